@@ -1,0 +1,44 @@
+# One command each. Every target does its own set-up; none needs root.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+NATIVE_SOURCES := $(wildcard native/*.c native/*.h native/build_ffi.py)
+
+.PHONY: demo test test-long chaos fuzz bench lint venv clean native-test
+
+venv: $(VENV)/.installed
+
+$(VENV)/.created:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	touch $@
+
+# Editable, so that a changed Python file needs no new install; a changed C file builds anew.
+$(VENV)/.installed: $(VENV)/.created pyproject.toml setup.py $(NATIVE_SOURCES)
+	$(BIN)/python -m pip install --quiet --editable '.[test,demo]'
+	touch $@
+
+demo: venv
+	$(BIN)/python -m mqd.cli.main demo
+
+native-test:
+	$(MAKE) -C native/tests check
+
+test: venv native-test
+	$(BIN)/python -m pytest -q
+
+test-long: venv
+	$(MAKE) -C native/tests check-long
+	$(BIN)/python -m pytest -q --tier=long
+
+fuzz:
+	$(MAKE) -C native/tests fuzz
+
+bench: venv
+	$(BIN)/python -m perf
+
+lint: venv
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) build *.egg-info mqd/_native.c mqd/*.so

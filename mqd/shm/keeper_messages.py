@@ -1,0 +1,91 @@
+"""What the keeper and the processes of one host say to each other, over `run/keeper.sock` (SOCK_SEQPACKET, one msgpack message per packet).
+
+A process connects, says Hello, gets Welcome with its file descriptors (SCM_RIGHTS), later says Ready, and then only listens for Death and Shutdown. The socket
+stays open as long as the process lives; its end, with the pidfd, is the keeper's proof of death. Tools (`mqd status`) connect and ask StatusQuery.
+"""
+
+import msgspec
+
+
+class Hello(msgspec.Struct, tag=True, frozen=True):
+    role: str  # "acceptor" | "controller" | "worker"
+    index: int  # worker index, 0 for the others
+    pid: int
+    abi_hash: int
+
+
+class Welcome(msgspec.Struct, tag=True, frozen=True):
+    """Descriptors that follow, in this order: one eventfd per endpoint; for a worker its end of the hand-off socket; for the acceptor its end of the hand-off
+    socket of every worker, then the listening sockets; for all but the acceptor and the controller the locked directory descriptors."""
+
+    endpoint: int
+    generation: int
+    worker_count: int
+    control_name: str  # POSIX shared memory names
+    links_name: str
+    arena_names: list[str]  # by endpoint; "" = has none
+    arena_bytes: list[int]
+    keeper_pid: int
+    supervisor_pid: int
+    listeners: list[tuple[str, int]]  # acceptor: what the listening sockets are bound to (host, port)
+    eventfd_count: int
+    handoff_count: int
+    listener_count: int
+    lock_count: int
+    config: dict[str, str]  # the broker's properties, resolved and validated
+
+
+class Refused(msgspec.Struct, tag=True, frozen=True):
+    reason: str
+
+
+class Ready(msgspec.Struct, tag=True, frozen=True):
+    detail: str = ""
+
+
+class Death(msgspec.Struct, tag=True, frozen=True):
+    """Proof: the kernel said so. `generation` is the dead one's; its successor has another."""
+
+    role: str
+    index: int
+    endpoint: int
+    generation: int
+    pid: int
+
+
+class Shutdown(msgspec.Struct, tag=True, frozen=True):
+    reason: str
+
+
+class StatusQuery(msgspec.Struct, tag=True, frozen=True):
+    pass
+
+
+class SetLogLevel(msgspec.Struct, tag=True, frozen=True):
+    level: str  # error | warning | info | debug
+
+
+class ProcessStatus(msgspec.Struct, frozen=True):
+    name: str  # mqd-worker-0
+    role: str
+    pid: int
+    state: str  # starting | running | dead
+    started_ms: int
+    restart_count: int
+
+
+class Status(msgspec.Struct, tag=True, frozen=True):
+    ready: bool
+    host: str
+    port: int
+    started_ms: int
+    data_dir: str
+    processes: list[ProcessStatus]
+    connections: list[int]  # per worker
+    partitions: list[int]  # per worker
+    log_level: str
+    metrics_port: int
+
+
+ToKeeper = Hello | Ready | StatusQuery | SetLogLevel
+FromKeeper = Welcome | Refused | Death | Shutdown | Status

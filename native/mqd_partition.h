@@ -1,0 +1,73 @@
+/* One partition's log: staging, writing, flushing, rolling. Single-threaded: the reactor that owns it, or whoever opens or closes it.
+ *
+ * A record batch goes  stage -> write -> (sync) :
+ *   stage    checks the producer's sequence, assigns the base offset, puts base offset and leader epoch into the first 16 bytes; nothing is on disk
+ *   write    one pwritev of all that is staged; afterwards log_end covers it
+ *   sync     begin tells the file descriptors to flush, the backend flushes them off this thread, done moves durable_offset
+ *
+ * Invariants
+ *   P1  bytes below the published high watermark are never rewritten.
+ *   P2  a failed write leaves log end, indexes and producer state as before the stages that it covered (the file is cut back).
+ *   P3  after a failed sync the partition is fenced for ever (this process): nothing is retried.
+ *   P4  durable_offset never exceeds what a completed sync that began after the write covered.
+ */
+#ifndef MQD_PARTITION_H
+#define MQD_PARTITION_H
+
+#include <sys/uio.h>
+
+#include "mqd_native.h"
+
+#define MQD_STAGE_COUNT_MAX 448 /* batches of one write; two iovecs each stay under IOV_MAX */
+
+struct mqd_stage_result {
+    int64_t base_offset;
+    int64_t log_append_time_ms; /* -1 unless message.timestamp.type=LogAppendTime */
+    bool duplicate;             /* already in the log: base_offset is the original one, nothing was staged */
+};
+
+/* `bytes` is the whole validated batch; it must stay readable until the write. patch_in_place: the header may be changed where it lies (own arena);
+ * otherwise the first 16 (or 61) bytes are copied and patched. Returns a Kafka error code: 0; 2; 10 MESSAGE_TOO_LARGE; 32 INVALID_TIMESTAMP;
+ * 45 OUT_OF_ORDER_SEQUENCE_NUMBER; 47 INVALID_PRODUCER_EPOCH; 59 UNKNOWN_PRODUCER_ID; 56 KAFKA_STORAGE_ERROR when fenced;
+ * or -1 when MQD_STAGE_COUNT_MAX are staged (write first, then stage again). now_ms: wall clock, for LogAppendTime and timestamp limits. */
+int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_batch *batch, uint8_t *bytes, bool patch_in_place, bool control_allowed, int64_t now_ms,
+                            struct mqd_stage_result *result);
+uint32_t mqd_partition_staged_count(const struct mqd_partition *partition);
+/* Writes what is staged; rolls first or in between where needed. 0; -1 with errno (ENOSPC, EDQUOT: retriable, state is as before; others: the caller
+ * fences the log directory). *rolled is set when a new segment was started. */
+int mqd_partition_write(struct mqd_partition *partition, int64_t now_ms, bool *rolled);
+
+/* Fills log_start, log_end, durable and their segments; high watermark and last stable offset too, for a single replica: = durable (flush_on_ack) or log end. */
+void mqd_partition_positions(const struct mqd_partition *partition, struct mqd_positions *out);
+bool mqd_partition_dirty(const struct mqd_partition *partition); /* something written is not flushed */
+int64_t mqd_partition_dirty_bytes(const struct mqd_partition *partition);
+
+/* What a flush must cover, at most 4 descriptors: dirty segment files, then the directory when a segment was created. Returns the count, 0 = clean.
+ * One sync at a time per partition. The fds stay valid until mqd_partition_sync_done. */
+struct mqd_sync_fd { int fd; bool directory; };
+int mqd_partition_sync_begin(struct mqd_partition *partition, struct mqd_sync_fd out[4]);
+void mqd_partition_sync_done(struct mqd_partition *partition, int error);
+bool mqd_partition_syncing(const struct mqd_partition *partition);
+
+/* Preallocation wanted now? fills a job for a helper thread: fallocate(fd, FALLOC_FL_KEEP_SIZE, offset, size); done tells the outcome. One at a time. */
+struct mqd_preallocation { int fd; int64_t offset; int64_t size_bytes; };
+bool mqd_partition_preallocate_begin(struct mqd_partition *partition, struct mqd_preallocation *out);
+void mqd_partition_preallocate_done(struct mqd_partition *partition, int error);
+
+/* >0: errno style on failure as for write. */
+int mqd_partition_roll(struct mqd_partition *partition, int64_t now_ms);
+/* New log start, at most log end; whole segments below it leave the list (files stay; names below the returned base offset may be unlinked). Returns
+ * 1 when segments were dropped, else 0. */
+int mqd_partition_advance_start(struct mqd_partition *partition, int64_t offset);
+void mqd_partition_set_options(struct mqd_partition *partition, const struct mqd_log_options *options);
+const struct mqd_log_options *mqd_partition_options(const struct mqd_partition *partition);
+void mqd_partition_set_leader_epoch(struct mqd_partition *partition, int32_t leader_epoch);
+int32_t mqd_partition_leader_epoch(const struct mqd_partition *partition);
+const char *mqd_partition_path(const struct mqd_partition *partition);
+/* Forgets producers idle longer than the limit; called now and then. Returns how many remain. */
+uint32_t mqd_partition_expire_producers(struct mqd_partition *partition, int64_t now_ms);
+/* A producer snapshot as bytes (malloc'd; caller frees) and the offset it stands for; NULL when nothing changed since the last. Written by a helper thread. */
+uint8_t *mqd_partition_snapshot(struct mqd_partition *partition, size_t *size_bytes, int64_t *offset);
+void mqd_partition_fence(struct mqd_partition *partition);
+
+#endif

@@ -1,0 +1,42 @@
+/* Waiting for sockets and doing slow file work, over io_uring or over epoll + a small thread pool: one interface, two bodies.
+ *
+ * Sockets are edge-triggered: an event says "changed since you last drained it"; the caller keeps its own list of ready sockets.
+ * File operations run off the calling thread (io_uring: async; epoll: MQD_POOL_THREAD_COUNT threads) and come back as events. Preallocation, snapshot
+ * writing and other arbitrary jobs run on the pool under both backends.
+ *
+ * Single caller (the reactor thread), but for mqd_poll_interrupt, which any thread may call.
+ */
+#ifndef MQD_POLL_H
+#define MQD_POLL_H
+
+#include "mqd_native.h"
+
+enum { MQD_POLL_READABLE = 1, MQD_POLL_WRITABLE = 2, MQD_POLL_HANGUP = 4, MQD_POLL_DONE = 8 };
+
+struct mqd_poll_event {
+    uint64_t token;
+    uint32_t flags;
+    int32_t result; /* DONE: bytes or 0; negative errno on failure */
+};
+
+struct mqd_poll;
+/* AUTO: io_uring when the kernel offers and permits all that is needed (probed), else epoll. -1 with the reason when io_uring was asked for and is not there. */
+int mqd_poll_create(struct mqd_poll **out, int backend, uint32_t fd_count_max);
+void mqd_poll_destroy(struct mqd_poll *poll); /* waits for file operations under way */
+int mqd_poll_backend(const struct mqd_poll *poll);
+/* Edge-triggered for reading, writing and hang-up. token must not have the top bit set. */
+int mqd_poll_add(struct mqd_poll *poll, int fd, uint64_t token);
+/* No event with this fd's token is delivered after return. Call before close(fd). */
+int mqd_poll_remove(struct mqd_poll *poll, int fd, uint64_t token);
+/* fdatasync (or fsync of a directory). DONE event with token. -1 MQD_E_FULL: too many under way (at least 256 fit). */
+int mqd_poll_sync(struct mqd_poll *poll, int fd, bool directory, uint64_t token);
+/* syncfs on the file system of fd; always on the pool. */
+int mqd_poll_syncfs(struct mqd_poll *poll, int fd, uint64_t token);
+/* Reads the range into the page cache (bytes are thrown away). */
+int mqd_poll_read_ahead(struct mqd_poll *poll, int fd, uint64_t offset, uint32_t size_bytes, uint64_t token);
+/* Runs work(argument) on the pool; its return value is the event's result. */
+int mqd_poll_run(struct mqd_poll *poll, int (*work)(void *argument), void *argument, uint64_t token);
+/* timeout_ns < 0: for ever; 0: do not block. Returns the number of events, 0 on time-out, -1 on error. Submits everything queued. */
+int mqd_poll_wait(struct mqd_poll *poll, struct mqd_poll_event *events, int count_max, int64_t timeout_ns);
+
+#endif
