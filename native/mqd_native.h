@@ -262,6 +262,7 @@ int mqd_file_append(int fd, const uint8_t *bytes, size_t size_bytes, int64_t pos
 int mqd_file_flush(int fd);                                                             /* fdatasync */
 int mqd_file_close(int fd);
 int mqd_file_unlink(const char *path);
+int mqd_file_rename(const char *from, const char *to);                                  /* a file or directory; durable after mqd_file_sync_directory of its parent */
 int mqd_file_mkdir(const char *path, unsigned int mode);
 int mqd_file_sync_directory(const char *path);
 
@@ -316,6 +317,8 @@ int mqd_reactor_advance_start(struct mqd_reactor *reactor, uint64_t token, uint3
 int mqd_reactor_roll(struct mqd_reactor *reactor, uint64_t token, uint32_t slot);  /* by age: rolls when the active segment is not empty */
 int mqd_reactor_set_leader_epoch(struct mqd_reactor *reactor, uint64_t token, uint32_t slot, int32_t leader_epoch);
 int mqd_reactor_endpoint_died(struct mqd_reactor *reactor, uint64_t token, uint32_t endpoint); /* keeper's proof of death: loans and waits on it end */
+/* The most connections this worker may hold (what it has leased of the broker's budget); those above it stay, new ones are refused. No event, in force at once. */
+int mqd_reactor_set_connection_max(struct mqd_reactor *reactor, uint32_t count);
 
 enum mqd_event_kind {
     MQD_EVENT_NONE,
