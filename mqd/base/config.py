@@ -1,0 +1,454 @@
+"""Configuration: where values come from, what they may be, which one counts.
+
+A broker's value comes from, first wins: the command line, the environment (MQD_LOG_RETENTION_MS), the file (server.properties), the default. A topic's value
+comes from, first wins: the topic, the broker (static, or set at run time), the default. All values stay text, as on the wire; parse_value gives
+them a type. An unknown name or a value that is not allowed is always an error: a misspelt retention deletes data.
+
+`python -m mqd.base.config --markdown` prints docs/configuration.md.
+"""
+
+import difflib
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from mqd.base.properties import ALIASES, BROKER, INT_MAX, LONG_MAX, TOPIC, UNAVAILABLE, Property
+
+__all__ = [
+    "BROKER", "TOPIC", "ConfigError", "Listener", "Property", "advertised_listeners", "broker_effective", "broker_value", "load_broker", "parse_cpus",
+    "parse_listeners", "parse_properties", "parse_value", "property_of", "topic_effective", "topic_value", "usable_cpu_count", "validate_broker_dynamic", "validate_topic",
+]
+
+Value = int | float | bool | str | list[str]
+
+ENVIRONMENT_PREFIX = "MQD_"
+# Variables of that prefix that are not properties: the command line's, and those of tests and measurements.
+ENVIRONMENT_RESERVED = frozenset({"MQD_BOOTSTRAP", "MQD_CONFIG", "MQD_DATA_DIR", "MQD_DEBUG"})
+ENVIRONMENT_RESERVED_PREFIXES = ("MQD_TEST_", "MQD_PERF_", "MQD_FAULT_", "MQD_RUN_")
+_ARENA_GRAIN_BYTES = 65536
+_LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1")
+
+
+class ConfigError(ValueError):
+    """A name is unknown or a value is not allowed. The message names the property, the value, what is allowed and, if known, where it was set."""
+
+    def __init__(self, message: str, name: str = "", value: str | None = None):
+        super().__init__(message)
+        self.name = name
+        self.value = value
+
+
+class Listener(msgspec.Struct, frozen=True):
+    name: str
+    host: str  # "" = every address
+    port: int  # 0 = a free one
+
+
+# -- one value -------------------------------------------------------------------------------------------------------------
+
+
+def allowed_text(prop: Property) -> str:
+    """What a value may be, for messages and the manual: "a whole number, at least 1"."""
+    if prop.choices:
+        return ("any of " if prop.kind == "list" else "one of ") + ", ".join(prop.choices)
+    noun = {
+        "int": "a whole number", "long": "a whole number", "double": "a number", "bool": "true or false", "string": "text", "list": "values separated by commas",
+    }[prop.kind]
+    bounds = []
+    if prop.minimum is not None:
+        bounds.append(f"at least {prop.minimum}")
+    if prop.maximum is not None and prop.maximum != LONG_MAX:
+        bounds.append(f"at most {prop.maximum}")
+    elif prop.kind == "int":
+        bounds.append(f"at most {INT_MAX}")
+    return ", ".join([noun, *bounds])
+
+
+def _not_allowed(prop: Property, text: str | None, why: str = "") -> ConfigError:
+    shown = "(hidden)" if prop.sensitive else repr(text)
+    return ConfigError(f"{prop.name} cannot be {shown}: {why or 'it must be ' + allowed_text(prop)}", prop.name, text)
+
+
+def _parse_number(prop: Property, text: str) -> int | float:
+    try:
+        # int() and float() accept "1_000", "inf" and digits of other scripts; a file should not
+        if not re.fullmatch(r"[+-]?[0-9]+" if prop.kind != "double" else r"[+-]?[0-9]*\.?[0-9]+([eE][+-]?[0-9]+)?", text):
+            raise ValueError
+        number = float(text) if prop.kind == "double" else int(text)
+    except ValueError:
+        raise _not_allowed(prop, text) from None
+    kind_maximum = {"int": INT_MAX, "long": LONG_MAX, "double": float("inf")}[prop.kind]
+    minimum = prop.minimum if prop.minimum is not None else -kind_maximum - 1
+    maximum = min(prop.maximum, kind_maximum) if prop.maximum is not None else kind_maximum
+    if not minimum <= number <= maximum:
+        raise _not_allowed(prop, text)
+    return number
+
+
+def parse_value(prop: Property, text: str) -> Value:
+    """The typed value of `text`. Raises ConfigError. Surrounding blanks do not count."""
+    text = text.strip()
+    if prop.kind in ("int", "long", "double"):
+        return _parse_number(prop, text)
+    if prop.kind == "bool":
+        if text.lower() not in ("true", "false"):
+            raise _not_allowed(prop, text)
+        return text.lower() == "true"
+    if prop.kind == "enum":
+        if text in prop.choices:
+            return text
+        raise _not_allowed(prop, text, prop.refused.get(text, ""))
+    if prop.kind == "list":
+        members = [member.strip() for member in text.split(",") if member.strip()]
+        if prop.choices and not members:
+            raise _not_allowed(prop, text)
+        for member in members:
+            if prop.choices and member not in prop.choices:
+                raise _not_allowed(prop, text, prop.refused.get(member, ""))
+        return members
+    return text
+
+
+def _canonical(prop: Property, text: str) -> str:
+    value = parse_value(prop, text)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return ",".join(value)
+    return str(value) if prop.kind in ("int", "long") else text.strip()
+
+
+# -- names -----------------------------------------------------------------------------------------------------------------
+
+
+def property_of(table: Mapping[str, Property], name: str) -> Property:
+    """The row of a name. Raises ConfigError with the closest known name."""
+    if name in table:
+        return table[name]
+    for prefix, why in UNAVAILABLE.items():
+        if name.startswith(prefix):
+            raise ConfigError(f"{name} cannot be set: {why}", name)
+    if table is TOPIC and name in BROKER:
+        of_topic = next((row.name for row in TOPIC.values() if row.broker_name == name), None)
+        hint = f"; the topic's name for it is {of_topic}" if of_topic else ""
+        raise ConfigError(f"{name} is a property of brokers, not of topics{hint}", name)
+    if table is BROKER and name in TOPIC:
+        raise ConfigError(f"{name} is a property of topics, not of brokers; the broker's name for it is {TOPIC[name].broker_name}", name)
+    close = difflib.get_close_matches(name, table, n=1, cutoff=0.6)
+    hint = f"did you mean {close[0]}?" if close else "see docs/configuration.md for the known ones"
+    raise ConfigError(f"{name} is not a known property; {hint}", name)
+
+
+def broker_value(config: Mapping[str, str], name: str) -> Value | None:
+    """The typed value of a broker's property; its default when `config` has none; None when that is "not set"."""
+    text = config.get(name, BROKER[name].default)
+    return None if text is None else parse_value(BROKER[name], text)
+
+
+def topic_value(effective: Mapping[str, str], name: str) -> Value:
+    """The typed value out of what topic_effective returned."""
+    return parse_value(TOPIC[name], effective[name])
+
+
+# -- sources ---------------------------------------------------------------------------------------------------------------
+
+
+def _unescape(text: str) -> str:
+    special = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+    return re.sub(r"\\(u[0-9a-fA-F]{4}|.)", lambda m: chr(int(m[1][1:], 16)) if len(m[1]) == 5 else special.get(m[1], m[1]), text)
+
+
+def parse_properties(text: str) -> dict[str, tuple[str, int]]:
+    """Java's .properties syntax: name -> (value, line number from 1). A later line wins. Source: java.util.Properties.load."""
+    found: dict[str, tuple[str, int]] = {}
+    lines = text.splitlines()
+    index = 0
+    while index < len(lines):
+        number, line = index + 1, lines[index].lstrip()
+        index += 1
+        if not line or line[0] in "#!":
+            continue
+        while (len(line) - len(line.rstrip("\\"))) % 2:  # an odd number of backslashes at the end: the line goes on
+            line = line[:-1] + (lines[index].lstrip() if index < len(lines) else "")
+            index += 1
+        match = re.match(r"((?:\\.|[^\\=:\s])*)\s*[=:]?\s*(.*)", line, re.DOTALL)
+        assert match is not None  # every part may be empty
+        found[_unescape(match[1])] = (_unescape(match[2]).strip(), number)
+    return found
+
+
+def _from_file(file: Path) -> dict[str, tuple[str, str]]:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the configuration file {file}: {error}") from error
+    return {name: (value, f"{file} line {number}") for name, (value, number) in parse_properties(text).items()}
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    found = {}
+    for variable, value in environment.items():
+        if not variable.startswith(ENVIRONMENT_PREFIX) or variable in ENVIRONMENT_RESERVED or variable.startswith(ENVIRONMENT_RESERVED_PREFIXES):
+            continue
+        found[variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("_", ".")] = (value, f"environment variable {variable}")
+    return found
+
+
+def load_broker(file: Path | None, environment: Mapping[str, str], overrides: Mapping[str, str]) -> dict[str, str]:
+    """A broker's whole configuration: every property that has a value, in canonical text, checked also against each other.
+
+    `environment` is usually os.environ, `overrides` what the command line said. Absent from the result: properties without value and default
+    (log.dirs, advertised.listeners, log.retention.ms...). Raises ConfigError, which says where the value was set.
+    """
+    config = {name: prop.default for name, prop in BROKER.items() if prop.default is not None}
+    chosen: dict[str, str] = {}
+    command_line = {name: (value, "command line") for name, value in overrides.items()}
+    for source in (_from_file(file) if file else {}, _from_environment(environment), command_line):
+        for name, (text, origin) in source.items():
+            try:
+                prop = property_of(BROKER, ALIASES.get(name, name))
+                chosen[prop.name] = _canonical(prop, text)
+            except ConfigError as error:
+                raise ConfigError(f"{origin}: {error}", error.name, error.value) from None
+    config.update(chosen)
+    if "socket.request.max.bytes" in chosen and "receive.arena.bytes" not in chosen:
+        wanted = 2 * int(config["socket.request.max.bytes"])
+        config["receive.arena.bytes"] = str(max(int(config["receive.arena.bytes"]), -(-wanted // _ARENA_GRAIN_BYTES) * _ARENA_GRAIN_BYTES))
+    _check_broker(config)
+    return config
+
+
+# -- checks between properties ---------------------------------------------------------------------------------------------
+
+
+def _require(ok: bool, message: str, name: str, config: Mapping[str, str]) -> None:
+    if not ok:
+        raise ConfigError(message, name, config.get(name))
+
+
+def _check_broker(config: Mapping[str, str]) -> None:
+    def at_most(smaller: str, larger: str, factor: int, why: str) -> None:
+        low, high = int(config[smaller]), int(config[larger])
+        _require(low * factor <= high, f"{smaller}={low} is too large for {larger}={high}: {why}", smaller, config)
+
+    at_most("socket.request.max.bytes", "receive.arena.bytes", 2, "a request may take half of the arena; raise receive.arena.bytes or lower socket.request.max.bytes")
+    at_most("message.max.bytes", "socket.request.max.bytes", 1, "such a batch could never arrive; raise socket.request.max.bytes or lower message.max.bytes")
+    at_most("log.preallocate.bytes.min", "log.preallocate.bytes.max", 1, "the first step must not exceed the largest")
+    _require(
+        int(config["receive.arena.bytes"]) % _ARENA_GRAIN_BYTES == 0,
+        f"receive.arena.bytes={config['receive.arena.bytes']} must be a multiple of {_ARENA_GRAIN_BYTES}", "receive.arena.bytes", config,
+    )
+    free, reserve = int(config["retention.free.bytes"]), int(config["log.dirs.free.bytes.min"])
+    _require(
+        free < 0 or free > reserve,
+        f"retention.free.bytes={free} must exceed log.dirs.free.bytes.min={reserve}: deleting would begin after Produce is refused", "retention.free.bytes", config,
+    )
+    parse_cpus(config["worker.cpus"])
+    listeners = parse_listeners(config)
+    advertised = advertised_listeners(config)
+    for name in advertised:
+        _require(
+            name in {listener.name for listener in listeners},
+            f"advertised.listeners names {name}, which listeners has not: {config['listeners']}", "advertised.listeners", config,
+        )
+
+
+def _split_listener(name: str, text: str) -> Listener:
+    match = re.fullmatch(r"([A-Za-z0-9_.-]+)://(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]/]*)):([0-9]{1,5})", text)
+    if match is None or int(match[4]) > 65535:
+        raise ConfigError(f"{name} has {text!r}, which is not NAME://HOST:PORT (IPv6: NAME://[::1]:PORT)", name, text)
+    return Listener(match[1].upper(), match[2] or match[3] or "", int(match[4]))
+
+
+def _of_clients(config: Mapping[str, str], name: str) -> list[Listener]:
+    controllers = {member.strip().upper() for member in config.get("controller.listener.names", "").split(",")}
+    found = [_split_listener(name, member.strip()) for member in config.get(name, "").split(",") if member.strip()]
+    return [listener for listener in found if listener.name not in controllers]
+
+
+def parse_listeners(config: Mapping[str, str]) -> list[Listener]:
+    """Where to listen. Raises ConfigError: malformed, twice the same name or address, not PLAINTEXT, or open to other hosts without leave."""
+    protocols = {}
+    for pair in config.get("listener.security.protocol.map", "").split(","):
+        name, _, protocol = pair.strip().partition(":")
+        protocols[name.upper()] = protocol.upper()
+    insecure = config.get("listeners.insecure.allow") == "true"
+    listeners: list[Listener] = []
+    for listener in _of_clients(config, "listeners"):
+        where = f"listeners has {listener.name}://{listener.host}:{listener.port}"
+        protocol = protocols.get(listener.name, listener.name)
+        if protocol != "PLAINTEXT":
+            way_out = "TLS and authentication are not available yet; use PLAINTEXT"
+            if protocol not in ("SSL", "SASL_PLAINTEXT", "SASL_SSL"):
+                way_out = f"add {listener.name}:PLAINTEXT to listener.security.protocol.map"
+            raise ConfigError(f"{where}, whose protocol {protocol} is not PLAINTEXT; {way_out}", "listeners", config["listeners"])
+        if not listener.host and not insecure:
+            listener = Listener(listener.name, "127.0.0.1", listener.port)
+        if not insecure and not _LOOPBACK.fullmatch(listener.host):
+            raise ConfigError(
+                f"{where}, which other hosts can reach without authentication; use 127.0.0.1, or say listeners.insecure.allow=true", "listeners", config["listeners"]
+            )
+        for other in listeners:
+            if other.name == listener.name or (listener.port and (other.host, other.port) == (listener.host, listener.port)):
+                raise ConfigError(f"{where} twice", "listeners", config["listeners"])
+        listeners.append(listener)
+    if not listeners:
+        raise ConfigError("listeners has none for clients, such as PLAINTEXT://127.0.0.1:9092", "listeners", config.get("listeners"))
+    return listeners
+
+
+def advertised_listeners(config: Mapping[str, str]) -> dict[str, Listener]:
+    """Listener name -> what clients are told; a name that is missing: the address that the client used."""
+    found: dict[str, Listener] = {}
+    for listener in _of_clients(config, "advertised.listeners"):
+        if listener.host in ("", "0.0.0.0", "::") or not listener.port:
+            raise ConfigError(
+                f"advertised.listeners has {listener.name}://{listener.host}:{listener.port}, to which no client can connect; name a host and a port",
+                "advertised.listeners", config["advertised.listeners"],
+            )
+        found[listener.name] = listener
+    return found
+
+
+def parse_cpus(text: str) -> list[int]:
+    """"0,2-3" -> [0, 2, 3]; order kept. Raises ConfigError."""
+    cpus: list[int] = []
+    for member in (member.strip() for member in text.split(",") if member.strip()):
+        match = re.fullmatch(r"([0-9]{1,4})(?:-([0-9]{1,4}))?", member)
+        last = int(match[2] or match[1]) if match else -1
+        if match is None or last < int(match[1]) or last > 4095:
+            raise ConfigError(f"worker.cpus cannot be {text!r}: it must be CPU numbers and ranges such as 0,2-3", "worker.cpus", text)
+        cpus.extend(range(int(match[1]), last + 1))
+    if len(set(cpus)) != len(cpus):
+        raise ConfigError(f"worker.cpus cannot be {text!r}: a CPU is named twice", "worker.cpus", text)
+    return cpus
+
+
+def usable_cpu_count(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """CPUs that this process may use: affinity, and the cgroup's quota rounded up (cgroup v2 cpu.max; v1 cpu.cfs_quota_us). At least 1, at most 64."""
+    count = len(os.sched_getaffinity(0))
+
+    def read(name: str) -> list[str]:
+        try:
+            return (cgroup / name).read_text().split()
+        except OSError:
+            return []
+
+    quota = read("cpu.max") or read("cpu/cpu.cfs_quota_us") + read("cpu/cpu.cfs_period_us")
+    if len(quota) == 2 and quota[0].isdigit() and quota[1].isdigit() and int(quota[1]) > 0:
+        count = min(count, -(-int(quota[0]) // int(quota[1])))
+    return max(1, min(count, 64))
+
+
+# -- what counts -----------------------------------------------------------------------------------------------------------
+
+
+def broker_effective(static: Mapping[str, str], dynamic: Mapping[str, str]) -> dict[str, str]:
+    """What was loaded at start, overlaid with what was set at run time."""
+    return {**static, **dynamic}
+
+
+def validate_broker_dynamic(config: Mapping[str, str | None], static: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Checks properties that are to be set on a running broker; returns them in canonical text (None: dropped, the static value counts again).
+    Given `static`, also checks that they fit together with it. Raises ConfigError."""
+    canonical: dict[str, str] = {}
+    for name, text in config.items():
+        prop = property_of(BROKER, name)
+        if not prop.dynamic:
+            raise ConfigError(f"{name} cannot be changed while the broker runs; set it in the configuration file and restart", name, text)
+        if text is not None:
+            canonical[name] = _canonical(prop, text)
+    if static is not None:
+        _check_broker(broker_effective(static, canonical))
+    return canonical
+
+
+_Scale = tuple[tuple[str, int], ...]
+# Topic's property -> the broker's properties that may supply it, first set wins, each with the factor to milliseconds (negative values mean "never").
+_FALLBACKS: dict[str, _Scale] = {
+    "retention.ms": (("log.retention.ms", 1), ("log.retention.minutes", 60_000), ("log.retention.hours", 3_600_000)),
+    "segment.ms": (("log.roll.ms", 1), ("log.roll.hours", 3_600_000)),
+    "segment.jitter.ms": (("log.roll.jitter.ms", 1), ("log.roll.jitter.hours", 3_600_000)),
+    "flush.ms": (("log.flush.interval.ms", 1), ("log.flush.scheduler.interval.ms", 1)),
+}
+
+
+def _of_broker(broker: Mapping[str, str], prop: Property) -> str:
+    for name, factor in _FALLBACKS.get(prop.name, ()):
+        if name in broker:
+            value = int(broker[name])
+            return str(value * factor if value >= 0 else -1)
+    default = prop.default
+    assert prop.broker_name is None or default is not None
+    return broker.get(prop.broker_name, default) if prop.broker_name else default  # type: ignore[return-value, arg-type]
+
+
+def topic_effective(broker: Mapping[str, str], topic: Mapping[str, str]) -> dict[str, str]:
+    """Every property of a topic with the value that counts. `broker` is broker_effective's (or load_broker's), `topic` only what was set on it."""
+    return {name: topic[name] if name in topic else _of_broker(broker, prop) for name, prop in TOPIC.items()}
+
+
+def validate_topic(config: Mapping[str, str | None]) -> dict[str, str]:
+    """Checks what is to be set on a topic; returns it in canonical text (None: dropped, the broker's value counts). Raises ConfigError (INVALID_CONFIG, 40)."""
+    canonical: dict[str, str] = {}
+    for name, text in config.items():
+        prop = property_of(TOPIC, name)
+        if text is not None:
+            canonical[name] = _canonical(prop, text)
+    effective = {name: canonical.get(name, prop.default or "") for name, prop in TOPIC.items()}
+    low, high = int(effective["min.compaction.lag.ms"]), int(effective["max.compaction.lag.ms"])
+    _require(low <= high, f"min.compaction.lag.ms={low} must not exceed max.compaction.lag.ms={high}", "min.compaction.lag.ms", effective)
+    return canonical
+
+
+# -- the manual page ---------------------------------------------------------------------------------------------------------
+
+
+def _markdown_table(rows: list[Property], last: str, last_of: Callable[[Property], str]) -> list[str]:
+    def cell(text: str) -> str:
+        return text.replace("|", "\\|")
+
+    lines = [f"| Property | Default | Allowed | What it does | {last} |", "| --- | --- | --- | --- | --- |"]
+    for row in rows:
+        default = "not set" if row.default is None else f"`{row.default}`" if row.default else "empty"
+        lines.append(f"| `{row.name}` | {default} | {cell(allowed_text(row))} | {cell(row.doc)} | {last_of(row)} |")
+    return lines
+
+
+def markdown() -> str:
+    """The text of docs/configuration.md."""
+    broker = [row for row in BROKER.values() if not row.ignored]
+    ignored = [row for row in BROKER.values() if row.ignored]
+    lines = [
+        "# Configuration", "",
+        "<!-- Generated by `python -m mqd.base.config --markdown`; edit mqd/base/properties.py instead. -->", "",
+        "Names and defaults are Kafka's wherever Kafka has the property; mqd's own are marked (mqd). An unknown name or a value that is not allowed stops the start",
+        "with a message that says where it was set and what is allowed.", "",
+        "A broker's value comes from, first wins:", "",
+        "1. the command line: `mqd up --port 9093 --data-dir data`;",
+        "2. the environment: `MQD_LOG_RETENTION_MS=60000` sets `log.retention.ms`;",
+        "3. the file: `mqd up --config server.properties` (Java's properties syntax, as Kafka's own);",
+        "4. the default.", "",
+        "A topic's value comes from the topic (`mqd topic create flights -c retention.ms=60000`, `mqd config set topic/flights retention.ms=60000`), else from the broker's",
+        "property of the last column, else from the default. Properties marked *at run time* can be changed on a running broker: `mqd config set broker/1 log.retention.ms=60000`.", "",
+        "## Brokers", "",
+        *_markdown_table(broker, "Changes", lambda row: "at run time" if row.dynamic else "at start"), "",
+        "## Topics", "",
+        *_markdown_table(list(TOPIC.values()), "Broker's property", lambda row: f"`{row.broker_name}`" if row.broker_name else ""), "",
+        "## Accepted without effect", "",
+        "So that files written for Kafka work.", "",
+        "| Property | Why |", "| --- | --- |",
+        *(f"| `{row.name}` | {row.doc} |" for row in ignored), "",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    import sys
+
+    if sys.argv[1:] != ["--markdown"]:
+        sys.exit("usage: python -m mqd.base.config --markdown > docs/configuration.md")
+    sys.stdout.write(markdown())

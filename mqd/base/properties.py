@@ -1,0 +1,264 @@
+"""The tables of everything that can be configured: one row per property, for brokers and for topics.
+
+Kafka's names and defaults verbatim wherever Kafka has the property (Apache Kafka documentation, sections 3.1 and 3.2); mqd's own carry "(mqd)" in
+their text. The rows are data: parsing, merging and cross-checks are in mqd.base.config, the page docs/configuration.md is generated from here.
+"""
+
+import msgspec
+
+INT_MAX = 2**31 - 1
+LONG_MAX = 2**63 - 1
+
+
+class Property(msgspec.Struct, frozen=True):
+    """`default` is text, as in a file; None means: not set (the text says what happens then). Bounds are inclusive."""
+
+    name: str
+    kind: str  # int | long | double | bool | string | list | enum
+    default: str | None
+    doc: str
+    minimum: int | float | None = None
+    maximum: int | float | None = None
+    choices: tuple[str, ...] = ()  # of an enum; of each member of a list
+    refused: dict[str, str] = {}  # values that Kafka knows and mqd does not (yet): value -> why
+    dynamic: bool = False  # may be changed while the broker runs (IncrementalAlterConfigs)
+    broker_name: str | None = None  # of a topic's property: the broker's property that supplies the default
+    sensitive: bool = False  # never shown
+    ignored: bool = False  # accepted so that existing files work; has no effect
+
+
+_NO_COMPACTION = "log compaction is not available yet; use cleanup.policy=delete"
+_NO_RECOMPRESSION = "the broker does not recompress; set compression.type on the producer and leave producer here"
+_COMPACTION_REFUSED = {"compact": _NO_COMPACTION}
+_COMPRESSION_REFUSED = {name: _NO_RECOMPRESSION for name in ("uncompressed", "gzip", "snappy", "lz4", "zstd")}
+_TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
+
+
+def _listeners() -> list[Property]:
+    return [
+        Property("node.id", "int", "1", "The number of this broker.", minimum=0),
+        Property(
+            "listeners", "list", "PLAINTEXT://127.0.0.1:9092",
+            "Where the broker listens: NAME://HOST:PORT, separated by commas. Without a host: the loopback address, or every address when"
+            " listeners.insecure.allow=true. Port 0: a free one.",
+        ),
+        Property(
+            "advertised.listeners", "list", None,
+            "What clients are told to connect to, by listener name. Not set: the address that the client itself used.",
+        ),
+        Property(
+            "listener.security.protocol.map", "list", "PLAINTEXT:PLAINTEXT",
+            "Listener names and their security protocols, NAME:PROTOCOL. Only PLAINTEXT is available now.",
+        ),
+        Property(
+            "listeners.insecure.allow", "bool", "false",
+            "(mqd) Allow listeners without authentication on addresses that other hosts can reach. Whoever reaches them can read and write everything.",
+        ),
+        Property("broker.rack", "string", None, "The rack (availability zone) of this broker, told to clients."),
+        Property("max.connections", "int", "10000", "Connections that the broker accepts; more are closed at once.", minimum=1, maximum=1_000_000),
+        Property(
+            "connections.max.idle.ms", "long", "600000",
+            "A connection without a request for so long is closed. -1: never.", minimum=-1, maximum=INT_MAX,
+        ),
+        Property("connection.inflight.max", "int", "256", "(mqd) Requests of one connection that may wait for an answer; then it is not read from.", minimum=1, maximum=65536),
+        Property(
+            "socket.request.max.bytes", "int", "8388608",
+            "The largest request. At most half of receive.arena.bytes, which grows with it unless it is set too.", minimum=65536, maximum=1 << 30,
+        ),
+        Property(
+            "queued.max.request.bytes", "long", "67108864",
+            "Memory that one worker keeps for requests and connections beside its receive arena; then it reads no more from them.", minimum=1 << 20,
+        ),
+        Property("admin.port", "int", "0", "(mqd) Port of metrics on the loopback address. 0: a free one (mqd status shows it); -1: none.", minimum=-1, maximum=65535),
+    ]
+
+
+def _topics() -> list[Property]:
+    return [
+        Property("num.partitions", "int", "1", "Partitions of a topic that is created without a number.", minimum=1, maximum=16384),
+        Property("default.replication.factor", "int", "1", "Replicas of a topic that is created without a number.", minimum=1, maximum=32767),
+        Property("min.insync.replicas", "int", "1", "Replicas that must have a record before acks=all is answered.", minimum=1, dynamic=True),
+        Property("auto.create.topics.enable", "bool", "true", "Create a topic when a client asks for one that does not exist."),
+        Property("delete.topic.enable", "bool", "true", "Allow topics to be deleted."),
+        Property("unclean.leader.election.enable", "bool", "false", "Allow a replica that is not in sync to become leader, which loses records.", dynamic=True),
+        Property("message.max.bytes", "int", "1048588", "The largest record batch (max.message.bytes of a topic).", minimum=0, dynamic=True),
+        Property("compression.type", "enum", "producer", "Batches are stored as the producer compressed them.", choices=("producer",), refused=_COMPRESSION_REFUSED, dynamic=True),
+        Property("fetch.max.bytes", "int", "57671680", "The most that one Fetch is answered with.", minimum=1024),
+        Property("max.incremental.fetch.session.cache.slots", "int", "1000", "Fetch sessions (KIP-227) that one worker keeps.", minimum=0, maximum=1_000_000),
+        Property("producer.id.expiration.ms", "int", "86400000", "A producer's sequence numbers are forgotten after so long without a batch.", minimum=1),
+        Property("producer.id.count.max", "int", "4096", "(mqd) Idempotent producers that one partition remembers; the longest idle go first.", minimum=16, maximum=1_000_000),
+    ]
+
+
+def _log() -> list[Property]:
+    return [
+        Property("log.dirs", "list", None, "Directories that hold the partitions, separated by commas. Not set: DATA_DIR/log."),
+        Property("log.segment.bytes", "int", "1073741824", "Size at which a segment is rolled (segment.bytes of a topic).", minimum=4096, dynamic=True),
+        Property("log.roll.ms", "long", None, "Age at which a segment is rolled. Not set: log.roll.hours.", minimum=1, dynamic=True),
+        Property("log.roll.hours", "int", "168", "As log.roll.ms, in hours.", minimum=1),
+        Property("log.roll.jitter.ms", "long", None, "Roll up to so much earlier, by chance, so that not all segments roll at once. Not set: log.roll.jitter.hours.", minimum=0, dynamic=True),
+        Property("log.roll.jitter.hours", "int", "0", "As log.roll.jitter.ms, in hours.", minimum=0),
+        Property("log.retention.ms", "long", None, "Age at which records are deleted; -1: never. Not set: log.retention.minutes.", minimum=-1, dynamic=True),
+        Property("log.retention.minutes", "int", None, "As log.retention.ms, in minutes. Not set: log.retention.hours.", minimum=-1),
+        Property("log.retention.hours", "int", "168", "As log.retention.ms, in hours.", minimum=-1),
+        Property("log.retention.bytes", "long", "-1", "Size of a partition above which its oldest segments are deleted; -1: no limit.", minimum=-1, dynamic=True),
+        Property("log.retention.check.interval.ms", "long", "300000", "How often retention looks.", minimum=1),
+        Property(
+            "retention.free.bytes", "long", "-1",
+            "(mqd) Retention by free space: while a directory's file system has less than this free, its oldest closed segments are deleted. -1: off.", minimum=-1, dynamic=True,
+        ),
+        Property(
+            "log.dirs.free.bytes.min", "long", "67108864",
+            "(mqd) The reserve: with less free than this, Produce to the directory is refused with a retriable error; everything else goes on.", minimum=0, dynamic=True,
+        ),
+        Property("log.cleanup.policy", "list", "delete", "What is done with old segments.", choices=("delete",), refused=_COMPACTION_REFUSED, dynamic=True),
+        Property("log.segment.delete.delay.ms", "long", "60000", "How long a deleted segment's files stay for readers that still have them.", minimum=0, dynamic=True),
+        Property("log.index.interval.bytes", "int", "4096", "Bytes of log between two index entries.", minimum=0, dynamic=True),
+        Property("log.index.size.max.bytes", "int", "10485760", "Accepted (segment.index.bytes of a topic); indexes grow as needed.", minimum=4, dynamic=True, ignored=True),
+        Property("log.message.timestamp.type", "enum", "CreateTime", "Whether a record's time is the producer's or the broker's.", choices=_TIMESTAMP_TYPES, dynamic=True),
+        Property("log.message.timestamp.before.max.ms", "long", str(LONG_MAX), "How far a record's time may lie in the past.", minimum=0, dynamic=True),
+        Property("log.message.timestamp.after.max.ms", "long", "3600000", "How far a record's time may lie in the future.", minimum=0, dynamic=True),
+        Property("log.preallocate", "bool", "false", "Accepted. mqd always preallocates, in steps (log.preallocate.bytes.min and max).", dynamic=True, ignored=True),
+        Property("log.preallocate.bytes.min", "long", "65536", "(mqd) First step of preallocation; it doubles with the write rate.", minimum=4096, maximum=1 << 30),
+        Property("log.preallocate.bytes.max", "long", "33554432", "(mqd) Largest step of preallocation.", minimum=4096, maximum=1 << 31),
+        Property("log.stripe.bytes", "long", "0", "(mqd) Stripe width of the RAID below log.dirs; preallocation is rounded to it. 0: none.", minimum=0, maximum=1 << 30),
+        Property(
+            "log.flush.on.ack", "bool", "true",
+            "(mqd) Answer acks=all only after the records are on disk (fsync, by group commit). false: Kafka's own semantics, the page cache (flush.on.ack of a topic).", dynamic=True,
+        ),
+        Property("log.flush.interval.messages", "long", str(LONG_MAX), "Flush a partition after so many records, whoever waits for it.", minimum=1, dynamic=True),
+        Property("log.flush.interval.ms", "long", None, "Flush a partition's records at least this often. Not set: log.flush.scheduler.interval.ms.", minimum=0, dynamic=True),
+        Property("log.flush.scheduler.interval.ms", "long", str(LONG_MAX), "See log.flush.interval.ms.", minimum=1),
+        Property("log.cleaner.delete.retention.ms", "long", "86400000", "For compaction, which is not available yet.", minimum=0, dynamic=True, ignored=True),
+        Property("log.cleaner.min.compaction.lag.ms", "long", "0", "For compaction, which is not available yet.", minimum=0, dynamic=True, ignored=True),
+        Property("log.cleaner.max.compaction.lag.ms", "long", str(LONG_MAX), "For compaction, which is not available yet.", minimum=1, dynamic=True, ignored=True),
+        Property("log.cleaner.min.cleanable.ratio", "double", "0.5", "For compaction, which is not available yet.", minimum=0, maximum=1, dynamic=True, ignored=True),
+    ]
+
+
+def _engine() -> list[Property]:
+    return [
+        Property("worker.count", "int", "0", "(mqd) Worker processes. 0: one for each CPU the broker may use (affinity and cgroup quota).", minimum=0, maximum=64),
+        Property("worker.cpus", "list", "", "(mqd) CPUs to pin the workers to, in order, such as 0,2-3. Empty: not pinned."),
+        Property("worker.spin.us", "int", "0", "(mqd) How long an idle worker looks again before it sleeps: latency for CPU.", minimum=0, maximum=1_000_000),
+        Property("io.backend", "enum", "auto", "(mqd) How workers do input and output. auto: io_uring where the kernel allows it.", choices=("auto", "io_uring", "epoll")),
+        Property(
+            "group.commit.window.us", "int", "0",
+            "(mqd) How long a flush waits for more acks=all requests to join it: throughput for latency. 0: as soon as the last flush ended.", minimum=0, maximum=1_000_000,
+        ),
+        Property("receive.arena.bytes", "long", "16777216", "(mqd) Shared memory of one worker for what it receives.", minimum=1 << 20, maximum=1 << 32),
+        Property("sendfile.bytes.min", "int", "8192", "(mqd) Ranges at least so large go to a consumer by sendfile, smaller ones are copied.", minimum=0),
+        Property("read.fd.count.max", "int", "512", "(mqd) Open segment files that one worker keeps for reading.", minimum=16, maximum=65536),
+        Property("log.format", "enum", "human", "(mqd) Form of the broker's own log lines.", choices=("human", "json")),
+        Property("log.level", "enum", "info", "(mqd) Least severe of the broker's own log lines that are written; mqd log-level changes it at run time.", choices=("error", "warning", "info", "debug")),
+    ]
+
+
+# Present in files that people bring along; what they govern does not exist in mqd, or is done another way.
+_IGNORED = (
+    ("process.roles", "Every mqd node is broker and controller."),
+    ("controller.quorum.voters", "One host is a quorum of one."),
+    ("controller.quorum.bootstrap.servers", "One host is a quorum of one."),
+    ("controller.listener.names", "Listeners named here are left out: the controller has no port on one host."),
+    ("inter.broker.listener.name", "There is one broker."),
+    ("security.inter.broker.protocol", "There is one broker."),
+    ("num.network.threads", "See worker.count."),
+    ("num.io.threads", "See worker.count."),
+    ("background.threads", "See worker.count."),
+    ("num.recovery.threads.per.data.dir", "Each worker recovers its own partitions."),
+    ("num.replica.fetchers", "There is one broker."),
+    ("queued.max.requests", "See connection.inflight.max and queued.max.request.bytes."),
+    ("socket.send.buffer.bytes", "The kernel sizes socket buffers."),
+    ("socket.receive.buffer.bytes", "The kernel sizes socket buffers."),
+    ("socket.listen.backlog.size", "The kernel's net.core.somaxconn is used."),
+    ("replica.lag.time.max.ms", "There is one broker."),
+    ("replica.fetch.max.bytes", "There is one broker."),
+    ("replica.selector.class", "There is one broker."),
+    ("auto.leader.rebalance.enable", "There is one broker."),
+    ("controlled.shutdown.enable", "A shutdown is always controlled."),
+    ("offsets.topic.num.partitions", "Consumer groups are not available yet."),
+    ("offsets.topic.replication.factor", "Consumer groups are not available yet."),
+    ("offsets.topic.segment.bytes", "Consumer groups are not available yet."),
+    ("offsets.retention.minutes", "Consumer groups are not available yet."),
+    ("group.initial.rebalance.delay.ms", "Consumer groups are not available yet."),
+    ("transaction.state.log.num.partitions", "Transactions are not available yet."),
+    ("transaction.state.log.replication.factor", "Transactions are not available yet."),
+    ("transaction.state.log.min.isr", "Transactions are not available yet."),
+    ("transactional.id.expiration.ms", "Transactions are not available yet."),
+    ("share.coordinator.state.topic.replication.factor", "Share groups are not available yet."),
+    ("share.coordinator.state.topic.min.isr", "Share groups are not available yet."),
+    ("log.cleaner.enable", "Compaction is not available yet."),
+    ("log.cleaner.threads", "Compaction is not available yet."),
+    ("log.cleaner.dedupe.buffer.size", "Compaction is not available yet."),
+    ("log.flush.offset.checkpoint.interval.ms", "Checkpoints follow the flushes."),
+    ("log.flush.start.offset.checkpoint.interval.ms", "Checkpoints follow the changes."),
+)
+
+# Other spellings that Kafka accepts too.
+ALIASES = {"broker.id": "node.id", "log.dir": "log.dirs"}
+
+# Names of Kafka's that would do something people rely on; ignoring them would be a lie. Prefix -> what to say.
+UNAVAILABLE = {
+    "ssl.": "TLS is not available yet",
+    "sasl.": "authentication is not available yet",
+    "authorizer.": "authorization is not available yet",
+    "super.users": "authorization is not available yet",
+    "allow.everyone.if.no.acl.found": "authorization is not available yet",
+    "zookeeper.": "mqd has no ZooKeeper",
+    "remote.": "tiered storage is not available",
+    "local.retention.": "tiered storage is not available",
+    "errors.deadletterqueue.": "share groups are not available yet",
+    "max.connections.per.ip": "limits by address are not available; see max.connections",
+    "max.connection.creation.rate": "limits by rate are not available; see max.connections",
+    "quota.": "quotas are not available yet",
+}
+
+
+def _topic_table() -> list[Property]:
+    rows = [
+        ("cleanup.policy", "log.cleanup.policy", "What is done with old segments."),
+        ("retention.ms", "log.retention.ms", "Age at which records are deleted; -1: never."),
+        ("retention.bytes", "log.retention.bytes", "Size of a partition above which its oldest segments are deleted; -1: no limit."),
+        ("segment.bytes", "log.segment.bytes", "Size at which a segment is rolled."),
+        ("segment.ms", "log.roll.ms", "Age at which a segment is rolled."),
+        ("segment.jitter.ms", "log.roll.jitter.ms", "Roll up to so much earlier, by chance."),
+        ("segment.index.bytes", "log.index.size.max.bytes", "Accepted; indexes grow as needed."),
+        ("max.message.bytes", "message.max.bytes", "The largest record batch."),
+        ("message.timestamp.type", "log.message.timestamp.type", "Whether a record's time is the producer's or the broker's."),
+        ("message.timestamp.before.max.ms", "log.message.timestamp.before.max.ms", "How far a record's time may lie in the past."),
+        ("message.timestamp.after.max.ms", "log.message.timestamp.after.max.ms", "How far a record's time may lie in the future."),
+        ("min.insync.replicas", "min.insync.replicas", "Replicas that must have a record before acks=all is answered."),
+        ("flush.on.ack", "log.flush.on.ack", "(mqd) Answer acks=all only after the records are on disk."),
+        ("flush.messages", "log.flush.interval.messages", "Flush after so many records, whoever waits for it."),
+        ("flush.ms", "log.flush.interval.ms", "Flush at least this often."),
+        ("index.interval.bytes", "log.index.interval.bytes", "Bytes of log between two index entries."),
+        ("compression.type", "compression.type", "Batches are stored as the producer compressed them."),
+        ("file.delete.delay.ms", "log.segment.delete.delay.ms", "How long a deleted segment's files stay for readers that still have them."),
+        ("preallocate", "log.preallocate", "Accepted. mqd always preallocates, in steps."),
+        ("unclean.leader.election.enable", "unclean.leader.election.enable", "Allow a replica that is not in sync to become leader, which loses records."),
+        ("delete.retention.ms", "log.cleaner.delete.retention.ms", "For compaction, which is not available yet."),
+        ("min.compaction.lag.ms", "log.cleaner.min.compaction.lag.ms", "For compaction, which is not available yet."),
+        ("max.compaction.lag.ms", "log.cleaner.max.compaction.lag.ms", "For compaction, which is not available yet."),
+        ("min.cleanable.dirty.ratio", "log.cleaner.min.cleanable.ratio", "For compaction, which is not available yet."),
+    ]
+    defaults = {"retention.ms": "604800000", "segment.ms": "604800000", "segment.jitter.ms": "0", "flush.ms": str(LONG_MAX)}
+    table = []
+    for name, broker_name, doc in rows:
+        of_broker = BROKER[broker_name]
+        default = of_broker.default if of_broker.default is not None else defaults[name]
+        table.append(msgspec.structs.replace(of_broker, name=name, default=default, doc=doc, dynamic=True, broker_name=broker_name))
+    for name in ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas"):
+        table.append(Property(name, "list", "", "Accepted; there is one broker.", dynamic=True, ignored=True))
+    return table
+
+
+def _by_name(rows: list[Property]) -> dict[str, Property]:
+    table = {row.name: row for row in rows}
+    assert len(table) == len(rows), "a property is listed twice"
+    return table
+
+
+BROKER: dict[str, Property] = _by_name(
+    _listeners() + _topics() + _log() + _engine() + [Property(name, "string", None, doc, ignored=True) for name, doc in _IGNORED]
+)
+TOPIC: dict[str, Property] = _by_name(_topic_table())
