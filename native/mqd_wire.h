@@ -2,7 +2,8 @@
  * No allocation, no copies: iterators over the frame; encoders append to a caller-grown buffer.
  *
  * Every length is checked against the bytes that remain before it is believed; unknown tagged fields are skipped. Errors: -1 and mqd_error_message names
- * the field, and the position in the frame.
+ * the field, and the position in the frame. mqd_*_parse walks the whole body once: when it succeeded, the calls that iterate over the same bytes
+ * cannot fail (short of a caller that goes beyond the counts), so a frame that lies in its last byte has had no effect.
  * Sources: the public protocol guide, KIP-482 (flexible versions), KIP-227 (fetch sessions), KIP-516 (topic ids), KIP-951 (leader hints).
  */
 #ifndef MQD_WIRE_H
@@ -29,8 +30,9 @@ struct mqd_text { const uint8_t *bytes; int32_t size_bytes; }; /* size -1 = null
 
 struct mqd_topic_key { struct mqd_text name; uint8_t topic_id[16]; bool by_id; };
 
-/* -- Produce 3..13 -- */
-struct mqd_produce_request { struct mqd_cursor_bytes cursor; int16_t version; struct mqd_text transactional_id; int16_t required_acks; int32_t timeout_ms; int32_t topic_count; };
+/* -- Produce 0..13; 0..2 carry message sets of before magic 2, parsed so that each partition can be told (43 UNSUPPORTED_FOR_MESSAGE_FORMAT) -- */
+struct mqd_produce_request { struct mqd_cursor_bytes cursor; int16_t version; struct mqd_text transactional_id; int16_t required_acks; int32_t timeout_ms; int32_t topic_count;
+    int32_t topics_left; int32_t partitions_left; /* private: where the iteration stands */ };
 struct mqd_produce_topic { struct mqd_topic_key key; int32_t partition_count; };
 struct mqd_produce_partition { int32_t partition_index; uint8_t *records; int32_t size_bytes; /* -1 = null */ };
 int mqd_produce_parse(const uint8_t *body, uint32_t size_bytes, int16_t version, struct mqd_produce_request *out);
@@ -42,7 +44,8 @@ int mqd_produce_end(struct mqd_produce_request *request); /* tags and no trailin
 struct mqd_fetch_request {
     struct mqd_cursor_bytes cursor; int16_t version; int32_t replica_id; int64_t replica_epoch; int32_t wait_ms_max; int32_t bytes_min; int32_t bytes_max; int8_t isolation_level;
     int32_t session_id; int32_t session_epoch; int32_t topic_count;
-    const uint8_t *rack_id; int32_t rack_id_bytes; /* after mqd_fetch_end */
+    const uint8_t *rack_id; int32_t rack_id_bytes; /* replica_id, replica_epoch and rack_id are known after mqd_fetch_parse */
+    int32_t topics_left; int32_t partitions_left; bool forgotten_taken; /* private: where the iteration stands */
 };
 struct mqd_fetch_topic { struct mqd_topic_key key; int32_t partition_count; };
 struct mqd_fetch_partition { int32_t partition_index; int32_t current_leader_epoch; int64_t fetch_offset; int32_t last_fetched_epoch; int64_t log_start_offset; int32_t bytes_max; int64_t high_watermark; };
@@ -56,7 +59,8 @@ int mqd_fetch_next_forgotten_partition(struct mqd_fetch_request *request, int32_
 int mqd_fetch_end(struct mqd_fetch_request *request);
 
 /* -- ListOffsets 1..11 -- */
-struct mqd_list_offsets_request { struct mqd_cursor_bytes cursor; int16_t version; int32_t replica_id; int8_t isolation_level; int32_t topic_count; };
+struct mqd_list_offsets_request { struct mqd_cursor_bytes cursor; int16_t version; int32_t replica_id; int8_t isolation_level; int32_t topic_count; int32_t timeout_ms; /* -1 before v10 */
+    int32_t topics_left; int32_t partitions_left; /* private */ };
 struct mqd_list_offsets_topic { struct mqd_text name; int32_t partition_count; };
 struct mqd_list_offsets_partition { int32_t partition_index; int32_t current_leader_epoch; int64_t timestamp; };
 int mqd_list_offsets_parse(const uint8_t *body, uint32_t size_bytes, int16_t version, struct mqd_list_offsets_request *out);
@@ -65,11 +69,11 @@ int mqd_list_offsets_next_partition(struct mqd_list_offsets_request *request, st
 int mqd_list_offsets_end(struct mqd_list_offsets_request *request);
 
 /* -- encoding -- a growing buffer; `failed` is sticky (out of memory), checked once at the end. */
-struct mqd_buffer { uint8_t *bytes; uint32_t size_bytes; uint32_t capacity_bytes; bool failed; };
+struct mqd_buffer { uint8_t *bytes; uint32_t size_bytes; uint32_t capacity_bytes; bool failed; uint32_t response_at; /* where the open response began */ };
 void mqd_buffer_reserve(struct mqd_buffer *buffer, uint32_t more_bytes);
 void mqd_buffer_free(struct mqd_buffer *buffer);
 
-/* Response frame: length word (patched by mqd_response_finish), correlation id, header tags. `extra_bytes` = record bytes that are sent from files between pieces. */
+/* Response frame, appended to what the buffer holds already: length word (patched by mqd_response_finish), correlation id, header tags. `extra_bytes` = record bytes that are sent from files between pieces. */
 void mqd_response_begin(struct mqd_buffer *buffer, int16_t api_key, int16_t version, int32_t correlation_id);
 void mqd_response_finish(struct mqd_buffer *buffer, uint64_t extra_bytes);
 
