@@ -2,6 +2,7 @@
 # Runs test programs one after the other and adds up their "N passed, M failed" lines. A program that is missing, dies, hangs
 # (TEST_TIMEOUT seconds, 120 unless told) or prints no such line counts as one failure. Fuzz harnesses get their corpus as argument.
 cd "$(dirname "$0")" || exit 1
+BUILD=${BUILD:-build}
 export ASAN_OPTIONS="${ASAN_OPTIONS:-detect_leaks=1:abort_on_error=0}" UBSAN_OPTIONS="${UBSAN_OPTIONS:-print_stacktrace=1}"
 export TSAN_OPTIONS="${TSAN_OPTIONS:-halt_on_error=1:second_deadlock_stack=1}"
 
@@ -15,20 +16,20 @@ fi
 
 limit=${TEST_TIMEOUT:-120}
 [ -n "$MQD_TEST_LONG" ] && limit=${TEST_TIMEOUT:-1200}
-passed=0 failed=0 output=build/run.$$.log
-mkdir -p build
+passed=0 failed=0 output=$BUILD/run.$$.log
+mkdir -p "$BUILD"
 for program in "$@"; do
     argument=
-    case "$program" in build/corpus/*) argument=corpus/$(basename "$program") ;; esac
+    case "$program" in */corpus/*) argument=corpus/$(basename "$program") ;; esac
     if [ ! -x "$program" ]; then
         echo "$program: not built"
         failed=$((failed + 1))
         continue
     fi
     wrapper=
-    case "$program" in build/tsan/*) wrapper=$steady ;; esac
+    case "$program" in */tsan/*) wrapper=$steady ;; esac
     # shellcheck disable=SC2086
-    timeout "$limit" $wrapper "./$program" $argument >"$output" 2>&1
+    timeout "$limit" $wrapper "$program" $argument >"$output" 2>&1
     code=$?
     tally=$(grep -E '^[^ ]+: [0-9]+ passed, [0-9]+ failed$' "$output" | tail -n 1)
     good=$(echo "$tally" | sed -n 's/.*: \([0-9]*\) passed.*/\1/p')
