@@ -1,0 +1,198 @@
+"""Log lines with fields: for people or as JSON lines, rate-limited, their level changeable while the process runs.
+
+    log = mqd.base.logging.get("acceptor")
+    log.warning("request refused", connection=17, client="billing", reason="too large")
+
+1. The message is a constant, its variable parts are fields: that is what lines are counted by. Of one message at most BURST lines are written at once and
+   RATE_PER_S a second after that; the next line that is written says how many were left out (`suppressed`).
+2. Fields may hold what a peer sent: control characters are escaped, so that nobody can forge a line.
+3. The level is one word that `follow` reads, in a broker the control segment's; it is looked at on every call (some hundred nanoseconds), so a
+   change counts at once and costs no message.
+
+Safe from several threads, as the standard library's logging below it. Imports nothing of mqd.
+"""
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+LEVELS = {"error": logging.ERROR, "warning": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG}
+SYSLOG_OF_LEVEL = {"error": 3, "warning": 4, "info": 6, "debug": 7}
+LEVEL_OF_SYSLOG = {number: name for name, number in SYSLOG_OF_LEVEL.items()}
+
+BURST = 20
+RATE_PER_S = 2.0
+TEMPLATE_COUNT_MAX = 512  # templates that are counted; more: the longest unused is forgotten
+
+
+def level_name(syslog: int) -> str:
+    """The nearest of our four names: 0-3 error, 4 warning, 5-6 info, 7 debug."""
+    return LEVEL_OF_SYSLOG[3 if syslog <= 3 else 4 if syslog == 4 else 6 if syslog <= 6 else 7]
+
+
+class RateLimit:
+    """Token buckets by message. `admit` gives how many lines were suppressed since the last one (0 or more), or -1: suppress this one."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, burst: int = BURST, rate_per_s: float = RATE_PER_S):
+        self._clock, self._burst, self._rate = clock, float(burst), rate_per_s
+        self._buckets: dict[Any, list[float]] = {}  # key -> [tokens, when, suppressed]
+
+    def admit(self, key: Any) -> int:
+        now = self._clock()
+        bucket = self._buckets.pop(key, None) or [self._burst, now, 0]
+        self._buckets[key] = bucket  # last used last
+        if len(self._buckets) > TEMPLATE_COUNT_MAX:
+            del self._buckets[next(iter(self._buckets))]
+        bucket[0] = min(self._burst, bucket[0] + (now - bucket[1]) * self._rate)
+        bucket[1] = now
+        if bucket[0] < 1.0:
+            bucket[2] += 1
+            return -1
+        bucket[0] -= 1.0
+        suppressed, bucket[2] = int(bucket[2]), 0
+        return suppressed
+
+
+class _State:
+    level_source: Callable[[], int] | None = None
+    level_word: int = -1
+    limit = RateLimit()
+
+
+_state = _State()
+_root = logging.getLogger("mqd")
+
+
+def _adopt(word: int) -> None:
+    _state.level_word = word
+    level = LEVELS[level_name(word)]
+    _root.setLevel(level)
+    logging.getLogger().setLevel(max(level, logging.INFO))  # other people's libraries: their debug lines are not ours
+
+
+class Logger:
+    """`bind` gives a logger that adds its fields to every line."""
+
+    __slots__ = ("_fields", "_logger")
+
+    def __init__(self, logger: logging.Logger, fields: dict[str, Any]):
+        self._logger = logger
+        self._fields = fields
+
+    def bind(self, **fields: Any) -> "Logger":
+        return Logger(self._logger, {**self._fields, **fields})
+
+    def is_enabled(self, level: int) -> bool:
+        source = _state.level_source
+        if source is not None and (word := source()) != _state.level_word:
+            _adopt(word)
+        return self._logger.isEnabledFor(level)
+
+    def log(self, level: int, message: str, fields: dict[str, Any], exc_info: Any = None) -> None:
+        if not self.is_enabled(level):
+            return
+        suppressed = _state.limit.admit((level, message))
+        if suppressed < 0:
+            return
+        merged = {**self._fields, **fields}
+        if suppressed:
+            merged["suppressed"] = suppressed
+        self._logger.log(level, "%s", message, extra={"mqd_fields": merged}, exc_info=exc_info)
+
+    def debug(self, message: str, **fields: Any) -> None:
+        self.log(logging.DEBUG, message, fields)
+
+    def info(self, message: str, **fields: Any) -> None:
+        self.log(logging.INFO, message, fields)
+
+    def warning(self, message: str, **fields: Any) -> None:
+        self.log(logging.WARNING, message, fields)
+
+    def error(self, message: str, **fields: Any) -> None:
+        self.log(logging.ERROR, message, fields)
+
+    def exception(self, message: str, **fields: Any) -> None:
+        """An error with the traceback of the exception that is being handled."""
+        self.log(logging.ERROR, message, fields, exc_info=sys.exc_info())
+
+    def syslog(self, level: int, message: str, **fields: Any) -> None:
+        """A line whose level is a syslog number: what the native reactor reports."""
+        self.log(LEVELS[level_name(level)], message, fields)
+
+
+def _printable(value: Any) -> str:
+    text = value if isinstance(value, str) else f"{value:.6g}" if isinstance(value, float) else str(value)
+    if text and text.isprintable() and not any(mark in text for mark in ' "=\\'):
+        return text
+    return json.dumps(text, ensure_ascii=not text.isprintable())
+
+
+def _one_line(text: str) -> str:
+    return text if text.isprintable() else json.dumps(text)[1:-1]
+
+
+class HumanFormatter(logging.Formatter):
+    """2026-01-31 12:00:00.123 WARNING worker-0 request refused  connection=17 client=billing"""
+
+    def __init__(self, process: str):
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
+        line = f"{when}.{int(record.msecs):03d} {record.levelname:<7} {self._process} {_one_line(record.getMessage())}"
+        fields = getattr(record, "mqd_fields", None)
+        if fields:
+            line += "  " + " ".join(f"{name}={_printable(value)}" for name, value in fields.items())
+        if record.exc_info and record.exc_info[0] is not None:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line; fields beside time, level, process, pid, logger and message (a field of such a name gets a trailing underscore)."""
+
+    def __init__(self, process: str):
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line: dict[str, Any] = {
+            "time": f"{when}.{int(record.msecs):03d}Z", "level": record.levelname.lower(), "process": self._process, "pid": os.getpid(),
+            "logger": record.name, "message": record.getMessage(),
+        }
+        for name, value in (getattr(record, "mqd_fields", None) or {}).items():
+            line[f"{name}_" if name in line else name] = value
+        if record.exc_info and record.exc_info[0] is not None:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def get(name: str, **fields: Any) -> Logger:
+    """A logger below "mqd"; `fields` are on each of its lines."""
+    return Logger(logging.getLogger(f"mqd.{name}"), fields)
+
+
+def setup(role: str, index: int = 0, config: Mapping[str, str] | None = None, stream: Any = None) -> Logger:
+    """Once per process, first thing; again when the configuration is known. Lines go to stderr, which supervisord writes to logs/."""
+    config = config or {}
+    process = f"{role}-{index}" if role == "worker" else role
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter(process) if config.get("log.format") == "json" else HumanFormatter(process))
+    logging.getLogger().handlers[:] = [handler]
+    logging.raiseExceptions = False  # a full disk under logs/ must not end the process
+    if _state.level_source is None:
+        _adopt(SYSLOG_OF_LEVEL.get(config.get("log.level", "info"), 6))
+    return get(role)
+
+
+def follow(source: Callable[[], int] | None) -> None:
+    """From now on the level is what `source` returns (a syslog number). None: it stays what it is."""
+    _state.level_source = source
+    if source is not None:
+        _adopt(source())

@@ -1,0 +1,92 @@
+"""Where a broker keeps what: one data directory, and beside it one directory for sockets.
+
+    DATA_DIR/
+      .lock              flock of whoever runs here; its text is the holder's pid (for messages only)
+      meta.properties    cluster.id, node.id, directory.id: who this directory belongs to
+      generation         how often a keeper has started here
+      logs/              what the processes have to say (logs/mqd-worker-0.log, logs/supervisord.log)
+      metadata/          the controller's metadata log
+      log/               the records, unless log.dirs names other directories
+      run/               sockets and what tools read: keeper.sock, controller.sock, broker.json
+
+A Unix socket's name is at most 107 bytes. Where DATA_DIR/run would be too long, run is a directory of this user in /tmp whose name depends on DATA_DIR
+alone, so that every process and tool finds it without being told.
+"""
+
+import hashlib
+import os
+import stat
+from pathlib import Path
+from typing import NamedTuple
+
+SOCKET_PATH_BYTES_MAX = 100
+LONGEST_SOCKET_NAME = "controller.sock"
+
+
+class Layout(NamedTuple):
+    data_dir: Path
+    run_dir: Path
+    logs_dir: Path
+    metadata_dir: Path
+    log_dir: Path  # the only one of log.dirs, unless told otherwise
+    lock: Path
+    meta_properties: Path
+    generation: Path
+    keeper_socket: Path
+    controller_socket: Path
+    broker_json: Path
+    resolved_config: Path  # what `mqd up` made of file, environment and command line
+    supervisor_lock: Path
+    supervisor_pid: Path
+
+
+def default_data_dir() -> Path:
+    """$MQD_DATA_DIR, else $XDG_DATA_HOME/mqd, else ~/.local/share/mqd: the same from every working directory, so `mqd down` finds what `mqd up` started."""
+    told = os.environ.get("MQD_DATA_DIR")
+    if told:
+        return Path(told)
+    home = os.environ.get("XDG_DATA_HOME") or os.path.join(os.path.expanduser("~"), ".local", "share")
+    return Path(home) / "mqd"
+
+
+def run_dir(data_dir: str | os.PathLike[str]) -> Path:
+    """Where the sockets of this data directory are. Creates nothing."""
+    absolute = os.path.realpath(data_dir)
+    beside = os.path.join(absolute, "run")
+    if len(os.fsencode(os.path.join(beside, LONGEST_SOCKET_NAME))) <= SOCKET_PATH_BYTES_MAX:
+        return Path(beside)
+    name = hashlib.sha256(os.fsencode(absolute)).hexdigest()[:16]
+    return Path(f"/tmp/mqd-{os.getuid()}-{name}")
+
+
+def layout(data_dir: str | os.PathLike[str]) -> Layout:
+    root = Path(os.path.realpath(data_dir))
+    run = run_dir(root)
+    return Layout(
+        data_dir=root,
+        run_dir=run,
+        logs_dir=root / "logs",
+        metadata_dir=root / "metadata",
+        log_dir=root / "log",
+        lock=root / ".lock",
+        meta_properties=root / "meta.properties",
+        generation=root / "generation",
+        keeper_socket=run / "keeper.sock",
+        controller_socket=run / "controller.sock",
+        broker_json=run / "broker.json",
+        resolved_config=run / "resolved.json",
+        supervisor_lock=run / "supervisord.lock",
+        supervisor_pid=run / "supervisord.pid",
+    )
+
+
+def create(places: Layout) -> None:
+    """Makes the directories. Raises OSError; PermissionError when the run directory in /tmp belongs to somebody else."""
+    for directory in (places.data_dir, places.logs_dir, places.metadata_dir):
+        directory.mkdir(parents=True, exist_ok=True)
+    places.run_dir.mkdir(mode=0o700, exist_ok=True)
+    about = os.stat(places.run_dir, follow_symlinks=False)
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
+        raise PermissionError(f"{places.run_dir} is not a directory of this user: remove it, or choose a shorter --data-dir")
+    if stat.S_IMODE(about.st_mode) & 0o077:
+        os.chmod(places.run_dir, 0o700)

@@ -1,0 +1,302 @@
+"""How a process of the broker becomes part of it: it calls the keeper, gets its descriptors and maps the shared memory.
+
+    client = KeeperClient.connect(run_dir, "worker", 0)     # waits for the keeper, at most 10 s
+    ... set up, recover ...
+    client.ready()
+    client.watch(loop, on_death=..., on_shutdown=..., on_parent_death=...)
+
+1. The process never serves without the keeper and supervisord: their ends are watched through the socket and through pidfds, never by pid or time-out.
+2. Everything mapped here stays mapped until the process ends: the native side keeps bare pointers into it.
+3. The own arena is mapped writable, every other one read-only.
+
+One thread. The socket is blocking until `ready`, then only read when it is readable.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import select
+import signal
+import socket
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mqd import native
+from mqd.shm import segments
+from mqd.shm.keeper_messages import Death, FromKeeper, Hello, Ready, Refused, Shutdown, Welcome
+
+MESSAGE_BYTES_MAX = 128 << 10
+DESCRIPTOR_COUNT_MAX = 253  # the kernel's SCM_MAX_FD
+CONNECT_TIMEOUT_S = 10.0
+SO_PEERPIDFD = 77  # Linux 6.5
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(FromKeeper).decode
+
+
+class KeeperError(RuntimeError):
+    """The keeper cannot be reached, refused, or has ended. The message says why and what to do."""
+
+
+def send_message(connection: socket.socket, message: Any, fds: list[int] | None = None) -> None:
+    """One packet, with descriptors if any. Raises OSError."""
+    control = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"{len(fds)}i", *fds))] if fds else []
+    connection.sendmsg([_encode(message)], control, socket.MSG_NOSIGNAL)
+
+
+def receive_packet(connection: socket.socket, flags: int = 0, size_bytes_max: int = MESSAGE_BYTES_MAX) -> tuple[bytes, list[int]]:
+    """(bytes, descriptors); b"" is the peer's end. Raises OSError; EMSGSIZE when the packet did not fit (its descriptors are closed)."""
+    data, ancillary, told, _ = connection.recvmsg(size_bytes_max, socket.CMSG_SPACE(DESCRIPTOR_COUNT_MAX * 4), flags | socket.MSG_CMSG_CLOEXEC)
+    fds: list[int] = []
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            count = len(payload) // 4
+            fds.extend(struct.unpack(f"{count}i", payload[: count * 4]))
+    if told & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        for fd in fds:
+            os.close(fd)
+        raise OSError(errno.EMSGSIZE, "a packet on the keeper's socket was cut off")
+    return data, fds
+
+
+def peer_pid(connection: socket.socket) -> tuple[int, int]:
+    """(pid, uid) of the process that connected or listened, from the kernel."""
+    pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid
+
+
+def peer_pidfd(connection: socket.socket) -> int:
+    """A pidfd of the socket's peer. Raises OSError when it has ended."""
+    try:
+        return connection.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
+    except OSError as error:
+        if error.errno != errno.ENOPROTOOPT:
+            raise
+    return os.pidfd_open(peer_pid(connection)[0])
+
+
+def connect_keeper(path: str | os.PathLike[str], timeout_s: float = 0.0) -> socket.socket:
+    """Connects to a keeper, waiting for it while it starts. Raises KeeperError."""
+    deadline, pause = time.monotonic() + timeout_s, 0.002
+    while True:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        try:
+            connection.connect(os.fspath(path))
+            return connection
+        except (FileNotFoundError, ConnectionRefusedError, BlockingIOError) as error:
+            connection.close()
+            if time.monotonic() + pause > deadline:
+                raise KeeperError(f"no keeper answers at {path}: is the broker running? (start it with: mqd up)") from error
+        except OSError as error:
+            connection.close()
+            raise KeeperError(f"cannot connect to {path}: {error.strerror}") from error
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.05)
+
+
+class KeeperClient:
+    """The attached process. Attributes, all set by connect:
+
+    welcome, config     what the keeper said; the broker's properties (name -> text, resolved)
+    control             native.Control, attached
+    links               mapping of the links segment
+    endpoint, endpoint_index, endpoint_count, generation    the own end of the links; the generation this life of it has
+    eventfds            one per endpoint, the own one at endpoint_index
+    arenas              mappings by endpoint, None = has none; `arena` is the own one
+    handoff_fds         worker: [own end]; acceptor: one per worker, by worker index
+    listeners           acceptor: the listening sockets, in the order of welcome.listeners
+    lock_fds            held open, so that the directory locks last as long as this process
+    """
+
+    def __init__(self, connection: socket.socket, role: str, index: int, welcome: Welcome, fds: list[int]):
+        self._connection = connection
+        self.role = role
+        self.index = index
+        self.welcome = welcome
+        self.config: dict[str, str] = welcome.config
+        self._parent_fds: list[tuple[int, str]] = []
+        take = iter(fds)
+        self.eventfds = [next(take) for _ in range(welcome.eventfd_count)]
+        self.handoff_fds = [next(take) for _ in range(welcome.handoff_count)]
+        self.listeners = [socket.socket(fileno=next(take)) for _ in range(welcome.listener_count)]
+        self.lock_fds = [next(take) for _ in range(welcome.lock_count)]
+        self.endpoint_index = welcome.endpoint
+        self.endpoint_count = welcome.eventfd_count
+        self._map()
+        self._open_parents()
+
+    @classmethod
+    def connect(cls, run_dir: str | os.PathLike[str], role: str, index: int = 0, timeout_s: float = CONNECT_TIMEOUT_S) -> KeeperClient:
+        """Says Hello and attaches. Raises KeeperError, native.NativeError (another build) or segments.SegmentError."""
+        deadline = time.monotonic() + timeout_s
+        connection = connect_keeper(Path(run_dir) / "keeper.sock", timeout_s)
+        try:
+            send_message(connection, Hello(role, index, os.getpid(), native.abi_hash()))
+            # The keeper may hold back the answer for some seconds when this process has died often; its own end closes the socket.
+            connection.settimeout(max(1.0, deadline - time.monotonic()) + 10.0)
+            packet, fds = receive_packet(connection)
+            connection.settimeout(None)
+            if not packet:
+                raise KeeperError("the keeper ended before it answered: see its log")
+            answer = _decode(packet)
+            if isinstance(answer, Refused):
+                raise KeeperError(f"the keeper refused this process: {answer.reason}")
+            if isinstance(answer, Shutdown):
+                raise KeeperError(f"the broker is shutting down: {answer.reason}")
+            if not isinstance(answer, Welcome):
+                raise KeeperError(f"the keeper answered Hello with {type(answer).__name__}")
+            if len(fds) != answer.eventfd_count + answer.handoff_count + answer.listener_count + answer.lock_count:
+                raise KeeperError(f"the keeper sent {len(fds)} descriptors, not what it announced")
+            return cls(connection, role, index, answer, fds)
+        except TimeoutError as error:
+            connection.close()
+            raise KeeperError(f"the keeper did not answer within {timeout_s + 10:.0f} s") from error
+        except BaseException:
+            connection.close()
+            raise
+
+    def _map(self) -> None:
+        welcome = self.welcome
+        self.control = native.Control.attach(segments.attach(welcome.control_name, native.control_size_bytes()))
+        self.links = segments.attach(welcome.links_name, native.links_size_bytes(self.endpoint_count))
+        self.arenas: list[mmap.mmap | None] = [
+            segments.attach(name, size_bytes, writable=endpoint == self.endpoint_index) if name else None
+            for endpoint, (name, size_bytes) in enumerate(zip(welcome.arena_names, welcome.arena_bytes, strict=True))
+        ]
+        self.arena = self.arenas[self.endpoint_index]
+        self.generation = self.control.endpoint_generation(self.endpoint_index)
+        self._endpoint: native.Endpoint | None = None
+
+    @property
+    def endpoint(self) -> native.Endpoint:
+        """Opened when first used: a worker's reactor opens its own and must be the only one."""
+        if self._endpoint is None:
+            self._endpoint = native.Endpoint(self.control, self.links, self.endpoint_index, self.endpoint_count, self.eventfds)
+        return self._endpoint
+
+    @property
+    def acceptor_endpoint(self) -> int:
+        return self.welcome.worker_count
+
+    @property
+    def controller_endpoint(self) -> int:
+        return self.welcome.worker_count + 1
+
+    def _open_parents(self) -> None:
+        try:
+            self._parent_fds.append((peer_pidfd(self._connection), "the keeper ended"))
+            if self.welcome.supervisor_pid:
+                self._parent_fds.append((os.pidfd_open(self.welcome.supervisor_pid), "supervisord ended"))
+        except ProcessLookupError as error:
+            raise KeeperError("the keeper or supervisord ended while this process attached") from error
+
+    # -- after attaching ---------------------------------------------------------------------------------------------------
+
+    def ready(self, detail: str = "") -> None:
+        """From now on the broker counts on this process. The acceptor's detail: "metrics_port=12345". Raises KeeperError."""
+        try:
+            send_message(self._connection, Ready(detail))
+        except OSError as error:
+            raise KeeperError("the keeper ended") from error
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    @property
+    def parent_fds(self) -> list[int]:
+        """Readable when the keeper or supervisord has ended; for loops other than asyncio's."""
+        return [fd for fd, _ in self._parent_fds]
+
+    def parent_death(self) -> str | None:
+        """Why this process should end, if its parents have; never blocks."""
+        poll = select.poll()
+        for fd, _ in self._parent_fds:
+            poll.register(fd, select.POLLIN)
+        ended = {fd for fd, _ in poll.poll(0)}
+        return next((reason for fd, reason in self._parent_fds if fd in ended), None)
+
+    def receive(self) -> list[Death | Shutdown]:
+        """Notices that have arrived; never blocks. Raises KeeperError at the keeper's end."""
+        notices: list[Death | Shutdown] = []
+        while True:
+            try:
+                packet, fds = receive_packet(self._connection, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return notices
+            except OSError as error:
+                raise KeeperError(f"the keeper's socket failed: {error.strerror}") from error
+            for fd in fds:
+                os.close(fd)
+            if not packet:
+                if notices:
+                    return notices  # the end is seen again next time
+                raise KeeperError("the keeper ended")
+            message = _decode(packet)
+            if isinstance(message, Death | Shutdown):
+                notices.append(message)
+
+    def watch(
+        self,
+        loop: Any,
+        on_death: Callable[[Death], None],
+        on_shutdown: Callable[[str], None],
+        on_parent_death: Callable[[str], None],
+    ) -> None:
+        """Calls back from an asyncio loop. `on_parent_death` comes at most once, and never after `on_shutdown`: both mean: end, exit status 0."""
+        ending = False
+
+        def parent_died(reason: str) -> None:
+            nonlocal ending
+            unwatch()
+            if not ending:
+                ending = True
+                self._end_supervisor()
+                on_parent_death(reason)
+
+        def notices() -> None:
+            nonlocal ending
+            try:
+                messages = self.receive()
+            except KeeperError as error:
+                parent_died(str(error))
+                return
+            for message in messages:
+                if isinstance(message, Death):
+                    on_death(message)
+                elif not ending:
+                    ending = True
+                    on_shutdown(message.reason)
+
+        def unwatch() -> None:
+            loop.remove_reader(self._connection.fileno())
+            for fd, _ in self._parent_fds:
+                loop.remove_reader(fd)
+
+        loop.add_reader(self._connection.fileno(), notices)
+        for fd, reason in self._parent_fds:
+            loop.add_reader(fd, parent_died, reason)
+
+    def _end_supervisor(self) -> None:
+        """The keeper is not restarted, so without it the whole broker ends: also where `mqd up` is not there to see to it. By pidfd: it is supervisord or nobody."""
+        for fd, reason in self._parent_fds[1:]:
+            try:
+                signal.pidfd_send_signal(fd, signal.SIGTERM)
+            except ProcessLookupError:
+                pass
+
+    def close(self) -> None:
+        """Leaves the broker. The mappings stay."""
+        if self._endpoint is not None:
+            self._endpoint.close()
+            self._endpoint = None
+        self._connection.close()
+        for fd, _ in self._parent_fds:
+            os.close(fd)
+        self._parent_fds.clear()

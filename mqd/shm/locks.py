@@ -1,0 +1,121 @@
+"""One broker per directory: an flock on DIRECTORY/.lock, held by the keeper and by every worker.
+
+1. The lock belongs to the open file, which the workers get from the keeper: it is free only when the last of them is gone, so a new broker never meets a
+   worker of the old one still writing.
+2. The text of the file is the pid that took the lock: for messages, never for a decision. A process that is dead holds nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+LOCK_NAME = ".lock"
+
+
+class DirectoryInUse(OSError):
+    """Another broker holds the directory. `holder` is its pid if the lock file tells, else None."""
+
+    holder: int | None = None
+
+
+def _holder(fd: int) -> int | None:
+    text = os.pread(fd, 32, 0).split(b"\n")[0].strip()
+    return int(text) if text.isdigit() else None
+
+
+def lock_file(path: str | os.PathLike[str]) -> int | None:
+    """The locked descriptor of `path` (made if missing), or None when somebody else holds it. Raises OSError when it cannot be opened."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _explain(error: OSError, directory: Path) -> OSError:
+    if error.errno == errno.EROFS:
+        return OSError(error.errno, f"{directory} is on a read-only file system; choose another directory")
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return OSError(error.errno, f"{directory} is not writable for this user; change its owner or mode, or choose another directory")
+    if error.errno == errno.ENOSPC:
+        return OSError(error.errno, f"{directory} is on a full file system; free some space, or choose another directory")
+    return OSError(error.errno, f"cannot use {directory}: {error.strerror}")
+
+
+def lock_directory(directory: str | os.PathLike[str], data_dir: str | os.PathLike[str] | None = None) -> int:
+    """Makes the directory if missing and locks it; returns the descriptor, which holds the lock until its last copy is closed.
+
+    Raises DirectoryInUse, or OSError when the directory cannot be written; both say what to do.
+    """
+    place = Path(directory)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        fd = lock_file(place / LOCK_NAME)
+        if fd is not None:
+            # A lock file that could be opened says nothing yet about a file system that has gone read-only or full since.
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+            return fd
+    except OSError as error:
+        raise _explain(error, place) from error
+    raise _in_use(place, Path(data_dir) if data_dir is not None else place)
+
+
+def _in_use(place: Path, data_dir: Path) -> DirectoryInUse:
+    holder = None
+    try:
+        fd = os.open(place / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            holder = _holder(fd)
+        finally:
+            os.close(fd)
+    except OSError:
+        pass
+    who = f"another broker (pid {holder})" if holder is not None else "another broker"
+    if place == data_dir:
+        way_out = f"stop it with: mqd down --data-dir {data_dir}, or choose another directory with --data-dir"
+    else:
+        way_out = "stop that broker, or choose other log.dirs"
+    error = DirectoryInUse(errno.EBUSY, f"{who} is using {place}; {way_out}")
+    error.holder = holder
+    return error
+
+
+def lock_directories(directories: Iterable[str | os.PathLike[str]], data_dir: str | os.PathLike[str]) -> list[int]:
+    """Locks all or none; a directory that is named twice (or by two paths) is locked once. Raises as lock_directory."""
+    fds: list[int] = []
+    seen: set[str] = set()
+    try:
+        for directory in directories:
+            if (real := os.path.realpath(directory)) not in seen:
+                seen.add(real)
+                fds.append(lock_directory(directory, data_dir))
+    except BaseException:
+        for fd in fds:
+            os.close(fd)
+        raise
+    return fds
+
+
+def is_locked(path: str | os.PathLike[str]) -> bool:
+    """Does anybody hold this lock file now? Takes the lock for an instant. False when the file does not exist."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
