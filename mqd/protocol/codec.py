@@ -1,0 +1,89 @@
+"""From bytes to message structs and back, by code that is written for each (message, version) on first use.
+
+Decoding treats every byte as hostile:
+ 1. The frame is copied once, before anything is checked: a peer that shares the memory cannot change it between check and use.
+ 2. A length is compared with the bytes that remain before it is believed; an array's, times the smallest size of its element, before the list is begun.
+ 3. Unknown tagged fields are skipped (KIP-482); known ones must fill exactly the size they claim; bytes left over after the message are refused.
+ 4. Whatever fails raises ProtocolError with message, field and position, and nothing else. The fast path pays nothing for it: the failing line of the
+    generated code tells the field.
+
+Encoding writes any bytes-joinable message of that version: fields the version lacks are left out, tagged fields at their default too.
+
+The generated code is straight-line: loops for arrays, runs of fixed-size fields folded into one struct call together with the length that follows them.
+Concurrency: compiling twice in two threads is harmless, the later one wins.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+from mqd.protocol.codec_decoder import DecoderWriter, Malformed
+from mqd.protocol.codec_encoder import EncoderWriter, Unencodable
+from mqd.protocol.errors import ProtocolError
+from mqd.protocol.messages import message_class, owner_of
+
+_decoders: dict[tuple[type, int], Callable] = {}
+_encoders: dict[tuple[type, int], Callable] = {}
+
+
+def decode(cls: type, version: int, buffer: bytes | bytearray | memoryview, position: int = 0):
+    """Reads one message of `cls`, from `position` to the end of `buffer`. Raises ProtocolError."""
+    data = buffer if type(buffer) is bytes else bytes(buffer)
+    decoder = _decoders.get((cls, version)) or _compile_decoder(cls, version)
+    return decoder(data, position)
+
+
+def encode(message: object, version: int) -> bytes:
+    """The bytes of one message, without header. Raises ProtocolError when a value does not fit its field."""
+    out = bytearray()
+    encode_into(out, message, version)
+    return bytes(out)
+
+
+def encode_into(out: bytearray, message: object, version: int) -> None:
+    """Appends a message, or one nested struct of it: an array's elements encoded apart can be kept and joined. On ProtocolError `out` holds a torso."""
+    cls = type(message)
+    encoder = _encoders.get((cls, version)) or _compile_encoder(cls, version)
+    encoder(message, out)
+
+
+def _check_version(cls: type, version: int) -> None:
+    message = owner_of(cls)[0]
+    if version not in message.versions:
+        first, last = message.versions.first, message.versions.last
+        raise ProtocolError(f"version {version} is not spoken here, {first} to {last} are", message.name)
+
+
+def _compile_decoder(cls: type, version: int) -> Callable:
+    _check_version(cls, version)
+    message, root = owner_of(cls)
+    writer = DecoderWriter(message, version, message_class)
+    run = writer.compile(root)
+    title = f"{message.name} v{version}"
+
+    def decoder(data: bytes, position: int):
+        try:
+            return run(data, position)
+        except (Malformed, struct.error, IndexError, UnicodeDecodeError) as error:
+            raise writer.explain(error, run, title, len(data)) from None
+
+    _decoders[cls, version] = decoder
+    return decoder
+
+
+def _compile_encoder(cls: type, version: int) -> Callable:
+    _check_version(cls, version)
+    message, root = owner_of(cls)
+    writer = EncoderWriter(message, version)
+    run = writer.compile(root)
+    title = f"{message.name} v{version}"
+
+    def encoder(value: object, out: bytearray) -> None:
+        try:
+            run(value, out)
+        except (Unencodable, struct.error, AttributeError, TypeError, ValueError, OverflowError) as error:
+            raise writer.explain(error, run, title) from error
+
+    _encoders[cls, version] = encoder
+    return encoder

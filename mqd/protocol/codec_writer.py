@@ -1,0 +1,58 @@
+"""Generated code under construction: lines, each with the field it is about, and the constants it uses. Shared by both directions."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from types import CodeType, TracebackType
+
+
+class CodeWriter:
+    """Appends indented lines; `label` of a line is the field path an error in it is blamed on."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.labels: list[object] = [None]  # by line number, from 1
+        self.indent = 1
+        self.names: dict[str, object] = {}
+        self._counter = 0
+
+    def add(self, line: str, label: object) -> None:
+        self.lines.append("    " * self.indent + line)
+        self.labels.append(label)
+
+    def fresh(self, prefix: str) -> str:
+        self._counter += 1
+        return f"{prefix}{self._counter}"
+
+    def constant(self, value: object, prefix: str) -> str:
+        for name, known in self.names.items():
+            if known is value:
+                return name
+        name = self.fresh(prefix)
+        self.names[name] = value
+        return name
+
+    def struct_function(self, layout: str, function: str) -> str:
+        """The name of `pack` or `unpack_from` for a layout."""
+        name = f"{function}_{layout[1:].replace('?', 'o')}"
+        if name not in self.names:
+            self.names[name] = getattr(struct.Struct(layout), function)
+        return name
+
+    def build(self, head: str, title: str) -> Callable:
+        self.lines.insert(0, head)
+        self.labels.insert(1, None)
+        code = compile("\n".join(self.lines), f"<{title}>", "exec")
+        namespace = dict(self.names)
+        exec(code, namespace)  # noqa: S102 - our own schema is the only input
+        return namespace["run"]
+
+    def locate(self, traceback: TracebackType | None, code: CodeType) -> tuple[object, dict[str, object]]:
+        """The label of the generated line that failed, and that frame's variables."""
+        label, variables = None, {}
+        while traceback is not None:
+            if traceback.tb_frame.f_code is code:
+                label, variables = self.labels[traceback.tb_lineno], traceback.tb_frame.f_locals
+            traceback = traceback.tb_next
+        return label, variables

@@ -1,0 +1,126 @@
+"""Headers, and the table of what is spoken.
+
+A frame here is what follows the 4-byte length word. Request header v1: api_key int16, api_version int16, correlation_id int32, client_id nullable string (int16
+length, in flexible versions too); v2 adds tagged fields. Response header v0: correlation_id; v1 adds tagged fields. ApiVersions answers with header v0 whatever
+its version (KIP-511), so that a client that does not know the version can read the error.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from mqd.protocol.codec_decoder import Malformed, skip_tagged_fields
+from mqd.protocol.errors import ProtocolError, UnsupportedVersion
+from mqd.protocol.schema import APIS
+from mqd.protocol.schema.language import NEWEST, Versions
+
+API_VERSIONS_KEY = 18
+
+
+class ApiSpec(msgspec.Struct, frozen=True):
+    """One API: its key, name, the versions spoken (both inclusive) and the first version with flexible encoding."""
+
+    key: int
+    name: str
+    min_version: int
+    max_version: int
+    flexible_from: int
+
+    def is_flexible(self, version: int) -> bool:
+        return version >= self.flexible_from
+
+
+def _spec(key: int) -> ApiSpec:
+    api = APIS[key]
+    versions = Versions.parse(api.versions)
+    assert versions.last < NEWEST
+    return ApiSpec(key, api.name, versions.first, versions.last, api.flexible)
+
+
+# Everything the codec speaks. A broker advertises the part it answers.
+SUPPORTED: dict[int, ApiSpec] = {key: _spec(key) for key in APIS}
+
+
+class RequestHeader(msgspec.Struct, gc=False):
+    """`body_position` is where the body begins in the frame."""
+
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str | None = None
+    body_position: int = 0
+
+
+_FIRST = struct.Struct(">hhih")
+
+
+def decode_request_header(frame: bytes) -> RequestHeader:
+    """Raises UnsupportedVersion (with the header as far as it goes) for an API or version not in SUPPORTED, ProtocolError for anything cut off."""
+    if len(frame) < 8:
+        raise ProtocolError(f"a frame of {len(frame)} bytes is no request", "request header", position=len(frame))
+    if len(frame) < 10:
+        return _refuse_unsupported(RequestHeader(*struct.unpack_from(">hhi", frame)), None)
+    api_key, api_version, correlation_id, size = _FIRST.unpack_from(frame)
+    header = RequestHeader(api_key, api_version, correlation_id)
+    spec = SUPPORTED.get(api_key)
+    position = 10
+    if size >= 0:
+        position += size
+        if position > len(frame):
+            return _refuse_unsupported(header, f"a length of {size} where {len(frame) - 10} bytes remain")
+        try:
+            header.client_id = frame[10:position].decode()
+        except UnicodeDecodeError:
+            return _refuse_unsupported(header, "not UTF-8")
+    elif size != -1:
+        return _refuse_unsupported(header, f"a length of {size}")
+    if spec is None or not spec.min_version <= api_version <= spec.max_version:
+        return _refuse_unsupported(header, None)
+    if spec.is_flexible(api_version):
+        try:
+            count = frame[position]
+            position = skip_tagged_fields(frame, position + 1, count, len(frame)) if count else position + 1
+        except (Malformed, IndexError) as error:
+            problem = str(error) if isinstance(error, Malformed) else "cut off"
+            raise ProtocolError(problem, f"{spec.name} request header", "tagged fields", min(position, len(frame))) from None
+    header.body_position = position
+    return header
+
+
+def _refuse_unsupported(header: RequestHeader, problem: str | None) -> RequestHeader:
+    """Always raises: whoever asks for what is not spoken hears that first, the rest of the header may have another shape."""
+    spec = SUPPORTED.get(header.api_key)
+    if spec is None:
+        raise UnsupportedVersion(f"api key {header.api_key} is not spoken here", header)
+    if not spec.min_version <= header.api_version <= spec.max_version:
+        spoken = f"{spec.min_version} to {spec.max_version}"
+        raise UnsupportedVersion(f"{spec.name} version {header.api_version} is not spoken here, {spoken} are", header)
+    raise ProtocolError(problem or "cut off", f"{spec.name} request header", "client_id", 8)
+
+
+def encode_request_header(header: RequestHeader, flexible: bool) -> bytes:
+    client_id = None if header.client_id is None else header.client_id.encode()
+    fixed = _FIRST.pack(header.api_key, header.api_version, header.correlation_id, -1 if client_id is None else len(client_id))
+    return fixed + (client_id or b"") + (b"\0" if flexible else b"")
+
+
+def response_header_is_flexible(api_key: int, api_version: int) -> bool:
+    return api_key != API_VERSIONS_KEY and SUPPORTED[api_key].is_flexible(api_version)
+
+
+def encode_response_header(api_key: int, api_version: int, correlation_id: int) -> bytes:
+    return struct.pack(">i", correlation_id) + (b"\0" if response_header_is_flexible(api_key, api_version) else b"")
+
+
+def decode_response_header(frame: bytes, api_key: int, api_version: int) -> tuple[int, int]:
+    """(correlation id, where the body begins). Raises ProtocolError."""
+    try:
+        (correlation_id,) = struct.unpack_from(">i", frame)
+        position = 4
+        if response_header_is_flexible(api_key, api_version):
+            position = skip_tagged_fields(frame, 5, frame[4], len(frame))
+        return correlation_id, position
+    except (Malformed, IndexError, struct.error) as error:
+        raise ProtocolError(str(error) if isinstance(error, Malformed) else "cut off", "response header", position=min(4, len(frame))) from None

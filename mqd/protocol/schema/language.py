@@ -1,0 +1,180 @@
+"""The notation in which the Kafka messages of this package are written, and its parser.
+
+One line is one field; four more spaces of indentation open the fields of a struct:
+
+    name: type versions [null=versions] [tag=number[:versions]] [= default]
+
+    topics: [Topic] 0+ null=1+          an array of structs, null allowed from version 1
+        name: string 0-12 null=10+
+        epoch: int32 12+ tag=0 = -1     a tagged field (KIP-482); left out of the bytes while it holds -1
+
+`versions` is "3", "3-7" or "3+". Types: bool int8 int16 uint16 int32 uint32 int64 float64 string bytes records uuid, a struct's name, or any of these in
+brackets. A struct's name written a second time without fields means the first one's fields.
+
+Python values: uuid is 16 bytes; bytes and records are bytes; an absent nullable is None. Defaults where the line names none: zero, "", b"", [] and, where
+null is allowed, None. A tagged struct that is not nullable is None in Python when it holds all its defaults (and is then not sent).
+
+Sources: the public protocol guide; KIP-482 (flexible versions, tagged fields).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+NEWEST = 32767
+INTEGERS = {"int8": ("b", 1), "int16": ("h", 2), "uint16": ("H", 2), "int32": ("i", 4), "uint32": ("I", 4), "int64": ("q", 8)}
+# struct format and size of everything with a fixed size
+FIXED = INTEGERS | {"bool": ("?", 1), "float64": ("d", 8), "uuid": ("16s", 16)}
+BLOBS = ("string", "bytes", "records")
+
+
+class SchemaError(Exception):
+    """A mistake in the notation: ours, found when the message is first used."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Versions:
+    """A closed range of versions; empty when first > last."""
+
+    first: int
+    last: int
+
+    @classmethod
+    def parse(cls, text: str) -> Versions:
+        first, dash, last = text.partition("-")
+        if text.endswith("+"):
+            return cls(int(text[:-1]), NEWEST)
+        return cls(int(first), int(last) if dash else int(first))
+
+    def __contains__(self, version: int) -> bool:
+        return self.first <= version <= self.last
+
+
+NEVER = Versions(1, 0)
+
+
+@dataclasses.dataclass(slots=True)
+class Field:
+    name: str
+    type: str  # the element's type when is_array
+    is_array: bool
+    versions: Versions
+    nullable: Versions = NEVER
+    tag: int = -1
+    tagged: Versions = NEVER
+    default: object = None
+    struct: Struct | None = None  # set when type is a struct's name
+
+    def is_tagged(self, version: int) -> bool:
+        return version in self.tagged
+
+    @property
+    def mutable_default(self) -> bool:
+        return isinstance(self.default, list)
+
+
+@dataclasses.dataclass(slots=True)
+class Struct:
+    """Fields in wire order; `fields` is complete before the struct is handed out."""
+
+    name: str
+    fields: list[Field]
+
+
+@dataclasses.dataclass(slots=True)
+class Message:
+    """One request or response: its root struct, and every nested struct by name."""
+
+    name: str
+    api_key: int
+    versions: Versions
+    flexible_from: int
+    root: Struct
+    structs: dict[str, Struct]
+
+    def is_flexible(self, version: int) -> bool:
+        return version >= self.flexible_from
+
+
+_LINE = re.compile(
+    r"(?P<name>[a-z][a-z0-9_]*): (?P<open>\[)?(?P<type>\w+)(?(open)\]) (?P<versions>\d+(?:-\d+|\+)?)"
+    r"(?: null=(?P<null>\d+(?:-\d+|\+)?))?(?: tag=(?P<tag>\d+)(?::(?P<tagged>\d+(?:-\d+|\+)?))?)?(?: = (?P<default>.+))?$"
+)
+_WORDS = {"null": None, "true": True, "false": False, "[]": []}
+
+
+def _default(text: str | None, field: Field) -> object:
+    if text is not None:
+        if text in _WORDS:
+            return [] if text == "[]" else _WORDS[text]
+        return text if field.type == "string" else int(text, 0)
+    if field.nullable is not NEVER:
+        return None
+    if field.is_array:
+        return []
+    if field.struct is not None:
+        return None
+    if field.type == "uuid":
+        return bytes(16)
+    return {"bool": False, "float64": 0.0, "string": "", "bytes": b"", "records": b""}.get(field.type, 0)
+
+
+def _field(line: str, structs: dict[str, Struct], where: str) -> Field:
+    match = _LINE.match(line)
+    if match is None:
+        raise SchemaError(f"{where}: cannot read the field {line!r}")
+    field = Field(match["name"], match["type"], match["open"] is not None, Versions.parse(match["versions"]))
+    if match["null"]:
+        field.nullable = Versions.parse(match["null"])
+    if match["tag"]:
+        field.tag = int(match["tag"])
+        field.tagged = Versions.parse(match["tagged"]) if match["tagged"] else field.versions
+    if field.type not in FIXED and field.type not in BLOBS:
+        if not field.type[0].isupper():
+            raise SchemaError(f"{where}: no such type: {field.type}")
+        field.struct = structs.setdefault(field.type, Struct(field.type, []))
+    field.default = _default(match["default"], field)
+    return field
+
+
+def parse(name: str, api_key: int, versions: Versions, flexible_from: int, text: str) -> Message:
+    """Reads one message. Raises SchemaError naming the message and the line."""
+    root = Struct(name, [])
+    structs: dict[str, Struct] = {}
+    open_structs = [root]  # by depth
+    for number, line in enumerate(text.splitlines()):
+        content = line.strip()
+        if not content:
+            continue
+        depth, odd = divmod(len(line) - len(line.lstrip()), 4)
+        if odd or depth >= len(open_structs):
+            raise SchemaError(f"{name}, line {number}: bad indentation: {line!r}")
+        del open_structs[depth + 1 :]
+        field = _field(content, structs, f"{name}, line {number}")
+        if any(other.name == field.name for other in open_structs[depth].fields):
+            raise SchemaError(f"{name}, line {number}: {field.name} is there twice")
+        open_structs[depth].fields.append(field)
+        if field.struct is not None:
+            open_structs.append(field.struct)
+    for struct in structs.values():
+        if not struct.fields:
+            raise SchemaError(f"{name}: struct {struct.name} has no fields")
+    return Message(name, api_key, versions, flexible_from, root, structs)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Api:
+    """One API as written: parsed when its request or response is first used."""
+
+    key: int
+    name: str
+    versions: str
+    flexible: int
+    request: str
+    response: str
+
+    def message(self, kind: str) -> Message:
+        """`kind` is "Request" or "Response"."""
+        text = self.request if kind == "Request" else self.response
+        return parse(self.name + kind, self.key, Versions.parse(self.versions), self.flexible, text)

@@ -1,0 +1,206 @@
+"""Topics and their records made, changed and removed; configuration; log directories.
+
+KIP-4, 107, 133, 195, 226, 339, 464, 516, 525, 569, 599, 827 moved these messages. CreateTopicsResponse.configs defaults to [] and not to null: Java's
+admin client dereferences it unasked.
+"""
+
+from mqd.protocol.schema.language import Api
+
+CREATE_TOPICS = Api(
+    19, "CreateTopics", "2-7", 5,
+    """
+topics: [Topic] 0+
+    name: string 0+
+    num_partitions: int32 0+
+    replication_factor: int16 0+
+    assignments: [Assignment] 0+
+        partition_index: int32 0+
+        broker_ids: [int32] 0+
+    configs: [Config] 0+
+        name: string 0+
+        value: string 0+ null=0+
+timeout_ms: int32 0+ = 60000
+validate_only: bool 1+
+""",
+    """
+throttle_time_ms: int32 2+
+topics: [TopicResult] 0+
+    name: string 0+
+    topic_id: uuid 7+
+    error_code: int16 0+
+    error_message: string 1+ null=0+
+    topic_config_error_code: int16 5+ tag=0
+    num_partitions: int32 5+ = -1
+    replication_factor: int16 5+ = -1
+    configs: [Config] 5+ null=5+ = []
+        name: string 5+
+        value: string 5+ null=5+
+        read_only: bool 5+
+        config_source: int8 5+ = -1
+        is_sensitive: bool 5+
+""",
+)  # fmt: skip
+
+DELETE_TOPICS = Api(
+    20, "DeleteTopics", "1-6", 4,
+    """
+topics: [TopicState] 6+
+    name: string 6+ null=6+
+    topic_id: uuid 6+
+topic_names: [string] 0-5
+timeout_ms: int32 0+
+""",
+    """
+throttle_time_ms: int32 1+
+responses: [TopicResult] 0+
+    name: string 0+ null=6+
+    topic_id: uuid 6+
+    error_code: int16 0+
+    error_message: string 5+ null=5+
+""",
+)  # fmt: skip
+
+DELETE_RECORDS = Api(
+    21, "DeleteRecords", "0-2", 2,
+    """
+topics: [Topic] 0+
+    name: string 0+
+    partitions: [Partition] 0+
+        partition_index: int32 0+
+        offset: int64 0+
+timeout_ms: int32 0+
+""",
+    """
+throttle_time_ms: int32 0+
+topics: [TopicResult] 0+
+    name: string 0+
+    partitions: [PartitionResult] 0+
+        partition_index: int32 0+
+        low_watermark: int64 0+
+        error_code: int16 0+
+""",
+)  # fmt: skip
+
+DESCRIBE_CONFIGS = Api(
+    32, "DescribeConfigs", "1-4", 4,
+    """
+resources: [Resource] 0+
+    resource_type: int8 0+
+    resource_name: string 0+
+    configuration_keys: [string] 0+ null=0+
+include_synonyms: bool 1+
+include_documentation: bool 3+
+""",
+    """
+throttle_time_ms: int32 0+
+results: [Result] 0+
+    error_code: int16 0+
+    error_message: string 0+ null=0+
+    resource_type: int8 0+
+    resource_name: string 0+
+    configs: [Config] 0+
+        name: string 0+
+        value: string 0+ null=0+
+        read_only: bool 0+
+        config_source: int8 1+ = -1
+        is_sensitive: bool 0+
+        synonyms: [Synonym] 1+
+            name: string 1+
+            value: string 1+ null=0+
+            source: int8 1+
+        config_type: int8 3+
+        documentation: string 3+ null=0+
+""",
+)  # fmt: skip
+
+ALTER_CONFIGS = Api(
+    33, "AlterConfigs", "0-2", 2,
+    """
+resources: [Resource] 0+
+    resource_type: int8 0+
+    resource_name: string 0+
+    configs: [Config] 0+
+        name: string 0+
+        value: string 0+ null=0+
+validate_only: bool 0+
+""",
+    """
+throttle_time_ms: int32 0+
+responses: [ResourceResponse] 0+
+    error_code: int16 0+
+    error_message: string 0+ null=0+
+    resource_type: int8 0+
+    resource_name: string 0+
+""",
+)  # fmt: skip
+
+DESCRIBE_LOG_DIRS = Api(
+    35, "DescribeLogDirs", "1-4", 2,
+    """
+topics: [Topic] 0+ null=0+
+    topic: string 0+
+    partitions: [int32] 0+
+""",
+    """
+throttle_time_ms: int32 0+
+error_code: int16 3+
+results: [Result] 0+
+    error_code: int16 0+
+    log_dir: string 0+
+    topics: [Topic] 0+
+        name: string 0+
+        partitions: [Partition] 0+
+            partition_index: int32 0+
+            partition_size: int64 0+
+            offset_lag: int64 0+
+            is_future_key: bool 0+
+    total_bytes: int64 4+ = -1
+    usable_bytes: int64 4+ = -1
+""",
+)  # fmt: skip
+
+CREATE_PARTITIONS = Api(
+    37, "CreatePartitions", "0-3", 2,
+    """
+topics: [Topic] 0+
+    name: string 0+
+    count: int32 0+
+    assignments: [Assignment] 0+ null=0+
+        broker_ids: [int32] 0+
+timeout_ms: int32 0+
+validate_only: bool 0+
+""",
+    """
+throttle_time_ms: int32 0+
+results: [TopicResult] 0+
+    name: string 0+
+    error_code: int16 0+
+    error_message: string 0+ null=0+
+""",
+)  # fmt: skip
+
+INCREMENTAL_ALTER_CONFIGS = Api(
+    44, "IncrementalAlterConfigs", "0-1", 1,
+    """
+resources: [Resource] 0+
+    resource_type: int8 0+
+    resource_name: string 0+
+    configs: [Config] 0+
+        name: string 0+
+        config_operation: int8 0+
+        value: string 0+ null=0+
+validate_only: bool 0+
+""",
+    """
+throttle_time_ms: int32 0+
+responses: [ResourceResponse] 0+
+    error_code: int16 0+
+    error_message: string 0+ null=0+
+    resource_type: int8 0+
+    resource_name: string 0+
+""",
+)  # fmt: skip
+
+APIS = (
+    CREATE_TOPICS, DELETE_TOPICS, DELETE_RECORDS, DESCRIBE_CONFIGS, ALTER_CONFIGS, DESCRIBE_LOG_DIRS, CREATE_PARTITIONS, INCREMENTAL_ALTER_CONFIGS,
+)  # fmt: skip
