@@ -1,0 +1,109 @@
+"""Record batches as they lie in a segment file, read back: the headers. What is inside: records.py.
+
+    batch (magic 2), big-endian: base_offset int64, batch_length int32 (counts from the next field on), partition_leader_epoch int32, magic int8, crc uint32
+    (CRC-32C of everything after it), attributes int16, last_offset_delta int32, base_timestamp int64, max_timestamp int64, producer_id int64,
+    producer_epoch int16, base_sequence int32, record_count int32, records
+
+A batch was checked when it was appended, but a file may be damaged since, and a reader may look while its owner writes: nothing here is believed unchecked.
+"""
+
+import os
+from collections.abc import Iterator
+from struct import Struct
+
+import msgspec
+
+HEADER = Struct(">qiibIhiqqqhii")
+HEADER_BYTES = 61
+_LENGTH_BYTES = 12  # before what batch_length counts
+BATCH_BYTES_MAX = 1 << 30
+_READ_BYTES = 256 << 10
+
+COMPRESSION_NAMES = ("none", "gzip", "snappy", "lz4", "zstd")
+_COMPRESSION_MASK, _LOG_APPEND_TIME, _TRANSACTIONAL, _CONTROL = 7, 8, 16, 32
+
+
+class CorruptBatch(ValueError):
+    """Stored bytes are not a record batch, or its records are not what the header says."""
+
+
+class BatchInfo(msgspec.Struct, frozen=True, gc=False):
+    """A header, and where it lies. Timestamps in ms; offsets inclusive where they say last."""
+
+    position: int
+    size_bytes: int
+    base_offset: int
+    last_offset: int
+    partition_leader_epoch: int
+    crc: int
+    attributes: int
+    base_timestamp_ms: int
+    max_timestamp_ms: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+    crc_valid: bool | None = None  # None: not checked
+
+    @property
+    def next_offset(self) -> int:
+        return self.last_offset + 1
+
+    @property
+    def compression(self) -> int:
+        return self.attributes & _COMPRESSION_MASK
+
+    @property
+    def compression_name(self) -> str:
+        return COMPRESSION_NAMES[self.compression] if self.compression < len(COMPRESSION_NAMES) else f"unknown ({self.compression})"
+
+    @property
+    def log_append_time(self) -> bool:
+        return bool(self.attributes & _LOG_APPEND_TIME)
+
+    @property
+    def transactional(self) -> bool:
+        return bool(self.attributes & _TRANSACTIONAL)
+
+    @property
+    def control(self) -> bool:
+        return bool(self.attributes & _CONTROL)
+
+
+def parse_header(data: bytes, at: int, position: int) -> BatchInfo:
+    """`data[at:]` holds at least HEADER_BYTES; `position` is where that lies in the file. Raises CorruptBatch."""
+    (base_offset, length, leader_epoch, magic, crc, attributes, last_delta, base_timestamp, max_timestamp, producer_id, producer_epoch, base_sequence, count) = (
+        HEADER.unpack_from(data, at)
+    )
+    if magic != 2 and length > 0:
+        raise CorruptBatch(f"magic {magic} at position {position}: only record batches of magic 2 are stored")
+    if not HEADER_BYTES - _LENGTH_BYTES <= length <= BATCH_BYTES_MAX or base_offset < 0 or last_delta < 0 or count < 0:
+        raise CorruptBatch(f"no batch header at position {position}: length {length}, base offset {base_offset}, {count} records")
+    return BatchInfo(
+        position, _LENGTH_BYTES + length, base_offset, base_offset + last_delta, leader_epoch, crc, attributes, base_timestamp, max_timestamp, producer_id,
+        producer_epoch, base_sequence, count,
+    )
+
+
+def walk(fd: int, position: int, end_position: int) -> Iterator[BatchInfo]:
+    """Headers from a batch boundary on. Ends at `end_position`, at the end of the file, or at a batch that the file does not hold whole; raises CorruptBatch at
+    bytes that are no header. Reads ahead in blocks, skips the bodies of large batches."""
+    block, start = b"", position
+    while position + HEADER_BYTES <= end_position:
+        if not start <= position <= start + len(block) - HEADER_BYTES:
+            start, block = position, os.pread(fd, min(_READ_BYTES, end_position - position), position)
+            if len(block) < HEADER_BYTES:
+                return
+        batch = parse_header(block, position - start, position)
+        if position + batch.size_bytes > end_position:
+            return
+        yield batch
+        position += batch.size_bytes
+
+
+def read_batch(fd: int, batch: BatchInfo) -> bytes:
+    """All bytes of a batch. Raises CorruptBatch when the file ends before."""
+    data = os.pread(fd, batch.size_bytes, batch.position)
+    if len(data) != batch.size_bytes:
+        raise CorruptBatch(f"the file ends inside the batch at position {batch.position}")
+    return data

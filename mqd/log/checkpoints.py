@@ -1,0 +1,234 @@
+"""What one worker writes down about its partitions, beside them in each log directory, and what may be believed of it after a start.
+
+Files, W = worker index:
+
+    recovery-point-offset-checkpoint.W   everything below the offset is on disk: recovery scans from there
+    log-start-offset-checkpoint.W        records below the offset were deleted: never serve them again
+    clean-shutdown.W                     generation of the broker's life that ended well; written last, removed before anything else is
+
+The first two have Kafka's text format (version line, count line, then `topic partition offset`), version 1 with a fourth column: the topic id. Files of
+several workers, of an earlier worker count or of a deleted topic of the same name may tell different things of one partition; the id tells incarnations
+apart, and of what remains the careful value counts:
+
+C1  recovery point: the lowest of all files. Too low costs a scan; too high would trust bytes that a power cut took.
+C2  log start: the highest of all files. It only ever moves up, and a deleted record must not come back.
+C3  clean: this worker's own marker was there, its own file names the partition, and no other file does (another's may have been written since).
+C4  a file keeps what it said of partitions that went to another worker until every worker has written its own (`settle`).
+C5  an offset is written only after the flush that makes it true (the caller passes durable offsets, never log ends).
+
+One writer per file, so no lock. Formatting and merging are pure; reading is plain; writing goes through Files.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from mqd.log.files import Files
+
+RECOVERY_POINT = "recovery-point-offset-checkpoint"
+LOG_START = "log-start-offset-checkpoint"
+CLEAN_SHUTDOWN = "clean-shutdown"
+_FILE_BYTES_MAX = 64 << 20  # 16384 partitions need 5 MB
+_NO_ID = "-"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint file does not hold what its format promises."""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    topic: str
+    partition: int
+    offset: int
+    topic_id: bytes | None  # None: written by something that knew no ids (Kafka)
+
+
+Key = tuple[str, int]
+
+
+def format_checkpoint(entries: Iterable[Entry]) -> bytes:
+    lines = [f"{e.topic} {e.partition} {e.offset} {e.topic_id.hex() if e.topic_id is not None else _NO_ID}" for e in entries]
+    return "\n".join(["1", str(len(lines)), *lines, ""]).encode()
+
+
+def parse_checkpoint(data: bytes, name: str = "checkpoint") -> list[Entry]:
+    """Raises CheckpointError naming the line. Accepts version 0 (Kafka's) and 1."""
+    try:
+        lines = data.decode().split("\n")
+        version, count = int(lines[0]), int(lines[1])
+    except (UnicodeDecodeError, ValueError, IndexError) as error:
+        raise CheckpointError(f"{name}: no version and count in the first two lines") from error
+    if version not in (0, 1):
+        raise CheckpointError(f"{name}: version {version} is unknown; it was written by a newer broker")
+    rows = [line for line in lines[2:] if line]
+    if len(rows) != count:
+        raise CheckpointError(f"{name}: {count} entries announced, {len(rows)} found")
+    return [_parse_entry(row, version, f"{name} line {number}") for number, row in enumerate(rows, 3)]
+
+
+def _parse_entry(row: str, version: int, where: str) -> Entry:
+    fields = row.split(" ")
+    try:
+        if len(fields) != 3 + version:
+            raise ValueError(f"{len(fields)} columns")
+        topic_id = None if version == 0 or fields[3] == _NO_ID else bytes.fromhex(fields[3])
+        entry = Entry(fields[0], int(fields[1]), int(fields[2]), topic_id)
+        if entry.partition < 0 or entry.offset < 0 or (topic_id is not None and len(topic_id) != 16):
+            raise ValueError("a number out of its range")
+    except ValueError as error:
+        raise CheckpointError(f"{where}: {error}") from error
+    return entry
+
+
+# -- what was found at start -----------------------------------------------------------------------------------------------
+
+
+class Found(msgspec.Struct):
+    """Everything the checkpoint files of one log directory said before this worker changed any."""
+
+    recovery_points: dict[str, list[Entry]] = {}  # by file suffix ("" = Kafka's own file)
+    log_starts: dict[str, list[Entry]] = {}
+    clean: bool = False  # the own marker was there
+    problems: list[str] = []  # files that could not be read; their entries are missing, which costs a scan
+
+    def index(self, worker: int) -> "Trust":
+        return Trust(self, worker)
+
+
+class Trust:
+    """Answers for one partition at a time what may be believed (C1, C2, C3)."""
+
+    def __init__(self, found: Found, worker: int):
+        self._clean = found.clean
+        self._own = str(worker)
+        self._recovery = _by_key(found.recovery_points)
+        self._starts = _by_key(found.log_starts)
+
+    def recovery_point(self, topic: str, partition: int, topic_id: bytes) -> int:
+        """Everything below is on disk; -1 = nothing is known."""
+        offsets = [offset for _, offset in _of(self._recovery, topic, partition, topic_id)]
+        return min(offsets) if offsets else -1
+
+    def log_start_offset(self, topic: str, partition: int, topic_id: bytes) -> int:
+        return max((offset for _, offset in _of(self._starts, topic, partition, topic_id)), default=0)
+
+    def clean_shutdown(self, topic: str, partition: int, topic_id: bytes) -> bool:
+        return self._clean and [suffix for suffix, _ in _of(self._recovery, topic, partition, topic_id)] == [self._own]
+
+
+def _by_key(files: Mapping[str, list[Entry]]) -> dict[Key, list[tuple[str, Entry]]]:
+    table: dict[Key, list[tuple[str, Entry]]] = {}
+    for suffix, entries in files.items():
+        for entry in entries:
+            table.setdefault((entry.topic, entry.partition), []).append((suffix, entry))
+    return table
+
+
+def _of(table: dict[Key, list[tuple[str, Entry]]], topic: str, partition: int, topic_id: bytes) -> list[tuple[str, int]]:
+    """(file suffix, offset) of this incarnation; entries without an id count only when none has one."""
+    rows = table.get((topic, partition), [])
+    matching = [(suffix, entry.offset) for suffix, entry in rows if entry.topic_id == topic_id]
+    if matching or any(entry.topic_id is not None for _, entry in rows):
+        return matching
+    return [(suffix, entry.offset) for suffix, entry in rows]
+
+
+def _suffixes(directory: Path, stem: str) -> dict[str, Path]:
+    pattern = re.compile(re.escape(stem) + r"(?:\.([0-9]{1,2}))?")
+    names = {path.name: path for path in directory.iterdir()}
+    return {match[1] or "": path for name, path in sorted(names.items()) if (match := pattern.fullmatch(name))}
+
+
+def _read(directory: Path, stem: str, problems: list[str]) -> dict[str, list[Entry]]:
+    found = {}
+    for suffix, path in _suffixes(directory, stem).items():
+        try:
+            if path.stat().st_size > _FILE_BYTES_MAX:
+                raise CheckpointError(f"{path}: larger than any checkpoint ({path.stat().st_size} bytes)")
+            found[suffix] = parse_checkpoint(path.read_bytes(), str(path))
+        except FileNotFoundError:
+            continue  # its owner has just replaced or removed it
+        except (OSError, CheckpointError) as error:
+            problems.append(str(error))
+    return found
+
+
+def open_directory(directory: Path, worker: int, worker_count: int, files: Files) -> Found:
+    """Reads what is there, then removes the own clean-shutdown marker and those of workers that no longer exist, durably: from here on a crash is a crash.
+    Nothing else may be written in the directory before. Raises OSError."""
+    found = Found()
+    found.clean = _marker(directory, worker).exists()
+    found.recovery_points = _read(directory, RECOVERY_POINT, found.problems)
+    found.log_starts = _read(directory, LOG_START, found.problems)
+    gone = [path for suffix, path in _suffixes(directory, CLEAN_SHUTDOWN).items() if suffix and (int(suffix) == worker or int(suffix) >= worker_count)]
+    for path in gone:
+        try:
+            files.unlink(path)
+        except FileNotFoundError:
+            pass  # another worker was faster
+    if gone:
+        files.sync_directory(directory)
+    return found
+
+
+def _marker(directory: Path, worker: int) -> Path:
+    return directory / f"{CLEAN_SHUTDOWN}.{worker}"
+
+
+def write_clean_shutdown(directory: Path, worker: int, generation: int, files: Files) -> None:
+    """The last thing that is written in a log directory, after every partition was flushed and closed and the checkpoints are in place."""
+    files.replace(_marker(directory, worker), f"version: 0\ngeneration: {generation}\n".encode())
+
+
+# -- what this worker writes ---------------------------------------------------------------------------------------------------
+
+
+class CheckpointWriter:
+    """The two files of one worker in one log directory. Not thread-safe: one caller at a time."""
+
+    def __init__(self, directory: Path, worker: int, files: Files, found: Found):
+        self.directory = directory
+        self._worker = worker
+        self._files = files
+        self._carried = {
+            RECOVERY_POINT: found.recovery_points.get(str(worker), []),
+            LOG_START: found.log_starts.get(str(worker), []),
+        }
+        self._written: dict[str, bytes] = {}
+
+    def settle(self, still_wanted: Iterable[Key] = ()) -> None:
+        """Every worker has written its own files: what was carried along (C4) is theirs now, but for `still_wanted`, own partitions that are not open."""
+        wanted = set(still_wanted)
+        for stem, entries in self._carried.items():
+            self._carried[stem] = [entry for entry in entries if (entry.topic, entry.partition) in wanted]
+
+    def write(self, recovery_points: Iterable[Entry], log_starts: Iterable[Entry]) -> bool:
+        """Replaces what changed; False when nothing did. Log starts first: a recovery point must never stand beside an older start. Raises OSError,
+        after which the old files are in force and the next call tries again."""
+        changed = self._write(LOG_START, [entry for entry in log_starts if entry.offset > 0])
+        return self._write(RECOVERY_POINT, list(recovery_points)) or changed
+
+    def _write(self, stem: str, entries: list[Entry]) -> bool:
+        own = {(entry.topic, entry.partition) for entry in entries}
+        carried = [entry for entry in self._carried[stem] if (entry.topic, entry.partition) not in own]
+        data = format_checkpoint(sorted([*entries, *carried], key=lambda entry: (entry.topic, entry.partition)))
+        if self._written.get(stem) == data:
+            return False
+        self._files.replace(self.directory / f"{stem}.{self._worker}", data)
+        self._written[stem] = data
+        return True
+
+
+def remove_orphans(directory: Path, worker_count: int, files: Files) -> list[Path]:
+    """Removes the checkpoints of workers that no longer exist and Kafka's own; only after settling. One worker does it for all."""
+    removed = []
+    for stem in (RECOVERY_POINT, LOG_START):
+        for suffix, path in _suffixes(directory, stem).items():
+            if not suffix or int(suffix) >= worker_count:
+                files.unlink(path)
+                removed.append(path)
+    if removed:
+        files.sync_directory(directory)
+    return removed

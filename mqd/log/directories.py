@@ -1,0 +1,135 @@
+"""Partition directories: their names, whose they are, and how one leaves.
+
+A partition lives in LOG_DIR/TOPIC-PARTITION. `partition.metadata` in it holds the topic id (Kafka's format, KIP-516), so that a directory that a topic of
+the same name left behind is never served.
+
+D1  a directory is served only when its partition.metadata names the topic id of the image, or when it holds no record and no metadata (a crash between
+    the two steps of its creation).
+D2  anything else under that name is moved aside to TOPIC-PARTITION.UUID-stray: never served, never deleted by itself.
+D3  deletion renames to TOPIC-PARTITION.UUID-delete first; the name is free from then on, and a crash leaves something that the next start recognises.
+
+Names are Kafka's. Called off the reactor and off the event loop.
+"""
+
+import errno
+import os
+import re
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from mqd.log.files import Files
+
+METADATA = "partition.metadata"
+_NAME_BYTES_MAX = 255
+_DELETED = re.compile(r".+\.[0-9a-f]{32}-delete")
+
+
+class TopicIdMismatch(ValueError):
+    """partition.metadata cannot be read or names another topic."""
+
+
+def partition_path(log_dir: Path, topic: str, partition: int) -> Path:
+    return log_dir / f"{topic}-{partition}"
+
+
+def aside_name(topic: str, partition: int, suffix: str) -> str:
+    """TOPIC-PARTITION.UUID-SUFFIX; a long topic name is shortened, for a file name has at most 255 bytes."""
+    tail = f"-{partition}.{uuid.uuid4().hex}-{suffix}"
+    return topic[: _NAME_BYTES_MAX - len(tail)] + tail
+
+
+def format_metadata(topic_id: bytes) -> bytes:
+    return f"version: 0\ntopic_id: {_to_text(topic_id)}\n".encode()
+
+
+def parse_metadata(data: bytes) -> bytes:
+    """The topic id. Raises TopicIdMismatch."""
+    match = re.fullmatch(rb"version: 0\ntopic_id: ([A-Za-z0-9_-]{22})\n?", data)
+    if match is None:
+        raise TopicIdMismatch(f"{METADATA} is not in the format version 0")
+    return _from_text(match[1])
+
+
+def _to_text(topic_id: bytes) -> str:
+    """Kafka's form of a Uuid: base64 for URLs without padding."""
+    import base64
+
+    return base64.urlsafe_b64encode(topic_id).rstrip(b"=").decode()
+
+
+def _from_text(text: bytes) -> bytes:
+    import base64
+
+    return base64.urlsafe_b64decode(text + b"==")
+
+
+def prepare(log_dir: Path, topic: str, partition: int, topic_id: bytes, files: Files) -> tuple[Path, Path | None]:
+    """Makes sure that the partition's directory exists and is this topic's. Returns (its path, what was moved aside or None). Raises OSError.
+
+    A new directory is durable only after sync_directory(log_dir): the caller does that once for many."""
+    path = partition_path(log_dir, topic, partition)
+    moved = None
+    if path.exists():
+        try:
+            found = parse_metadata((path / METADATA).read_bytes())
+        except FileNotFoundError:
+            found = None
+        except TopicIdMismatch:
+            found = b""
+        if found == topic_id:
+            return path, None
+        if found is not None or _holds_records(path):
+            moved = log_dir / aside_name(topic, partition, "stray")
+            files.rename(path, moved)
+    if moved is not None or not path.exists():
+        files.make_directory(path)
+    files.replace(path / METADATA, format_metadata(topic_id))
+    return path, moved
+
+
+def _holds_records(path: Path) -> bool:
+    return any(entry.name.endswith(".log") and entry.stat().st_size > 0 for entry in os.scandir(path))
+
+
+def exists(log_dir: Path, topic: str, partition: int, topic_id: bytes) -> bool:
+    """Is there a directory of this very partition?"""
+    try:
+        return parse_metadata((partition_path(log_dir, topic, partition) / METADATA).read_bytes()) == topic_id
+    except (OSError, TopicIdMismatch):
+        return False
+
+
+def set_aside_for_deletion(log_dir: Path, topic: str, partition: int, files: Files) -> Path | None:
+    """Frees the name (D3), durably. None: there was no directory. Raises OSError."""
+    target = log_dir / aside_name(topic, partition, "delete")
+    try:
+        files.rename(partition_path(log_dir, topic, partition), target)
+    except OSError as error:
+        if error.errno == errno.ENOENT:
+            return None
+        raise
+    files.sync_directory(log_dir)
+    return target
+
+
+def leftovers(log_dir: Path) -> list[Path]:
+    """Directories that an earlier life had set aside for deletion."""
+    return sorted(path for path in log_dir.iterdir() if _DELETED.fullmatch(path.name) and path.is_dir() and not path.is_symlink())
+
+
+def delete_tree(path: Path, files: Files) -> Iterator[Path]:
+    """Deletes a directory set aside, file by file, yielding each file it is about to unlink (so that the caller can pace or stop). Raises OSError."""
+    for entry in sorted(path.iterdir()):
+        if entry.is_dir() and not entry.is_symlink():
+            yield from delete_tree(entry, files)
+            continue
+        yield entry
+        try:
+            files.unlink(entry)
+        except FileNotFoundError:
+            pass
+    try:
+        path.rmdir()
+    except FileNotFoundError:
+        pass

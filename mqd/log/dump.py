@@ -1,0 +1,162 @@
+"""Looking at and checking stored segments, for `mqd log dump` and `mqd log verify`. Reads only; safe beside a running broker (what is written meanwhile may
+look cut off at the very end of an active segment, which is reported as `incomplete`, not as damage)."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from mqd.log import segments
+from mqd.log.batches import HEADER_BYTES, BatchInfo, CorruptBatch, parse_header, read_batch, walk
+from mqd.log.records import Record, record_times, records
+
+_CRC_START = 21  # the checksum covers everything from the attributes on
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+
+class SegmentReport(msgspec.Struct):
+    path: str
+    base_offset: int
+    size_bytes: int
+    valid_bytes: int
+    batch_count: int
+    record_count: int
+    first_offset: int  # -1: no batch
+    next_offset: int  # after the last valid batch; base_offset if none
+    max_timestamp_ms: int
+    problem: str | None = None  # why the byte at valid_bytes is not valid; None: sound to its end
+    problem_offset: int = -1  # base offset of the batch concerned, -1 = not readable
+    incomplete: bool = False  # the problem is a last batch that is cut off, as a crash or a running writer leaves it
+    index_problems: list[str] = []  # indexes can be rebuilt: no data is lost
+
+
+class DirectoryReport(msgspec.Struct):
+    path: str
+    segments: list[SegmentReport]
+
+    @property
+    def sound(self) -> bool:
+        return all(segment.problem is None and not segment.index_problems for segment in self.segments)
+
+    @property
+    def damaged(self) -> bool:
+        """Stored records are unreadable (an incomplete last batch of the last segment is not damage)."""
+        return any(s.problem is not None and not (s.incomplete and s is self.segments[-1]) for s in self.segments)
+
+
+def _base_offset_of(path: Path) -> int:
+    if path.suffix != ".log" or len(path.stem) != 20 or not path.stem.isdigit():
+        raise ValueError(f"{path}: not a segment; its name would be 20 digits and .log")
+    return int(path.stem)
+
+
+def dump_segment(path: str | os.PathLike[str], check_crc: bool = True) -> Iterator[BatchInfo]:
+    """Every batch of a segment file in order; `crc_valid` tells of its checksum. Raises OSError; CorruptBatch at bytes that are no batch."""
+    with open(path, "rb") as file:
+        for batch in walk(file.fileno(), 0, os.fstat(file.fileno()).st_size):
+            yield msgspec.structs.replace(batch, crc_valid=_crc_valid(batch, read_batch(file.fileno(), batch))) if check_crc else batch
+
+
+def dump_records(path: str | os.PathLike[str], batch: BatchInfo) -> list[Record]:
+    """The records of a batch that dump_segment gave. Raises OSError, CorruptBatch."""
+    with open(path, "rb") as file:
+        return list(records(batch, read_batch(file.fileno(), batch)))
+
+
+def _crc_valid(batch: BatchInfo, data: bytes) -> bool:
+    from mqd import native  # hardware CRC-32C
+
+    return native.crc32c(memoryview(data)[_CRC_START:]) == batch.crc
+
+
+def verify_segment(path: str | os.PathLike[str], deep: bool = False, progress: Progress | None = None, done: int = 0, total: int = 0) -> SegmentReport:
+    """Checks every header and checksum, that offsets rise, and the indexes beside it; `deep` also opens (decompresses) every record. Raises OSError."""
+    path = Path(path)
+    base = _base_offset_of(path)
+    size = path.stat().st_size
+    report = SegmentReport(str(path), base, size, 0, 0, 0, -1, base, -1)
+    starts: dict[int, int] = {}  # position -> base offset, for the offset index
+    try:
+        for batch in dump_segment(path):
+            _verify_batch(path, batch, report, deep)
+            starts[batch.position] = batch.base_offset
+            report.valid_bytes = batch.position + batch.size_bytes
+            report.batch_count += 1
+            report.record_count += batch.record_count
+            report.first_offset = batch.base_offset if report.first_offset < 0 else report.first_offset
+            report.next_offset = batch.next_offset
+            report.max_timestamp_ms = max(report.max_timestamp_ms, batch.max_timestamp_ms)
+            if progress is not None:
+                progress(done + report.valid_bytes, total or size)
+    except CorruptBatch as error:
+        report.problem = str(error)
+    if report.problem is None and report.valid_bytes < size:
+        _judge_tail(path, size, report)
+    report.index_problems = _verify_indexes(path.parent, report, starts)
+    return report
+
+
+def _verify_batch(path: Path, batch: BatchInfo, report: SegmentReport, deep: bool) -> None:
+    if batch.base_offset < report.next_offset:
+        report.problem_offset = batch.base_offset
+        raise CorruptBatch(f"batch at position {batch.position} begins at offset {batch.base_offset}, below {report.next_offset}")
+    if not batch.crc_valid:
+        report.problem_offset = batch.base_offset
+        raise CorruptBatch(f"checksum of the batch at position {batch.position} (offsets {batch.base_offset} to {batch.last_offset}) is wrong")
+    if deep:
+        try:
+            with open(path, "rb") as file:
+                offsets = [offset for offset, _ in record_times(batch, read_batch(file.fileno(), batch))]
+        except CorruptBatch as error:
+            report.problem_offset = batch.base_offset
+            raise CorruptBatch(f"batch at position {batch.position}: {error}") from error
+        if offsets and (offsets[0] < batch.base_offset or offsets[-1] > batch.last_offset):
+            report.problem_offset = batch.base_offset
+            raise CorruptBatch(f"records of the batch at position {batch.position} have offsets outside of it")
+
+
+def _judge_tail(path: Path, size: int, report: SegmentReport) -> None:
+    """The walk ended before the file did: a batch that is cut off, or nothing but zeroes."""
+    left = size - report.valid_bytes
+    with open(path, "rb") as file:
+        data = os.pread(file.fileno(), HEADER_BYTES, report.valid_bytes)
+    report.incomplete = True
+    report.problem = f"{left} bytes at position {report.valid_bytes} are no whole batch"
+    if len(data) == HEADER_BYTES:
+        try:
+            report.problem_offset = parse_header(data, 0, report.valid_bytes).base_offset
+        except CorruptBatch as error:
+            report.problem, report.incomplete = str(error), False
+
+
+def _verify_indexes(directory: Path, report: SegmentReport, starts: dict[int, int]) -> list[str]:
+    problems = []
+    entries = segments.read_offset_index(directory, report.base_offset)
+    for offset, position in entries.tolist():
+        start = starts.get(position)
+        if position < report.valid_bytes and (start is None or start > report.base_offset + offset):
+            problems.append(f"offset index: entry for offset {report.base_offset + offset} names position {position}, where no such batch begins")
+            break
+    if len(entries) and int(entries["offset"][-1]) + report.base_offset >= report.next_offset and report.problem is None:
+        problems.append(f"offset index: names offset {int(entries['offset'][-1]) + report.base_offset}, which the segment does not hold")
+    times = segments.read_time_index(directory, report.base_offset)
+    if len(times) and report.problem is None and int(times["timestamp"][-1]) > report.max_timestamp_ms:
+        problems.append(f"time index: names timestamp {int(times['timestamp'][-1])}, newer than any record")
+    return problems
+
+
+def verify_directory(path: str | os.PathLike[str], progress: Progress | None = None, deep: bool = False) -> DirectoryReport:
+    """Verifies every segment of a partition's directory, and that the segments follow each other. Raises OSError."""
+    directory = Path(path)
+    bases = segments.base_offsets(directory)
+    paths = [segments.segment_path(directory, base) for base in bases]
+    sizes = [segment.stat().st_size for segment in paths]
+    report = DirectoryReport(str(directory), [])
+    for number, segment in enumerate(paths):
+        found = verify_segment(segment, deep, progress, sum(sizes[:number]), sum(sizes))
+        previous = report.segments[-1] if report.segments else None
+        if previous is not None and previous.next_offset > found.base_offset and found.problem is None:
+            found.problem = f"begins at offset {found.base_offset}, but the segment before it reaches {previous.next_offset}"
+        report.segments.append(found)
+    return report

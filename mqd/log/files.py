@@ -1,0 +1,46 @@
+"""How the Python side changes files in a log directory: only through here, and from here only through the native file layer.
+
+The native layer can record, refuse and forget every change (tests/crash); a change made past it would be invisible to those tests. Code takes a `Files`
+as an argument, so that policy can be tested without the extension and a test can watch the order of changes. Reading needs no layer.
+"""
+
+from pathlib import Path
+from typing import Protocol
+
+
+class Files(Protocol):
+    def replace(self, path: Path, data: bytes) -> None:
+        """Afterwards, even after a power cut, `path` holds all of `data`, or (on an error) what it held before. Raises OSError."""
+
+    def unlink(self, path: Path) -> None: ...
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Durable after sync_directory of the parent."""
+
+    def make_directory(self, path: Path) -> None: ...
+
+    def sync_directory(self, path: Path) -> None: ...
+
+
+class NativeFiles:
+    """The one that runs. Every call releases the GIL; may be used by several threads."""
+
+    def __init__(self) -> None:
+        from mqd import native  # the extension is wanted only where files are really changed
+
+        self._native = native
+
+    def replace(self, path: Path, data: bytes) -> None:
+        self._native.file_replace(path, data)
+
+    def unlink(self, path: Path) -> None:
+        self._native.file_unlink(path)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._native.file_rename(source, target)
+
+    def make_directory(self, path: Path) -> None:
+        self._native.file_mkdir(path)
+
+    def sync_directory(self, path: Path) -> None:
+        self._native.file_sync_directory(path)

@@ -1,0 +1,225 @@
+"""Questions about a partition's past, answered from its files by any process: an offset by time, the newest timestamp, the end of a leader epoch.
+
+The reader is not the owner: it opens the files read-only, never looks at or beyond the high watermark it was given (below it bytes never change), and meets
+files that vanish (retention) by looking again. Indexes are only hints (see segments.py). Blocking; call it off an event loop. Corrupt bytes below the
+high watermark raise CorruptBatch naming the segment.
+
+Semantics are Kafka's: ListOffsets by time gives the earliest offset whose record's timestamp is at least the wanted one; KIP-734 for the newest
+timestamp; OffsetForLeaderEpoch as in LeaderEpochFileCache.endOffsetFor.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy
+
+from mqd.log import segments
+from mqd.log.batches import BatchInfo, CorruptBatch, read_batch, walk
+from mqd.log.records import record_times
+
+EPOCH_CHECKPOINT = "leader-epoch-checkpoint"
+_ATTEMPTS = 5
+_EVERYTHING = 1 << 62
+
+
+class OffsetAndTimestamp(NamedTuple):
+    offset: int
+    timestamp_ms: int
+
+
+class EpochEnd(NamedTuple):
+    leader_epoch: int
+    end_offset: int
+
+
+UNKNOWN = OffsetAndTimestamp(-1, -1)
+UNKNOWN_EPOCH = EpochEnd(-1, -1)
+
+
+class _Vanished(Exception):
+    """A segment was deleted between the listing and the reading."""
+
+
+def offset_for_timestamp(directory: str | os.PathLike[str], timestamp_ms: int, log_start_offset: int, high_watermark: int) -> OffsetAndTimestamp:
+    """The earliest record at or after `timestamp_ms` in [log_start_offset, high_watermark), with its own timestamp; UNKNOWN when there is none.
+
+    Raises OSError, CorruptBatch."""
+    return _retry(_offset_for_timestamp, Path(directory), timestamp_ms, log_start_offset, high_watermark)
+
+
+def max_timestamp(directory: str | os.PathLike[str], log_start_offset: int, high_watermark: int) -> OffsetAndTimestamp:
+    """The first record with the newest timestamp in [log_start_offset, high_watermark); UNKNOWN when there is no record. Raises OSError, CorruptBatch."""
+    return _retry(_max_timestamp, Path(directory), log_start_offset, high_watermark)
+
+
+def _retry(question, directory: Path, *arguments: int) -> OffsetAndTimestamp:
+    for attempt in range(_ATTEMPTS):
+        try:
+            return question(directory, *arguments)
+        except _Vanished as vanished:
+            if attempt == _ATTEMPTS - 1:
+                raise OSError(f"{directory}: segments vanish faster than they can be read") from vanished
+    raise AssertionError
+
+
+def _bases(directory: Path, log_start_offset: int, high_watermark: int) -> list[int]:
+    """Base offsets of the segments that hold any of [log_start_offset, high_watermark)."""
+    bases = segments.base_offsets(directory)
+    following = [*bases[1:], _EVERYTHING]
+    return [base for base, end in zip(bases, following, strict=True) if end > log_start_offset and base < high_watermark]
+
+
+def _newest_of_sealed(directory: Path, base: int) -> int:
+    """Upper hint of a sealed segment's timestamps: its last time index entry; -1 = there is none, look inside."""
+    entries = segments.read_time_index(directory, base)
+    return int(entries["timestamp"][-1]) if len(entries) else -1
+
+
+def _offset_for_timestamp(directory: Path, timestamp_ms: int, log_start_offset: int, high_watermark: int) -> OffsetAndTimestamp:
+    bases = _bases(directory, log_start_offset, high_watermark)
+    for number, base in enumerate(bases):
+        sealed = number + 1 < len(bases)
+        if sealed and 0 <= _newest_of_sealed(directory, base) < timestamp_ms:
+            continue
+        found = _search_segment(directory, base, timestamp_ms, log_start_offset, high_watermark)
+        if found is not None:
+            return found
+    return UNKNOWN
+
+
+def _search_segment(directory: Path, base: int, timestamp_ms: int, log_start_offset: int, high_watermark: int) -> OffsetAndTimestamp | None:
+    """Everything up to an index entry with an older timestamp is older: the walk starts there."""
+    entries = segments.read_time_index(directory, base)
+    older = int(numpy.searchsorted(entries["timestamp"], timestamp_ms, side="left"))
+    from_offset = max(base + int(entries["offset"][older - 1]) if older else base, log_start_offset)
+    with _Reader(directory, base) as reader:
+        for batch in reader.batches(from_offset, high_watermark):
+            if batch.max_timestamp_ms < timestamp_ms or batch.last_offset < log_start_offset:
+                continue
+            for offset, timestamp in reader.record_times(batch):
+                if timestamp >= timestamp_ms and log_start_offset <= offset < high_watermark:
+                    return OffsetAndTimestamp(offset, timestamp)
+    return None
+
+
+def _max_timestamp(directory: Path, log_start_offset: int, high_watermark: int) -> OffsetAndTimestamp:
+    best: OffsetAndTimestamp = UNKNOWN
+    bases = _bases(directory, log_start_offset, high_watermark)
+    for number, base in enumerate(bases):
+        sealed = number + 1 < len(bases)
+        if sealed and 0 <= _newest_of_sealed(directory, base) <= best.timestamp_ms:
+            continue
+        best = _newest_in_segment(directory, base, log_start_offset, high_watermark, best)
+    return best
+
+
+def _newest_in_segment(directory: Path, base: int, log_start_offset: int, high_watermark: int, best: OffsetAndTimestamp) -> OffsetAndTimestamp:
+    """The walk may skip to the first entry with the segment's newest indexed timestamp: what lies before is no newer."""
+    entries = segments.read_time_index(directory, base)
+    from_offset = max(base, log_start_offset)
+    if len(entries):
+        first = int(numpy.searchsorted(entries["timestamp"], entries["timestamp"][-1], side="left"))
+        if first and base + int(entries["offset"][first]) < high_watermark:
+            from_offset = max(base + int(entries["offset"][first - 1]), from_offset)
+    with _Reader(directory, base) as reader:
+        candidate: BatchInfo | None = None
+        for batch in reader.batches(from_offset, high_watermark):
+            if batch.base_offset < log_start_offset or batch.next_offset > high_watermark:
+                best = reader.newest_record(batch, log_start_offset, high_watermark, best)  # its newest record may be one that does not count
+            elif batch.max_timestamp_ms > max(best.timestamp_ms, candidate.max_timestamp_ms if candidate else -1):
+                candidate = batch
+        if candidate is None:
+            return best
+        found = reader.newest_record(candidate, log_start_offset, high_watermark, UNKNOWN)
+        return max(found, best, key=lambda it: (it.timestamp_ms, -it.offset))
+
+
+class _Reader:
+    """One segment, open for reading."""
+
+    def __init__(self, directory: Path, base: int):
+        self._directory, self._base = directory, base
+        self._path = segments.segment_path(directory, base)
+
+    def __enter__(self) -> "_Reader":
+        try:
+            self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            raise _Vanished from error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def _position(self, offset: int) -> int:
+        entries = segments.read_offset_index(self._directory, self._base)
+        found = int(numpy.searchsorted(entries["offset"], offset - self._base, side="right"))
+        return int(entries["position"][found - 1]) if found else 0
+
+    def batches(self, from_offset: int, high_watermark: int) -> Iterator[BatchInfo]:
+        """From the batch that holds `from_offset` (or one before it) to the high watermark."""
+        position = self._position(from_offset)
+        try:
+            for batch in walk(self._fd, position, os.fstat(self._fd).st_size):
+                if batch.base_offset >= high_watermark:
+                    return
+                if batch.last_offset >= from_offset:
+                    yield batch
+                if batch.next_offset >= high_watermark:
+                    return  # what comes next may be half written
+        except CorruptBatch as error:
+            raise CorruptBatch(f"{self._path}: {error}") from error
+
+    def newest_record(self, batch: BatchInfo, log_start_offset: int, high_watermark: int, best: OffsetAndTimestamp) -> OffsetAndTimestamp:
+        for offset, timestamp in self.record_times(batch):
+            if timestamp > best.timestamp_ms and log_start_offset <= offset < high_watermark:
+                best = OffsetAndTimestamp(offset, timestamp)
+        return best
+
+    def record_times(self, batch: BatchInfo) -> Iterator[tuple[int, int]]:
+        try:
+            yield from record_times(batch, read_batch(self._fd, batch))
+        except CorruptBatch as error:
+            raise CorruptBatch(f"{self._path}: batch at offset {batch.base_offset}: {error}") from error
+
+
+# -- leader epochs -------------------------------------------------------------------------------------------------------------
+
+
+def read_leader_epochs(directory: str | os.PathLike[str]) -> list[tuple[int, int]]:
+    """(leader epoch, its first offset), ascending, out of leader-epoch-checkpoint (Kafka's text format); [] when there is none. Raises OSError, ValueError."""
+    path = Path(directory) / EPOCH_CHECKPOINT
+    try:
+        lines = path.read_text().split("\n")
+    except FileNotFoundError:
+        return []
+    try:
+        version, count = int(lines[0]), int(lines[1])
+        rows = [line.split(" ") for line in lines[2:] if line]
+        if version != 0 or len(rows) != count:
+            raise ValueError(f"version {version}, {count} entries announced, {len(rows)} found")
+        epochs = [(int(epoch), int(start)) for epoch, start in rows]
+    except (ValueError, IndexError) as error:
+        raise ValueError(f"{path}: not a leader epoch checkpoint: {error}") from error
+    return sorted(epochs)
+
+
+def epoch_end_offset(epochs: list[tuple[int, int]], leader_epoch: int, log_end_offset: int) -> EpochEnd:
+    """The largest epoch not above `leader_epoch` and the offset where it ended. UNKNOWN_EPOCH: the log knows nothing of it (also epochs yet to come)."""
+    if leader_epoch < 0 or not epochs or leader_epoch > epochs[-1][0]:
+        return UNKNOWN_EPOCH
+    if leader_epoch == epochs[-1][0]:
+        return EpochEnd(leader_epoch, log_end_offset)
+    higher_start = next(start for epoch, start in epochs if epoch > leader_epoch)
+    floor = max((epoch for epoch, _ in epochs if epoch <= leader_epoch), default=leader_epoch)
+    return EpochEnd(floor, higher_start)
+
+
+def leader_epoch_end_offset(directory: str | os.PathLike[str], leader_epoch: int, log_end_offset: int, current_leader_epoch: int = -1) -> EpochEnd:
+    """As epoch_end_offset, from the partition's files. `current_leader_epoch`: an epoch in force that has no record yet, and so no entry."""
+    epochs = read_leader_epochs(directory)
+    if current_leader_epoch >= 0 and (not epochs or epochs[-1][0] < current_leader_epoch):
+        epochs.append((current_leader_epoch, log_end_offset))
+    return epoch_end_offset(epochs, leader_epoch, log_end_offset)

@@ -1,0 +1,116 @@
+"""Which segments may go, and why: pure functions over a listing.
+
+All of them answer with a new log start offset (the caller moves the start first, then unlinks what lies below), never with files.
+
+R1  the active segment (the last of the listing) never goes; where its age says it should, `roll` asks for a new one, and the next look finds it sealed.
+R2  only segments that lie wholly below the high watermark go, and only from the oldest on without a gap.
+R3  a topic without the policy `delete` loses nothing by age, size or free space (what lies below the log start goes all the same).
+
+Rules by age and size are Kafka's: by age while now - newest timestamp > retention.ms; by size while what remains is at least retention.bytes.
+"""
+
+from collections.abc import Hashable, Sequence
+
+import msgspec
+
+from mqd.log.segments import Segment
+
+
+class RetentionPolicy(msgspec.Struct, frozen=True):
+    retention_ms: int  # < 0 = never
+    retention_bytes: int  # < 0 = no limit
+    segment_ms: int  # an active segment with an older first record is rolled; includes the jitter
+    delete: bool = True  # cleanup.policy has `delete`
+
+
+class Decision(msgspec.Struct, frozen=True):
+    new_start_offset: int | None = None
+    roll: bool = False
+    reason: str = ""
+
+
+def _removable(segments: Sequence[Segment], high_watermark: int) -> int:
+    """How many of the oldest segments R1 and R2 would let go."""
+    count = 0
+    for following in segments[1:]:
+        if following.base_offset > high_watermark:
+            break
+        count += 1
+    return count
+
+
+def _count_by_age(segments: Sequence[Segment], limit: int, retention_ms: int, now_ms: int) -> int:
+    count = 0
+    while retention_ms >= 0 and count < limit and now_ms - segments[count].age_timestamp_ms > retention_ms:
+        count += 1
+    return count
+
+
+def _count_by_size(segments: Sequence[Segment], limit: int, retention_bytes: int) -> int:
+    if retention_bytes < 0:
+        return 0
+    excess = sum(segment.size_bytes for segment in segments) - retention_bytes
+    count = 0
+    while count < limit and excess >= segments[count].size_bytes:
+        excess -= segments[count].size_bytes
+        count += 1
+    return count
+
+
+def decide(
+    segments: Sequence[Segment], policy: RetentionPolicy, now_ms: int, log_start_offset: int, high_watermark: int, active_first_timestamp_ms: int = -1
+) -> Decision:
+    """`segments` ascending, active last; `active_first_timestamp_ms` of its first record, -1 = unknown or empty."""
+    if not segments:
+        return Decision()
+    active = segments[-1]
+    roll = active.size_bytes > 0 and _active_is_old(active, policy, now_ms, active_first_timestamp_ms)
+    count, reason = 0, ""
+    if policy.delete:
+        limit = _removable(segments, high_watermark)
+        by_age, by_size = _count_by_age(segments, limit, policy.retention_ms, now_ms), _count_by_size(segments, limit, policy.retention_bytes)
+        count = max(by_age, by_size)
+        reason = "" if not count else "age" if by_age >= by_size else "size"
+    start = segments[count].base_offset
+    return Decision(start if count and start > log_start_offset else None, roll, reason)
+
+
+def _active_is_old(active: Segment, policy: RetentionPolicy, now_ms: int, first_timestamp_ms: int) -> bool:
+    expired = policy.delete and policy.retention_ms >= 0 and now_ms - active.age_timestamp_ms > policy.retention_ms
+    return expired or (first_timestamp_ms >= 0 and now_ms - first_timestamp_ms > policy.segment_ms)
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A partition that free-space retention may shorten."""
+
+    key: Hashable
+    segments: Sequence[Segment]
+    log_start_offset: int
+    high_watermark: int
+    delete: bool
+
+
+def free_space(candidates: Sequence[Candidate], bytes_wanted: int) -> dict[Hashable, int]:
+    """New log start offsets (key -> offset) that free at least `bytes_wanted`, taking the oldest sealed segments of all partitions first; fewer when there is
+    no more to take. Empty when nothing is wanted."""
+    removable = [
+        (segment.age_timestamp_ms, index, position, segment.size_bytes)
+        for index, candidate in enumerate(candidates)
+        if candidate.delete
+        for position, segment in enumerate(candidate.segments[: _removable(candidate.segments, candidate.high_watermark)])
+    ]
+    starts: dict[Hashable, int] = {}
+    next_position = [0] * len(candidates)
+    freed = 0
+    for _, index, position, _ in sorted(removable):
+        if freed >= bytes_wanted:
+            break
+        candidate = candidates[index]
+        # timestamps of producers may fall from one segment to the next: the ones before go too (R2)
+        while next_position[index] <= position:
+            freed += candidate.segments[next_position[index]].size_bytes
+            next_position[index] += 1
+        start = candidate.segments[next_position[index]].base_offset
+        if start > candidate.log_start_offset:
+            starts[candidate.key] = start
+    return starts
