@@ -1,0 +1,369 @@
+"""The controller's decisions: requests in, records, publications and replies out. Sans-I/O: no clock, socket, disk or randomness of its own.
+
+A change goes   ChangeRequested -> Persist -> (Persisted) -> Publish -> (AppliedByHost) -> Reply.
+
+`tail` is the metadata with everything that was handed to Persist; changes are judged against it, so two requests for one name cannot both succeed. `committed` is
+what the log holds for certain; only that is published. When a Persist fails, everything after `committed` is forgotten and whoever waited is told a retriable error.
+
+Invariants (check())
+    C1  tail is committed plus the pending batches, in order
+    C2  an answer waits for every record it may rest on: also a refusal, which rests on the tail
+    C3  a change is answered after it is committed and, when it touches partitions, applied by the workers; or after APPLY_WAIT_MS_MAX with REQUEST_TIMED_OUT
+    C4  versions of batches rise; what was published is a prefix of what was committed
+Bounds: REQUESTS_WAITING_MAX requests; more are refused with a retriable error.
+"""
+
+from collections.abc import Callable, Hashable
+
+import msgspec
+
+from mqd.cluster import controller_messages as messages
+from mqd.cluster import metadata_rules as rules
+from mqd.cluster.config_rules import ConfigRules
+from mqd.cluster.metadata_records import (
+    BrokerConfigured,
+    BrokerRegistered,
+    BrokerState,
+    ClusterCreated,
+    LeaderEpochsRaised,
+    PartitionsAdded,
+    Record,
+    TopicConfigured,
+    TopicCreated,
+    TopicRemoved,
+    TopicState,
+)
+from mqd.cluster.metadata_state import MetadataState
+from mqd.protocol.errors import ErrorCode
+
+APPLY_WAIT_MS_MAX = 30_000
+REQUESTS_WAITING_MAX = 10_000
+
+# -- events --------------------------------------------------------------------------------------------------------------------
+
+
+class BrokerStarted(msgspec.Struct, frozen=True):
+    """This host's controller process started. Another incarnation than the registered one: the whole host was restarted."""
+
+    host: str
+    port: int
+    rack: str | None
+    incarnation: int
+    new_cluster_id: str  # taken when the log is empty
+
+
+class DirectoriesSeen(msgspec.Struct, frozen=True):
+    directories: tuple[rules.Directory, ...]
+
+
+class ChangeRequested(msgspec.Struct, frozen=True):
+    client: Hashable
+    request: messages.Request
+
+
+class LeadershipsLost(msgspec.Struct, frozen=True):
+    """The process that led these partitions died: they need a new leader epoch before anyone serves them."""
+
+    partitions: tuple[tuple[bytes, int], ...]  # (topic id, index)
+
+
+class Persisted(msgspec.Struct, frozen=True):
+    version: int  # everything up to here is on disk
+
+
+class PersistFailed(msgspec.Struct, frozen=True):
+    reason: str
+
+
+class AppliedByHost(msgspec.Struct, frozen=True):
+    version: int  # every worker that takes part has it in force
+
+
+class ClientGone(msgspec.Struct, frozen=True):
+    client: Hashable
+
+
+class Tick(msgspec.Struct, frozen=True):
+    pass
+
+
+Event = BrokerStarted | DirectoriesSeen | ChangeRequested | LeadershipsLost | Persisted | PersistFailed | AppliedByHost | ClientGone | Tick
+
+# -- actions -------------------------------------------------------------------------------------------------------------------
+
+
+class Persist(msgspec.Struct, frozen=True):
+    """Append and flush these records; answered by Persisted(version) or PersistFailed. `attempt` differs after a failure: older ones are not to be written."""
+
+    records: tuple[Record, ...]
+    base_offset: int
+    version: int
+    attempt: int
+
+
+class Publish(msgspec.Struct, frozen=True):
+    """Committed: new states of topics, removed topics, whether a broker's configuration or registration changed."""
+
+    version: int
+    topics: tuple[TopicState, ...] = ()
+    removed: tuple[TopicState, ...] = ()
+    broker_config: dict[str, str] | None = None
+    brokers_changed: bool = False
+
+
+class Reply(msgspec.Struct, frozen=True):
+    client: Hashable
+    answer: messages.Answer
+    topic: TopicState | None = None  # the shell adds slots and owners and puts it into the answer
+
+
+Action = Persist | Publish | Reply
+
+
+class _Batch(msgspec.Struct):
+    records: tuple[Record, ...]
+    version: int
+
+
+class _Waiting(msgspec.Struct):
+    client: Hashable
+    answer: messages.Answer
+    topic_name: str | None
+    version: int
+    needs_apply: bool
+    since_ms: int
+
+
+class MetadataCore:
+    def __init__(self, state: MetadataState, node_id: int, config_rules: ConfigRules, new_id: Callable[[], bytes], partition_count_max: int) -> None:
+        self.committed = state
+        self.tail = state.copy()
+        self.node_id = node_id
+        self._rules = config_rules
+        self._new_id = new_id
+        self._partition_count_max = partition_count_max
+        self._directories: tuple[rules.Directory, ...] = ()
+        self._pending: list[_Batch] = []
+        self._waiting: list[_Waiting] = []
+        self._lost: set[tuple[bytes, int]] = set()  # leaderships whose new epoch could not be written yet
+        self._applied_version = 0
+        self._attempt = 0
+
+    @property
+    def idle(self) -> bool:
+        return not self._pending and not self._waiting
+
+    def handle(self, event: Event, now_ms: int) -> list[Action]:
+        return _HANDLERS[type(event)](self, event, now_ms)
+
+    # -- this host ---------------------------------------------------------------------------------------------------------
+
+    def _on_broker_started(self, event: BrokerStarted, now_ms: int) -> list[Action]:
+        records: list[Record] = []
+        if not self.tail.cluster_id:
+            records.append(ClusterCreated(cluster_id=event.new_cluster_id, created_ms=now_ms))
+        old = self.tail.brokers.get(self.node_id)
+        restarted = old is not None and old.incarnation != event.incarnation
+        epoch = self.tail.version + len(records) if old is None or restarted else old.epoch
+        broker = BrokerState(self.node_id, event.host, event.port, event.rack, epoch, event.incarnation, self._directory_paths(old))
+        if broker != old:
+            records.append(BrokerRegistered(broker))
+        if restarted:
+            records += self._raised(self._led_here())
+        return self._persist(records)
+
+    def _on_directories_seen(self, event: DirectoriesSeen, now_ms: int) -> list[Action]:
+        self._directories = event.directories
+        broker = self.tail.brokers.get(self.node_id)
+        if broker is None:
+            return []
+        changed = msgspec.structs.replace(broker, directories=self._directory_paths(broker))
+        return self._persist([BrokerRegistered(changed)]) if changed != broker else []
+
+    def _directory_paths(self, broker: BrokerState | None) -> dict[str, str]:
+        paths = dict(broker.directories) if broker is not None else {}
+        paths.update({directory.directory_id: directory.path for directory in self._directories if directory.directory_id})
+        return paths
+
+    def _led_here(self) -> list[tuple[bytes, int]]:
+        return [
+            (topic.topic_id, partition.index) for topic in self.tail.topics.values() for partition in topic.partitions if partition.leader == self.node_id
+        ]
+
+    def _raised(self, partitions: list[tuple[bytes, int]]) -> list[Record]:
+        by_topic: dict[bytes, list[int]] = {}
+        for topic_id, index in partitions:
+            name = self.tail.topics_by_id.get(topic_id)
+            if name is not None and index < len(self.tail.topics[name].partitions):
+                by_topic.setdefault(topic_id, []).append(index)
+        return [LeaderEpochsRaised(topic_id, tuple(sorted(indexes))) for topic_id, indexes in sorted(by_topic.items())]
+
+    def _on_leaderships_lost(self, event: LeadershipsLost, now_ms: int) -> list[Action]:
+        self._lost.update(event.partitions)
+        return self._persist(self._raised(sorted(event.partitions)))
+
+    def _raise_again(self) -> list[Action]:
+        """What a failed write left over; topics that are gone meanwhile need nothing."""
+        records = self._raised(sorted(self._lost))
+        if not records:
+            self._lost.clear()
+        return self._persist(records)
+
+    # -- changes -----------------------------------------------------------------------------------------------------------
+
+    def _on_change_requested(self, event: ChangeRequested, now_ms: int) -> list[Action]:
+        request = event.request
+        if len(self._waiting) >= REQUESTS_WAITING_MAX:
+            return [Reply(event.client, messages.Answer(request.request_id, ErrorCode.REQUEST_TIMED_OUT, "The controller has too many changes under way; try again."))]
+        answer, topic_name, records = self._decide(request)
+        if request.validate_only:
+            topic = self._preview(topic_name, records) if answer.error == 0 and topic_name is not None else None
+            return [Reply(event.client, answer, topic)]
+        actions = self._persist(records)
+        waits_for = self.tail.version
+        needs_apply = bool(records) and not isinstance(request.change, messages.AllocateProducerIds)
+        self._waiting.append(_Waiting(event.client, answer, topic_name, waits_for, needs_apply, now_ms))
+        return actions + self._answer_ready()
+
+    def _decide(self, request: messages.Request) -> tuple[messages.Answer, str | None, list[Record]]:
+        """The answer that will be given, the topic to show with it, and the records it rests on."""
+        change = request.change
+        place = rules.Placement(self.node_id, self._directories, self._partition_count_max)
+        try:
+            match change:
+                case messages.CreateTopic():
+                    return messages.Answer(request.request_id, 0), change.name, rules.create_topic(self.tail, change, place, self._rules, self._new_id)
+                case messages.AddPartitions():
+                    return messages.Answer(request.request_id, 0), change.name, rules.add_partitions(self.tail, change, place)
+                case messages.DeleteTopic():
+                    return messages.Answer(request.request_id, 0), None, rules.delete_topic(self.tail, change, place, self._rules)
+                case messages.AlterConfig():
+                    return messages.Answer(request.request_id, 0), None, rules.alter_config(self.tail, change, place, self._rules)
+                case messages.AllocateProducerIds():
+                    answer = messages.Answer(request.request_id, 0, offset=self.tail.next_producer_id, count=change.count)
+                    return answer, None, rules.allocate_producer_ids(self.tail, change)
+                case _:
+                    raise rules.Refusal(ErrorCode.INVALID_REQUEST, f"{type(change).__name__} is not a change of metadata.")
+        except rules.Refusal as refusal:
+            return messages.Answer(request.request_id, refusal.error, refusal.message), None, []
+
+    def _preview(self, name: str, records: list[Record]) -> TopicState | None:
+        state = self.tail.copy()
+        for record in records:
+            state.apply(record)
+        return state.topics.get(name)
+
+    # -- the log -----------------------------------------------------------------------------------------------------------
+
+    def _persist(self, records: list[Record]) -> list[Action]:
+        if not records:
+            return []
+        base_offset = self.tail.version
+        for record in records:
+            self.tail.apply(record)
+        self._pending.append(_Batch(tuple(records), self.tail.version))
+        return [Persist(tuple(records), base_offset, self.tail.version, self._attempt)]
+
+    def _on_persisted(self, event: Persisted, now_ms: int) -> list[Action]:
+        actions: list[Action] = []
+        while self._pending and self._pending[0].version <= event.version:
+            batch = self._pending.pop(0)
+            committed = self.committed
+            removed = tuple(committed.topics[committed.topics_by_id[record.topic_id]] for record in batch.records if isinstance(record, TopicRemoved))
+            for record in batch.records:
+                committed.apply(record)
+            actions.append(self._publication(batch, removed))
+        return actions + self._answer_ready()
+
+    def _publication(self, batch: _Batch, removed: tuple[TopicState, ...]) -> Publish:
+        names: dict[str, None] = {}
+        broker_config, brokers_changed = None, False
+        for record in batch.records:
+            match record:
+                case TopicCreated():
+                    names[record.topic.name] = None
+                case PartitionsAdded() | TopicConfigured():
+                    names[self.committed.topics_by_id[record.topic_id]] = None
+                case LeaderEpochsRaised():
+                    self._lost.difference_update((record.topic_id, index) for index in record.partitions)
+                    names[self.committed.topics_by_id[record.topic_id]] = None
+                case BrokerConfigured():
+                    broker_config = self.committed.broker_config(self.node_id)
+                case BrokerRegistered() | ClusterCreated():
+                    brokers_changed = True
+        return Publish(batch.version, tuple(self.committed.topics[name] for name in names), removed, broker_config, brokers_changed)
+
+    def _on_persist_failed(self, event: PersistFailed, now_ms: int) -> list[Action]:
+        """Nothing after `committed` happened. KAFKA_STORAGE_ERROR is retriable."""
+        self._attempt += 1
+        self._pending.clear()
+        self.tail = self.committed.copy()
+        reason = f"The metadata log could not be written, nothing was changed: {event.reason}"
+        failed = [waiting for waiting in self._waiting if waiting.version > self.committed.version]
+        self._waiting = [waiting for waiting in self._waiting if waiting.version <= self.committed.version]
+        return [Reply(waiting.client, messages.Answer(waiting.answer.request_id, ErrorCode.KAFKA_STORAGE_ERROR, reason)) for waiting in failed]
+
+    # -- answers -----------------------------------------------------------------------------------------------------------
+
+    def _on_applied_by_host(self, event: AppliedByHost, now_ms: int) -> list[Action]:
+        self._applied_version = max(self._applied_version, event.version)
+        return self._answer_ready()
+
+    def _answer_ready(self) -> list[Action]:
+        ready, waiting = [], []
+        for entry in self._waiting:
+            done = entry.version <= self.committed.version and (not entry.needs_apply or entry.version <= self._applied_version)
+            (ready if done else waiting).append(entry)
+        self._waiting = waiting
+        return [self._reply(entry) for entry in ready]
+
+    def _reply(self, entry: _Waiting) -> Reply:
+        topic = self.committed.topics.get(entry.topic_name) if entry.topic_name is not None else None
+        return Reply(entry.client, entry.answer, topic)
+
+    def _on_client_gone(self, event: ClientGone, now_ms: int) -> list[Action]:
+        self._waiting = [entry for entry in self._waiting if entry.client != event.client]
+        return []
+
+    def _on_tick(self, event: Tick, now_ms: int) -> list[Action]:
+        actions: list[Action] = []
+        late = [entry for entry in self._waiting if now_ms - entry.since_ms >= APPLY_WAIT_MS_MAX]
+        if late:
+            self._waiting = [entry for entry in self._waiting if now_ms - entry.since_ms < APPLY_WAIT_MS_MAX]
+            for entry in late:
+                where = "is stored but a worker has not applied it" if entry.version <= self.committed.version else "is not on disk"
+                text = f"The change {where} after {APPLY_WAIT_MS_MAX // 1000} s; it may still take effect."
+                actions.append(Reply(entry.client, messages.Answer(entry.answer.request_id, ErrorCode.REQUEST_TIMED_OUT, text)))
+        if self._lost and not self._pending:
+            actions += self._raise_again()
+        return actions
+
+    # -- invariants --------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        self.committed.check()
+        self.tail.check()
+        state, version = self.committed.copy(), self.committed.version
+        for batch in self._pending:
+            assert version < batch.version, "C4"
+            for record in batch.records:
+                state.apply(record)
+            version = batch.version
+        assert state == self.tail and version == self.tail.version, "C1"
+        assert len(self._waiting) <= REQUESTS_WAITING_MAX
+        for entry in self._waiting:
+            assert entry.version <= self.tail.version, "C2"
+            assert entry.version > self.committed.version or (entry.needs_apply and entry.version > self._applied_version), "C3"
+
+
+_HANDLERS = {
+    BrokerStarted: MetadataCore._on_broker_started,
+    DirectoriesSeen: MetadataCore._on_directories_seen,
+    ChangeRequested: MetadataCore._on_change_requested,
+    LeadershipsLost: MetadataCore._on_leaderships_lost,
+    Persisted: MetadataCore._on_persisted,
+    PersistFailed: MetadataCore._on_persist_failed,
+    AppliedByHost: MetadataCore._on_applied_by_host,
+    ClientGone: MetadataCore._on_client_gone,
+    Tick: MetadataCore._on_tick,
+}

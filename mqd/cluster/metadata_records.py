@@ -1,0 +1,101 @@
+"""What the metadata log holds: one versioned struct per kind of change, msgpack in the value of a record.
+
+A record is a fact that was decided, never a wish: applying the same records in the same order gives the same MetadataState, on every host and in every later
+version of mqd. So a struct here never changes its meaning; a new meaning gets a new class with the next number in its tag, and the old one stays readable.
+"""
+
+import msgspec
+
+
+class PartitionState(msgspec.Struct, frozen=True):
+    index: int
+    replicas: tuple[int, ...]  # node ids, the preferred leader first
+    directories: tuple[str, ...]  # by replica: id of the log directory; "" = that host has not chosen yet
+    in_sync_replicas: tuple[int, ...]
+    leader: int  # node id, -1 = none
+    leader_epoch: int
+    partition_epoch: int = 0  # +1 on every change of this partition (compare-and-set, KIP-497)
+
+
+class TopicState(msgspec.Struct, frozen=True):
+    name: str
+    topic_id: bytes  # 16 bytes
+    partitions: tuple[PartitionState, ...]  # by index
+    config: dict[str, str]  # only what was set on the topic; never mutated
+
+
+class BrokerState(msgspec.Struct, frozen=True):
+    node_id: int
+    host: str
+    port: int
+    rack: str | None
+    epoch: int  # offset of the registration in this log
+    incarnation: int  # the keeper's generation: another one means that the whole host was restarted
+    directories: dict[str, str]  # directory id -> path where it was last seen
+
+
+class ClusterCreated(msgspec.Struct, frozen=True, tag="cluster_created/1"):
+    cluster_id: str
+    created_ms: int
+
+
+class BrokerRegistered(msgspec.Struct, frozen=True, tag="broker_registered/1"):
+    broker: BrokerState
+
+
+class TopicCreated(msgspec.Struct, frozen=True, tag="topic_created/1"):
+    topic: TopicState
+
+
+class PartitionsAdded(msgspec.Struct, frozen=True, tag="partitions_added/1"):
+    topic_id: bytes
+    partitions: tuple[PartitionState, ...]
+
+
+class LeaderEpochsRaised(msgspec.Struct, frozen=True, tag="leader_epochs_raised/1"):
+    """The leader's process was replaced: the same leader, in a new epoch, for these partitions of one topic."""
+
+    topic_id: bytes
+    partitions: tuple[int, ...]
+
+
+class TopicRemoved(msgspec.Struct, frozen=True, tag="topic_removed/1"):
+    topic_id: bytes
+
+
+class TopicConfigured(msgspec.Struct, frozen=True, tag="topic_configured/1"):
+    """The whole configuration of the topic, not a difference."""
+
+    topic_id: bytes
+    config: dict[str, str]
+
+
+class BrokerConfigured(msgspec.Struct, frozen=True, tag="broker_configured/1"):
+    """The whole dynamic configuration of one broker ("0"), or of all ("")."""
+
+    resource_name: str
+    config: dict[str, str]
+
+
+class ProducerIdsAllocated(msgspec.Struct, frozen=True, tag="producer_ids_allocated/1"):
+    next_producer_id: int
+
+
+Record = (
+    ClusterCreated | BrokerRegistered | TopicCreated | PartitionsAdded | LeaderEpochsRaised | TopicRemoved | TopicConfigured | BrokerConfigured | ProducerIdsAllocated
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Record)
+
+
+def encode_record(record: Record) -> bytes:
+    return _encoder.encode(record)
+
+
+def decode_record(value: bytes) -> Record:
+    """Raises ValueError when the bytes are no record of this version of mqd (msgspec names the field)."""
+    try:
+        return _decoder.decode(value)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"not a metadata record that this version of mqd knows: {error}") from error

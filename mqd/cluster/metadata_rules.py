@@ -1,0 +1,330 @@
+"""Kafka's rules for changes of the metadata: what a change becomes in records, or why it is refused.
+
+Pure functions of the state and the change; Refusal carries the Kafka error code and a message that names the topic or property concerned.
+Sources: the public protocol guide, KIP-107 (DeleteRecords), KIP-195 (CreatePartitions), KIP-339 (IncrementalAlterConfigs), KIP-516 (topic ids).
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from mqd.base.config import ConfigError
+from mqd.cluster import controller_messages as messages
+from mqd.cluster.config_rules import RESOURCE_BROKER, RESOURCE_TOPIC, ConfigRules
+from mqd.cluster.metadata_records import (
+    BrokerConfigured,
+    PartitionsAdded,
+    PartitionState,
+    ProducerIdsAllocated,
+    Record,
+    TopicConfigured,
+    TopicCreated,
+    TopicRemoved,
+    TopicState,
+)
+from mqd.cluster.metadata_state import MetadataState, collision_key
+from mqd.protocol.errors import ErrorCode
+
+TOPIC_NAME_CHARS_MAX = 249
+_LEGAL_NAME = re.compile(r"[A-Za-z0-9._-]+")
+METADATA_TOPIC = "__cluster_metadata"
+PRODUCER_ID_MAX = 2**63 - 1
+PRODUCER_ID_BLOCK_MAX = 1_000_000
+
+
+class Refusal(Exception):
+    """The change is against the rules: Kafka error code and the reason, for the client."""
+
+    def __init__(self, error: int, message: str) -> None:
+        super().__init__(message)
+        self.error = int(error)
+        self.message = message
+
+
+class Directory(NamedTuple):
+    """One entry of log.dirs on this host."""
+
+    directory_id: str
+    path: str
+    free_bytes: int
+    usable: bool  # readable, writable, not fenced
+
+
+class Placement(NamedTuple):
+    """Where new partitions may go."""
+
+    node_id: int  # this host
+    directories: Sequence[Directory]
+    partition_count_max: int  # slots of a host
+
+
+# -- names ---------------------------------------------------------------------------------------------------------------------
+
+
+def check_topic_name(name: str) -> None:
+    """Raises Refusal(INVALID_TOPIC_EXCEPTION) with Kafka's reasons."""
+    reason = None
+    if not name:
+        reason = "the empty string is not allowed"
+    elif name in (".", ".."):
+        reason = "'.' or '..' is not allowed"
+    elif len(name) > TOPIC_NAME_CHARS_MAX:
+        reason = f"the length of '{name}' is longer than the max allowed length {TOPIC_NAME_CHARS_MAX}"
+    elif not _LEGAL_NAME.fullmatch(name):
+        reason = f"'{name}' contains one or more characters other than ASCII alphanumerics, '.', '_' and '-'"
+    elif name == METADATA_TOPIC:
+        reason = f"creation of internal topic {METADATA_TOPIC} is prohibited"
+    if reason is not None:
+        raise Refusal(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {reason}")
+
+
+def _existing(state: MetadataState, name: str) -> TopicState:
+    topic = state.topics.get(name)
+    if topic is None:
+        raise Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
+    return topic
+
+
+# -- create, extend, delete ------------------------------------------------------------------------------------------------------
+
+
+def create_topic(state: MetadataState, change: messages.CreateTopic, place: Placement, rules: ConfigRules, new_id: Callable[[], bytes]) -> list[Record]:
+    check_topic_name(change.name)
+    if change.name in state.topics:
+        raise Refusal(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{change.name}' already exists.")
+    collision = state.collisions.get(collision_key(change.name))
+    if collision is not None:
+        raise Refusal(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic '{change.name}' collides with existing topic: {collision} ('.' and '_' are the same in metric names)")
+    config = _new_topic_config(change.config, rules)
+    if change.assignments:
+        assignments = _manual_assignments(state, change)
+    else:
+        assignments = _automatic_assignments(state, change, place, rules)
+    _check_room(state, len(assignments), place)
+    topic_id = new_id()
+    partitions = _place(state, assignments, 0, place)
+    return [TopicCreated(TopicState(name=change.name, topic_id=topic_id, partitions=partitions, config=config))]
+
+
+def _new_topic_config(config: Mapping[str, str | None], rules: ConfigRules) -> dict[str, str]:
+    nulls = sorted(name for name, value in config.items() if value is None)
+    if nulls:
+        raise Refusal(ErrorCode.INVALID_CONFIG, f"Null value not supported for topic configs: {', '.join(nulls)}")
+    for name in config:
+        _check_known(rules, RESOURCE_TOPIC, name)
+    return _check_config(rules, RESOURCE_TOPIC, {name: value for name, value in config.items() if value is not None})
+
+
+def _manual_assignments(state: MetadataState, change: messages.CreateTopic) -> list[tuple[int, ...]]:
+    if change.partition_count != -1:
+        raise Refusal(ErrorCode.INVALID_REQUEST, "A manual partition assignment was specified, but numPartitions was not set to -1.")
+    if change.replication_factor != -1:
+        raise Refusal(ErrorCode.INVALID_REQUEST, "A manual partition assignment was specified, but replication factor was not set to -1.")
+    if sorted(change.assignments) != list(range(len(change.assignments))):
+        raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, "Partitions should be a consecutive 0-based integer sequence.")
+    ordered = [change.assignments[index] for index in range(len(change.assignments))]
+    return _check_assignments(state, ordered, len(ordered[0]))
+
+
+def _check_assignments(state: MetadataState, assignments: Sequence[Sequence[int]], replication_factor: int) -> list[tuple[int, ...]]:
+    for index, replicas in enumerate(assignments):
+        if not replicas:
+            raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment {index} includes an empty replica list.")
+        if len(set(replicas)) != len(replicas):
+            raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment includes the broker {_repeated(replicas)} more than once.")
+        unknown = [node for node in replicas if node not in state.brokers]
+        if unknown:
+            raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment includes broker {unknown[0]}, but no such broker is registered.")
+        if len(replicas) != replication_factor:
+            raise Refusal(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"The manual partition assignment includes a partition with {len(replicas)} replica(s), but this is not consistent with {replication_factor} replica(s) elsewhere.",
+            )
+    return [tuple(replicas) for replicas in assignments]
+
+
+def _repeated(replicas: Sequence[int]) -> int:
+    return next(node for node in replicas if replicas.count(node) > 1)
+
+
+def _automatic_assignments(state: MetadataState, change: messages.CreateTopic, place: Placement, rules: ConfigRules) -> list[tuple[int, ...]]:
+    config = state.broker_config(place.node_id)
+    count, factor = change.partition_count, change.replication_factor
+    if count == 0 or count < -1:
+        raise Refusal(ErrorCode.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value.")
+    if factor == 0 or factor < -1:
+        raise Refusal(ErrorCode.INVALID_REPLICATION_FACTOR, "Replication factor must be larger than 0, or -1 to use the default value.")
+    if count == -1:
+        count = int(rules.broker_value("num.partitions", config))  # type: ignore[arg-type]
+    if factor == -1:
+        factor = int(rules.broker_value("default.replication.factor", config))  # type: ignore[arg-type]
+    _check_room(state, count, place)
+    return _spread(state, count, factor, 0)
+
+
+def _spread(state: MetadataState, count: int, factor: int, first_index: int) -> list[tuple[int, ...]]:
+    """Round-robin over the brokers: leaders evenly, followers on the next ones."""
+    nodes = sorted(state.brokers)
+    if factor > len(nodes):
+        raise Refusal(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"Unable to replicate the partition {factor} time(s): The target replication factor of {factor} cannot be reached because only {len(nodes)} broker(s) are registered.",
+        )
+    return [tuple(nodes[(first_index + index + copy) % len(nodes)] for copy in range(factor)) for index in range(count)]
+
+
+def _check_room(state: MetadataState, count: int, place: Placement) -> None:
+    room = place.partition_count_max - state.partition_count
+    if count > room:
+        raise Refusal(ErrorCode.INVALID_PARTITIONS, f"This host has room for {room} more partition(s) (of {place.partition_count_max}), {count} were asked for; delete topics first.")
+
+
+def _place(state: MetadataState, assignments: Sequence[tuple[int, ...]], first_index: int, place: Placement) -> tuple[PartitionState, ...]:
+    """New partitions in the directory that holds the fewest; between equals the one with more free bytes. Another host chooses its own directory."""
+    usable = [directory for directory in place.directories if directory.usable]
+    if not usable and any(place.node_id in replicas for replicas in assignments):
+        raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, "No log directory of this host can be written to; see the broker's log for the reason.")
+    counts = {directory.directory_id: state.partition_counts.get((place.node_id, directory.directory_id), 0) for directory in usable}
+    partitions = []
+    for number, replicas in enumerate(assignments):
+        chosen = ""
+        if place.node_id in replicas:
+            # A directory with less than a hundredth of the largest free space would fill first: only when no other is left.
+            largest = max(directory.free_bytes for directory in usable)
+            roomy = [directory for directory in usable if directory.free_bytes * 100 >= largest]
+            chosen = min(roomy, key=lambda directory: (counts[directory.directory_id], -directory.free_bytes, directory.path)).directory_id
+            counts[chosen] += 1
+        partitions.append(
+            PartitionState(
+                index=first_index + number,
+                replicas=replicas,
+                directories=tuple(chosen if node == place.node_id else "" for node in replicas),
+                in_sync_replicas=replicas,
+                leader=replicas[0],
+                leader_epoch=0,
+            )
+        )
+    return tuple(partitions)
+
+
+def add_partitions(state: MetadataState, change: messages.AddPartitions, place: Placement) -> list[Record]:
+    topic = _existing(state, change.name)
+    current = len(topic.partitions)
+    if change.partition_count == current:
+        raise Refusal(ErrorCode.INVALID_PARTITIONS, f"Topic already has {current} partition(s).")
+    if change.partition_count < current:
+        raise Refusal(ErrorCode.INVALID_PARTITIONS, f"The topic {change.name} currently has {current} partition(s); {change.partition_count} would not be an increase.")
+    added = change.partition_count - current
+    _check_room(state, added, place)
+    factor = len(topic.partitions[0].replicas)
+    if change.assignments is None:
+        assignments = _spread(state, added, factor, current)
+    else:
+        if len(change.assignments) != added:
+            raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"Attempted to add {added} additional partition(s), but {len(change.assignments)} assignment(s) were specified.")
+        assignments = _check_assignments(state, change.assignments, factor)
+    return [PartitionsAdded(topic.topic_id, _place(state, assignments, current, place))]
+
+
+def delete_topic(state: MetadataState, change: messages.DeleteTopic, place: Placement, rules: ConfigRules) -> list[Record]:
+    if not rules.broker_value("delete.topic.enable", state.broker_config(place.node_id)):
+        raise Refusal(ErrorCode.TOPIC_DELETION_DISABLED, "Topic deletion is disabled (delete.topic.enable=false).")
+    if change.name is not None:
+        return [TopicRemoved(_existing(state, change.name).topic_id)]
+    if change.topic_id is None or change.topic_id not in state.topics_by_id:
+        raise Refusal(ErrorCode.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.")
+    return [TopicRemoved(change.topic_id)]
+
+
+def allocate_producer_ids(state: MetadataState, change: messages.AllocateProducerIds) -> list[Record]:
+    if not 0 < change.count <= PRODUCER_ID_BLOCK_MAX:
+        raise Refusal(ErrorCode.INVALID_REQUEST, f"A block of producer ids has 1 to {PRODUCER_ID_BLOCK_MAX} ids, not {change.count}.")
+    if state.next_producer_id > PRODUCER_ID_MAX - change.count:
+        raise Refusal(ErrorCode.POLICY_VIOLATION, "All producer ids are used up.")
+    return [ProducerIdsAllocated(state.next_producer_id + change.count)]
+
+
+# -- configuration ---------------------------------------------------------------------------------------------------------------
+
+
+def _check_known(rules: ConfigRules, resource_type: int, name: str) -> None:
+    if not rules.known(resource_type, name):
+        raise Refusal(ErrorCode.INVALID_CONFIG, rules.refusal_of(resource_type, name))
+
+
+def _check_config(rules: ConfigRules, resource_type: int, config: Mapping[str, str]) -> dict[str, str]:
+    try:
+        return rules.check(resource_type, config)
+    except ConfigError as error:
+        raise Refusal(ErrorCode.INVALID_CONFIG, str(error)) from None
+
+
+def alter_config(state: MetadataState, change: messages.AlterConfig, place: Placement, rules: ConfigRules) -> list[Record]:
+    names = [operation.name for operation in change.operations]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise Refusal(ErrorCode.INVALID_REQUEST, f"Error due to duplicate config keys: {', '.join(repeated)}")
+    broker_config = state.broker_config(place.node_id)
+    if change.resource_type == RESOURCE_TOPIC:
+        topic = _existing(state, change.resource_name)
+        config = _altered(topic.config, change, rules, broker_config)
+        return [] if config == topic.config else [TopicConfigured(topic.topic_id, config)]
+    if change.resource_type == RESOURCE_BROKER:
+        _check_broker_name(state, change.resource_name)
+        current = state.broker_configs.get(change.resource_name, {})
+        config = _altered(current, change, rules, state.broker_configs.get("", {}) if change.resource_name else {})
+        return [] if config == current else [BrokerConfigured(change.resource_name, config)]
+    raise Refusal(ErrorCode.INVALID_REQUEST, f"Unexpected resource type {change.resource_type}; topics (2) and brokers (4) have configurations.")
+
+
+def _check_broker_name(state: MetadataState, name: str) -> None:
+    """"" is the default of all brokers; otherwise a registered node id in decimal."""
+    if name and (not name.isascii() or not name.isdigit() or int(name) not in state.brokers or str(int(name)) != name):
+        raise Refusal(ErrorCode.INVALID_REQUEST, f"Unexpected broker id '{name}', expected one of {sorted(state.brokers)}, or the empty string for the default of all.")
+
+
+def _altered(current: Mapping[str, str], change: messages.AlterConfig, rules: ConfigRules, broker_config: Mapping[str, str]) -> dict[str, str]:
+    """The whole new configuration of the resource."""
+    config = {} if change.replace else dict(current)
+    for operation in change.operations:
+        _alter_one(config, operation, change.resource_type, rules, broker_config)
+    if change.replace:
+        for name in current.keys() - config.keys():
+            _check_dynamic(rules, change.resource_type, name)
+    return _check_config(rules, change.resource_type, config)
+
+
+def _check_dynamic(rules: ConfigRules, resource_type: int, name: str) -> None:
+    if rules.known(resource_type, name) and not rules.is_dynamic(resource_type, name):
+        raise Refusal(ErrorCode.INVALID_REQUEST, f"Cannot update these configs dynamically: {name}; set it in the configuration file and restart the broker.")
+
+
+def _alter_one(config: dict[str, str], operation: messages.ConfigOperation, resource_type: int, rules: ConfigRules, broker_config: Mapping[str, str]) -> None:
+    name, value, verb = operation.name, operation.value, operation.operation
+    if verb == "delete":  # also what an older version stored and this one does not know
+        _check_dynamic(rules, resource_type, name)
+        if name not in config:
+            _check_known(rules, resource_type, name)
+        config.pop(name, None)
+        return
+    _check_known(rules, resource_type, name)
+    _check_dynamic(rules, resource_type, name)
+    if value is None:
+        raise Refusal(ErrorCode.INVALID_REQUEST, f"Null value not supported for {verb.upper()} of {name}.")
+    if verb == "set":
+        config[name] = value
+        return
+    if verb not in ("append", "subtract"):
+        raise Refusal(ErrorCode.INVALID_REQUEST, f"Unknown operation {verb} on {name}.")
+    if not rules.is_list(resource_type, name):
+        raise Refusal(ErrorCode.INVALID_CONFIG, f"Can't {verb.upper()} to key {name} because its type is not LIST.")
+    base = config.get(name)
+    if base is None:
+        base = rules.default(resource_type, name, broker_config) or ""
+    items = [item for item in (part.strip() for part in base.split(",")) if item]
+    wanted = [item for item in (part.strip() for part in value.split(",")) if item]
+    if verb == "append":
+        items += [item for item in dict.fromkeys(wanted) if item not in items]
+    else:
+        items = [item for item in items if item not in wanted]
+    config[name] = ",".join(items)

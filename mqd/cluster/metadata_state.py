@@ -1,0 +1,214 @@
+"""The cluster's metadata as a value: what the records of the metadata log add up to.
+
+MetadataState.apply(record) is the only mutator, total and deterministic; it validates nothing (the core did, before the record was written), but a record that
+does not fit the state is a broken invariant and raises. Topics and partitions are frozen, so copies share them.
+
+Invariants (check())
+    S1  topics_by_id and topics name the same topics, one each
+    S2  partition indexes of a topic are 0..n-1; replicas are distinct; in-sync replicas are replicas; the leader is in sync or -1
+    S3  no two topic names differ only in '.' and '_'
+    S4  partition_counts is what counting the partitions per directory gives
+    S5  next_producer_id never falls
+"""
+
+import msgspec
+
+from mqd.cluster.metadata_records import (
+    BrokerConfigured,
+    BrokerRegistered,
+    BrokerState,
+    ClusterCreated,
+    LeaderEpochsRaised,
+    PartitionsAdded,
+    PartitionState,
+    ProducerIdsAllocated,
+    Record,
+    TopicConfigured,
+    TopicCreated,
+    TopicRemoved,
+    TopicState,
+)
+
+INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+
+
+class Snapshot(msgspec.Struct, frozen=True, tag="snapshot/1"):
+    """Everything, as stored in a checkpoint file."""
+
+    version: int
+    cluster_id: str
+    created_ms: int
+    brokers: list[BrokerState]
+    topics: list[TopicState]
+    broker_configs: dict[str, dict[str, str]]
+    next_producer_id: int
+
+
+def collision_key(name: str) -> str:
+    """Names with equal keys would share one metric name in Kafka's tools: '.' and '_' are the same there."""
+    return name.replace(".", "_")
+
+
+class MetadataState:
+    __slots__ = ("version", "cluster_id", "created_ms", "brokers", "topics", "topics_by_id", "collisions", "broker_configs", "next_producer_id", "partition_counts", "partition_count")
+
+    def __init__(self) -> None:
+        self.version = 0  # offset after the last applied record
+        self.cluster_id = ""
+        self.created_ms = 0
+        self.brokers: dict[int, BrokerState] = {}
+        self.topics: dict[str, TopicState] = {}
+        self.topics_by_id: dict[bytes, str] = {}
+        self.collisions: dict[str, str] = {}
+        self.broker_configs: dict[str, dict[str, str]] = {}
+        self.next_producer_id = 0
+        self.partition_counts: dict[tuple[int, str], int] = {}  # (node id, directory id) -> replicas there
+        self.partition_count = 0
+
+    def copy(self) -> "MetadataState":
+        other = MetadataState()
+        for name in self.__slots__:
+            value = getattr(self, name)
+            setattr(other, name, value.copy() if isinstance(value, dict) else value)
+        return other
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MetadataState) and all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+
+    __hash__ = None
+
+    def broker_config(self, node_id: int) -> dict[str, str]:
+        """Dynamic configuration in force on one broker: its own over the cluster-wide one."""
+        return {**self.broker_configs.get("", {}), **self.broker_configs.get(str(node_id), {})}
+
+    # -- applying ----------------------------------------------------------------------------------------------------------
+
+    def apply(self, record: Record) -> None:
+        """One record; the version moves by one."""
+        _APPLY[type(record)](self, record)
+        self.version += 1
+
+    def _on_cluster_created(self, record: ClusterCreated) -> None:
+        if self.cluster_id:
+            raise ValueError(f"the cluster has an id already: {self.cluster_id}")
+        self.cluster_id = record.cluster_id
+        self.created_ms = record.created_ms
+
+    def _on_broker_registered(self, record: BrokerRegistered) -> None:
+        self.brokers[record.broker.node_id] = record.broker
+
+    def _on_topic_created(self, record: TopicCreated) -> None:
+        topic = record.topic
+        if topic.name in self.topics or topic.topic_id in self.topics_by_id:
+            raise ValueError(f"topic {topic.name} exists already")
+        self._put(topic)
+        self.topics_by_id[topic.topic_id] = topic.name
+        self.collisions[collision_key(topic.name)] = topic.name
+        self._count(topic.partitions, 1)
+
+    def _on_partitions_added(self, record: PartitionsAdded) -> None:
+        topic = self._topic(record.topic_id)
+        self._put(msgspec.structs.replace(topic, partitions=topic.partitions + tuple(record.partitions)))
+        self._count(record.partitions, 1)
+
+    def _on_leader_epochs_raised(self, record: LeaderEpochsRaised) -> None:
+        topic = self._topic(record.topic_id)
+        partitions = list(topic.partitions)
+        for index in record.partitions:
+            old = partitions[index]
+            partitions[index] = msgspec.structs.replace(old, leader_epoch=old.leader_epoch + 1, partition_epoch=old.partition_epoch + 1)
+        self._put(msgspec.structs.replace(topic, partitions=tuple(partitions)))
+
+    def _on_topic_removed(self, record: TopicRemoved) -> None:
+        topic = self._topic(record.topic_id)
+        del self.topics[topic.name], self.topics_by_id[topic.topic_id], self.collisions[collision_key(topic.name)]
+        self._count(topic.partitions, -1)
+
+    def _on_topic_configured(self, record: TopicConfigured) -> None:
+        self._put(msgspec.structs.replace(self._topic(record.topic_id), config=dict(record.config)))
+
+    def _on_broker_configured(self, record: BrokerConfigured) -> None:
+        if record.config:
+            self.broker_configs[record.resource_name] = dict(record.config)
+        else:
+            self.broker_configs.pop(record.resource_name, None)
+
+    def _on_producer_ids_allocated(self, record: ProducerIdsAllocated) -> None:
+        if record.next_producer_id < self.next_producer_id:
+            raise ValueError(f"producer ids would be given twice: {record.next_producer_id} after {self.next_producer_id}")
+        self.next_producer_id = record.next_producer_id
+
+    def _topic(self, topic_id: bytes) -> TopicState:
+        name = self.topics_by_id.get(topic_id)
+        if name is None:
+            raise ValueError(f"no topic has the id {topic_id.hex()}")
+        return self.topics[name]
+
+    def _put(self, topic: TopicState) -> None:
+        self.topics[topic.name] = topic
+
+    def _count(self, partitions: tuple[PartitionState, ...], step: int) -> None:
+        self.partition_count += step * len(partitions)
+        for partition in partitions:
+            for key in zip(partition.replicas, partition.directories):
+                count = self.partition_counts.get(key, 0) + step
+                if count:
+                    self.partition_counts[key] = count
+                else:
+                    del self.partition_counts[key]
+
+    # -- snapshots ---------------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(
+            version=self.version,
+            cluster_id=self.cluster_id,
+            created_ms=self.created_ms,
+            brokers=list(self.brokers.values()),
+            topics=list(self.topics.values()),
+            broker_configs=self.broker_configs,
+            next_producer_id=self.next_producer_id,
+        )
+
+    @classmethod
+    def from_snapshot(cls, snapshot: Snapshot) -> "MetadataState":
+        state = cls()
+        state.cluster_id, state.created_ms = snapshot.cluster_id, snapshot.created_ms
+        state.brokers = {broker.node_id: broker for broker in snapshot.brokers}
+        for topic in snapshot.topics:
+            state._on_topic_created(TopicCreated(topic))
+        state.broker_configs = dict(snapshot.broker_configs)
+        state.next_producer_id = snapshot.next_producer_id
+        state.version = snapshot.version
+        return state
+
+    # -- invariants --------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        assert {topic.topic_id: name for name, topic in self.topics.items()} == self.topics_by_id, "S1"
+        assert {collision_key(name): name for name in self.topics} == self.collisions, "S3"
+        counts: dict[tuple[int, str], int] = {}
+        for name, topic in self.topics.items():
+            assert topic.name == name and len(topic.topic_id) == 16 and topic.partitions, "S1"
+            assert [partition.index for partition in topic.partitions] == list(range(len(topic.partitions))), "S2"
+            for partition in topic.partitions:
+                replicas = set(partition.replicas)
+                assert replicas and len(replicas) == len(partition.replicas) == len(partition.directories), "S2"
+                assert set(partition.in_sync_replicas) <= replicas, "S2"
+                assert partition.leader == -1 or partition.leader in partition.in_sync_replicas, "S2"
+                for key in zip(partition.replicas, partition.directories):
+                    counts[key] = counts.get(key, 0) + 1
+        assert counts == self.partition_counts and self.partition_count == sum(len(topic.partitions) for topic in self.topics.values()), "S4"
+
+
+_APPLY = {
+    ClusterCreated: MetadataState._on_cluster_created,
+    BrokerRegistered: MetadataState._on_broker_registered,
+    TopicCreated: MetadataState._on_topic_created,
+    PartitionsAdded: MetadataState._on_partitions_added,
+    LeaderEpochsRaised: MetadataState._on_leader_epochs_raised,
+    TopicRemoved: MetadataState._on_topic_removed,
+    TopicConfigured: MetadataState._on_topic_configured,
+    BrokerConfigured: MetadataState._on_broker_configured,
+    ProducerIdsAllocated: MetadataState._on_producer_ids_allocated,
+}
