@@ -1,0 +1,317 @@
+"""Record batches of magic 2: written, walked, checked and read.
+
+    0   base_offset int64           first record's offset; the broker sets it
+    8   batch_length int32          bytes after this field
+    12  partition_leader_epoch int32    the broker sets it; neither it nor base_offset is under the CRC
+    16  magic int8                  2
+    17  crc uint32                  CRC-32C of everything from attributes on
+    21  attributes int16            bits 0-2 compression, 3 timestamps are log append time, 4 transactional, 5 control, 6 base_timestamp is a delete horizon
+    23  last_offset_delta int32     last_offset - base_offset; compaction leaves gaps and never lowers it
+    27  base_timestamp int64        ms      35  max_timestamp int64     ms
+    43  producer_id int64   51  producer_epoch int16    53  base_sequence int32     57  record_count int32
+    61  records, as one compressed stream where compression is not none
+
+    record: length varint (bytes after it), attributes int8, timestamp_delta varlong, offset_delta varint, key, value (varint size, -1 = null, bytes),
+    header count varint, headers (varint size and UTF-8 key, varint size and bytes or -1). Varints are zigzag.
+
+Everything read is hostile: sizes are checked against what remains before they are used, decompression is bounded, and whatever is wrong raises ProtocolError.
+Sources: the public protocol guide's "Record Batch"; KIP-98 (producer ids), KIP-110 (zstd), KIP-534 (delete horizon).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from mqd.protocol.compression import CODECS, DECOMPRESSED_BYTES_MAX, codec_number, compress, decompress
+from mqd.protocol.crc32c import crc32c
+from mqd.protocol.errors import ProtocolError
+
+HEADER = struct.Struct(">qiibIhiqqqhii")
+HEADER_BYTES = 61
+LENGTH_BYTES = 12  # base_offset and batch_length, which batch_length does not count
+CRC_START = 21
+NO_TIMESTAMP = -1
+RECORD_BYTES_MIN = 7
+
+COMPRESSION_MASK, LOG_APPEND_TIME, TRANSACTIONAL, CONTROL, DELETE_HORIZON = 7, 8, 16, 32, 64
+
+
+class Record(msgspec.Struct, gc=False):
+    """`offset` is absolute; -1 when encoding means: the next one. Header keys are text, values bytes or None."""
+
+    value: bytes | None = None
+    key: bytes | None = None
+    timestamp_ms: int = NO_TIMESTAMP
+    headers: list[tuple[str, bytes | None]] = []
+    offset: int = -1
+
+
+class BatchHeader(msgspec.Struct, gc=False):
+    """The 61 bytes before the records."""
+
+    base_offset: int
+    batch_length: int
+    partition_leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp_ms: int
+    max_timestamp_ms: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
+    @property
+    def size_bytes(self) -> int:
+        return self.batch_length + LENGTH_BYTES
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def compression(self) -> str:
+        number = self.attributes & COMPRESSION_MASK
+        return CODECS[number] if number < len(CODECS) else f"unknown {number}"
+
+    @property
+    def is_log_append_time(self) -> bool:
+        return bool(self.attributes & LOG_APPEND_TIME)
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & TRANSACTIONAL)
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & CONTROL)
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------------------
+
+
+def _append_varint(out: bytearray, value: int) -> None:
+    """Zigzag, up to 64 bits."""
+    value = value << 1 ^ value >> 63
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+
+
+def _append_blob(out: bytearray, blob: bytes | None) -> None:
+    if blob is None:
+        out.append(1)
+    else:
+        _append_varint(out, len(blob))
+        out += blob
+
+
+def _append_record(out: bytearray, record: Record, timestamp_delta: int, offset_delta: int) -> None:
+    body = bytearray(1)
+    _append_varint(body, timestamp_delta)
+    _append_varint(body, offset_delta)
+    _append_blob(body, record.key)
+    _append_blob(body, record.value)
+    _append_varint(body, len(record.headers))
+    for key, value in record.headers:
+        _append_blob(body, key.encode())
+        _append_blob(body, value)
+    _append_varint(out, len(body))
+    out += body
+
+
+def encode_batch(
+    records: Iterable[Record],
+    *,
+    base_offset: int = 0,
+    compression: int | str = "none",
+    level: int | None = None,
+    partition_leader_epoch: int = -1,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+    is_transactional: bool = False,
+    is_control: bool = False,
+    log_append_time_ms: int | None = None,
+    last_offset_delta: int | None = None,
+) -> bytes:
+    """One batch. Records without an offset get the one after their predecessor's; given offsets must rise and may leave gaps (a compacted batch).
+
+    `log_append_time_ms` sets the timestamp type and the time of every record. `last_offset_delta` where the batch spans more than its last record.
+    Raises ValueError for records or options that make no batch.
+    """
+    payload, base_timestamp_ms, max_timestamp_ms, count, next_offset = bytearray(), None, NO_TIMESTAMP, 0, base_offset
+    for record in records:
+        if base_timestamp_ms is None:
+            base_timestamp_ms = record.timestamp_ms
+        offset = next_offset if record.offset < 0 else record.offset
+        if offset < next_offset:
+            raise ValueError(f"offset {offset} after {next_offset - 1}: offsets rise within a batch")
+        _append_record(payload, record, record.timestamp_ms - base_timestamp_ms, offset - base_offset)
+        max_timestamp_ms = max(max_timestamp_ms, record.timestamp_ms)
+        next_offset, count = offset + 1, count + 1
+    last_delta = max(0, next_offset - base_offset - 1)
+    if last_offset_delta is not None:
+        if last_offset_delta < last_delta:
+            raise ValueError(f"last_offset_delta {last_offset_delta} is below the last record's {last_delta}")
+        last_delta = last_offset_delta
+    attributes = codec_number(compression) | TRANSACTIONAL * is_transactional | CONTROL * is_control
+    if log_append_time_ms is not None:
+        attributes, max_timestamp_ms = attributes | LOG_APPEND_TIME, log_append_time_ms
+    body = compress(compression, bytes(payload), level)
+    fields = (
+        attributes, last_delta, NO_TIMESTAMP if base_timestamp_ms is None else base_timestamp_ms, max_timestamp_ms,
+        producer_id, producer_epoch, base_sequence, count,
+    )  # fmt: skip
+    head = HEADER.pack(base_offset, HEADER_BYTES - LENGTH_BYTES + len(body), partition_leader_epoch, 2, 0, *fields)
+    crc = crc32c(body, crc32c(head[CRC_START:]))
+    return head[: CRC_START - 4] + struct.pack(">I", crc) + head[CRC_START:] + body
+
+
+# -- walking -------------------------------------------------------------------------------------------------------------------
+
+
+def decode_batch_header(buffer: bytes | memoryview, position: int = 0) -> BatchHeader:
+    """The header at `position`. Raises ProtocolError when it is cut off, of another magic, or contradicts itself; looks at nothing behind it."""
+    title = "record batch"
+    if position + HEADER_BYTES > len(buffer):
+        raise ProtocolError(f"cut off: {len(buffer) - position} of {HEADER_BYTES} bytes of a header", title, position=position)
+    header = BatchHeader(*HEADER.unpack_from(buffer, position))
+    if header.magic != 2:
+        raise ProtocolError(f"magic {header.magic}; only 2 is read (magic 0 and 1 are of clients before Kafka 0.11)", title, "magic", position + 16)
+    if header.batch_length < HEADER_BYTES - LENGTH_BYTES:
+        raise ProtocolError(f"a batch of {header.batch_length} bytes is shorter than its header", title, "batch_length", position + 8)
+    if header.last_offset_delta < 0:
+        raise ProtocolError(f"a last offset delta of {header.last_offset_delta}", title, "last_offset_delta", position + 23)
+    if header.record_count < 0:
+        raise ProtocolError(f"{header.record_count} records", title, "record_count", position + 57)
+    return header
+
+
+def iterate_batches(buffer: bytes | memoryview, *, allow_partial: bool = False) -> Iterator[tuple[BatchHeader, memoryview]]:
+    """Every batch in `buffer`, with its bytes. `allow_partial`: a batch cut off at the end is left out, as in the answer to a Fetch; else ProtocolError."""
+    view, position = memoryview(buffer), 0
+    while position < len(view):
+        if allow_partial and len(view) - position < HEADER_BYTES:
+            return
+        header = decode_batch_header(view, position)
+        end = position + header.size_bytes
+        if end > len(view):
+            if allow_partial:
+                return
+            problem = f"cut off: {len(view) - position} of {header.size_bytes} bytes"
+            raise ProtocolError(problem, "record batch", "batch_length", position + 8)
+        yield header, view[position:end]
+        position = end
+
+
+def check_crc(batch: bytes | memoryview) -> bool:
+    """Whether the checksum of one whole batch is right."""
+    return struct.unpack_from(">I", batch, CRC_START - 4)[0] == crc32c(memoryview(batch)[CRC_START:])
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------------------
+
+
+def _read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """A zigzag varint of at most 64 bits: (value, position after it)."""
+    value = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            break
+        shift += 7
+        if shift > 63:
+            raise ValueError("a varint of more than 64 bits")
+    if value > 0xFFFFFFFFFFFFFFFF:
+        raise ValueError("a varint of more than 64 bits")
+    return value >> 1 ^ -(value & 1), position
+
+
+def _read_blob(data: bytes, position: int, end: int, what: str) -> tuple[bytes | None, int]:
+    size = data[position]
+    position += 1
+    if size < 0x80:
+        size = size >> 1 ^ -(size & 1)
+    else:
+        size, position = _read_varint(data, position - 1)
+    if size == -1:
+        return None, position
+    stop = position + size
+    if size < 0 or stop > end:
+        raise ValueError(f"{what} of {size} bytes where {end - position} remain")
+    return data[position:stop], stop
+
+
+def _read_headers(data: bytes, position: int, end: int) -> tuple[list[tuple[str, bytes | None]], int]:
+    count, position = _read_varint(data, position)
+    if count < 0 or count * 2 > end - position:
+        raise ValueError(f"{count} headers where {end - position} bytes remain")
+    headers = []
+    for _ in range(count):
+        key, position = _read_blob(data, position, end, "a header key")
+        if key is None:
+            raise ValueError("a header without key")
+        value, position = _read_blob(data, position, end, "a header value")
+        headers.append((key.decode(), value))
+    return headers, position
+
+
+def _read_record(data: bytes, position: int, header: BatchHeader) -> tuple[Record, int]:
+    size, position = _read_varint(data, position)
+    end = position + size
+    if size < RECORD_BYTES_MIN - 1 or end > len(data):
+        raise ValueError(f"a record of {size} bytes where {len(data) - position} remain")
+    timestamp_delta, position = _read_varint(data, position + 1)
+    offset_delta, position = _read_varint(data, position)
+    if not 0 <= offset_delta <= header.last_offset_delta:
+        raise ValueError(f"offset delta {offset_delta} is not within 0 to {header.last_offset_delta}")
+    key, position = _read_blob(data, position, end, "a key")
+    value, position = _read_blob(data, position, end, "a value")
+    headers, position = _read_headers(data, position, end)
+    if position != end:
+        raise ValueError(f"the record is not as long as it says ({end - position} bytes off)")
+    timestamp_ms = header.max_timestamp_ms if header.attributes & LOG_APPEND_TIME else header.base_timestamp_ms + timestamp_delta
+    return Record(value, key, timestamp_ms, headers, header.base_offset + offset_delta), position
+
+
+def decode_batch(
+    batch: bytes | memoryview, *, verify_crc: bool = True, decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX
+) -> Iterator[Record]:
+    """The records of one whole batch. Nothing is believed: raises ProtocolError for a wrong CRC, lying lengths, damaged or exploding compression."""
+    header = decode_batch_header(batch)
+    title = f"record batch at offset {header.base_offset}"
+    if header.size_bytes != len(batch):
+        raise ProtocolError(f"{header.size_bytes} bytes by its length, {len(batch)} given", title, "batch_length", 8)
+    if verify_crc and not check_crc(batch):
+        raise ProtocolError(f"the checksum is {crc32c(memoryview(batch)[CRC_START:]):#010x} and not {header.crc:#010x} as it says", title, "crc", 17)
+    data = decompress(header.attributes & COMPRESSION_MASK, memoryview(batch)[HEADER_BYTES:], decompressed_bytes_max)
+    if header.record_count * RECORD_BYTES_MIN > len(data):
+        raise ProtocolError(f"{header.record_count} records in {len(data)} bytes", title, "record_count", 57)
+    position, number = 0, 0
+    try:
+        for number in range(header.record_count):
+            record, position = _read_record(data, position, header)
+            yield record
+    except (ValueError, IndexError) as error:  # a UnicodeDecodeError is a ValueError
+        problem = "cut off" if isinstance(error, IndexError) else str(error)
+        raise ProtocolError(problem, title, f"record {number}", position) from None
+    if position != len(data):
+        raise ProtocolError(f"{len(data) - position} bytes after the last record", title, "records", position)
+
+
+def decode_records(
+    buffer: bytes | memoryview | None, *, allow_partial: bool = False, verify_crc: bool = True, decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX
+) -> Iterator[Record]:
+    """The records of every batch in `buffer` (None holds none), control records left out. The decompression bound is for each batch."""
+    for header, batch in iterate_batches(b"" if buffer is None else buffer, allow_partial=allow_partial):
+        if not header.is_control:
+            yield from decode_batch(batch, verify_crc=verify_crc, decompressed_bytes_max=decompressed_bytes_max)
