@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -41,6 +42,26 @@ def lock_file(path: str | os.PathLike[str]) -> int | None:
     return fd
 
 
+def _lock_patiently(path: Path) -> int | None:
+    """Tools take the lock for an instant to see whether it is held (is_locked); a broker keeps it. So look a few times before saying that it is taken."""
+    for _ in range(10):
+        fd = lock_file(path)
+        if fd is not None:
+            return fd
+        time.sleep(0.01)
+    return None
+
+
+def _write_holder(fd: int) -> None:
+    try:
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:  # a full disk must not keep a broker from starting: it may be the one that makes room
+            os.close(fd)
+            raise
+
+
 def _explain(error: OSError, directory: Path) -> OSError:
     if error.errno == errno.EROFS:
         return OSError(error.errno, f"{directory} is on a read-only file system; choose another directory")
@@ -59,11 +80,9 @@ def lock_directory(directory: str | os.PathLike[str], data_dir: str | os.PathLik
     place = Path(directory)
     try:
         place.mkdir(parents=True, exist_ok=True)
-        fd = lock_file(place / LOCK_NAME)
+        fd = _lock_patiently(place / LOCK_NAME)
         if fd is not None:
-            # A lock file that could be opened says nothing yet about a file system that has gone read-only or full since.
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+            _write_holder(fd)
             return fd
     except OSError as error:
         raise _explain(error, place) from error

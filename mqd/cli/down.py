@@ -1,0 +1,124 @@
+"""`mqd down`: stops the broker of a data directory, and nobody else.
+
+Whom to signal is never taken from a number in a file alone: a pidfd is opened first, then it is checked that the pid still means the broker's supervisord
+(its keeper says so, or it holds its lock); so what the pidfd refers to is the right process.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from mqd.base.paths import Layout, default_data_dir, layout
+from mqd.cli.common import EXIT_UNREACHABLE, CliError
+
+if TYPE_CHECKING:
+    from mqd.shm.tools import KeeperTool
+
+
+def _by_keeper(tool: KeeperTool) -> tuple[int, int]:
+    """(pid, pidfd) of supervisord, or of a keeper that runs without one. Raises KeeperError, ProcessLookupError."""
+    from mqd.shm.tools import supervisor_of
+
+    def target() -> int:
+        status = tool.status()
+        return supervisor_of(status) or next(process.pid for process in status.processes if process.role == "keeper")
+
+    pid = target()
+    pidfd = os.pidfd_open(pid)
+    if target() != pid:
+        os.close(pidfd)
+        raise ProcessLookupError(f"pid {pid} has ended")
+    return pid, pidfd
+
+
+def _by_lock(places: Layout) -> tuple[int, int] | None:
+    """The same from supervisord's own lock, for when the keeper is not there (any more). None: nobody holds it."""
+    from mqd.shm.tools import held_pid
+
+    pid = held_pid(places.supervisor_lock)
+    if not pid:
+        return None
+    pidfd = os.pidfd_open(pid)
+    if held_pid(places.supervisor_lock) != pid:
+        os.close(pidfd)
+        return None
+    return pid, pidfd
+
+
+def _find(places: Layout) -> tuple[int, int] | None:
+    from mqd.shm.attach import KeeperError
+    from mqd.shm.tools import KeeperTool
+
+    try:
+        with KeeperTool(places.data_dir) as tool:
+            return _by_keeper(tool)
+    except (KeeperError, ProcessLookupError):
+        pass
+    try:
+        return _by_lock(places)
+    except ProcessLookupError:
+        return None
+
+
+def _wait_until_free(places: Layout, pidfd: int | None, timeout_s: float) -> bool:
+    """Until supervisord has ended and nobody holds the data directory."""
+    from mqd.shm.locks import is_locked
+
+    start = time.monotonic()
+    shown = False
+    while (left := timeout_s - (time.monotonic() - start)) > 0:
+        if pidfd is not None:
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            if poll.poll(min(left, 0.5) * 1000):
+                pidfd = None
+        elif not is_locked(places.lock):
+            if shown:
+                print(file=sys.stderr)
+            return True
+        else:
+            time.sleep(0.02)
+        if sys.stderr.isatty() and time.monotonic() - start > 0.5:
+            print(f"\rstopping the broker in {places.data_dir} ... {time.monotonic() - start:.0f} s", end="", file=sys.stderr, flush=True)
+            shown = True
+    if shown:
+        print(file=sys.stderr)
+    return False
+
+
+@click.command(short_help="Stop a broker.")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="The broker's data directory.  [env: MQD_DATA_DIR; default: ~/.local/share/mqd]")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(0.1), default=60.0, show_default=True, help="Seconds to wait for it to end.")
+def command(data_dir: Path | None, timeout_s: float) -> int:
+    """Stop the broker of a data directory, cleanly, and wait until it has ended."""
+    from mqd.shm.locks import is_locked
+
+    places = layout(data_dir or default_data_dir())
+    found = _find(places)
+    if found is None:
+        if not is_locked(places.lock):
+            raise CliError(f"no broker runs in {places.data_dir}", EXIT_UNREACHABLE)
+        pid, pidfd = None, None  # its processes are ending by themselves
+    else:
+        pid, pidfd = found
+        try:
+            signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+        except ProcessLookupError:
+            pass
+    try:
+        if not _wait_until_free(places, pidfd, timeout_s):
+            who = f"pid {pid}" if pid else "its processes"
+            raise CliError(f"the broker in {places.data_dir} ({who}) has not ended within {timeout_s:g} s; see {places.logs_dir}, or wait longer with --timeout")
+    finally:
+        if pidfd is not None:
+            os.close(pidfd)
+    click.echo(f"stopped the broker in {places.data_dir}")
+    return 0

@@ -1,0 +1,95 @@
+"""`mqd status`: what the keeper of a data directory knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mqd.base.clock import now_ms
+from mqd.base.paths import default_data_dir, layout
+from mqd.cli.common import EXIT_FAILED, EXIT_UNREACHABLE, emit_json, emit_table
+
+if TYPE_CHECKING:
+    from mqd.shm.keeper_messages import Status
+
+
+def _describe(status: Status) -> dict[str, Any]:
+    now = now_ms()
+    return {
+        "ready": status.ready,
+        "host": status.host,
+        "port": status.port,
+        "metrics_port": status.metrics_port or None,
+        "data_dir": status.data_dir,
+        "started_ms": status.started_ms,
+        "uptime_s": max(0, now - status.started_ms) // 1000,
+        "log_level": status.log_level,
+        "processes": [
+            {
+                "name": one.name, "role": one.role, "pid": one.pid, "state": one.state, "started_ms": one.started_ms,
+                "uptime_s": max(0, now - one.started_ms) // 1000, "restart_count": one.restart_count,
+            }
+            for one in status.processes
+        ],
+        "workers": [
+            {"index": index, "connections": connections, "partitions": partitions}
+            for index, (connections, partitions) in enumerate(zip(status.connections, status.partitions, strict=True))
+        ],
+    }
+
+
+def duration(seconds: int) -> str:
+    """"3 d 4 h", "5 min 2 s": the two largest units."""
+    parts = []
+    for name, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, seconds = divmod(seconds, size)
+        if count or (name == "s" and not parts):
+            parts.append(f"{count} {name}")
+    return " ".join(parts[:2])
+
+
+def _show(about: dict[str, Any]) -> None:
+    state = "ready" if about["ready"] else "not ready (starting, restarting a process, or stopping)"
+    click.echo(f"{state} on {about['host']}:{about['port']}, up {duration(about['uptime_s'])}, data in {about['data_dir']}")
+    metrics = f"metrics on http://127.0.0.1:{about['metrics_port']}/metrics, " if about["metrics_port"] else ""
+    click.echo(f"{metrics}log level {about['log_level']}")
+    click.echo()
+    workers = {f"mqd-worker-{worker['index']}": worker for worker in about["workers"]}
+    rows = []
+    for one in about["processes"]:
+        worker = workers.get(one["name"])
+        load = (worker["partitions"], worker["connections"]) if worker else ("", "")
+        rows.append((one["name"], one["pid"], one["state"], duration(one["uptime_s"]), one["restart_count"], *load))
+    emit_table(("PROCESS", "PID", "STATE", "UP", "RESTARTS", "PARTITIONS", "CONNECTIONS"), rows)
+
+
+@click.command(short_help="Show a broker's processes, ports and partitions.")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="The broker's data directory.  [env: MQD_DATA_DIR; default: ~/.local/share/mqd]")
+@click.option("--format", "output_format", type=click.Choice(["text", "json"]), help="Form of the output.  [default: text]")
+@click.pass_context
+def command(ctx: click.Context, data_dir: Path | None, output_format: str | None) -> int:
+    """Show the broker of a data directory: its processes, ports, partitions and connections per worker, uptime.
+
+    Exit status: 0 it is ready, 1 it runs but is not ready, 3 it does not run.
+    """
+    from mqd.shm.attach import KeeperError
+    from mqd.shm.tools import KeeperTool
+
+    as_json = (output_format or (ctx.find_root().obj or {}).get("output_format")) == "json"
+    places = layout(data_dir or default_data_dir())
+    try:
+        with KeeperTool(places.data_dir) as tool:
+            about = _describe(tool.status())
+    except KeeperError as error:
+        if as_json:
+            emit_json({"ready": False, "port": None, "data_dir": str(places.data_dir), "processes": [], "reason": str(error)})
+        else:
+            click.echo(f"no broker runs in {places.data_dir}")
+        return EXIT_UNREACHABLE
+    if as_json:
+        emit_json(about)
+    else:
+        _show(about)
+    return 0 if about["ready"] else EXIT_FAILED

@@ -1,0 +1,147 @@
+"""`mqd up`: a broker in the foreground. Checks what can be checked first, then hands over to supervisord (mqd.keeper.supervise)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from mqd.base.paths import Layout, default_data_dir, layout
+from mqd.cli.common import CliError, pairs
+
+if TYPE_CHECKING:
+    from mqd.keeper.settings import Settings
+
+
+def _listeners_with_port(config: dict[str, str], port: int) -> str:
+    """`listeners` with the first one's port replaced: what --port means when listeners are configured too."""
+    from mqd.base.config import parse_listeners
+
+    first, *others = parse_listeners(config)
+    parts = [(first.name, first.host, port), *((other.name, other.host, other.port) for other in others)]
+    return ",".join(f"{name}://{f'[{host}]' if ':' in host else host}:{number}" for name, host, number in parts)
+
+
+def _load(data_dir: Path, config_file: Path | None, overrides: dict[str, str], port: int | None) -> Settings:
+    """Raises ConfigError."""
+    from mqd.base.config import load_broker
+    from mqd.keeper.settings import properties_environment, resolve
+
+    environment = properties_environment(os.environ)
+    config = load_broker(config_file, environment, overrides)
+    if port is not None:
+        config = load_broker(config_file, environment, {**overrides, "listeners": _listeners_with_port(config, port)})
+    return resolve(config, layout(data_dir))
+
+
+def _preflight(settings: Settings) -> None:
+    """Would the keeper be able to start? Leaves the directories made and nothing else. Raises CliError."""
+    from mqd.base import paths
+    from mqd.keeper import identity, sockets
+    from mqd.shm import locks
+
+    places = settings.places
+    if any(mark in str(path) for path in (places.data_dir, places.run_dir, sys.executable) for mark in '%"\n'):
+        raise CliError(f"{places.data_dir}: a data directory cannot have a percent sign or a quotation mark in its name (supervisord's configuration could not name it)")
+    fds: list[int] = []
+    try:
+        fds = locks.lock_directories([places.data_dir, *settings.log_dirs], places.data_dir)
+        paths.create(places)
+        known = identity.load_identity(places)
+        if known is not None:
+            identity.check_node_id(known, places, int(settings.config["node.id"]))
+        for listener in sockets.listen_all(settings.config):
+            listener.close()
+    except identity.IdentityError as error:
+        raise CliError(str(error)) from error
+    except OSError as error:
+        raise CliError(error.strerror if error.strerror and not error.filename else str(error)) from error
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def _claim(places: Layout) -> int:
+    """The lock that says: a supervisord of ours runs here; its text is the pid for `mqd down`. Held until this process ends. Raises CliError."""
+    from mqd.shm import locks
+
+    fd = locks.lock_file(places.supervisor_lock)
+    if fd is None:
+        raise CliError(f"another broker is starting or stopping in {places.data_dir}; wait for it, or choose another --data-dir")
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+    return fd
+
+
+def _raise_file_limit() -> None:
+    """Connections and segments are many: take what the hard limit allows."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 1 << 20 if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError):
+            pass
+
+
+def _environment(settings: Settings, config_file: Path | None) -> dict[str, str]:
+    places = settings.places
+    return {
+        "MQD_DATA_DIR": str(places.data_dir),
+        "MQD_RUN_DIR": str(places.run_dir),
+        "MQD_RUN_RESOLVED": str(places.resolved_config),
+        "MQD_CONFIG": str(config_file or ""),
+        "MQD_WORKERS": str(settings.worker_count),
+        "MQD_PYTHON": sys.executable,
+    }
+
+
+@click.command(short_help="Start a broker in the foreground.")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Where everything is kept.  [env: MQD_DATA_DIR; default: ~/.local/share/mqd]")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port for clients; 0: a free one.  [default: 9092]")
+@click.option("--workers", type=click.IntRange(1, 64), help="Worker processes.  [default: one per usable CPU]")
+@click.option("--config", "config_file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Properties file with Kafka's names.")
+@click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="One property; may be repeated.")
+@click.option("--node-id", type=click.IntRange(0), help="Number of this broker.  [default: 1]")
+def command(
+    data_dir: Path | None, port: int | None, workers: int | None, config_file: Path | None, assignments: tuple[str, ...], node_id: int | None
+) -> int:
+    """Start a broker in the foreground.
+
+    Prints one line that begins with "mqd ready" once it serves. Ctrl-C, SIGTERM or `mqd down` stop it cleanly. Logs are in DATA_DIR/logs.
+    """
+    overrides = pairs(assignments, "--set")
+    if workers is not None:
+        overrides["worker.count"] = str(workers)
+    if node_id is not None:
+        overrides["node.id"] = str(node_id)
+    from mqd.base.paths import create
+    from mqd.keeper import settings as keeper_settings
+
+    settings = _load(data_dir or default_data_dir(), config_file, overrides, port)
+    places = settings.places
+    _preflight(settings)
+    create(places)
+    claim = _claim(places)
+    places.broker_json.unlink(missing_ok=True)
+    keeper_settings.save(settings)
+    _raise_file_limit()
+    os.environ.update(_environment(settings, config_file))
+
+    from mqd.keeper.supervise import ReadyBroker, run
+
+    def on_ready(about: ReadyBroker) -> None:
+        host = f"[{about.host}]" if ":" in about.host else about.host
+        workers_text = f"{settings.worker_count} worker{'s' if settings.worker_count != 1 else ''}"
+        print(f"mqd ready on {host}:{about.port} (node {about.node_id}, {workers_text}, data in {places.data_dir})", flush=True)
+
+    failure = run(Path(__file__).resolve().parent.parent / "supervisord.conf", places, on_ready)
+    os.close(claim)
+    if failure is not None:
+        raise CliError(failure)
+    return 0

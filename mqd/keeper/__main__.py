@@ -1,0 +1,62 @@
+"""`python -m mqd.keeper`: everything it is told is in the environment (see mqd.keeper.settings).
+
+Exit status: 0 after a clean shutdown, 2 when the broker cannot start here (the reason is the last line of its log), 1 for everything else.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from mqd.base import logging, paths
+from mqd.keeper import settings as keeper_settings
+
+
+def _supervisor_pid() -> int:
+    """supervisord's pid if it is the parent (it says so to its children), MQD_RUN_SUPERVISOR_PID in tests, else 0: nobody's child to watch."""
+    told = os.environ.get("MQD_RUN_SUPERVISOR_PID", "")
+    if told.isdigit():
+        return int(told)
+    return os.getppid() if os.environ.get("SUPERVISOR_PROCESS_NAME") == "mqd-keeper" else 0
+
+
+def _ask_to_be_spared() -> None:
+    """The kernel's choice when memory runs out should fall on somebody who can be restarted. Needs a privilege; without it nothing changes."""
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("-500")
+    except OSError:
+        pass
+
+
+def main() -> int:
+    supervisor_pid = _supervisor_pid()
+    log = logging.setup("keeper")
+    from mqd.keeper import loop, resources
+    from mqd.keeper.identity import IdentityError
+    from mqd.shm.segments import SegmentError
+
+    try:
+        settings = keeper_settings.load()
+        log = logging.setup("keeper", 0, settings.config)
+        paths.create(settings.places)
+        made = resources.make(settings)
+    except (OSError, ValueError, IdentityError, SegmentError) as error:
+        log.error(f"the broker cannot start: {error.strerror if isinstance(error, OSError) and error.strerror else error}")
+        return 2
+    logging.follow(lambda: made.control.log_level)
+    _ask_to_be_spared()
+    host, port = made.addresses[0]
+    log.info("keeper started", host=host, port=port, workers=settings.worker_count, data_dir=settings.places.data_dir, generation=made.generation)
+    try:
+        return loop.Keeper(settings, made, supervisor_pid).run()
+    except Exception:
+        log.exception("the keeper failed; the broker ends")
+        return 1
+    finally:
+        resources.remove(settings, made)
+        log.info("keeper ended")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""Whose data directory this is, and how often a keeper has lived in it.
+
+meta.properties is Kafka's file of that name: cluster.id, node.id, directory.id, version. Made at the first start; afterwards it is the truth and a
+configuration that says otherwise is refused: records of one broker served under another's number would be mixed up by every client.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import os
+import uuid
+from pathlib import Path
+
+import msgspec
+
+from mqd import native
+from mqd.base.clock import now_ms
+from mqd.base.paths import Layout
+
+_VERSION = "1"
+
+
+class IdentityError(RuntimeError):
+    """The data directory belongs to another broker, or cannot be understood."""
+
+
+class Identity(msgspec.Struct, frozen=True):
+    cluster_id: str
+    node_id: int
+    directory_id: str
+
+
+def _random_id() -> str:
+    """22 characters, as Kafka's ids: a random UUID in base64url. Never one that starts with a dash, which command lines would take for an option."""
+    while (text := base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()).startswith("-"):
+        pass
+    return text
+
+
+def read_properties(path: Path) -> dict[str, str]:
+    lines = [line.strip() for line in path.read_text().splitlines()]
+    return {name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines if line and line[0] not in "#!")}
+
+
+def load_identity(places: Layout) -> Identity | None:
+    """None when nobody has lived here yet. Raises IdentityError."""
+    path = places.meta_properties
+    try:
+        found = read_properties(path)
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise IdentityError(f"cannot read {path}: {error}") from error
+    if found.get("version") != _VERSION:
+        raise IdentityError(f"{path} has version {found.get('version')!r}, this mqd knows {_VERSION}: use the mqd that wrote it, or another --data-dir")
+    node_id, cluster_id, directory_id = found.get("node.id", ""), found.get("cluster.id", ""), found.get("directory.id", "")
+    if not node_id.isdigit() or not cluster_id or not directory_id:
+        raise IdentityError(f"{path} is incomplete (it needs cluster.id, node.id, directory.id): restore it, or choose another --data-dir")
+    return Identity(cluster_id, int(node_id), directory_id)
+
+
+def check_node_id(identity: Identity, places: Layout, node_id: int) -> None:
+    """Raises IdentityError when the directory is another node's."""
+    if identity.node_id != node_id:
+        raise IdentityError(
+            f"{places.data_dir} belongs to node.id {identity.node_id}, but this broker is to be node.id {node_id}:"
+            f" start it with --node-id {identity.node_id}, or choose another --data-dir"
+        )
+
+
+def settle(places: Layout, node_id: int) -> Identity:
+    """The directory's identity; made and on disk afterwards when it had none. Raises IdentityError, native.NativeError."""
+    identity = load_identity(places)
+    if identity is None:
+        identity = Identity(_random_id(), node_id, _random_id())
+        text = f"version={_VERSION}\ncluster.id={identity.cluster_id}\nnode.id={identity.node_id}\ndirectory.id={identity.directory_id}\n"
+        native.file_replace(places.meta_properties, text.encode())
+    check_node_id(identity, places, node_id)
+    return identity
+
+
+def next_generation(places: Layout) -> int:
+    """A number larger than every earlier one of this directory: the clock's milliseconds, or one more than the last where the clock went back.
+
+    On a full disk the clock alone has to do: a broker must be able to start there to delete something."""
+    try:
+        text = places.generation.read_text().strip()
+        last = int(text) if text.isdigit() else 0
+    except (FileNotFoundError, UnicodeDecodeError):
+        last = 0
+    generation = max(last + 1, now_ms())
+    try:
+        native.file_replace(places.generation, b"%d\n" % generation)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+    return generation
+
+
+def boot_id() -> bytes:
+    """16 bytes that change with every boot of the machine: what was known before a reboot about the page cache no longer holds."""
+    try:
+        return uuid.UUID(Path("/proc/sys/kernel/random/boot_id").read_text().strip()).bytes
+    except (OSError, ValueError):
+        return os.urandom(16)

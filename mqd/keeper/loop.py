@@ -1,0 +1,501 @@
+"""The keeper at work: it knows who lives, proves who has died, and tells the others. It does nothing else, so that it does not die itself.
+
+1. A process is identified by the kernel (SO_PEERCRED) and watched through a pidfd taken from its own connection: a recycled pid is never mistaken for it.
+2. DEAD is stored, and every other process told, only after the pidfd said that the process has ended. A closed connection alone proves nothing: its process
+   is given LOST_GRACE_S to end and is then killed, so that what it held cannot still be in use when its successor gets it.
+3. A process gets the same descriptors as its predecessor of that role and index.
+4. Nobody can hold the keeper up: it never blocks on a peer. A process that does not read NOTICE_COUNT_MAX notices is killed; tools are at most
+   TOOL_COUNT_MAX at a time.
+
+One thread, one epoll. Time comes from the monotonic clock; there is no periodic work.
+"""
+
+from __future__ import annotations
+
+import errno
+import heapq
+import os
+import select
+import selectors
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from mqd import native
+from mqd.base import logging
+from mqd.base.clock import now_ms
+from mqd.keeper.resources import Resources
+from mqd.keeper.settings import Settings
+from mqd.native import ProcessState
+from mqd.shm.attach import peer_pid, peer_pidfd, receive_packet, send_message
+from mqd.shm.keeper_messages import (
+    Death, Hello, ProcessStatus, Ready, Refused, SetLogLevel, Shutdown, Status, StatusQuery, ToKeeper, Welcome,
+)
+
+LOST_GRACE_S = 1.0
+SHUTDOWN_GRACE_S = 25.0
+NOTICE_COUNT_MAX = 1024
+TOOL_COUNT_MAX = 128
+HELLO_BYTES_MAX = 4096
+# A process that keeps dying is let in later and later, so that a crash loop does not eat the host: from the third death within WINDOW_S on.
+DEATH_WINDOW_S = 10.0
+HOLD_BACK_S_MAX = 5.0
+
+_decode = msgspec.msgpack.Decoder(ToKeeper).decode
+log = logging.get("keeper")
+
+
+class Process(msgspec.Struct):
+    """One role and index of the broker, through all its lives."""
+
+    name: str
+    role: str
+    index: int
+    endpoint: int
+    state: str = "starting"  # starting | running | dead
+    pid: int = 0
+    pidfd: int = -1  # -1 = nobody lives here
+    connection: socket.socket | None = None
+    detail: str = ""
+    started_ms: int = 0
+    restart_count: int = -1  # the first start is none
+    generation: int = 0
+    notices: deque[Any] = msgspec.field(default_factory=deque)  # that the socket did not take yet
+    deaths: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=8))
+
+
+class Keeper:
+    def __init__(self, settings: Settings, resources: Resources, supervisor_pid: int):
+        self.settings = settings
+        self.resources = resources
+        self.supervisor_pid = supervisor_pid
+        self.started_ms = now_ms()
+        workers = [Process(f"mqd-worker-{index}", "worker", index, index) for index in range(settings.worker_count)]
+        count = settings.worker_count
+        self.processes = [*workers, Process("mqd-acceptor", "acceptor", 0, count), Process("mqd-controller", "controller", 0, count + 1)]
+        self._by_role = {(process.role, process.index): process for process in self.processes}
+        self._selector = selectors.DefaultSelector()
+        self._tools: dict[socket.socket, None] = {}  # connected, not (yet) a process; oldest first
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._timer_count = 0
+        self._ending: str | None = None  # why
+        self._done = False
+        self.exit_status = 0
+
+    # -- the loop ----------------------------------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Until everybody has gone. Returns the exit status."""
+        self._watch(self.resources.keeper_socket, self._on_connect)
+        self._watch_signals()
+        self._watch_supervisor()
+        self._publish()
+        while not self._done:
+            timeout = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+            for key, mask in self._selector.select(timeout):
+                if self._selector.get_map().get(key.fileobj) is key:  # not closed or replaced by an earlier event of this turn
+                    key.data(mask)
+            while self._timers and self._timers[0][0] <= time.monotonic():
+                heapq.heappop(self._timers)[2]()
+        return self.exit_status
+
+    def _watch(self, source: Any, callback: Callable[..., None], *arguments: Any, events: int = selectors.EVENT_READ) -> None:
+        self._selector.register(source, events, lambda mask: callback(*arguments))
+
+    def _forget(self, source: Any) -> None:
+        try:
+            self._selector.unregister(source)
+        except (KeyError, ValueError):
+            pass
+
+    def _after(self, delay_s: float, callback: Callable[[], None]) -> None:
+        self._timer_count += 1
+        heapq.heappush(self._timers, (time.monotonic() + delay_s, self._timer_count, callback))
+
+    def _watch_signals(self) -> None:
+        self._signals, write = socket.socketpair()
+        self._signals.setblocking(False)
+        write.setblocking(False)
+        self._signal_write = write
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
+        signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
+        self._watch(self._signals, self._on_signal)
+
+    def _on_signal(self) -> None:
+        numbers = self._signals.recv(64)
+        if signal.SIGTERM in numbers or signal.SIGINT in numbers:
+            self.shut_down("the broker was told to stop")
+
+    def _watch_supervisor(self) -> None:
+        if self.supervisor_pid:
+            try:
+                pidfd = os.pidfd_open(self.supervisor_pid)
+            except ProcessLookupError:
+                self.shut_down("supervisord ended")
+                return
+            self._watch(pidfd, self._on_supervisor_end, pidfd)
+
+    def _on_supervisor_end(self, pidfd: int) -> None:
+        self._forget(pidfd)
+        os.close(pidfd)
+        self.supervisor_pid = 0
+        self.shut_down("supervisord ended")
+
+    # -- connections -------------------------------------------------------------------------------------------------------
+
+    def _on_connect(self) -> None:
+        try:
+            connection, _ = self.resources.keeper_socket.accept()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM) and self._tools:
+                self._drop_tool(next(iter(self._tools)))
+            return
+        connection.setblocking(False)
+        if len(self._tools) >= TOOL_COUNT_MAX:
+            self._drop_tool(next(iter(self._tools)))
+        self._tools[connection] = None
+        self._watch(connection, self._on_packet, connection, None)
+
+    def _drop_tool(self, connection: socket.socket) -> None:
+        self._tools.pop(connection, None)
+        self._forget(connection)
+        connection.close()
+
+    def _on_packet(self, connection: socket.socket, process: Process | None) -> None:
+        try:
+            packet, fds = receive_packet(connection, socket.MSG_DONTWAIT, HELLO_BYTES_MAX)
+            for fd in fds:
+                os.close(fd)
+        except BlockingIOError:
+            return
+        except OSError:
+            packet = b""
+        if not packet:
+            self._on_end(connection, process)
+            return
+        try:
+            message = _decode(packet)
+        except msgspec.DecodeError as error:
+            log.warning("a packet on the keeper's socket makes no sense", pid=peer_pid(connection)[0], error=str(error))
+            self._on_end(connection, process)
+            return
+        if isinstance(message, Ready):
+            if process is not None:
+                self._on_ready(process, message)
+        elif isinstance(message, Hello):
+            if process is None:
+                self._on_hello(connection, message)
+        elif isinstance(message, StatusQuery):
+            self._answer(connection, self.status())
+        elif isinstance(message, SetLogLevel):
+            self._on_set_log_level(connection, message)
+
+    def _answer(self, connection: socket.socket, message: Any, fds: list[int] | None = None) -> bool:
+        try:
+            send_message(connection, message, fds)
+            return True
+        except OSError as error:
+            log.warning("an answer could not be sent", pid=peer_pid(connection)[0], answer=type(message).__name__, error=error.strerror)
+            return False
+
+    def _on_end(self, connection: socket.socket, process: Process | None) -> None:
+        if process is None:
+            self._drop_tool(connection)
+            return
+        self._forget(connection)
+        connection.close()
+        process.connection = None
+        pidfd, generation = process.pidfd, process.generation
+        self._after(LOST_GRACE_S, lambda: self._kill_lost(process, pidfd, generation))
+
+    def _kill_lost(self, process: Process, pidfd: int, generation: int) -> None:
+        if process.pidfd == pidfd and process.generation == generation and process.state != "dead" and self._ending is None:
+            log.error("a process left the keeper without ending; killing it", process=process.name, pid=process.pid)
+            self._kill(process)
+
+    @staticmethod
+    def _kill(process: Process) -> None:
+        try:
+            signal.pidfd_send_signal(process.pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+    def _on_set_log_level(self, connection: socket.socket, message: SetLogLevel) -> None:
+        number = logging.SYSLOG_OF_LEVEL.get(message.level)
+        if number is None:
+            self._answer(connection, Refused(f"{message.level!r} is not a log level; there are {', '.join(logging.SYSLOG_OF_LEVEL)}"))
+            return
+        self.resources.control.log_level = number
+        log.info("log level changed", level=message.level)
+        self._answer(connection, self.status())
+
+    # -- processes ---------------------------------------------------------------------------------------------------------
+
+    def _on_hello(self, connection: socket.socket, hello: Hello) -> None:
+        process = self._by_role.get((hello.role, hello.index))
+        refusal = self._refusal(connection, hello, process)
+        if process is None or refusal is not None:
+            log.warning("a process was refused", role=hello.role, index=hello.index, pid=hello.pid, reason=refusal)
+            self._answer(connection, Refused(refusal or ""))
+            self._drop_tool(connection)
+            return
+        hold_back_s = self._hold_back_s(process)
+        if hold_back_s > 0:
+            log.warning("a process that keeps dying is held back", process=process.name, seconds=round(hold_back_s, 1))
+            self._after(hold_back_s, lambda: self._on_held_back(connection, hello, process))
+        else:
+            self._welcome(connection, hello, process)
+
+    def _refusal(self, connection: socket.socket, hello: Hello, process: Process | None) -> str | None:
+        if self._ending is not None:
+            return f"the broker is shutting down: {self._ending}"
+        if process is None:
+            return f"this broker has no {hello.role} {hello.index} (it has {self.settings.worker_count} workers)"
+        pid, uid = peer_pid(connection)
+        if pid != hello.pid or uid != os.getuid():
+            return f"pid {hello.pid} is not who is calling (pid {pid}, uid {uid})"
+        if hello.abi_hash != native.abi_hash():
+            return "it was built from other sources than the keeper; restart the whole broker: mqd down, mqd up"
+        if process.pidfd >= 0 and _has_ended(process.pidfd):
+            self._on_death(process)  # its proof has arrived, only later in the same turn
+        if process.pidfd >= 0:
+            return f"another {process.name} lives as pid {process.pid}"
+        return None
+
+    def _hold_back_s(self, process: Process) -> float:
+        now = time.monotonic()
+        recent = sum(1 for when in process.deaths if now - when < DEATH_WINDOW_S)
+        return min(HOLD_BACK_S_MAX, 0.1 * 2.0 ** (recent - 3)) if recent >= 3 else 0.0
+
+    def _on_held_back(self, connection: socket.socket, hello: Hello, process: Process) -> None:
+        if connection not in self._tools:
+            return  # it has gone meanwhile
+        refusal = self._refusal(connection, hello, process)
+        if refusal is not None:
+            self._answer(connection, Refused(refusal))
+            self._drop_tool(connection)
+            return
+        self._welcome(connection, hello, process)
+
+    def _welcome(self, connection: socket.socket, hello: Hello, process: Process) -> None:
+        try:
+            pidfd = peer_pidfd(connection)
+        except OSError:
+            self._drop_tool(connection)  # it has died since it called
+            return
+        process.pid, process.pidfd, process.connection = hello.pid, pidfd, connection
+        process.state, process.detail, process.started_ms = "starting", "", now_ms()
+        process.restart_count += 1
+        process.notices.clear()
+        control = self.resources.control
+        control.set_endpoint_state(process.endpoint, ProcessState.STARTING, hello.pid)
+        process.generation = control.endpoint_generation(process.endpoint)
+        del self._tools[connection]
+        self._forget(connection)
+        self._watch(connection, self._on_packet, connection, process)
+        self._watch(pidfd, self._on_pidfd, process, pidfd)
+        message, fds = self._welcome_of(process)
+        if self._answer(connection, message, fds):
+            log.info("process attached", process=process.name, pid=process.pid, generation=process.generation)
+        else:
+            self._kill(process)
+        self._publish()
+
+    def _welcome_of(self, process: Process) -> tuple[Welcome, list[int]]:
+        made = self.resources
+        handoffs, listeners, lock_fds = [], [], []
+        if process.role == "worker":
+            handoffs, lock_fds = [made.handoffs[process.index][1]], made.lock_fds
+        elif process.role == "acceptor":
+            handoffs, listeners = [pair[0] for pair in made.handoffs], made.listeners
+        message = Welcome(
+            endpoint=process.endpoint,
+            generation=made.generation,
+            worker_count=self.settings.worker_count,
+            control_name=made.control_name,
+            links_name=made.links_name,
+            arena_names=made.arena_names,
+            arena_bytes=made.arena_bytes,
+            keeper_pid=os.getpid(),
+            supervisor_pid=self.supervisor_pid,
+            listeners=made.addresses,
+            eventfd_count=len(made.eventfds),
+            handoff_count=len(handoffs),
+            listener_count=len(listeners),
+            lock_count=len(lock_fds),
+            config=self.settings.config,
+        )
+        return message, [*made.eventfds, *(one.fileno() for one in handoffs), *(one.fileno() for one in listeners), *lock_fds]
+
+    def _on_ready(self, process: Process, message: Ready) -> None:
+        process.state, process.detail = "running", message.detail
+        self.resources.control.set_endpoint_state(process.endpoint, ProcessState.RUNNING, process.pid)
+        log.info("process ready", process=process.name, pid=process.pid)
+        if self.is_ready():
+            log.info("the broker serves", after_ms=now_ms() - self.started_ms)
+        self._publish()
+
+    def _on_pidfd(self, process: Process, pidfd: int) -> None:
+        if process.pidfd == pidfd:
+            self._on_death(process)
+
+    def _on_death(self, process: Process) -> None:
+        """The proof has come: publish, tell, wake; all of it before anything else."""
+        control = self.resources.control
+        death = Death(process.role, process.index, process.endpoint, process.generation, process.pid)
+        control.set_endpoint_state(process.endpoint, ProcessState.DEAD, process.pid)
+        self._forget(process.pidfd)
+        os.close(process.pidfd)
+        if process.connection is not None:
+            self._forget(process.connection)
+            process.connection.close()
+        process.pidfd, process.connection, process.state = -1, None, "dead"
+        process.notices.clear()
+        process.deaths.append(time.monotonic())
+        self._broadcast(death)
+        for eventfd in self.resources.eventfds:
+            try:
+                os.eventfd_write(eventfd, 1)
+            except BlockingIOError:
+                pass  # it is readable already
+        if self._ending is None:
+            log.warning("process died", process=process.name, pid=process.pid, generation=death.generation)
+        self._publish()
+        self._maybe_end()
+
+    # -- notices -----------------------------------------------------------------------------------------------------------
+
+    def _broadcast(self, message: Any) -> None:
+        for process in self.processes:
+            if process.connection is not None:
+                process.notices.append(message)
+                self._send_notices(process)
+
+    def _send_notices(self, process: Process) -> None:
+        connection = process.connection
+        if connection is None:
+            return
+        while process.notices:
+            try:
+                send_message(connection, process.notices[0])
+            except BlockingIOError:
+                if len(process.notices) > NOTICE_COUNT_MAX:
+                    log.error("a process does not read what the keeper says; killing it", process=process.name, pid=process.pid)
+                    self._kill(process)
+                    return
+                self._listen_to(process, selectors.EVENT_READ | selectors.EVENT_WRITE)
+                return
+            except OSError:
+                return  # it is ending; its pidfd will say so
+            process.notices.popleft()
+        self._listen_to(process, selectors.EVENT_READ)
+
+    def _listen_to(self, process: Process, events: int) -> None:
+        connection = process.connection
+        if connection is None or self._selector.get_key(connection).events == events:
+            return
+
+        def on_event(mask: int) -> None:
+            if mask & selectors.EVENT_WRITE:
+                self._send_notices(process)
+            if mask & selectors.EVENT_READ and process.connection is connection:
+                self._on_packet(connection, process)
+
+        self._selector.modify(connection, events, on_event)
+
+    # -- the end -----------------------------------------------------------------------------------------------------------
+
+    def shut_down(self, reason: str) -> None:
+        if self._ending is not None:
+            return
+        self._ending = reason
+        log.info("shutting down", reason=reason)
+        self._publish()  # before anybody ends because of it
+        self._broadcast(Shutdown(reason))
+        self._after(SHUTDOWN_GRACE_S, self._end_by_force)
+        self._maybe_end()
+
+    def _end_by_force(self) -> None:
+        for process in self.processes:
+            if process.pidfd >= 0:
+                log.error("a process did not end in time; killing it", process=process.name, pid=process.pid)
+                self._kill(process)
+        self._after(1.0, self._give_up)
+
+    def _give_up(self) -> None:
+        self.exit_status = 1
+        self._done = True
+
+    def _maybe_end(self) -> None:
+        if self._ending is not None and all(process.pidfd < 0 for process in self.processes):
+            self._done = True
+
+    # -- what tools see ----------------------------------------------------------------------------------------------------
+
+    def is_ready(self) -> bool:
+        return self._ending is None and all(process.state == "running" for process in self.processes)
+
+    def process_statuses(self) -> list[ProcessStatus]:
+        own = [ProcessStatus("mqd-keeper", "keeper", os.getpid(), "running", self.started_ms, 0)]
+        if self.supervisor_pid:
+            own.insert(0, ProcessStatus("supervisord", "supervisord", self.supervisor_pid, "running", self.started_ms, 0))
+        others = sorted(self.processes, key=lambda process: (process.role, process.index))
+        return own + [
+            ProcessStatus(one.name, one.role, one.pid, one.state, one.started_ms, max(0, one.restart_count)) for one in others if one.pid
+        ]
+
+    def status(self) -> Status:
+        control = self.resources.control
+        host, port = self.resources.addresses[0]
+        return Status(
+            ready=self.is_ready(),
+            host=host,
+            port=port,
+            started_ms=self.started_ms,
+            data_dir=str(self.settings.places.data_dir),
+            processes=self.process_statuses(),
+            connections=[control.connection_count(worker) for worker in range(self.settings.worker_count)],
+            partitions=control.partition_counts(),
+            log_level=logging.level_name(control.log_level),
+            metrics_port=self._metrics_port(),
+        )
+
+    def _metrics_port(self) -> int:
+        detail = self._by_role["acceptor", 0].detail
+        name, _, value = detail.partition("=")
+        return int(value) if name == "metrics_port" and value.isdigit() else 0
+
+    def _publish(self) -> None:
+        """run/broker.json, for people and tools that do not speak to the keeper; never read by the broker itself."""
+        path = self.settings.places.broker_json
+        host, port = self.resources.addresses[0]
+        about = {
+            "generation": self.resources.generation,
+            "cluster_id": self.resources.identity.cluster_id,
+            "node_id": self.resources.identity.node_id,
+            "host": host,
+            "port": port,
+            "listeners": self.resources.addresses,
+            "started_ms": self.started_ms,
+            "ready": self.is_ready(),
+            "ending": self._ending,
+            "processes": self.process_statuses(),
+        }
+        try:
+            temporary = path.with_suffix(".new")
+            temporary.write_bytes(msgspec.json.encode(about) + b"\n")
+            os.replace(temporary, path)
+        except OSError as error:
+            log.warning("broker.json could not be written", error=error.strerror)
+
+
+def _has_ended(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))

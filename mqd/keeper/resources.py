@@ -1,0 +1,110 @@
+"""Everything the keeper makes once and gives to others: locks, sockets, eventfds, shared memory.
+
+Made in an order in which nothing of a living broker can be harmed: first the locks, then the sockets, then the leftovers of the dead are removed, then the
+memory is made.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import msgspec
+
+from mqd import native
+from mqd.base.clock import now_ms
+from mqd.base.logging import SYSLOG_OF_LEVEL
+from mqd.keeper import identity, sockets
+from mqd.keeper.settings import Settings
+from mqd.shm import locks, segments
+
+CONTROL_ARENA_BYTES = 8 << 20  # acceptor and controller: responses and control records, not record traffic
+
+
+class Resources(msgspec.Struct):
+    generation: int
+    identity: identity.Identity
+    lock_fds: list[int]
+    listeners: list[socket.socket]
+    addresses: list[tuple[str, int]]  # what the listeners are bound to
+    keeper_socket: socket.socket
+    eventfds: list[int]
+    handoffs: list[tuple[socket.socket, socket.socket]]  # by worker: acceptor's end, worker's end
+    control: native.Control
+    control_name: str
+    links_name: str
+    arena_names: list[str]  # by endpoint
+    arena_bytes: list[int]
+
+    @property
+    def endpoint_count(self) -> int:
+        return len(self.eventfds)
+
+
+def _address(listener: socket.socket) -> tuple[str, int]:
+    host, port = listener.getsockname()[:2]
+    return host, port
+
+
+def _clean_credits(data_dir: str) -> None:
+    """Admission credits of a dead broker's local clients (SysV semaphores outlive every process)."""
+    try:
+        from mqd.shm import credits
+    except ImportError:
+        return
+    credits.clean(data_dir)
+
+
+def make(settings: Settings) -> Resources:
+    """Raises locks.DirectoryInUse, OSError, sockets.ListenError, identity.IdentityError, segments.SegmentError: each says what to do."""
+    places, worker_count = settings.places, settings.worker_count
+    lock_fds = locks.lock_directories([places.data_dir, *settings.log_dirs], places.data_dir)
+    who = identity.settle(places, int(settings.config.get("node.id", "1")))
+    listeners = sockets.listen_all(settings.config)
+    generation = identity.next_generation(places)
+    base = segments.prefix(places.data_dir)
+    segments.clean(base)
+    _clean_credits(str(places.data_dir))
+    endpoint_count = worker_count + 2
+    arena_bytes = [int(settings.config["receive.arena.bytes"])] * worker_count + [CONTROL_ARENA_BYTES] * 2
+    arena_names = [segments.arena_name(base, endpoint) for endpoint in range(endpoint_count)]
+    try:
+        control = native.Control.format(
+            segments.create(segments.control_name(base), native.control_size_bytes()), worker_count, identity.boot_id(), generation, now_ms()
+        )
+        control.log_level = SYSLOG_OF_LEVEL[settings.config.get("log.level", "info")]
+        links = segments.create(segments.links_name(base), native.links_size_bytes(endpoint_count))
+        native.links_format(links, endpoint_count)
+        for name, size_bytes in zip(arena_names, arena_bytes, strict=True):
+            segments.create(name, size_bytes).close()
+    except BaseException:
+        segments.clean(base)
+        raise
+    return Resources(
+        generation=generation,
+        identity=who,
+        lock_fds=lock_fds,
+        listeners=listeners,
+        addresses=[_address(listener) for listener in listeners],
+        keeper_socket=sockets.listen_keeper(places.keeper_socket),
+        eventfds=[os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(endpoint_count)],
+        handoffs=[sockets.handoff_pair() for _ in range(worker_count)],
+        control=control,
+        control_name=segments.control_name(base),
+        links_name=segments.links_name(base),
+        arena_names=arena_names,
+        arena_bytes=arena_bytes,
+    )
+
+
+def remove(settings: Settings, resources: Resources) -> None:
+    """At the end: names go, the locks last. Mappings of processes that are still ending stay valid."""
+    for listener in resources.listeners:
+        listener.close()
+    resources.keeper_socket.close()
+    for path in (settings.places.keeper_socket, settings.places.broker_json):
+        path.unlink(missing_ok=True)
+    segments.clean(segments.prefix(settings.places.data_dir))
+    _clean_credits(str(settings.places.data_dir))
+    for fd in resources.lock_fds:
+        os.close(fd)

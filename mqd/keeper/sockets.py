@@ -1,0 +1,119 @@
+"""The sockets that outlive every other process of the broker: where clients connect, where the processes call, how connections are handed over."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+BACKLOG = 4096  # the kernel lowers it to net.core.somaxconn
+
+
+class ListenError(OSError):
+    """The broker cannot listen where it was told to; the message names the address, the cause and the way out."""
+
+
+def _addresses(host: str, port: int) -> list[tuple[int, tuple]]:
+    if not host:  # every address: one socket for both families where the host has IPv6
+        families = [(socket.AF_INET6, ("::", port))] if socket.has_ipv6 and os.path.exists("/proc/net/if_inet6") else []
+        return [*families, (socket.AF_INET, ("0.0.0.0", port))]
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return sorted(((family, address) for family, _, _, _, address in found), key=lambda one: one[0] != socket.AF_INET)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening TCP socket, not blocking. Raises ListenError."""
+    where = f"{host or '*'}:{port}"
+    try:
+        addresses = _addresses(host, port)
+    except socket.gaierror as error:
+        raise ListenError(errno.EADDRNOTAVAIL, f"cannot listen on {where}: the name {host} is not known ({error.strerror}); correct listeners") from error
+    failure: OSError | None = None
+    for family, address in addresses:
+        listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if address[0] == "::" else 1)
+            listener.bind(address)
+            listener.listen(BACKLOG)
+            return listener
+        except OSError as error:
+            listener.close()
+            failure = error
+            if error.errno == errno.EADDRINUSE:
+                break
+    assert failure is not None
+    raise ListenError(failure.errno, _explain(where, port, failure)) from failure
+
+
+def _explain(where: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        holder = port_holder(port)
+        return f"port {port} is in use{f' by {holder}' if holder else ''} (cannot listen on {where}): stop that process, or choose another port with --port"
+    if error.errno == errno.EACCES:
+        return f"cannot listen on {where}: ports below 1024 need a privilege; choose another with --port"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"cannot listen on {where}: this host has no such address; correct listeners"
+    return f"cannot listen on {where}: {error.strerror}"
+
+
+def port_holder(port: int, proc: str = "/proc") -> str | None:
+    """"java (pid 4711)": who listens on a TCP port, as far as this user may see; None = not found."""
+    inodes = set()
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = Path(proc, "net", table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for fields in (line.split() for line in lines):
+            if len(fields) > 9 and fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+                inodes.add(f"socket:[{fields[9]}]")
+    if not inodes:
+        return None
+    for pid in (name for name in os.listdir(proc) if name.isdigit()):
+        try:
+            if any(_link(f"{proc}/{pid}/fd/{fd}") in inodes for fd in os.listdir(f"{proc}/{pid}/fd")):
+                return f"{Path(proc, pid, 'comm').read_text().strip()} (pid {pid})"
+        except OSError:
+            continue
+    return None
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+def listen_all(config: Mapping[str, str]) -> list[socket.socket]:
+    """One socket for each of `listeners`, in their order. Raises ListenError, ConfigError."""
+    from mqd.base.config import parse_listeners
+
+    sockets: list[socket.socket] = []
+    try:
+        for listener in parse_listeners(config):
+            sockets.append(listen(listener.host, listener.port))
+    except BaseException:
+        for opened in sockets:
+            opened.close()
+        raise
+    return sockets
+
+
+def listen_keeper(path: Path) -> socket.socket:
+    """The processes' and tools' way to the keeper. Only for whoever holds the data directory's lock: an old socket file is removed."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    listener.bind(os.fspath(path))
+    os.chmod(path, 0o600)
+    listener.listen(256)
+    return listener
+
+
+def handoff_pair() -> tuple[socket.socket, socket.socket]:
+    """(acceptor's end, worker's end). The keeper keeps both, so what is under way survives a restart of either side."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)

@@ -1,0 +1,215 @@
+"""supervisord for `mqd up`: in this process, in the foreground, over the shipped supervisord.conf.
+
+What it adds to supervisord, which stays in charge of starting, restarting, stopping and logging:
+
+1. It reacts at once. supervisord looks at signals and ended children once a second; here a signal wakes its poll, and after anything has happened it looks
+   again soon, a few times.
+2. The broker ends when the keeper does; `failure` then says why, unless the keeper was told to stop.
+3. It says when the broker serves, and gives up on a process that keeps failing before that.
+4. A process that somebody ended (SIGTERM, status 0) while the broker goes on is started again: that is how one restarts the acceptor.
+
+Single-threaded on purpose: supervisord forks, and a fork beside other threads may inherit their locks.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from supervisor import events
+from supervisor.medusa import asyncore_25 as asyncore
+from supervisor.options import ServerOptions
+from supervisor.states import SupervisorStates
+from supervisor.supervisord import Supervisor
+
+from mqd.base.paths import Layout
+
+KEEPER = "mqd-keeper"
+START_FAILURE_COUNT_MAX = 5
+_SOON_S = 0.005
+_STARTING_S = 0.01
+_HURRY_COUNT = 4  # turns from an ended child to its successor: read its end, reap, see its state, start
+
+
+class ReadyBroker(msgspec.Struct):
+    """run/broker.json, as far as it matters here."""
+
+    host: str
+    port: int
+    node_id: int
+    ready: bool
+    ending: str | None
+    processes: list[dict[str, Any]]
+
+    @property
+    def keeper_pid(self) -> int:
+        return next((process["pid"] for process in self.processes if process["role"] == "keeper"), 0)
+
+
+class _Waker:
+    """Makes a signal readable. Speaks as much of supervisord's dispatcher interface as its loop asks for."""
+
+    def __init__(self) -> None:
+        self._read, self._write = socket.socketpair()
+        self._read.setblocking(False)
+        self._write.setblocking(False)
+        self.fd = self._read.fileno()
+        signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return False
+
+    def handle_read_event(self) -> None:
+        try:
+            self._read.recv(4096)
+        except BlockingIOError:
+            pass
+
+    def handle_error(self) -> None:
+        pass
+
+    def close(self) -> None:  # supervisord closes everything in its socket map
+        signal.set_wakeup_fd(-1)
+        self._read.close()
+        self._write.close()
+
+
+class _PromptPoller:
+    """supervisord's poller, with a say in how long to wait."""
+
+    def __init__(self, poller: Any, timeout_s: Callable[[float], float], on_events: Callable[[], None]):
+        self._poller = poller
+        self._timeout_s = timeout_s
+        self._on_events = on_events
+
+    def poll(self, timeout: float) -> tuple[list[int], list[int]]:
+        readable, writable = self._poller.poll(self._timeout_s(timeout))
+        if readable or writable:
+            self._on_events()
+        return readable, writable
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._poller, name)
+
+
+class BrokerSupervisor(Supervisor):
+    """`on_ready` is called once, when every process is up. After main(): `failure` is None, or why the broker ended by itself."""
+
+    def __init__(self, options: ServerOptions, places: Layout, on_ready: Callable[[ReadyBroker], None]):
+        super().__init__(options)
+        self.failure: str | None = None
+        self._places = places
+        self._on_ready = on_ready
+        self._is_ready = False
+        self._hurry = 1  # the first children should not wait for the first time-out
+        self._failures: dict[str, int] = {}
+        options.poller = _PromptPoller(options.poller, self._poll_timeout_s, self._make_haste)
+
+    def runforever(self) -> None:
+        waker = _Waker()
+        self.options.get_socket_map()[waker.fd] = waker
+        receive = self.options.signal_receiver.receive
+        # supervisord would start everything anew when its terminal goes away
+        signal.signal(signal.SIGHUP, lambda _number, frame: receive(signal.SIGTERM, frame))
+        events.subscribe(events.ProcessStateExitedEvent, self._on_exit)
+        super().runforever()
+
+    # -- waiting -----------------------------------------------------------------------------------------------------------
+
+    def _make_haste(self) -> None:
+        self._hurry = _HURRY_COUNT
+
+    def _poll_timeout_s(self, timeout: float) -> float:
+        if not self._is_ready and not self.stopping:
+            self._look_for_ready()
+        if self._hurry:
+            self._hurry -= 1
+            return _SOON_S
+        return timeout if self._is_ready and not self.stopping else _STARTING_S
+
+    def _about(self) -> ReadyBroker | None:
+        """What our keeper says of itself; None while (or when) there is none."""
+        try:
+            about = msgspec.json.decode(self._places.broker_json.read_bytes(), type=ReadyBroker)
+        except (OSError, msgspec.DecodeError):
+            return None
+        keeper = self._process(KEEPER)
+        return about if keeper is not None and keeper.pid and keeper.pid == about.keeper_pid else None
+
+    def _look_for_ready(self) -> None:
+        about = self._about()
+        if about is not None and about.ready:
+            self._is_ready = True
+            self._on_ready(about)
+
+    def _process(self, name: str) -> Any:
+        group = self.process_groups.get(name)
+        return group.processes.get(name) if group is not None else None
+
+    # -- ends --------------------------------------------------------------------------------------------------------------
+
+    def _on_exit(self, event: Any) -> None:
+        self._make_haste()
+        process = event.process
+        name = process.config.name
+        if self.options.mood < SupervisorStates.RUNNING:
+            return
+        if name == KEEPER:
+            if process.exitstatus != 0:
+                self.failure = last_words(self._places, name) or f"the keeper ended ({_how(process.exitstatus)}); see {self._places.logs_dir / (name + '.log')}"
+            self._end()
+        elif event.expected:
+            about = self._about()
+            if about is not None and about.ending is None:
+                process.exitstatus = -1  # no status of a process: what supervisord restarts after
+        elif not self._is_ready:
+            self._failures[name] = self._failures.get(name, 0) + 1
+            if self._failures[name] >= START_FAILURE_COUNT_MAX:
+                words = last_words(self._places, name)
+                self.failure = f"{name} does not start ({_how(process.exitstatus)}): {words or 'it said nothing'}; see {self._places.logs_dir / (name + '.log')}"
+                self._end()
+
+    def _end(self) -> None:
+        self.options.mood = SupervisorStates.SHUTDOWN
+
+
+def _how(status: int | None) -> str:
+    """supervisord gives -1 for a signal."""
+    return "killed by a signal" if status is None or status < 0 else f"exit status {status}"
+
+
+def last_words(places: Layout, name: str, size_bytes: int = 2048) -> str:
+    """The message of the last line of a process's log: the end of a traceback or an error line, without its time and level."""
+    path = Path(places.logs_dir, f"{name}.log")
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.path.getsize(path) - size_bytes))
+            lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
+    except OSError:
+        return ""
+    told = next((line for line in reversed(lines) if " ERROR " in line), lines[-1] if lines else "")
+    return told.partition(" ERROR ")[2].strip().partition(" ")[2] if " ERROR " in told else told
+
+
+def run(configuration: Path, places: Layout, on_ready: Callable[[ReadyBroker], None]) -> str | None:
+    """Runs the broker until it has ended; the environment must hold what the configuration refers to. Returns None, or why it ended by itself."""
+    options = ServerOptions()
+    options.realize(["-c", str(configuration)], doc="mqd")
+    options.first, options.test = True, False
+    supervisor = BrokerSupervisor(options, places, on_ready)
+    try:
+        supervisor.main()
+    except asyncore.ExitNow:
+        pass
+    finally:
+        options.close_httpservers()
+        options.close_logger()
+    return supervisor.failure

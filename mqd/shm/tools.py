@@ -1,0 +1,79 @@
+"""How a tool (`mqd status`, `mqd down`) finds a running broker and asks its keeper."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mqd.base.paths import layout
+from mqd.shm import locks
+from mqd.shm.attach import MESSAGE_BYTES_MAX, KeeperError, connect_keeper, receive_packet, send_message
+from mqd.shm.keeper_messages import FromKeeper, Refused, Status, StatusQuery
+
+ANSWER_TIMEOUT_S = 5.0
+
+_decode = msgspec.msgpack.Decoder(FromKeeper).decode
+
+
+class KeeperTool:
+    """A connection to the keeper of a data directory. Raises KeeperError when there is none or it does not answer."""
+
+    def __init__(self, data_dir: str | os.PathLike[str]):
+        self._connection = connect_keeper(layout(data_dir).keeper_socket)
+        self._connection.settimeout(ANSWER_TIMEOUT_S)
+
+    def ask(self, message: Any) -> Status:
+        try:
+            send_message(self._connection, message)
+            packet, _ = receive_packet(self._connection, size_bytes_max=MESSAGE_BYTES_MAX)
+        except TimeoutError as error:
+            raise KeeperError(f"the keeper does not answer within {ANSWER_TIMEOUT_S:.0f} s; see its log") from error
+        except OSError as error:
+            raise KeeperError(f"the keeper's socket failed: {error.strerror}") from error
+        if not packet:
+            raise KeeperError("the keeper ended")
+        answer = _decode(packet)
+        if isinstance(answer, Refused):
+            raise KeeperError(answer.reason)
+        if not isinstance(answer, Status):
+            raise KeeperError(f"the keeper answered with {type(answer).__name__}")
+        return answer
+
+    def status(self) -> Status:
+        return self.ask(StatusQuery())
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> KeeperTool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def supervisor_of(status: Status) -> int:
+    """supervisord's pid, 0 when the keeper is nobody's child."""
+    return next((process.pid for process in status.processes if process.role == "supervisord"), 0)
+
+
+def held_pid(lock: Path) -> int | None:
+    """The pid in a lock file that somebody holds now; None when nobody does, 0 when it does not tell."""
+    if not locks.is_locked(lock):
+        return None
+    try:
+        text = lock.read_text().split("\n")[0].strip()
+    except OSError:
+        return 0
+    return int(text) if text.isdigit() else 0
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A TCP port that nobody listens on just now; for tests and demos that start a broker on a port of their own."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]
