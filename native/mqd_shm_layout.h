@@ -6,7 +6,7 @@
  *   control segment
  *     0        struct mqd_control_header          4 KiB, keeper writes it, single words have other owners (see below)
  *     4096     struct mqd_blob  api_versions[8]   acceptor writes, workers read: ready-made ApiVersions bodies by version
- *     ...      struct mqd_worker_slot[64]         each worker writes its own
+ *     ...      struct mqd_worker_slot[66]         of each endpoint: see the lines of the struct
  *     ...      struct mqd_worker_stats[64]        each worker writes its own; the acceptor reads (metrics)
  *     ...      struct mqd_partition_slot[16384]   see the lines of the struct
  *
