@@ -1,0 +1,398 @@
+/* Commands of the worker's main thread, events back to it: the only state of the reactor that two threads touch, under one mutex held for a few stores.
+ *
+ * A command is answered by exactly one MQD_EVENT_DONE with its token, also when the reactor has been stopped: then the caller's thread carries it out.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "mqd_reactor.h"
+
+/* ---- events ---- */
+
+void mqd_reactor_emit(struct mqd_reactor *r, const struct mqd_event *event)
+{
+    pthread_mutex_lock(&r->mutex);
+    bool log_line = event->kind == MQD_EVENT_LOG;
+    if (r->event_count >= (log_line ? MQD_EVENT_COUNT_MAX / 2 : MQD_EVENT_COUNT_MAX)) {
+        r->events_dropped++; /* log lines give way first; a command's answer has room: there are at most MQD_COMMAND_COUNT_MAX */
+    } else {
+        r->events[(r->event_head + r->event_count++) % MQD_EVENT_COUNT_MAX] = *event;
+        if (r->event_count == 1)
+            eventfd_write(r->event_fd, 1);
+    }
+    pthread_mutex_unlock(&r->mutex);
+}
+
+int mqd_reactor_event_fd(struct mqd_reactor *r)
+{
+    return r->event_fd;
+}
+
+int mqd_reactor_next_event(struct mqd_reactor *r, struct mqd_event *out)
+{
+    pthread_mutex_lock(&r->mutex);
+    int got = r->event_count > 0;
+    if (got) {
+        *out = r->events[r->event_head];
+        r->event_head = (r->event_head + 1) % MQD_EVENT_COUNT_MAX;
+        r->event_count--;
+    } else {
+        eventfd_t value;
+        eventfd_read(r->event_fd, &value);
+    }
+    pthread_mutex_unlock(&r->mutex);
+    return got;
+}
+
+void mqd_command_done(struct mqd_reactor *r, uint64_t token, int error, uint32_t slot, int64_t offset, struct mqd_partition *partition, const char *text)
+{
+    struct mqd_event event = {.kind = MQD_EVENT_DONE, .slot = slot, .token = token, .error = error, .offset = offset, .partition = partition};
+    snprintf(event.text, sizeof event.text, "%s", text ? text : "");
+    mqd_reactor_emit(r, &event);
+}
+
+/* ---- carrying out ---- */
+
+static void set_log_dir(struct mqd_reactor *r, const struct mqd_command *command)
+{
+    struct mqd_log_directory *dir = &r->log_dirs[command->number];
+    free(dir->path);
+    dir->path = strdup(command->text);
+    if (dir->fd >= 0)
+        close(dir->fd);
+    dir->fd = open(command->text, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int error = dir->fd < 0 ? errno : 0;
+    mqd_command_done(r, command->token, error, UINT32_MAX, 0, NULL, error ? strerror(error) : "");
+}
+
+static void topic_put(struct mqd_reactor *r, const struct mqd_command *command)
+{
+    struct mqd_topic *topic = mqd_topics_put(&r->topics, command->topic_id, command->text, command->slots, command->number);
+    for (uint32_t i = 0; topic && i < topic->partition_count; i++) {
+        uint32_t slot = topic->slots[i];
+        if (slot < MQD_PARTITION_SLOT_COUNT && r->path_known[slot]) { /* the slot may have been another partition's */
+            r->path_known[slot] = 0;
+            mqd_reader_set_path(r->reader, slot, NULL);
+        }
+    }
+    mqd_command_done(r, command->token, topic ? 0 : ENOMEM, UINT32_MAX, 0, NULL, topic ? "" : "out of memory for another topic");
+}
+
+static void topic_remove(struct mqd_reactor *r, const struct mqd_command *command)
+{
+    struct mqd_topic *topic = mqd_topics_find_id(&r->topics, command->topic_id);
+    if (topic) {
+        for (uint32_t i = 0; i < topic->partition_count; i++) {
+            uint32_t slot = topic->slots[i];
+            r->path_known[slot] = 0;
+            mqd_reader_set_path(r->reader, slot, NULL);
+        }
+        topic->reference_count++;
+        mqd_topics_remove(&r->topics, topic);
+        for (uint32_t i = 0; i < topic->partition_count; i++)
+            mqd_fetch_wake_slot(r, topic->slots[i]); /* they find the topic removed */
+        mqd_topic_release(topic);
+    }
+    mqd_command_done(r, command->token, 0, UINT32_MAX, 0, NULL, "");
+}
+
+static void partition_open(struct mqd_reactor *r, const struct mqd_command *command)
+{
+    struct mqd_owned *owned = r->owned[command->slot] ? NULL : calloc(1, sizeof *owned);
+    if (!owned) {
+        mqd_command_done(r, command->token, r->owned[command->slot] ? EEXIST : ENOMEM, command->slot, 0, command->partition, "the slot is already served by this worker");
+        return;
+    }
+    owned->partition = command->partition;
+    owned->slot = command->slot;
+    owned->log_dir = command->number;
+    owned->high_watermark = -1;
+    mqd_list_init(&owned->staged);
+    mqd_list_init(&owned->waiting);
+    mqd_list_init(&owned->write_node);
+    mqd_list_init(&owned->publish_node);
+    mqd_list_init(&owned->sync_node);
+    r->owned[command->slot] = owned;
+    r->owned_count++;
+    mqd_store_relaxed(&r->slot->partition_count, r->owned_count);
+    struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, command->slot);
+    mqd_fetch_add(&slot->segments_generation, 1);
+    mqd_store_release(&slot->owner_generation, r->generation);
+    mqd_partition_set_leader_epoch(owned->partition, mqd_load_relaxed(&slot->leader_epoch));
+    mqd_owner_publish(r, owned);
+    mqd_store_release(&slot->state, (uint8_t)MQD_SLOT_ONLINE);
+    if (mqd_partition_dirty(owned->partition))
+        mqd_flush_want(r, owned);
+    mqd_command_done(r, command->token, 0, command->slot, mqd_partition_log_end_offset(owned->partition), NULL, "");
+}
+
+static void partition_close(struct mqd_reactor *r, const struct mqd_command *command)
+{
+    struct mqd_owned *owned = r->owned[command->slot];
+    if (!owned || owned->closing) {
+        mqd_command_done(r, command->token, ENOENT, command->slot, 0, NULL, "the slot is not served by this worker");
+        return;
+    }
+    mqd_owner_write_all(r);
+    owned->closing = 1;
+    owned->close_token = command->token;
+    struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, command->slot);
+    mqd_store_release(&slot->state, (uint8_t)MQD_SLOT_OFFLINE);
+    mqd_fetch_add(&slot->segments_generation, 1);
+    mqd_fetch_add(&r->header->segments_generation, 1);
+    mqd_owner_wake_slot(r, command->slot);
+    mqd_owned_maybe_close(r, owned);
+}
+
+static void advance_start(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command)
+{
+    struct mqd_positions positions;
+    mqd_partition_positions(owned->partition, &positions);
+    int64_t offset = command->offset < 0 || command->offset > positions.high_watermark ? positions.high_watermark : command->offset;
+    int dropped = mqd_partition_advance_start(owned->partition, offset);
+    struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, command->slot);
+    mqd_owner_publish(r, owned);
+    if (dropped > 0) {
+        mqd_fetch_add(&slot->segments_generation, 1);
+        mqd_fetch_add(&r->header->segments_generation, 1);
+        for (uint32_t worker = 0; worker < mqd_control_worker_count(r->options.control); worker++) {
+            struct mqd_descriptor note = {.kind = MQD_LINK_HW_CHANGED, .slot = command->slot}; /* wakes it: it drops descriptors of deleted segments */
+            if (worker != r->options.self)
+                mqd_forward_send(r, worker, &note);
+        }
+    }
+    mqd_partition_positions(owned->partition, &positions);
+    mqd_command_done(r, command->token, 0, command->slot, positions.log_start_offset, NULL, "");
+}
+
+static void roll(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command)
+{
+    mqd_owner_write_all(r);
+    int error = mqd_partition_roll(owned->partition, r->wall_ms);
+    struct mqd_positions positions;
+    mqd_partition_positions(owned->partition, &positions);
+    if (!error) {
+        mqd_stat(r, MQD_COUNT_ROLLS, 1);
+        struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, command->slot);
+        mqd_fetch_add(&slot->segments_generation, 1);
+        mqd_fetch_add(&r->header->segments_generation, 1);
+        mqd_owner_publish(r, owned);
+        if (mqd_partition_dirty(owned->partition))
+            mqd_flush_want(r, owned);
+        mqd_snapshot_maybe(r, owned);
+    }
+    mqd_command_done(r, command->token, error, command->slot, positions.log_end_segment, NULL, error ? strerror(error) : "");
+}
+
+static void endpoint_died(struct mqd_reactor *r, const struct mqd_command *command)
+{
+    if (command->number == mqd_control_worker_count(r->options.control))
+        mqd_control_acceptor_died(r);
+    else if (command->number < mqd_control_worker_count(r->options.control) && command->number != r->options.self)
+        mqd_forward_endpoint_died(r, command->number);
+    mqd_command_done(r, command->token, 0, UINT32_MAX, 0, NULL, "");
+}
+
+static void with_owned(struct mqd_reactor *r, const struct mqd_command *command)
+{
+    struct mqd_owned *owned = r->owned[command->slot];
+    if (!owned || owned->closing) {
+        mqd_command_done(r, command->token, ENOENT, command->slot, 0, NULL, "the slot is not served by this worker");
+        return;
+    }
+    switch (command->kind) {
+    case MQD_COMMAND_ADVANCE_START:
+        advance_start(r, owned, command);
+        return;
+    case MQD_COMMAND_ROLL:
+        roll(r, owned, command);
+        return;
+    case MQD_COMMAND_SET_OPTIONS:
+        mqd_partition_set_options(owned->partition, &command->options);
+        mqd_owner_publish(r, owned); /* flush.on.ack moves the high watermark */
+        if (mqd_partition_dirty(owned->partition))
+            mqd_flush_want(r, owned);
+        break;
+    default:
+        mqd_partition_set_leader_epoch(owned->partition, (int32_t)command->offset);
+    }
+    mqd_command_done(r, command->token, 0, command->slot, 0, NULL, "");
+}
+
+static void run_one(struct mqd_reactor *r, struct mqd_command *command)
+{
+    switch (command->kind) {
+    case MQD_COMMAND_LOG_DIR:
+        set_log_dir(r, command);
+        break;
+    case MQD_COMMAND_LOG_DIR_FULL:
+        r->log_dirs[command->number].full = command->offset != 0;
+        mqd_command_done(r, command->token, 0, UINT32_MAX, 0, NULL, "");
+        break;
+    case MQD_COMMAND_TOPIC_PUT:
+        topic_put(r, command);
+        break;
+    case MQD_COMMAND_TOPIC_REMOVE:
+        topic_remove(r, command);
+        break;
+    case MQD_COMMAND_PARTITION_OPEN:
+        partition_open(r, command);
+        break;
+    case MQD_COMMAND_PARTITION_CLOSE:
+        partition_close(r, command);
+        break;
+    case MQD_COMMAND_ENDPOINT_DIED:
+        endpoint_died(r, command);
+        break;
+    default:
+        with_owned(r, command);
+    }
+    free(command->text);
+    free(command->slots);
+}
+
+void mqd_commands_run(struct mqd_reactor *r)
+{
+    while (mqd_load_acquire(&r->command_waiting)) {
+        struct mqd_command command;
+        pthread_mutex_lock(&r->mutex);
+        command = r->commands[r->command_head];
+        r->command_head = (r->command_head + 1) % MQD_COMMAND_COUNT_MAX;
+        r->command_count--;
+        mqd_store_release(&r->command_waiting, r->command_count);
+        pthread_mutex_unlock(&r->mutex);
+        run_one(r, &command);
+    }
+}
+
+/* ---- posting ---- */
+
+static int post(struct mqd_reactor *r, struct mqd_command *command)
+{
+    pthread_mutex_lock(&r->mutex);
+    bool run_here = r->stopped || !r->started;
+    bool fits = r->command_count < MQD_COMMAND_COUNT_MAX;
+    if (!run_here && fits) {
+        r->commands[(r->command_head + r->command_count++) % MQD_COMMAND_COUNT_MAX] = *command;
+        mqd_store_release(&r->command_waiting, r->command_count);
+    }
+    pthread_mutex_unlock(&r->mutex);
+    if (run_here) {
+        mqd_reactor_refresh_clock(r);
+        run_one(r, command);
+        return 0;
+    }
+    if (!fits) {
+        free(command->text);
+        free(command->slots);
+        return mqd_error_set(MQD_E_FULL, "%d commands are under way; wait for their events", MQD_COMMAND_COUNT_MAX);
+    }
+    eventfd_write(r->command_fd, 1);
+    return 0;
+}
+
+static int check_slot(uint32_t slot)
+{
+    return slot < MQD_PARTITION_SLOT_COUNT ? 0 : mqd_error_set(MQD_E_INVALID, "partition slot %u: there are %d", slot, MQD_PARTITION_SLOT_COUNT);
+}
+
+static int post_slot(struct mqd_reactor *r, uint32_t kind, uint64_t token, uint32_t slot, int64_t offset)
+{
+    struct mqd_command command = {.kind = kind, .token = token, .slot = slot, .offset = offset};
+    return check_slot(slot) < 0 ? -1 : post(r, &command);
+}
+
+int mqd_reactor_log_dir(struct mqd_reactor *r, uint64_t token, uint32_t log_dir, const char *path)
+{
+    if (log_dir >= MQD_LOG_DIR_COUNT_MAX)
+        return mqd_error_set(MQD_E_INVALID, "log directory %u: at most %d", log_dir, MQD_LOG_DIR_COUNT_MAX);
+    struct mqd_command command = {.kind = MQD_COMMAND_LOG_DIR, .token = token, .number = log_dir, .text = strdup(path)};
+    return post(r, &command);
+}
+
+int mqd_reactor_log_dir_full(struct mqd_reactor *r, uint64_t token, uint32_t log_dir, int full)
+{
+    if (log_dir >= MQD_LOG_DIR_COUNT_MAX)
+        return mqd_error_set(MQD_E_INVALID, "log directory %u: at most %d", log_dir, MQD_LOG_DIR_COUNT_MAX);
+    struct mqd_command command = {.kind = MQD_COMMAND_LOG_DIR_FULL, .token = token, .number = log_dir, .offset = full};
+    return post(r, &command);
+}
+
+int mqd_reactor_topic_put(struct mqd_reactor *r, uint64_t token, const uint8_t topic_id[16], const char *name, const uint32_t *slots, uint32_t partition_count)
+{
+    struct mqd_command command = {.kind = MQD_COMMAND_TOPIC_PUT, .token = token, .number = partition_count};
+    if (strlen(name) > MQD_TOPIC_NAME_BYTES_MAX)
+        return mqd_error_set(MQD_E_INVALID, "topic name of %zu bytes: at most %d", strlen(name), MQD_TOPIC_NAME_BYTES_MAX);
+    for (uint32_t i = 0; i < partition_count; i++)
+        if (check_slot(slots[i]) < 0)
+            return -1;
+    memcpy(command.topic_id, topic_id, 16);
+    command.text = strdup(name);
+    command.slots = malloc(sizeof *slots * (partition_count ? partition_count : 1));
+    if (!command.text || !command.slots) {
+        free(command.text);
+        free(command.slots);
+        return mqd_error_set(ENOMEM, "out of memory for another topic");
+    }
+    memcpy(command.slots, slots, sizeof *slots * partition_count);
+    return post(r, &command);
+}
+
+int mqd_reactor_topic_remove(struct mqd_reactor *r, uint64_t token, const uint8_t topic_id[16])
+{
+    struct mqd_command command = {.kind = MQD_COMMAND_TOPIC_REMOVE, .token = token};
+    memcpy(command.topic_id, topic_id, 16);
+    return post(r, &command);
+}
+
+int mqd_reactor_partition_open(struct mqd_reactor *r, uint64_t token, uint32_t slot, uint32_t log_dir, struct mqd_partition *partition)
+{
+    struct mqd_command command = {.kind = MQD_COMMAND_PARTITION_OPEN, .token = token, .slot = slot, .number = log_dir, .partition = partition};
+    if (log_dir >= MQD_LOG_DIR_COUNT_MAX)
+        return mqd_error_set(MQD_E_INVALID, "log directory %u: at most %d", log_dir, MQD_LOG_DIR_COUNT_MAX);
+    return check_slot(slot) < 0 ? -1 : post(r, &command);
+}
+
+int mqd_reactor_partition_close(struct mqd_reactor *r, uint64_t token, uint32_t slot)
+{
+    return post_slot(r, MQD_COMMAND_PARTITION_CLOSE, token, slot, 0);
+}
+
+int mqd_reactor_set_options(struct mqd_reactor *r, uint64_t token, uint32_t slot, const struct mqd_log_options *options)
+{
+    struct mqd_command command = {.kind = MQD_COMMAND_SET_OPTIONS, .token = token, .slot = slot, .options = *options};
+    return check_slot(slot) < 0 ? -1 : post(r, &command);
+}
+
+int mqd_reactor_advance_start(struct mqd_reactor *r, uint64_t token, uint32_t slot, int64_t offset)
+{
+    return post_slot(r, MQD_COMMAND_ADVANCE_START, token, slot, offset);
+}
+
+int mqd_reactor_roll(struct mqd_reactor *r, uint64_t token, uint32_t slot)
+{
+    return post_slot(r, MQD_COMMAND_ROLL, token, slot, 0);
+}
+
+int mqd_reactor_set_leader_epoch(struct mqd_reactor *r, uint64_t token, uint32_t slot, int32_t leader_epoch)
+{
+    return post_slot(r, MQD_COMMAND_SET_LEADER_EPOCH, token, slot, leader_epoch);
+}
+
+int mqd_reactor_endpoint_died(struct mqd_reactor *r, uint64_t token, uint32_t endpoint)
+{
+    struct mqd_command command = {.kind = MQD_COMMAND_ENDPOINT_DIED, .token = token, .number = endpoint};
+    return post(r, &command);
+}
+
+/* A single word: no event. Connections above a lowered budget stay; new ones are refused. */
+int mqd_reactor_set_connection_max(struct mqd_reactor *r, uint32_t count)
+{
+    mqd_store_relaxed(&r->connection_count_max, count < r->connection_capacity ? count : r->connection_capacity);
+    return 0;
+}

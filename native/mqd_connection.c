@@ -1,0 +1,412 @@
+/* Connections: taking them over from the acceptor, reading frames, closing.
+ *
+ * Receiving. Bytes are received into the window, one hot extent of the arena that all connections share within a turn; whole frames are handled where they lie.
+ * What is left of a frame that is not whole waits on the heap (small) or in a run of extents of its own (large): no extent is held by a quiet client.
+ *
+ * Bounds: inflight_count_max requests, MQD_OUT_BYTES_MAX unsent bytes, heap_bytes_max for everything on the heap. At a bound a connection is not read.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "mqd_reactor.h"
+
+#define LARGE_FRAME_BYTES 32768
+#define READ_BYTES_MIN 16384
+#define EVICT_IDLE_MS 200
+#define FRAME_BYTES_MIN 8 /* api key, version, correlation id */
+
+/* ---- hand-off ---- */
+
+#define HANDOFF_MAGIC 0x31434e4fu
+struct handoff {
+    uint32_t magic;
+    uint16_t listener_id, flags;
+    uint8_t peer_ip[16];
+    uint16_t peer_port, local_port;
+    uint8_t local_ip[16];
+    uint8_t pad[20];
+};
+_Static_assert(sizeof(struct handoff) == 64, "the acceptor packs 64 bytes");
+
+static struct mqd_connection *connection_new(struct mqd_reactor *r, int fd, const struct handoff *handoff)
+{
+    struct mqd_connection *c = NULL;
+    if (r->connection_count >= mqd_load_relaxed(&r->connection_count_max) || !r->free_index_count)
+        return NULL;
+    uint32_t index = r->free_indexes[--r->free_index_count];
+    c = r->connections[index];
+    if (!c) {
+        c = calloc(1, sizeof *c);
+        if (!c) {
+            r->free_index_count++;
+            return NULL;
+        }
+        r->connections[index] = c;
+    }
+    uint32_t generation = c->generation + 1;
+    memset(c, 0, sizeof *c);
+    c->generation = generation & 0xffffff;
+    c->fd = fd;
+    c->index = index;
+    c->id = ++r->next_connection_id * MQD_WORKER_COUNT_MAX + r->options.self;
+    mqd_list_init(&c->ready_node);
+    mqd_list_init(&c->output_node);
+    mqd_list_init(&c->stall_node);
+    mqd_list_init(&c->answer_node);
+    c->run_offset = -1;
+    c->writable = c->readable = 1;
+    c->last_active_ms = r->now_ms;
+    c->listener_id = handoff->listener_id;
+    c->local_port = handoff->local_port;
+    static const uint8_t mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+    if (memcmp(handoff->local_ip, mapped, 12) == 0)
+        memcpy(&c->local_ipv4, handoff->local_ip + 12, 4);
+    return c;
+}
+
+static void adopt(struct mqd_reactor *r, int fd, const struct handoff *handoff)
+{
+    struct mqd_connection *c = connection_new(r, fd, handoff);
+    if (!c) {
+        mqd_stat(r, MQD_COUNT_CONNECTIONS_REFUSED, 1);
+        mqd_log(r, 4, 0, UINT32_MAX, "connection refused: %u connections are open, the limit is %u (max.connections)", r->connection_count, r->connection_count_max);
+        close(fd);
+        return;
+    }
+    if (mqd_poll_add(r->poll, fd, mqd_token(MQD_TOKEN_CONNECTION, (uint64_t)c->generation << 24 | c->index)) < 0) {
+        mqd_log(r, 3, c->id, UINT32_MAX, "connection refused: %s", mqd_error_message());
+        r->free_indexes[r->free_index_count++] = c->index;
+        c->fd = -1;
+        close(fd);
+        return;
+    }
+    r->connection_count++;
+    mqd_store_relaxed(&r->slot->connection_count, r->connection_count);
+    mqd_stat(r, MQD_COUNT_CONNECTIONS_ACCEPTED, 1);
+    mqd_log(r, 7, c->id, UINT32_MAX, "connection opened");
+    mqd_list_append(&r->ready, &c->ready_node); /* bytes may have come before the edge was armed */
+}
+
+void mqd_handoff_accept(struct mqd_reactor *r)
+{
+    for (int i = 0; i < 256; i++) {
+        struct handoff handoff;
+        union { struct cmsghdr header; char bytes[CMSG_SPACE(sizeof(int))]; } control;
+        struct iovec iov = {&handoff, sizeof handoff};
+        struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+        ssize_t n = recvmsg(r->options.handoff_fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+        if (n < 0)
+            return;
+        int fd = -1;
+        struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+        if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS && header->cmsg_len == CMSG_LEN(sizeof(int)))
+            memcpy(&fd, CMSG_DATA(header), sizeof fd);
+        if (n == 0 && fd < 0)
+            return; /* the keeper is gone; its pidfd tells the main thread */
+        if (fd >= 0 && (n != sizeof handoff || handoff.magic != HANDOFF_MAGIC)) {
+            close(fd);
+            mqd_log(r, 3, 0, UINT32_MAX, "hand-off message of %zd bytes is not of this version; restart acceptor and workers together", n);
+        } else if (fd >= 0) {
+            adopt(r, fd, &handoff);
+        }
+    }
+}
+
+struct mqd_connection *mqd_connection_by_token(struct mqd_reactor *r, uint64_t value)
+{
+    uint32_t index = value & 0xffffff, generation = (uint32_t)(value >> 24);
+    if (index >= r->connection_capacity)
+        return NULL;
+    struct mqd_connection *c = r->connections[index];
+    return c && c->fd >= 0 && c->generation == generation ? c : NULL;
+}
+
+/* ---- closing ---- */
+
+static void partial_drop(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    if (c->partial) {
+        mqd_heap_give(r, c->partial_capacity);
+        free(c->partial);
+    }
+    c->partial = NULL;
+    c->partial_bytes = c->partial_capacity = 0;
+}
+
+void mqd_connection_close(struct mqd_reactor *r, struct mqd_connection *c, const char *reason)
+{
+    if (c->fd < 0)
+        return;
+    mqd_log(r, 7, c->id, UINT32_MAX, "connection closed: %s", reason ? reason : "done");
+    mqd_poll_remove(r->poll, c->fd, mqd_token(MQD_TOKEN_CONNECTION, (uint64_t)c->generation << 24 | c->index));
+    close(c->fd);
+    c->fd = -1;
+    mqd_list_remove(&c->ready_node);
+    mqd_list_remove(&c->stall_node);
+    mqd_list_remove(&c->answer_node);
+    mqd_output_clear(r, c);
+    partial_drop(r, c);
+    if (c->run_offset >= 0)
+        mqd_arena_release(r->arena, (uint64_t)c->run_offset);
+    c->run_offset = -1;
+    for (struct mqd_request *request = c->head, *next; request; request = next) {
+        next = request->next;
+        mqd_request_orphan(r, request);
+    }
+    c->head = c->tail = NULL;
+    r->free_indexes[r->free_index_count++] = c->index;
+    r->connection_count--;
+    mqd_store_relaxed(&r->slot->connection_count, r->connection_count);
+    mqd_stat(r, MQD_COUNT_CONNECTIONS_CLOSED, 1);
+}
+
+void mqd_connection_fail(struct mqd_reactor *r, struct mqd_connection *c, const char *reason)
+{
+    mqd_stat(r, MQD_COUNT_PROTOCOL_ERRORS, 1);
+    mqd_log(r, 4, c->id, UINT32_MAX, "closing the connection: %s", reason);
+    mqd_connection_close(r, c, reason);
+}
+
+/* ---- when to read ---- */
+
+bool mqd_connection_may_read(const struct mqd_reactor *r, const struct mqd_connection *c)
+{
+    return c->fd >= 0 && !c->closing && c->inflight < r->options.inflight_count_max && mqd_output_pending_bytes(c) <= MQD_OUT_BYTES_MAX;
+}
+
+void mqd_connection_resume(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    if (c->readable && !mqd_list_linked(&c->ready_node) && !mqd_list_linked(&c->stall_node) && mqd_connection_may_read(r, c))
+        mqd_list_append(&r->ready, &c->ready_node);
+}
+
+static void stall(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    mqd_stat(r, MQD_COUNT_ARENA_STALLS, 1);
+    if (!mqd_list_linked(&c->stall_node))
+        mqd_list_append(&r->stalled, &c->stall_node);
+}
+
+void mqd_connections_resume_stalled(struct mqd_reactor *r)
+{
+    struct mqd_node stalled;
+    mqd_list_init(&stalled);
+    mqd_list_move_all(&stalled, &r->stalled);
+    struct mqd_node *node;
+    while ((node = mqd_list_pop(&stalled)))
+        mqd_connection_resume(r, MQD_CONTAINER(node, struct mqd_connection, stall_node));
+}
+
+/* ---- frames ---- */
+
+static uint32_t read_length(const uint8_t *bytes)
+{
+    return (uint32_t)bytes[0] << 24 | (uint32_t)bytes[1] << 16 | (uint32_t)bytes[2] << 8 | bytes[3];
+}
+
+static bool length_valid(struct mqd_reactor *r, struct mqd_connection *c, uint32_t length)
+{
+    if (length >= FRAME_BYTES_MIN && length <= r->options.request_bytes_max)
+        return true;
+    char reason[160];
+    if ((int32_t)length < 0 || length < FRAME_BYTES_MIN)
+        snprintf(reason, sizeof reason, "a frame says it has %d bytes: not the Kafka protocol (TLS against a plain port?)", (int32_t)length);
+    else
+        snprintf(reason, sizeof reason, "a frame of %u bytes is larger than socket.request.max.bytes=%u", length, r->options.request_bytes_max);
+    mqd_connection_fail(r, c, reason);
+    return false;
+}
+
+static bool partial_keep(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *bytes, uint32_t size_bytes, uint32_t capacity)
+{
+    if (c->partial_capacity < capacity) {
+        partial_drop(r, c);
+        if (!mqd_heap_take(r, capacity) || !(c->partial = malloc(capacity))) {
+            mqd_connection_fail(r, c, "no memory for another half-received request (queued.max.request.bytes)");
+            return false;
+        }
+        c->partial_capacity = capacity;
+    }
+    memcpy(c->partial, bytes, size_bytes);
+    c->partial_bytes = size_bytes;
+    return true;
+}
+
+/* A run of extents for one whole frame of `total` bytes (with its length word); what is there of it moves in. */
+static bool run_begin(struct mqd_reactor *r, struct mqd_connection *c, uint32_t total, const uint8_t *bytes, uint32_t size_bytes)
+{
+    int64_t offset = mqd_arena_allocate(r->arena, total);
+    if (offset < 0)
+        return false;
+    memcpy(r->options.arenas[r->options.self] + offset, bytes, size_bytes);
+    c->run_offset = offset;
+    c->run_bytes = total;
+    c->run_filled = size_bytes;
+    return true;
+}
+
+/* Under pressure: large frames whose senders pause are moved from the arena to the heap. */
+static void evict_idle_runs(struct mqd_reactor *r)
+{
+    for (uint32_t i = 0; i < r->connection_capacity; i++) {
+        struct mqd_connection *c = r->connections[i];
+        if (!c || c->fd < 0 || c->run_offset < 0 || r->now_ms - c->last_active_ms < EVICT_IDLE_MS)
+            continue;
+        int64_t offset = c->run_offset;
+        c->run_offset = -1;
+        if (partial_keep(r, c, r->options.arenas[r->options.self] + offset, c->run_filled, c->run_bytes))
+            mqd_log(r, 7, c->id, UINT32_MAX, "a half-received frame of %u bytes moved to the heap", c->run_bytes);
+        mqd_arena_release(r->arena, (uint64_t)offset);
+    }
+}
+
+static bool window_ready(struct mqd_reactor *r, uint32_t need)
+{
+    if (r->window_offset >= 0 && MQD_EXTENT_BYTES - r->window_used >= need)
+        return true;
+    if (r->window_offset >= 0)
+        mqd_arena_release(r->arena, (uint64_t)r->window_offset);
+    r->window_offset = mqd_arena_allocate(r->arena, MQD_EXTENT_BYTES);
+    r->window_used = 0;
+    if (r->window_offset < 0)
+        evict_idle_runs(r);
+    return r->window_offset >= 0;
+}
+
+/* 1: got bytes, 0: none now, -1: closed. */
+static int receive(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *at, uint32_t capacity, uint32_t *got)
+{
+    ssize_t n = recv(c->fd, at, capacity, MSG_DONTWAIT);
+    if (n > 0) {
+        *got = (uint32_t)n;
+        if (*got < capacity && !c->hangup)
+            c->readable = 0; /* drained: the next byte makes an edge */
+        c->last_active_ms = r->now_ms;
+        mqd_stat(r, MQD_COUNT_BYTES_IN, (uint64_t)n);
+        r->turn_bytes += *got;
+        return 1;
+    }
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) {
+        c->readable = errno == EINTR;
+        return 0;
+    }
+    mqd_connection_close(r, c, n == 0 ? "closed by the client" : strerror(errno));
+    return -1;
+}
+
+static void read_run(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    uint8_t *frame = r->options.arenas[r->options.self] + c->run_offset;
+    uint32_t got;
+    if (receive(r, c, frame + c->run_filled, c->run_bytes - c->run_filled, &got) != 1)
+        return;
+    if (c->run_filled + got == c->run_bytes && c->readable == 0)
+        c->readable = 1; /* the read was limited by the frame, not by what had come */
+    c->run_filled += got;
+    if (c->run_filled < c->run_bytes)
+        return;
+    int64_t offset = c->run_offset;
+    c->run_offset = -1;
+    mqd_frame_on(r, c, frame + 4, c->run_bytes - 4, offset + 4);
+    mqd_arena_release(r->arena, (uint64_t)offset);
+}
+
+/* What remains after the whole frames of a window. */
+static void keep_rest(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *rest, uint32_t rest_bytes)
+{
+    if (rest_bytes < 4) {
+        if (rest_bytes)
+            partial_keep(r, c, rest, rest_bytes, 64);
+        return;
+    }
+    uint32_t total = 4 + read_length(rest);
+    if (total > LARGE_FRAME_BYTES && run_begin(r, c, total, rest, rest_bytes)) {
+        c->expects_large = 1;
+        return;
+    }
+    /* A large frame that met a full arena waits with what it has; the rest of it stays in the socket. */
+    partial_keep(r, c, rest, rest_bytes, total > LARGE_FRAME_BYTES ? rest_bytes : total);
+}
+
+static void handle_window(struct mqd_reactor *r, struct mqd_connection *c, uint32_t begin, uint32_t size_bytes)
+{
+    uint8_t *arena = r->options.arenas[r->options.self] + r->window_offset;
+    int64_t window = r->window_offset;
+    uint32_t at = begin, end = begin + size_bytes;
+    c->partial_bytes = 0;
+    while (end - at >= 4) {
+        uint32_t length = read_length(arena + at);
+        if (!length_valid(r, c, length))
+            return;
+        if (end - at - 4 < length)
+            break;
+        c->expects_large = length + 4 > LARGE_FRAME_BYTES;
+        mqd_frame_on(r, c, arena + at + 4, length, window + at + 4);
+        if (c->fd < 0)
+            return;
+        at += 4 + length;
+    }
+    r->window_used = at;
+    keep_rest(r, c, arena + at, end - at);
+    if (c->fd >= 0 && c->partial_bytes == 0 && c->partial_capacity)
+        partial_drop(r, c);
+}
+
+/* The frame in `partial` is known to be large and has no run yet: try again. */
+static bool revive_large(struct mqd_reactor *r, struct mqd_connection *c, uint32_t total)
+{
+    if (!run_begin(r, c, total, c->partial, c->partial_bytes)) {
+        evict_idle_runs(r);
+        stall(r, c);
+        return false;
+    }
+    partial_drop(r, c);
+    return true;
+}
+
+void mqd_connection_read(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    if (!c->readable || !mqd_connection_may_read(r, c))
+        return;
+    uint32_t total = 0;
+    if (c->run_offset < 0 && c->partial_bytes >= 4) {
+        total = 4 + read_length(c->partial);
+        if (total > LARGE_FRAME_BYTES && !revive_large(r, c, total))
+            return;
+    }
+    if (c->run_offset >= 0) {
+        read_run(r, c);
+        return;
+    }
+    uint32_t need = c->partial_bytes + READ_BYTES_MIN > total ? c->partial_bytes + READ_BYTES_MIN : total;
+    if (!window_ready(r, need)) {
+        stall(r, c);
+        return;
+    }
+    uint32_t begin = r->window_used, got;
+    uint8_t *at = r->options.arenas[r->options.self] + r->window_offset + begin;
+    memcpy(at, c->partial, c->partial_bytes);
+    uint32_t room = MQD_EXTENT_BYTES - begin - c->partial_bytes;
+    uint32_t limit = c->expects_large && c->partial_bytes < 4 ? 4 - c->partial_bytes : room;
+    if (receive(r, c, at + c->partial_bytes, limit, &got) != 1)
+        return;
+    if (c->expects_large && limit < room)
+        c->readable = 1;
+    handle_window(r, c, begin, c->partial_bytes + got);
+}
+
+void mqd_connections_sweep(struct mqd_reactor *r)
+{
+    int64_t oldest = r->now_ms - r->options.connection_idle_ms_max;
+    if (!r->options.connection_idle_ms_max)
+        return;
+    for (uint32_t i = 0; i < r->connection_capacity; i++) {
+        struct mqd_connection *c = r->connections[i];
+        if (c && c->fd >= 0 && c->last_active_ms < oldest && !c->inflight)
+            mqd_connection_close(r, c, "idle longer than connections.max.idle.ms");
+    }
+}

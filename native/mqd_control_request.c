@@ -1,0 +1,297 @@
+/* Requests that Python answers: sent to the acceptor over the link, kept until the answer has come, cached where the answer may be given again.
+ *
+ * A frame waits in the control arena (the last quarter of this worker's mapping), apart from the receive window: a request that Python takes long over
+ * must not hold bytes that the hot path needs. It stays there until it is answered, so that a restarted acceptor can be asked again.
+ *
+ * When the acceptor dies: questions (which change nothing) are asked again, a connection with any other request pending is closed, for nobody knows whether
+ * the change was made.
+ *
+ * A token is the index in `control` and the entry's sequence: a late answer to a request that has ended finds another sequence and is dropped.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "mqd_reactor.h"
+
+static bool is_question(int16_t api_key)
+{
+    switch (api_key) {
+    case 2: case 3: case 10: case 15: case 16: case 18: case 23: case 29: case 32: case 35: case 46: case 48: case 50: case 55: case 60: case 61: case 65: case 66: case 69: case 74: case 75:
+        return true; /* ListOffsets, Metadata, FindCoordinator, Describe... and List... */
+    default:
+        return false;
+    }
+}
+
+/* ---- the table of requests under way ---- */
+
+static struct mqd_request *request_of(struct mqd_reactor *r, uint64_t token)
+{
+    uint32_t index = (uint32_t)token & 0xffff;
+    if (index >= MQD_CONTROL_REQUEST_COUNT_MAX || r->control[index].sequence != (uint32_t)(token >> 16))
+        return NULL;
+    return r->control[index].request;
+}
+
+static bool entry_take(struct mqd_reactor *r, struct mqd_request *request)
+{
+    if (r->control_free == UINT32_MAX)
+        return false;
+    uint32_t index = r->control_free;
+    r->control_free = r->control[index].next_free;
+    r->control[index].request = request;
+    request->control_index = index;
+    return true;
+}
+
+void mqd_control_forget(struct mqd_reactor *r, struct mqd_request *request)
+{
+    mqd_list_remove(&request->control_node);
+    if (request->control_offset >= 0)
+        mqd_arena_release(r->control_arena, (uint64_t)request->control_offset);
+    request->control_offset = -1;
+    if (request->control_index == UINT32_MAX)
+        return;
+    struct mqd_control_entry *entry = &r->control[request->control_index];
+    free(entry->key);
+    entry->key = NULL;
+    entry->request = NULL;
+    entry->sequence++;
+    entry->next_free = r->control_free;
+    r->control_free = request->control_index;
+    request->control_index = UINT32_MAX;
+}
+
+/* ---- asking ---- */
+
+static bool send_one(struct mqd_reactor *r, struct mqd_request *request)
+{
+    uint32_t acceptor = mqd_control_worker_count(r->options.control);
+    struct mqd_worker_slot *slot = mqd_control_worker(r->options.control, acceptor);
+    if (mqd_load_acquire(&slot->state) != MQD_PROCESS_RUNNING || mqd_endpoint_free_count(r->endpoint, acceptor) == 0)
+        return false;
+    if (request->control_offset < 0) {
+        int64_t offset = mqd_arena_allocate(r->control_arena, request->frame_bytes);
+        if (offset < 0)
+            return false;
+        request->control_offset = offset;
+        memcpy(r->options.arenas[r->options.self] + r->control_arena_base + offset, request->frame, request->frame_bytes);
+    }
+    struct mqd_connection *c = request->connection;
+    struct mqd_descriptor ask = {.kind = MQD_LINK_REQUEST, .slot = c->local_port, .token = (uint64_t)r->control[request->control_index].sequence << 16 | request->control_index,
+                                 .offset = r->control_arena_base + (uint64_t)request->control_offset, .size_bytes = request->frame_bytes, .a = c->listener_id,
+                                 .b = (int64_t)c->id, .c = c->local_ipv4};
+    mqd_forward_send(r, acceptor, &ask);
+    request->sent = 1;
+    request->control_generation = mqd_load_acquire(&slot->generation);
+    return true;
+}
+
+void mqd_control_send_queued(struct mqd_reactor *r)
+{
+    while (!mqd_list_empty(&r->control_queue)) {
+        struct mqd_request *request = MQD_CONTAINER(r->control_queue.next, struct mqd_request, control_node);
+        if (!send_one(r, request))
+            return;
+        mqd_list_remove(&request->control_node);
+    }
+}
+
+void mqd_control_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header, const uint8_t *frame, uint32_t size_bytes)
+{
+    struct mqd_request *request = mqd_request_new(r, c, header, MQD_REQUEST_CONTROL);
+    if (!request || !entry_take(r, request)) {
+        mqd_connection_fail(r, c, "too many control requests are under way on this worker (4096); the client may connect again");
+        return;
+    }
+    if (!mqd_heap_take(r, size_bytes) || !(request->frame = malloc(size_bytes))) {
+        mqd_connection_fail(r, c, "no memory for another control request (queued.max.request.bytes)");
+        return;
+    }
+    memcpy(request->frame, frame, size_bytes);
+    request->frame_bytes = size_bytes;
+    mqd_stat(r, MQD_COUNT_REQUESTS_FORWARDED_CONTROL, 1);
+    if (header->api_key == MQD_API_METADATA) {
+        struct mqd_control_entry *entry = &r->control[request->control_index];
+        entry->key_hash = mqd_reply_key(c, header, frame, size_bytes, &entry->key, &entry->key_bytes);
+    }
+    mqd_list_append(&r->control_queue, &request->control_node);
+    mqd_control_send_queued(r);
+}
+
+/* ---- answers ---- */
+
+static bool append_reply(struct mqd_request *request, const uint8_t *bytes, uint32_t size_bytes)
+{
+    mqd_buffer_reserve(&request->reply, size_bytes);
+    if (request->reply.failed)
+        return false;
+    memcpy(request->reply.bytes + request->reply.size_bytes, bytes, size_bytes);
+    request->reply.size_bytes += size_bytes;
+    return true;
+}
+
+static void finish(struct mqd_reactor *r, struct mqd_request *request, const struct mqd_descriptor *descriptor)
+{
+    struct mqd_control_entry *entry = &r->control[request->control_index];
+    if ((descriptor->flags & MQD_RESPONSE_CACHEABLE) && entry->key && request->reply.size_bytes >= 4) {
+        mqd_reply_cache_put(r, entry->key, entry->key_bytes, entry->key_hash, (uint64_t)descriptor->a, request->reply.bytes, request->reply.size_bytes);
+        entry->key = NULL;
+    }
+    request->no_reply = (descriptor->flags & MQD_RESPONSE_NONE) != 0;
+    mqd_control_forget(r, request);
+    if (request->connection)
+        mqd_request_complete(r, request);
+    else
+        mqd_request_free(r, request);
+}
+
+void mqd_control_on_response(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from)
+{
+    struct mqd_request *request = request_of(r, descriptor->token);
+    uint64_t arena_bytes = r->options.arena_bytes[from];
+    bool inside = r->options.arenas[from] && descriptor->offset <= arena_bytes && descriptor->size_bytes <= arena_bytes - descriptor->offset;
+    bool good = inside && (!request || append_reply(request, r->options.arenas[from] + descriptor->offset, descriptor->size_bytes));
+    struct mqd_descriptor release = {.kind = MQD_LINK_RELEASE, .token = descriptor->token, .offset = descriptor->offset};
+    if (!(descriptor->flags & MQD_RESPONSE_NONE))
+        mqd_forward_send(r, from, &release);
+    if (!request)
+        return;
+    if (!good && request->connection) {
+        mqd_connection_fail(r, request->connection, "the acceptor's answer could not be taken over");
+        return;
+    }
+    if (!(descriptor->flags & MQD_RESPONSE_MORE))
+        finish(r, request, descriptor);
+}
+
+void mqd_control_on_close(struct mqd_reactor *r, const struct mqd_descriptor *descriptor)
+{
+    struct mqd_request *request = request_of(r, descriptor->token);
+    if (!request)
+        return;
+    struct mqd_connection *c = request->connection;
+    request->sent = 0; /* it is answered: orphaning frees it */
+    if (c)
+        mqd_connection_close(r, c, "closed by the acceptor");
+    else
+        mqd_request_free(r, request);
+}
+
+void mqd_control_acceptor_died(struct mqd_reactor *r)
+{
+    uint64_t generation = mqd_load_acquire(&mqd_control_worker(r->options.control, mqd_control_worker_count(r->options.control))->generation);
+    for (uint32_t index = 0; index < MQD_CONTROL_REQUEST_COUNT_MAX; index++) {
+        struct mqd_request *request = r->control[index].request;
+        if (!request || !request->sent || request->control_generation == generation)
+            continue;
+        request->sent = 0;
+        r->control[index].sequence++; /* whatever the dead one still said about it is not heard */
+        request->reply.size_bytes = 0;
+        if (!request->connection) {
+            mqd_request_free(r, request);
+        } else if (is_question(request->api_key)) {
+            mqd_list_append(&r->control_queue, &request->control_node);
+        } else {
+            mqd_log(r, 4, request->connection->id, UINT32_MAX, "closing the connection: the acceptor restarted while request %d was under way", request->api_key);
+            mqd_connection_close(r, request->connection, "acceptor restarted");
+        }
+    }
+    mqd_control_send_queued(r);
+}
+
+/* ---- cache ---- */
+
+/* Key: where the client is connected (advertised addresses depend on it), the api and version, the body. Client ids differ and do not matter. */
+uint64_t mqd_reply_key(struct mqd_connection *c, const struct mqd_request_header *header, const uint8_t *frame, uint32_t size_bytes, uint8_t **key, uint32_t *key_bytes)
+{
+    uint32_t body_bytes = size_bytes - header->header_bytes;
+    *key_bytes = 12 + body_bytes;
+    *key = malloc(*key_bytes);
+    if (!*key)
+        return 0;
+    uint16_t api[2] = {(uint16_t)header->api_key, (uint16_t)header->api_version};
+    memcpy(*key, api, 4);
+    memcpy(*key + 4, &c->local_ipv4, 4);
+    memcpy(*key + 8, &c->local_port, 2);
+    memcpy(*key + 10, &c->listener_id, 2);
+    memcpy(*key + 12, frame + header->header_bytes, body_bytes);
+    uint64_t hash = 0xcbf29ce484222325ull;
+    for (uint32_t i = 0; i < *key_bytes; i++)
+        hash = (hash ^ (*key)[i]) * 0x100000001b3ull;
+    return hash ? hash : 1;
+}
+
+static void cached_drop(struct mqd_reactor *r, struct mqd_cached_reply *cached)
+{
+    r->cached_bytes -= cached->key_bytes + cached->size_bytes;
+    free(cached->key);
+    free(cached->bytes);
+    memset(cached, 0, sizeof *cached);
+}
+
+void mqd_reply_cache_clear(struct mqd_reactor *r)
+{
+    for (uint32_t i = 0; i < MQD_REPLY_CACHE_COUNT; i++)
+        if (r->cached[i].bytes)
+            cached_drop(r, &r->cached[i]);
+}
+
+bool mqd_reply_cache_find(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header, const uint8_t *frame, uint32_t size_bytes)
+{
+    uint8_t *key;
+    uint32_t key_bytes;
+    if (!r->cached_bytes)
+        return false;
+    uint64_t hash = mqd_reply_key(c, header, frame, size_bytes, &key, &key_bytes);
+    uint64_t version = mqd_load_acquire(&r->header->metadata_version);
+    struct mqd_cached_reply *found = NULL;
+    for (uint32_t i = 0; key && i < MQD_REPLY_CACHE_COUNT && !found; i++) {
+        struct mqd_cached_reply *cached = &r->cached[i];
+        if (cached->bytes && cached->hash == hash && cached->version == version && cached->key_bytes == key_bytes && memcmp(cached->key, key, key_bytes) == 0)
+            found = cached;
+    }
+    free(key);
+    struct mqd_request *request;
+    if (!found || !(request = mqd_request_new(r, c, header, MQD_REQUEST_READY)))
+        return false;
+    mqd_buffer_reserve(&request->reply, found->size_bytes);
+    if (request->reply.failed) {
+        mqd_connection_close(r, c, "out of memory");
+        return true;
+    }
+    memcpy(request->reply.bytes, found->bytes, found->size_bytes);
+    uint32_t id = (uint32_t)header->correlation_id;
+    request->reply.bytes[0] = (uint8_t)(id >> 24);
+    request->reply.bytes[1] = (uint8_t)(id >> 16);
+    request->reply.bytes[2] = (uint8_t)(id >> 8);
+    request->reply.bytes[3] = (uint8_t)id;
+    request->reply.size_bytes = found->size_bytes;
+    found->last_used = ++r->cache_clock;
+    mqd_stat(r, MQD_COUNT_REQUESTS_CACHED, 1);
+    mqd_request_complete(r, request);
+    return true;
+}
+
+/* Takes the key over. */
+void mqd_reply_cache_put(struct mqd_reactor *r, uint8_t *key, uint32_t key_bytes, uint64_t hash, uint64_t version, const uint8_t *bytes, uint32_t size_bytes)
+{
+    struct mqd_cached_reply *place = &r->cached[0];
+    for (uint32_t i = 0; i < MQD_REPLY_CACHE_COUNT; i++) {
+        struct mqd_cached_reply *cached = &r->cached[i];
+        if (cached->bytes && cached->version != version)
+            cached_drop(r, cached);
+        if (!cached->bytes || (place->bytes && cached->last_used < place->last_used))
+            place = cached;
+    }
+    if (place->bytes)
+        cached_drop(r, place);
+    uint8_t *copy = r->cached_bytes + key_bytes + size_bytes > MQD_REPLY_CACHE_BYTES_MAX ? NULL : malloc(size_bytes);
+    if (!copy) {
+        free(key);
+        return;
+    }
+    memcpy(copy, bytes, size_bytes);
+    *place = (struct mqd_cached_reply){version, hash, key, key_bytes, copy, size_bytes, ++r->cache_clock};
+    r->cached_bytes += key_bytes + size_bytes;
+}

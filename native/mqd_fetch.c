@@ -1,0 +1,484 @@
+/* Fetch: finds what a consumer may read, parks it without polling while there is too little, answers with ranges of segment files.
+ *
+ * Any worker serves any partition: positions come from the partition table, bytes from the files. A parked fetch sets this worker's bit in each slot it
+ * waits on, then looks at the high watermark once more; the owner publishes, then looks at the bits. One of the two sees the other.
+ *
+ *   on -> (its turn on the connection) evaluate -> parked | ranges found -> (cold ranges: read ahead) -> encode
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "mqd_reactor.h"
+
+#define CLUSTER_AUTHORIZATION_FAILED 31
+#define COLD_CHECK_TAIL_BYTES (16u << 20) /* this close to the high watermark the pages are surely cached */
+
+/* ---- arrival ---- */
+
+static int take_partitions(struct mqd_reactor *r, struct mqd_fetch_request *fetch, struct mqd_fetch_set *set)
+{
+    for (int32_t t = 0; t < fetch->topic_count; t++) {
+        struct mqd_fetch_topic topic;
+        if (mqd_fetch_next_topic(fetch, &topic) < 0)
+            return -1;
+        for (int32_t p = 0; p < topic.partition_count; p++) {
+            struct mqd_fetch_partition partition;
+            if (mqd_fetch_next_partition(fetch, &partition) < 0)
+                return -1;
+            if (!mqd_fetch_set_put(r, set, &topic.key, &partition))
+                return mqd_error_set(ENOMEM, "out of memory for another fetched partition");
+        }
+    }
+    int32_t forgotten_count;
+    if (mqd_fetch_forgotten(fetch, &forgotten_count) < 0)
+        return -1;
+    for (int32_t t = 0; t < forgotten_count; t++) {
+        struct mqd_fetch_topic topic;
+        if (mqd_fetch_next_forgotten_topic(fetch, &topic) < 0)
+            return -1;
+        for (int32_t p = 0; p < topic.partition_count; p++) {
+            int32_t partition_index;
+            if (mqd_fetch_next_forgotten_partition(fetch, &partition_index) < 0)
+                return -1;
+            mqd_fetch_set_forget(r, set, &topic.key, partition_index);
+        }
+    }
+    if (mqd_fetch_end(fetch) < 0)
+        return -1;
+    if (forgotten_count)
+        mqd_fetch_set_compact(r, set);
+    return 0;
+}
+
+static int fetch_accept(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_request *fetch)
+{
+    struct mqd_fetch_set *set;
+    bool full, create;
+    request->fetch_error = fetch->replica_id >= 0 ? CLUSTER_AUTHORIZATION_FAILED : mqd_session_find(r, fetch, &set, &full, &create);
+    if (request->fetch_error)
+        return 0;
+    if (!set && !(set = mqd_fetch_set_new(r)))
+        return mqd_error_set(ENOMEM, "out of memory for a fetch");
+    request->set = set;
+    set->request_count++;
+    request->full = full;
+    set->by_id = fetch->version >= 13;
+    if (take_partitions(r, fetch, set) < 0)
+        return -1;
+    if (create)
+        mqd_session_create(r, set);
+    return 0;
+}
+
+void mqd_fetch_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header, const uint8_t *body, uint32_t size_bytes)
+{
+    struct mqd_fetch_request fetch;
+    if (mqd_fetch_parse(body, size_bytes, header->api_version, &fetch) < 0) {
+        mqd_connection_fail(r, c, mqd_error_message());
+        return;
+    }
+    struct mqd_request *request = mqd_request_new(r, c, header, MQD_REQUEST_FETCH);
+    if (!request) {
+        mqd_connection_close(r, c, "out of memory");
+        return;
+    }
+    request->wait_ms = fetch.wait_ms_max;
+    request->bytes_min = fetch.bytes_min;
+    request->bytes_max = fetch.bytes_max < 0 || (uint32_t)fetch.bytes_max > r->options.fetch_bytes_max ? (int32_t)r->options.fetch_bytes_max : fetch.bytes_max;
+    request->isolation_level = fetch.isolation_level;
+    if (fetch_accept(r, request, &fetch) < 0) {
+        mqd_connection_fail(r, c, mqd_error_message());
+        return;
+    }
+    if (request->fetch_error)
+        mqd_request_complete(r, request);
+    if (c->head == request && !mqd_list_linked(&c->answer_node))
+        mqd_list_append(&r->to_answer, &c->answer_node); /* evaluated when the connection is answered, in this turn */
+}
+
+/* ---- one entry ---- */
+
+static int64_t readable_end(const struct mqd_request *request, const struct mqd_positions *positions)
+{
+    return request->isolation_level ? positions->last_stable_offset : positions->high_watermark;
+}
+
+/* The entry's error or 0, and its partition's positions as they are now. */
+static int16_t entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint32_t *slot_index, struct mqd_positions *positions)
+{
+    struct mqd_topic *topic = entry->topic;
+    memset(positions, 0xff, sizeof *positions);
+    if (!topic || topic->removed)
+        return entry->key.by_id ? MQD_KAFKA_UNKNOWN_TOPIC_ID : MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION;
+    if (entry->partition_index < 0 || (uint32_t)entry->partition_index >= topic->partition_count)
+        return MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION;
+    *slot_index = topic->slots[entry->partition_index];
+    struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, *slot_index);
+    uint8_t state = mqd_load_acquire(&slot->state);
+    if (state != MQD_SLOT_ONLINE && state != MQD_SLOT_OFFLINE)
+        return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
+    if (mqd_load_acquire(&slot->version) == 0)
+        return MQD_KAFKA_STORAGE_ERROR; /* its log could not be opened */
+    int32_t leader_epoch = mqd_load_relaxed(&slot->leader_epoch);
+    if (entry->current_leader_epoch >= 0 && entry->current_leader_epoch != leader_epoch)
+        return entry->current_leader_epoch < leader_epoch ? MQD_KAFKA_FENCED_LEADER_EPOCH : MQD_KAFKA_UNKNOWN_LEADER_EPOCH;
+    mqd_slot_positions(slot, positions);
+    if (entry->fetch_offset < positions->log_start_offset || entry->fetch_offset > positions->log_end_offset)
+        return MQD_KAFKA_OFFSET_OUT_OF_RANGE;
+    return 0;
+}
+
+/* Waits on the slot. False when the high watermark moved while it was put there: look again. */
+static bool entry_wait(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint32_t slot_index, int64_t seen_high_watermark)
+{
+    struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, slot_index);
+    if (!mqd_list_linked(&entry->waiter))
+        mqd_list_append(&r->waiting[slot_index], &entry->waiter);
+    mqd_fetch_or(&slot->waiters, 1ull << r->options.self);
+    struct mqd_positions positions;
+    mqd_slot_positions(slot, &positions);
+    return positions.high_watermark == seen_high_watermark && mqd_load_acquire(&slot->state) != MQD_SLOT_FREE;
+}
+
+static void ready_again(struct mqd_fetch_entry *entry)
+{
+    mqd_list_remove(&entry->waiter);
+    if (!mqd_list_linked(&entry->ready))
+        mqd_list_append(&entry->set->ready, &entry->ready);
+}
+
+/* ---- evaluation ---- */
+
+/* Goes through the ready entries: those that are read to the end wait on their slots. Returns the bytes there are to send, at least bytes_min when an error
+ * has to be told. */
+static int64_t survey(struct mqd_reactor *r, struct mqd_request *request)
+{
+    struct mqd_fetch_set *set = request->set;
+    int64_t bytes_min = request->bytes_min > 0 ? request->bytes_min : 1, available = 0;
+    MQD_LIST_EACH(node, spare, &set->ready) {
+        struct mqd_fetch_entry *entry = MQD_CONTAINER(node, struct mqd_fetch_entry, ready);
+        struct mqd_positions positions;
+        uint32_t slot;
+        int16_t error = entry_check(r, entry, &slot, &positions);
+        if (error) {
+            available += bytes_min;
+            continue;
+        }
+        if (entry->fetch_offset >= readable_end(request, &positions)) {
+            if (entry_wait(r, entry, slot, positions.high_watermark))
+                mqd_list_remove(&entry->ready);
+            else
+                available += 1;
+            continue;
+        }
+        if (bytes_min == 1) {
+            available += 1;
+        } else {
+            uint64_t bytes = mqd_reader_available_bytes(r->reader, slot, &positions, entry->fetch_offset, &entry->cursor);
+            available += bytes > (uint64_t)entry->bytes_max ? entry->bytes_max : (int64_t)bytes;
+            if (!entry_wait(r, entry, slot, positions.high_watermark))
+                available += 1; /* stays ready and will be looked at again */
+        }
+    }
+    return available;
+}
+
+static void ensure_path(struct mqd_reactor *r, const struct mqd_fetch_entry *entry, uint32_t slot)
+{
+    if (r->path_known[slot])
+        return;
+    struct mqd_log_directory *dir = &r->log_dirs[mqd_control_partition(r->options.control, slot)->log_dir % MQD_LOG_DIR_COUNT_MAX];
+    char *path = NULL;
+    if (dir->path && asprintf(&path, "%s/%s-%d", dir->path, entry->topic->name, entry->partition_index) > 0 && mqd_reader_set_path(r->reader, slot, path) == 0)
+        r->path_known[slot] = 1;
+    free(path);
+}
+
+static void find_range(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry, uint32_t slot, struct mqd_positions *positions, int64_t *budget, bool *first)
+{
+    ensure_path(r, entry, slot);
+    uint32_t size_max = entry->bytes_max < *budget ? (uint32_t)(entry->bytes_max < 0 ? 0 : entry->bytes_max) : (uint32_t)(*budget < 0 ? 0 : *budget);
+    int16_t error = -1;
+    for (int tries = 0; tries < 4 && error == -1; tries++) {
+        uint64_t generation = mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation);
+        if (tries)
+            mqd_slot_positions(mqd_control_partition(r->options.control, slot), positions);
+        error = mqd_reader_find(r->reader, slot, positions, generation, entry->fetch_offset, size_max, *first, &entry->cursor, &entry->range);
+    }
+    entry->outcome.error = error == -1 ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : error;
+    if (entry->outcome.error) {
+        mqd_log(r, 4, request->connection->id, slot, "fetch at offset %lld: %s", (long long)entry->fetch_offset, mqd_error_message());
+        return;
+    }
+    if (entry->range.size_bytes) {
+        *first = false;
+        *budget -= entry->range.size_bytes;
+        entry->outcome.records_bytes = entry->range.size_bytes;
+        mqd_stat(r, MQD_COUNT_FETCH_BYTES, entry->range.size_bytes);
+    }
+}
+
+static bool include(struct mqd_fetch_set *set, struct mqd_fetch_entry *entry)
+{
+    if (set->included_count == set->included_capacity) {
+        uint32_t capacity = set->included_capacity ? set->included_capacity * 2 : 16;
+        struct mqd_fetch_entry **included = realloc(set->included, sizeof *included * capacity);
+        if (!included)
+            return false;
+        set->included = included;
+        set->included_capacity = capacity;
+    }
+    set->included[set->included_count++] = entry;
+    return true;
+}
+
+static void collect_one(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry, int64_t *budget, bool *first)
+{
+    struct mqd_positions positions;
+    uint32_t slot = UINT32_MAX;
+    entry->outcome = (struct mqd_fetch_outcome){.partition_index = entry->partition_index};
+    entry->range = (struct mqd_range){0};
+    entry->outcome.error = entry_check(r, entry, &slot, &positions);
+    bool has_data = entry->outcome.error == 0 && entry->fetch_offset < readable_end(request, &positions);
+    if (has_data && (*budget > 0 || *first))
+        find_range(r, request, entry, slot, &positions, budget, first);
+    bool bare = entry->outcome.error && entry->outcome.error != MQD_KAFKA_OFFSET_OUT_OF_RANGE;
+    entry->outcome.high_watermark = bare ? -1 : positions.high_watermark;
+    entry->outcome.last_stable_offset = bare ? -1 : positions.last_stable_offset;
+    entry->outcome.log_start_offset = bare ? -1 : positions.log_start_offset;
+    bool changed = !entry->sent_once || entry->outcome.error != entry->sent_error || entry->outcome.high_watermark != entry->sent_high_watermark ||
+                   entry->outcome.log_start_offset != entry->sent_log_start || entry->outcome.last_stable_offset != entry->sent_last_stable;
+    if (request->full || entry->range.size_bytes || entry->outcome.error || changed)
+        include(request->set, entry);
+    if (request->set->session_id && !has_data && !entry->outcome.error && mqd_list_linked(&entry->ready) && entry_wait(r, entry, slot, positions.high_watermark))
+        mqd_list_remove(&entry->ready);
+}
+
+static int by_topic(const void *left, const void *right)
+{
+    const struct mqd_fetch_entry *a = *(struct mqd_fetch_entry *const *)left, *b = *(struct mqd_fetch_entry *const *)right;
+    if (a->topic != b->topic)
+        return (uintptr_t)a->topic < (uintptr_t)b->topic ? -1 : 1;
+    return a->order < b->order ? -1 : a->order > b->order;
+}
+
+static void collect(struct mqd_reactor *r, struct mqd_request *request)
+{
+    struct mqd_fetch_set *set = request->set;
+    int64_t budget = request->bytes_max;
+    bool first = true;
+    set->included_count = 0;
+    if (request->full) {
+        for (uint32_t i = 0; i < set->entry_count; i++)
+            collect_one(r, request, set->entries[i], &budget, &first);
+        return;
+    }
+    struct mqd_node looked_at;
+    mqd_list_init(&looked_at);
+    mqd_list_move_all(&looked_at, &set->ready);
+    struct mqd_node *node;
+    while ((node = mqd_list_pop(&looked_at))) { /* each goes back to the end: the next fetch begins with those that got nothing */
+        struct mqd_fetch_entry *entry = MQD_CONTAINER(node, struct mqd_fetch_entry, ready);
+        mqd_list_append(&set->ready, &entry->ready);
+        collect_one(r, request, entry, &budget, &first);
+        if (budget <= 0 && !first)
+            break;
+    }
+    struct mqd_node served;
+    mqd_list_init(&served);
+    mqd_list_move_all(&served, &set->ready);
+    mqd_list_move_all(&set->ready, &looked_at);
+    mqd_list_move_all(&set->ready, &served);
+    if (set->included_count > 1)
+        qsort(set->included, set->included_count, sizeof *set->included, by_topic);
+}
+
+/* sendfile of a page that is not in memory would stop every connection of this worker: have it read first. */
+static void read_cold(struct mqd_reactor *r, struct mqd_request *request)
+{
+    struct mqd_fetch_set *set = request->set;
+    for (uint32_t i = 0; i < set->included_count; i++) {
+        struct mqd_fetch_entry *entry = set->included[i];
+        if (!entry->range.size_bytes)
+            continue;
+        struct mqd_positions positions;
+        mqd_slot_positions(mqd_control_partition(r->options.control, entry->topic->slots[entry->partition_index]), &positions);
+        bool near_end = entry->cursor.valid && entry->cursor.segment == positions.high_watermark_segment &&
+                        positions.high_watermark_position - entry->range.position < COLD_CHECK_TAIL_BYTES;
+        if (near_end || mqd_range_cached(&entry->range))
+            continue;
+        if (mqd_poll_read_ahead(r->poll, mqd_segment_ref_fd(entry->range.segment), entry->range.position, entry->range.size_bytes,
+                                mqd_token(MQD_TOKEN_READ_AHEAD, (uint64_t)(uintptr_t)request)) == 0) {
+            request->pending++;
+            mqd_stat(r, MQD_COUNT_FETCH_COLD, 1);
+        }
+    }
+}
+
+void mqd_fetch_evaluate(struct mqd_reactor *r, struct mqd_request *request, bool expired)
+{
+    struct mqd_fetch_set *set = request->set;
+    if (!set || request->complete || request->evaluated)
+        return;
+    if (set->request != request) { /* not its turn yet; when it comes there is no more waiting */
+        request->wait_ms = 0;
+        return;
+    }
+    int64_t bytes_min = request->bytes_min > 0 ? request->bytes_min : 1;
+    if (!expired && request->wait_ms > 0 && request->bytes_min > 0 && survey(r, request) < bytes_min) {
+        if (!request->timer_armed) {
+            mqd_stat(r, MQD_COUNT_FETCH_PARKED, 1);
+            mqd_timer_arm(r, request, request->started_ns / 1000000 + request->wait_ms);
+        }
+        return;
+    }
+    mqd_timer_disarm(r, request);
+    collect(r, request);
+    request->evaluated = 1;
+    read_cold(r, request);
+    if (!request->pending)
+        mqd_request_complete(r, request);
+}
+
+void mqd_fetch_on_read_ahead(struct mqd_reactor *r, uint64_t id, int result)
+{
+    struct mqd_request *request = (struct mqd_request *)(uintptr_t)id;
+    if (result < 0)
+        mqd_log(r, 4, request->connection ? request->connection->id : 0, UINT32_MAX, "reading ahead failed: %s", strerror(-result));
+    if (--request->pending)
+        return;
+    if (request->connection)
+        mqd_request_complete(r, request);
+    else
+        mqd_request_free(r, request);
+}
+
+void mqd_fetch_wake_slot(struct mqd_reactor *r, uint32_t slot)
+{
+    MQD_LIST_EACH(node, spare, &r->waiting[slot]) {
+        struct mqd_fetch_entry *entry = MQD_CONTAINER(node, struct mqd_fetch_entry, waiter);
+        ready_again(entry);
+        if (entry->set->request && !mqd_list_linked(&entry->set->woken))
+            mqd_list_append(&r->woken, &entry->set->woken);
+    }
+}
+
+void mqd_fetch_run_woken(struct mqd_reactor *r)
+{
+    struct mqd_node *node;
+    while ((node = mqd_list_pop(&r->woken))) {
+        struct mqd_fetch_set *set = MQD_CONTAINER(node, struct mqd_fetch_set, woken);
+        if (set->request)
+            mqd_fetch_evaluate(r, set->request, false);
+    }
+}
+
+/* The request ends (answered or its client is gone): a session lives on, a set of one request does not. */
+void mqd_fetch_abandon(struct mqd_reactor *r, struct mqd_request *request)
+{
+    struct mqd_fetch_set *set = request->set;
+    request->set = NULL;
+    for (uint32_t i = 0; request->evaluated && i < set->included_count; i++)
+        if (set->included[i]->range.segment)
+            mqd_range_release(r->reader, &set->included[i]->range);
+    if (set->request == request)
+        set->request = NULL;
+    if (--set->request_count == 0 && !set->session_id)
+        mqd_fetch_set_free(r, set);
+}
+
+/* ---- the answer ---- */
+
+static bool put_range(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint64_t *file_bytes)
+{
+    struct mqd_buffer *out = &r->scratch;
+    uint32_t size_bytes = entry->range.size_bytes;
+    if (size_bytes < r->options.sendfile_bytes_min) {
+        mqd_buffer_reserve(out, size_bytes);
+        ssize_t n = out->failed ? -1 : pread(mqd_segment_ref_fd(entry->range.segment), out->bytes + out->size_bytes, size_bytes, entry->range.position);
+        mqd_range_release(r->reader, &entry->range);
+        if (n != (ssize_t)size_bytes)
+            return false;
+        out->size_bytes += size_bytes;
+        return true;
+    }
+    if (r->scratch_chunk_count == r->scratch_chunk_capacity) {
+        uint32_t capacity = r->scratch_chunk_capacity ? r->scratch_chunk_capacity * 2 : 64;
+        struct mqd_chunk *chunks = realloc(r->scratch_chunks, sizeof *chunks * capacity);
+        if (!chunks)
+            return false;
+        r->scratch_chunks = chunks;
+        r->scratch_chunk_capacity = capacity;
+    }
+    r->scratch_chunks[r->scratch_chunk_count++] = (struct mqd_chunk){out->size_bytes, entry->range};
+    entry->range.segment = NULL; /* the reference moves to the chunk */
+    *file_bytes += size_bytes;
+    return true;
+}
+
+static bool encode_partition(struct mqd_reactor *r, struct mqd_fetch_entry *entry, int16_t version, uint64_t *file_bytes)
+{
+    mqd_fetch_response_partition(&r->scratch, version, &entry->outcome);
+    bool good = !entry->range.size_bytes || put_range(r, entry, file_bytes);
+    mqd_fetch_response_partition_end(&r->scratch, version);
+    entry->sent_once = 1;
+    entry->sent_error = entry->outcome.error;
+    entry->sent_high_watermark = entry->outcome.high_watermark;
+    entry->sent_last_stable = entry->outcome.last_stable_offset;
+    entry->sent_log_start = entry->outcome.log_start_offset;
+    return good;
+}
+
+static bool same_topic(const struct mqd_fetch_entry *a, const struct mqd_fetch_entry *b)
+{
+    if (a->topic || b->topic)
+        return a->topic == b->topic;
+    if (a->key.by_id)
+        return memcmp(a->key.topic_id, b->key.topic_id, 16) == 0;
+    return a->key.name.size_bytes == b->key.name.size_bytes && memcmp(a->key.name.bytes, b->key.name.bytes, (size_t)a->key.name.size_bytes) == 0;
+}
+
+static uint32_t run_length(const struct mqd_fetch_set *set, uint32_t from)
+{
+    uint32_t end = from + 1;
+    while (end < set->included_count && same_topic(set->included[from], set->included[end]))
+        end++;
+    return end - from;
+}
+
+void mqd_fetch_encode(struct mqd_reactor *r, struct mqd_request *request)
+{
+    struct mqd_buffer *out = &r->scratch;
+    struct mqd_fetch_set *set = request->set;
+    int16_t version = request->version;
+    uint64_t file_bytes = 0;
+    bool good = true;
+    out->size_bytes = 0;
+    r->scratch_chunk_count = 0;
+    mqd_response_begin(out, MQD_API_FETCH, version, request->correlation_id);
+    if (request->fetch_error || !set) {
+        mqd_fetch_response_begin(out, version, 0, request->fetch_error, 0, 0);
+    } else {
+        int32_t topic_count = 0;
+        for (uint32_t i = 0; i < set->included_count; i += run_length(set, i))
+            topic_count++;
+        mqd_fetch_response_begin(out, version, 0, 0, set->session_id, topic_count);
+        for (uint32_t i = 0; i < set->included_count;) {
+            uint32_t count = run_length(set, i);
+            mqd_fetch_response_topic(out, version, &set->included[i]->key, (int32_t)count);
+            for (uint32_t end = i + count; i < end; i++)
+                good &= encode_partition(r, set->included[i], version, &file_bytes);
+            mqd_fetch_response_topic_end(out, version);
+        }
+    }
+    mqd_fetch_response_end(out, version);
+    mqd_response_finish(out, file_bytes);
+    if (!good) {
+        mqd_log(r, 3, request->connection->id, UINT32_MAX, "a segment could not be read while answering a fetch; closing the connection");
+        out->failed = true; /* what is written is not a whole answer: output closes the connection instead */
+    }
+    mqd_output_scratch(r, request->connection);
+}

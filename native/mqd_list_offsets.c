@@ -1,0 +1,93 @@
+/* ListOffsets for earliest (-2) and latest (-1): both are in the partition table. Spark asks them twice a poll. Everything else (by time, max timestamp) reads
+ * files and goes to the acceptor, with the whole request. */
+#include <string.h>
+
+#include "mqd_reactor.h"
+
+#define TIMESTAMP_LATEST (-1)
+#define TIMESTAMP_EARLIEST (-2)
+
+static bool all_native(const uint8_t *body, uint32_t size_bytes, int16_t version)
+{
+    struct mqd_list_offsets_request walk;
+    if (mqd_list_offsets_parse(body, size_bytes, version, &walk) < 0)
+        return false;
+    for (int32_t t = 0; t < walk.topic_count; t++) {
+        struct mqd_list_offsets_topic topic;
+        if (mqd_list_offsets_next_topic(&walk, &topic) < 0)
+            return false;
+        for (int32_t p = 0; p < topic.partition_count; p++) {
+            struct mqd_list_offsets_partition partition;
+            if (mqd_list_offsets_next_partition(&walk, &partition) < 0 || (partition.timestamp != TIMESTAMP_LATEST && partition.timestamp != TIMESTAMP_EARLIEST))
+                return false;
+        }
+    }
+    return mqd_list_offsets_end(&walk) == 0;
+}
+
+static void answer_one(struct mqd_reactor *r, int16_t version, int8_t isolation_level, const struct mqd_topic *topic, const struct mqd_list_offsets_partition *asked)
+{
+    struct mqd_buffer *out = &r->scratch;
+    int16_t error = 0;
+    int64_t offset = -1;
+    int32_t leader_epoch = -1;
+    if (!topic || asked->partition_index < 0 || (uint32_t)asked->partition_index >= topic->partition_count) {
+        error = MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION;
+    } else {
+        struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, topic->slots[asked->partition_index]);
+        struct mqd_positions positions;
+        leader_epoch = mqd_load_relaxed(&slot->leader_epoch);
+        if (mqd_load_acquire(&slot->state) != MQD_SLOT_ONLINE)
+            error = MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
+        else if (asked->current_leader_epoch >= 0 && asked->current_leader_epoch != leader_epoch)
+            error = asked->current_leader_epoch < leader_epoch ? MQD_KAFKA_FENCED_LEADER_EPOCH : MQD_KAFKA_UNKNOWN_LEADER_EPOCH;
+        mqd_slot_positions(slot, &positions);
+        if (!error)
+            offset = asked->timestamp == TIMESTAMP_EARLIEST ? positions.log_start_offset : isolation_level ? positions.last_stable_offset : positions.high_watermark;
+    }
+    mqd_list_offsets_response_partition(out, version, asked->partition_index, error, -1, offset, error ? -1 : leader_epoch);
+}
+
+bool mqd_list_offsets_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header, const uint8_t *body, uint32_t size_bytes)
+{
+    int16_t version = header->api_version;
+    if (!all_native(body, size_bytes, version))
+        return false;
+    struct mqd_request *request = mqd_request_new(r, c, header, MQD_REQUEST_READY);
+    if (!request) {
+        mqd_connection_close(r, c, "out of memory");
+        return true;
+    }
+    struct mqd_list_offsets_request walk;
+    struct mqd_buffer *out = &r->scratch;
+    out->size_bytes = 0;
+    mqd_list_offsets_parse(body, size_bytes, version, &walk);
+    mqd_response_begin(out, MQD_API_LIST_OFFSETS, version, header->correlation_id);
+    mqd_list_offsets_response_begin(out, version, 0, walk.topic_count);
+    for (int32_t t = 0; t < walk.topic_count; t++) {
+        struct mqd_list_offsets_topic named;
+        mqd_list_offsets_next_topic(&walk, &named);
+        struct mqd_topic_key key = {.name = named.name};
+        struct mqd_topic *topic = mqd_topics_find(&r->topics, &key);
+        mqd_list_offsets_response_topic(out, version, named.name, named.partition_count);
+        for (int32_t p = 0; p < named.partition_count; p++) {
+            struct mqd_list_offsets_partition asked;
+            mqd_list_offsets_next_partition(&walk, &asked);
+            answer_one(r, version, walk.isolation_level, topic, &asked);
+        }
+        mqd_list_offsets_response_topic_end(out, version);
+    }
+    mqd_list_offsets_response_end(out, version);
+    mqd_stat(r, MQD_COUNT_REQUESTS_LIST_OFFSETS, 1);
+    uint32_t length = out->size_bytes - 4; /* a READY reply begins with the correlation id; its length word is written when it leaves */
+    mqd_buffer_reserve(&request->reply, length);
+    if (out->failed || request->reply.failed) {
+        out->failed = false;
+        mqd_connection_close(r, c, "out of memory");
+        return true;
+    }
+    memcpy(request->reply.bytes, out->bytes + 4, length);
+    request->reply.size_bytes = length;
+    mqd_request_complete(r, request);
+    return true;
+}

@@ -1,0 +1,181 @@
+/* What a connection still has to be sent: bytes, with ranges of segment files between them.
+ *
+ * Memory lives in one growing buffer; a chunk says "the buffer up to here, then this file range". Positions are counted from the connection's first byte,
+ * so that the buffer can be cut at the front at any time.
+ *
+ * Invariant: chunk memory_end values never fall; after the last chunk the rest of the buffer follows.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/sendfile.h>
+#include <sys/socket.h>
+
+#include "mqd_reactor.h"
+
+#define OUT_KEEP_BYTES 65536    /* an idle connection keeps no larger buffer */
+#define SENDFILE_STEP_BYTES (1u << 20)
+
+uint64_t mqd_output_pending_bytes(const struct mqd_connection *c)
+{
+    return c->out_base + c->out.size_bytes - c->out_sent;
+}
+
+static void want_send(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    if (!mqd_list_linked(&c->output_node))
+        mqd_list_append(&r->to_send, &c->output_node);
+}
+
+void mqd_output_append(struct mqd_reactor *r, struct mqd_connection *c, const void *bytes, uint32_t size_bytes)
+{
+    mqd_buffer_reserve(&c->out, size_bytes);
+    if (c->out.failed) {
+        c->closing = 1;
+    } else {
+        memcpy(c->out.bytes + c->out.size_bytes, bytes, size_bytes);
+        c->out.size_bytes += size_bytes;
+    }
+    want_send(r, c);
+}
+
+static bool chunk_push(struct mqd_connection *c, const struct mqd_chunk *chunk)
+{
+    if (c->chunk_count == c->chunk_capacity) {
+        uint32_t capacity = c->chunk_capacity ? c->chunk_capacity * 2 : 8;
+        struct mqd_chunk *chunks = malloc(sizeof *chunks * capacity);
+        if (!chunks)
+            return false;
+        for (uint32_t i = 0; i < c->chunk_count; i++)
+            chunks[i] = c->chunks[(c->chunk_head + i) & (c->chunk_capacity - 1)];
+        free(c->chunks);
+        c->chunks = chunks;
+        c->chunk_capacity = capacity;
+        c->chunk_head = 0;
+    }
+    c->chunks[(c->chunk_head + c->chunk_count++) & (c->chunk_capacity - 1)] = *chunk;
+    return true;
+}
+
+void mqd_output_scratch(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    uint64_t base = c->out_base + c->out.size_bytes;
+    bool failed = r->scratch.failed;
+    for (uint32_t i = 0; i < r->scratch_chunk_count; i++) {
+        struct mqd_chunk chunk = r->scratch_chunks[i];
+        chunk.memory_end += base;
+        if (failed || !chunk_push(c, &chunk)) {
+            failed = true;
+            mqd_range_release(r->reader, &chunk.range);
+        }
+    }
+    r->scratch_chunk_count = 0;
+    mqd_output_append(r, c, r->scratch.bytes, r->scratch.size_bytes);
+    if (failed)
+        c->closing = 1; /* out of memory: half an answer must not be sent */
+    r->scratch.size_bytes = 0;
+    r->scratch.failed = false;
+}
+
+/* Everything is sent: start the buffer anew, and give a large one back. */
+static void out_reset(struct mqd_connection *c)
+{
+    c->out_base = c->out_sent;
+    c->out.size_bytes = 0;
+    if (c->out.capacity_bytes > OUT_KEEP_BYTES)
+        mqd_buffer_free(&c->out);
+}
+
+static void out_compact(struct mqd_connection *c)
+{
+    uint32_t sent = (uint32_t)(c->out_sent - c->out_base);
+    if (sent < 65536 || sent < c->out.size_bytes / 2)
+        return;
+    memmove(c->out.bytes, c->out.bytes + sent, c->out.size_bytes - sent);
+    c->out.size_bytes -= sent;
+    c->out_base = c->out_sent;
+}
+
+/* 1: went on, 0: the socket is full, -1: the connection is broken. */
+static int send_memory(struct mqd_reactor *r, struct mqd_connection *c, uint64_t end, bool more)
+{
+    ssize_t n = send(c->fd, c->out.bytes + (c->out_sent - c->out_base), end - c->out_sent, MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0));
+    if (n < 0)
+        return errno == EAGAIN || errno == EINTR ? 0 : -1;
+    mqd_stat(r, MQD_COUNT_BYTES_OUT, (uint64_t)n);
+    c->out_sent += (uint64_t)n;
+    return c->out_sent == end ? 1 : 0;
+}
+
+static int send_range(struct mqd_reactor *r, struct mqd_connection *c, struct mqd_range *range)
+{
+    off_t position = range->position;
+    uint32_t step = range->size_bytes < SENDFILE_STEP_BYTES ? range->size_bytes : SENDFILE_STEP_BYTES;
+    ssize_t n = sendfile(c->fd, mqd_segment_ref_fd(range->segment), &position, step);
+    if (n < 0)
+        return errno == EAGAIN || errno == EINTR ? 0 : -1;
+    if (n == 0) { /* shorter than published: the file was damaged under us; half an answer cannot be mended */
+        mqd_log(r, 3, c->id, UINT32_MAX, "a segment file ended %u bytes before its published end; closing the connection", range->size_bytes);
+        return -1;
+    }
+    mqd_stat(r, MQD_COUNT_BYTES_OUT, (uint64_t)n);
+    mqd_stat(r, MQD_COUNT_FETCH_SENDFILE_BYTES, (uint64_t)n);
+    range->position += (uint32_t)n;
+    range->size_bytes -= (uint32_t)n;
+    return 1;
+}
+
+static int send_next(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    if (!c->chunk_count)
+        return send_memory(r, c, c->out_base + c->out.size_bytes, false);
+    struct mqd_chunk *chunk = &c->chunks[c->chunk_head];
+    if (c->out_sent < chunk->memory_end)
+        return send_memory(r, c, chunk->memory_end, true);
+    if (chunk->range.size_bytes) {
+        int result = send_range(r, c, &chunk->range);
+        if (result != 1 || chunk->range.size_bytes)
+            return result;
+    }
+    mqd_range_release(r->reader, &chunk->range);
+    c->chunk_head = (c->chunk_head + 1) & (c->chunk_capacity - 1);
+    c->chunk_count--;
+    return 1;
+}
+
+void mqd_output_send(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    while (c->writable && (c->chunk_count || mqd_output_pending_bytes(c))) {
+        int result = send_next(r, c);
+        if (result < 0) {
+            mqd_connection_close(r, c, "the client closed the connection while it was being answered");
+            return;
+        }
+        if (result == 0)
+            c->writable = 0; /* the next edge tells */
+        else
+            c->last_active_ms = r->now_ms;
+    }
+    if (!c->chunk_count && !mqd_output_pending_bytes(c)) {
+        out_reset(c);
+        if (c->closing)
+            mqd_connection_close(r, c, NULL);
+        else
+            mqd_connection_resume(r, c);
+    } else {
+        out_compact(c);
+        if (mqd_output_pending_bytes(c) <= MQD_OUT_BYTES_MAX)
+            mqd_connection_resume(r, c);
+    }
+}
+
+void mqd_output_clear(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    for (uint32_t i = 0; i < c->chunk_count; i++)
+        mqd_range_release(r->reader, &c->chunks[(c->chunk_head + i) & (c->chunk_capacity - 1)].range);
+    free(c->chunks);
+    c->chunks = NULL;
+    c->chunk_count = c->chunk_capacity = c->chunk_head = 0;
+    mqd_buffer_free(&c->out);
+    mqd_list_remove(&c->output_node);
+}

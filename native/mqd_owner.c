@@ -1,0 +1,228 @@
+/* The owner of a partition: the single writer. Stages appends in arrival order, writes them once a turn, publishes, acknowledges.
+ *
+ *   staged   in the order of their offsets; covered by the next mqd_partition_write
+ *   waiting  written and visible in the log, not yet below the high watermark; ordered by end_offset
+ *
+ * Order within a turn: every write, then every publish, then one fence, then the look at who waits: a reader that parks either sees the new high
+ * watermark or is seen.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "mqd_reactor.h"
+
+static struct mqd_owned *owned_of(struct mqd_reactor *r, uint32_t slot)
+{
+    struct mqd_owned *owned = slot < MQD_PARTITION_SLOT_COUNT ? r->owned[slot] : NULL;
+    return owned && !owned->closing ? owned : NULL;
+}
+
+static void release_peer_bytes(struct mqd_reactor *r, struct mqd_append *append)
+{
+    struct mqd_descriptor release = {.kind = MQD_LINK_RELEASE, .slot = append->slot, .token = append->peer_token};
+    mqd_forward_send(r, append->peer, &release);
+}
+
+/* Written: the bytes are no longer needed. Acknowledge now or wait for the high watermark. */
+static void append_written(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append, const struct mqd_positions *positions)
+{
+    append->log_start_offset = positions->log_start_offset;
+    mqd_list_remove(&append->node);
+    if (!append->acks_all || append->end_offset <= positions->high_watermark) {
+        mqd_append_done(r, append, 0);
+        return;
+    }
+    if (append->request)
+        mqd_append_unpin(r, append);
+    else
+        release_peer_bytes(r, append);
+    struct mqd_node *after = owned->waiting.previous; /* nearly always the end; a repeated batch has an older offset */
+    while (after != &owned->waiting && MQD_CONTAINER(after, struct mqd_append, node)->end_offset > append->end_offset)
+        after = after->previous;
+    mqd_list_append(after->next, &append->node); /* append "before next" */
+}
+
+void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_batch *batch, uint8_t *bytes, bool patch_in_place)
+{
+    struct mqd_owned *owned = owned_of(r, append->slot);
+    struct mqd_stage_result result;
+    if (!owned) {
+        mqd_append_done(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
+        return;
+    }
+    struct mqd_log_directory *dir = &r->log_dirs[owned->log_dir];
+    if (dir->failed || dir->full) {
+        append->message = dir->failed ? "a log directory has failed" : "the disk is full; space must be freed (retention, DeleteRecords, DeleteTopics)";
+        mqd_append_done(r, append, MQD_KAFKA_STORAGE_ERROR);
+        return;
+    }
+    int16_t error = mqd_partition_stage(owned->partition, batch, bytes, patch_in_place, append->control, r->wall_ms, &result);
+    if (error == -1) { /* as many as one write takes */
+        mqd_owner_write_all(r);
+        owned = owned_of(r, append->slot);
+        error = owned ? mqd_partition_stage(owned->partition, batch, bytes, patch_in_place, append->control, r->wall_ms, &result) : MQD_KAFKA_STORAGE_ERROR;
+    }
+    if (error) {
+        mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
+        mqd_append_done(r, append, error > 0 ? error : MQD_KAFKA_STORAGE_ERROR);
+        return;
+    }
+    append->base_offset = result.base_offset;
+    append->log_append_time_ms = result.log_append_time_ms;
+    append->end_offset = result.base_offset + batch->last_offset_delta + 1;
+    if (result.duplicate)
+        mqd_stat(r, MQD_COUNT_DUPLICATES, 1);
+    mqd_stat(r, MQD_COUNT_BATCHES_APPENDED, !result.duplicate);
+    mqd_stat(r, MQD_COUNT_RECORDS_APPENDED, result.duplicate ? 0 : (uint64_t)batch->record_count);
+    mqd_stat(r, MQD_COUNT_BYTES_APPENDED, result.duplicate ? 0 : (uint64_t)batch->size_bytes);
+    mqd_list_append(&owned->staged, &append->node); /* a duplicate too: its original may be staged in this very turn */
+    if (!mqd_list_linked(&owned->write_node))
+        mqd_list_append(&r->to_write, &owned->write_node);
+}
+
+/* A sender that died while its bytes were being written may have scribbled over them: nothing of this write is published yet, so the process ends and its
+ * successor cuts the log at the published end. */
+static void check_senders(struct mqd_reactor *r, const struct mqd_owned *owned)
+{
+    for (struct mqd_node *node = owned->staged.next; node != &owned->staged; node = node->next) {
+        const struct mqd_append *append = MQD_CONTAINER(node, struct mqd_append, node);
+        if (!append->request && mqd_load_acquire(&mqd_control_worker(r->options.control, append->peer)->generation) != append->peer_generation) {
+            fprintf(stderr, "mqd-worker-%u: endpoint %u died while its batch was written; restarting to cut the unpublished tail\n", r->options.self, append->peer);
+            abort();
+        }
+    }
+}
+
+static void write_failed(struct mqd_reactor *r, struct mqd_owned *owned, int error)
+{
+    bool full = error == ENOSPC || error == EDQUOT;
+    MQD_LIST_EACH(node, spare, &owned->staged) {
+        struct mqd_append *append = MQD_CONTAINER(node, struct mqd_append, node);
+        append->message = full ? "the disk is full" : "writing to the log failed";
+        append->base_offset = -1;
+        mqd_append_done(r, append, MQD_KAFKA_STORAGE_ERROR);
+    }
+    if (full) {
+        struct mqd_event event = {.kind = MQD_EVENT_LOG_DIR_FULL, .slot = owned->slot, .error = error, .log_dir = owned->log_dir};
+        snprintf(event.text, sizeof event.text, "%.180s", mqd_error_message());
+        r->log_dirs[owned->log_dir].full = true;
+        mqd_reactor_emit(r, &event);
+    } else {
+        mqd_owner_fence_dir(r, owned->log_dir, error, "write");
+    }
+}
+
+static void write_one(struct mqd_reactor *r, struct mqd_owned *owned)
+{
+    bool rolled = false;
+    if (mqd_partition_staged_count(owned->partition) && mqd_partition_write(owned->partition, r->wall_ms, &rolled) < 0) {
+        write_failed(r, owned, mqd_error_code());
+        return;
+    }
+    check_senders(r, owned);
+    if (rolled) {
+        mqd_stat(r, MQD_COUNT_ROLLS, 1);
+        struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, owned->slot);
+        mqd_fetch_add(&slot->segments_generation, 1);
+        mqd_fetch_add(&r->header->segments_generation, 1);
+        struct mqd_positions positions;
+        mqd_partition_positions(owned->partition, &positions);
+        struct mqd_event event = {.kind = MQD_EVENT_ROLLED, .slot = owned->slot, .log_dir = owned->log_dir, .offset = positions.log_end_segment};
+        mqd_reactor_emit(r, &event);
+        mqd_snapshot_maybe(r, owned);
+    }
+    mqd_owner_publish(r, owned);
+    struct mqd_positions positions;
+    mqd_partition_positions(owned->partition, &positions);
+    struct mqd_node staged;
+    mqd_list_init(&staged);
+    mqd_list_move_all(&staged, &owned->staged);
+    MQD_LIST_EACH(node, spare, &staged)
+        append_written(r, owned, MQD_CONTAINER(node, struct mqd_append, node), &positions);
+    if (mqd_partition_dirty(owned->partition))
+        mqd_flush_want(r, owned);
+    mqd_preallocate_maybe(r, owned);
+}
+
+void mqd_owner_write_all(struct mqd_reactor *r)
+{
+    struct mqd_node *node;
+    while ((node = mqd_list_pop(&r->to_write)))
+        write_one(r, MQD_CONTAINER(node, struct mqd_owned, write_node));
+}
+
+/* Makes the partition's positions visible and acknowledges what the high watermark has passed. */
+void mqd_owner_publish(struct mqd_reactor *r, struct mqd_owned *owned)
+{
+    struct mqd_positions positions;
+    mqd_partition_positions(owned->partition, &positions);
+    mqd_slot_publish(mqd_control_partition(r->options.control, owned->slot), &positions);
+    if (positions.high_watermark == owned->high_watermark)
+        return;
+    owned->high_watermark = positions.high_watermark;
+    if (!mqd_list_linked(&owned->publish_node))
+        mqd_list_append(&r->to_wake, &owned->publish_node);
+    MQD_LIST_EACH(node, spare, &owned->waiting) {
+        struct mqd_append *append = MQD_CONTAINER(node, struct mqd_append, node);
+        if (append->end_offset > positions.high_watermark)
+            break;
+        mqd_append_done(r, append, 0);
+    }
+}
+
+void mqd_owner_wake_slot(struct mqd_reactor *r, uint32_t slot)
+{
+    struct mqd_partition_slot *shared = mqd_control_partition(r->options.control, slot);
+    if (mqd_load_relaxed(&shared->waiters) == 0)
+        return;
+    uint64_t waiters = mqd_exchange(&shared->waiters, 0);
+    for (; waiters; waiters &= waiters - 1) {
+        uint32_t worker = (uint32_t)__builtin_ctzll(waiters);
+        if (worker == r->options.self) {
+            mqd_fetch_wake_slot(r, slot);
+        } else {
+            struct mqd_descriptor note = {.kind = MQD_LINK_HW_CHANGED, .slot = slot};
+            mqd_forward_send(r, worker, &note);
+        }
+    }
+}
+
+void mqd_owner_wake_all(struct mqd_reactor *r)
+{
+    if (mqd_list_empty(&r->to_wake))
+        return;
+    mqd_fence_full(); /* all publishes before any look at waiters */
+    struct mqd_node *node;
+    while ((node = mqd_list_pop(&r->to_wake)))
+        mqd_owner_wake_slot(r, MQD_CONTAINER(node, struct mqd_owned, publish_node)->slot);
+}
+
+void mqd_owner_fail_all(struct mqd_reactor *r, struct mqd_owned *owned, int16_t error)
+{
+    MQD_LIST_EACH(node, spare, &owned->waiting)
+        mqd_append_done(r, MQD_CONTAINER(node, struct mqd_append, node), error);
+}
+
+/* A write or flush failed for good: nobody may believe this directory any more. Reading goes on below the high watermark. */
+void mqd_owner_fence_dir(struct mqd_reactor *r, uint32_t log_dir, int error, const char *what)
+{
+    struct mqd_log_directory *dir = &r->log_dirs[log_dir];
+    if (dir->failed)
+        return;
+    dir->failed = true;
+    struct mqd_event event = {.kind = MQD_EVENT_LOG_DIR_FAILED, .slot = UINT32_MAX, .error = error, .log_dir = log_dir};
+    snprintf(event.text, sizeof event.text, "%s failed in %s: %s; its partitions are offline until the broker is restarted on a sound disk", what, dir->path ? dir->path : "?",
+             strerror(error));
+    mqd_reactor_emit(r, &event);
+    for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT; slot++) {
+        struct mqd_owned *owned = r->owned[slot];
+        if (!owned || owned->log_dir != log_dir)
+            continue;
+        mqd_partition_fence(owned->partition);
+        mqd_store_release(&mqd_control_partition(r->options.control, slot)->state, (uint8_t)MQD_SLOT_OFFLINE);
+        mqd_owner_fail_all(r, owned, MQD_KAFKA_STORAGE_ERROR);
+        mqd_owner_wake_slot(r, slot);
+    }
+}

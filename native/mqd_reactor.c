@@ -1,0 +1,489 @@
+/* The reactor's life and its loop. See mqd_reactor.h for the order of a turn and the invariants.
+ *
+ * Starting: what lies in the inbound links was meant for a predecessor; its tokens and generations name that one, so it is dropped where it is met.
+ * Stopping: no more reading; what is staged is written, what is dirty is flushed, what can be answered is answered, then the connections close. The
+ * partitions stay until the caller takes them back by mqd_reactor_partition_close.
+ */
+#define _GNU_SOURCE
+#include "mqd_reactor.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#define EVENTS_PER_WAIT 256
+#define WRITE_EARLY_BYTES (96u << 10) /* staged bytes beyond this leave the L2 before the turn ends */
+#define HOUSEKEEPING_MS 1000
+#define STOP_MS_MAX 10000
+#define STOP_ANSWER_MS_MAX 1000
+#define SESSION_TABLE_COUNT 65536
+
+void mqd_time(struct mqd_reactor *r, enum mqd_histogram histogram, int64_t elapsed_ns)
+{
+    uint64_t us = elapsed_ns > 0 ? (uint64_t)elapsed_ns / 1000 : 0;
+    if (us > UINT32_MAX)
+        us = UINT32_MAX;
+    uint32_t log2 = 63 - (uint32_t)__builtin_clzll(us | 1);
+    uint32_t quarter = log2 >= 2 ? (uint32_t)(us >> (log2 - 2)) & 3 : (uint32_t)(us << (2 - log2)) & 3;
+    mqd_count(&r->stats->histogram[histogram][log2 * 4 + quarter], 1);
+}
+
+void mqd_reactor_refresh_clock(struct mqd_reactor *r)
+{
+    struct timespec monotonic, wall;
+    clock_gettime(CLOCK_MONOTONIC, &monotonic);
+    clock_gettime(CLOCK_REALTIME_COARSE, &wall);
+    r->now_ns = (int64_t)monotonic.tv_sec * 1000000000 + monotonic.tv_nsec;
+    r->now_ms = r->now_ns / 1000000;
+    r->wall_ms = (int64_t)wall.tv_sec * 1000 + wall.tv_nsec / 1000000;
+}
+
+void mqd_log(struct mqd_reactor *r, uint32_t level, uint64_t connection, uint32_t slot, const char *format, ...)
+{
+    if (level > mqd_load_relaxed(&r->header->log_level))
+        return;
+    struct mqd_event event = {.kind = MQD_EVENT_LOG, .slot = slot, .connection = connection, .level = level};
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(event.text, sizeof event.text, format, arguments);
+    va_end(arguments);
+    mqd_reactor_emit(r, &event);
+}
+
+/* ---- life ---- */
+
+static void init_lists(struct mqd_reactor *r)
+{
+    struct mqd_node *lists[] = {&r->ready, &r->stalled, &r->to_send, &r->to_answer, &r->to_write, &r->to_wake, &r->sessions, &r->woken, &r->control_queue};
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
+        mqd_list_init(lists[i]);
+    for (uint32_t i = 0; i < MQD_PARTITION_SLOT_COUNT; i++)
+        mqd_list_init(&r->waiting[i]);
+    for (uint32_t i = 0; i < MQD_ENDPOINT_COUNT_MAX; i++)
+        mqd_list_init(&r->forwarded_to[i]);
+    for (uint32_t i = 0; i < MQD_LOG_DIR_COUNT_MAX; i++) {
+        mqd_list_init(&r->log_dirs[i].to_sync);
+        mqd_list_init(&r->log_dirs[i].in_syncfs);
+        r->log_dirs[i].fd = -1;
+    }
+    for (uint32_t i = 0; i < MQD_CONTROL_REQUEST_COUNT_MAX; i++) {
+        r->control[i].sequence = (uint32_t)(r->generation << 20);
+        r->control[i].next_free = i + 1 < MQD_CONTROL_REQUEST_COUNT_MAX ? i + 1 : UINT32_MAX;
+    }
+    r->forward_free = UINT32_MAX;
+}
+
+static bool init_memory(struct mqd_reactor *r)
+{
+    const struct mqd_reactor_options *o = &r->options;
+    uint64_t bytes = o->arena_bytes[o->self];
+    r->control_arena_base = bytes / 4 * 3 / MQD_EXTENT_BYTES * MQD_EXTENT_BYTES;
+    r->arena = mqd_arena_open(o->arenas[o->self], r->control_arena_base, MQD_EXTENT_BYTES);
+    r->control_arena = mqd_arena_open(o->arenas[o->self] + r->control_arena_base, bytes - r->control_arena_base, MQD_CONTROL_EXTENT_BYTES);
+    r->reader = mqd_reader_create(o->read_fd_count_max);
+    r->connection_capacity = o->connection_count_max < 65536 ? 65536 : o->connection_count_max;
+    r->connections = calloc(r->connection_capacity, sizeof *r->connections);
+    r->free_indexes = malloc(sizeof *r->free_indexes * r->connection_capacity);
+    r->commands = calloc(MQD_COMMAND_COUNT_MAX, sizeof *r->commands);
+    r->events = calloc(MQD_EVENT_COUNT_MAX, sizeof *r->events);
+    r->session_table = calloc(SESSION_TABLE_COUNT, sizeof *r->session_table);
+    if (!r->arena || !r->control_arena || !r->reader || !r->connections || !r->free_indexes || !r->commands || !r->events || !r->session_table)
+        return false;
+    /* lowest index first: the few connections of a quiet broker share cache lines */
+    for (uint32_t i = 0; i < r->connection_capacity; i++)
+        r->free_indexes[i] = r->connection_capacity - 1 - i;
+    r->free_index_count = r->connection_capacity;
+    return true;
+}
+
+struct mqd_reactor *mqd_reactor_create(const struct mqd_reactor_options *options)
+{
+    uint64_t arena_bytes = options->arena_bytes[options->self];
+    if (!options->arenas[options->self] || arena_bytes < 1 << 20 || options->request_bytes_max > arena_bytes / 2) {
+        mqd_error_set(MQD_E_INVALID, "socket.request.max.bytes=%u needs a receive arena of at least twice that; receive.arena.bytes=%llu", options->request_bytes_max,
+                      (unsigned long long)arena_bytes);
+        return NULL;
+    }
+    struct mqd_reactor *r = calloc(1, sizeof *r);
+    if (!r) {
+        mqd_error_set(ENOMEM, "out of memory for the reactor");
+        return NULL;
+    }
+    r->options = *options;
+    r->header = mqd_control_header(options->control);
+    r->slot = mqd_control_worker(options->control, options->self);
+    r->stats = mqd_control_stats(options->control, options->self);
+    r->generation = mqd_load_acquire(&r->slot->generation);
+    r->window_offset = -1;
+    r->connection_count_max = options->connection_count_max;
+    r->command_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    r->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    pthread_mutex_init(&r->mutex, NULL);
+    init_lists(r);
+    mqd_reactor_refresh_clock(r);
+    r->random_state = (uint64_t)r->now_ns * 0x9e3779b97f4a7c15ull | 1;
+    bool good = r->command_fd >= 0 && r->event_fd >= 0 && init_memory(r);
+    if (good)
+        r->endpoint = mqd_endpoint_open(options->control, options->links, options->self, options->endpoint_count, options->eventfds);
+    else
+        mqd_error_set(ENOMEM, "out of memory or descriptors for the reactor");
+    if (!good || !r->endpoint || mqd_poll_create(&r->poll, options->backend, r->connection_capacity) < 0) {
+        mqd_reactor_destroy(r);
+        return NULL;
+    }
+    mqd_store_relaxed(&r->slot->connection_count, 0u);
+    mqd_store_relaxed(&r->slot->partition_count, 0u);
+    return r;
+}
+
+int mqd_reactor_backend(struct mqd_reactor *r)
+{
+    return mqd_poll_backend(r->poll);
+}
+
+void mqd_reactor_destroy(struct mqd_reactor *r)
+{
+    if (!r)
+        return;
+    if (r->started && !r->stopped)
+        mqd_reactor_stop(r);
+    while (!mqd_list_empty(&r->sessions))
+        mqd_session_remove(r, MQD_CONTAINER(r->sessions.next, struct mqd_fetch_set, session_node));
+    mqd_topics_clear(&r->topics);
+    mqd_reply_cache_clear(r);
+    for (uint32_t i = 0; i < MQD_LOG_DIR_COUNT_MAX; i++) {
+        free(r->log_dirs[i].path);
+        if (r->log_dirs[i].fd >= 0)
+            close(r->log_dirs[i].fd);
+    }
+    for (uint32_t i = 0; i < MQD_PARTITION_SLOT_COUNT; i++)
+        free(r->owned[i]); /* the partition itself is the caller's */
+    for (uint32_t i = 0; i < MQD_ENDPOINT_COUNT_MAX; i++)
+        free(r->overflow[i]);
+    while (r->free_requests) {
+        struct mqd_request *request = r->free_requests;
+        r->free_requests = request->next;
+        free(request);
+    }
+    while (r->free_appends) {
+        struct mqd_append *append = r->free_appends;
+        r->free_appends = (struct mqd_append *)append->node.next;
+        free(append);
+    }
+    for (uint32_t i = 0; r->connections && i < r->connection_capacity; i++)
+        free(r->connections[i]);
+    if (r->poll)
+        mqd_poll_destroy(r->poll);
+    if (r->endpoint)
+        mqd_endpoint_close(r->endpoint);
+    if (r->reader)
+        mqd_reader_destroy(r->reader);
+    if (r->arena)
+        mqd_arena_close(r->arena);
+    if (r->control_arena)
+        mqd_arena_close(r->control_arena);
+    mqd_buffer_free(&r->scratch);
+    free(r->scratch_chunks);
+    free(r->connections);
+    free(r->free_indexes);
+    free(r->commands);
+    free(r->events);
+    free(r->session_table);
+    free(r->timers);
+    free(r->forwards);
+    close(r->command_fd);
+    close(r->event_fd);
+    pthread_mutex_destroy(&r->mutex);
+    free(r);
+}
+
+/* ---- the loop ---- */
+
+static void on_event(struct mqd_reactor *r, const struct mqd_poll_event *event)
+{
+    uint64_t value = mqd_token_value(event->token);
+    switch (mqd_token_kind_of(event->token)) {
+    case MQD_TOKEN_CONNECTION: {
+        struct mqd_connection *c = mqd_connection_by_token(r, value);
+        if (!c)
+            return;
+        if (event->flags & MQD_POLL_HANGUP)
+            c->hangup = 1;
+        if (event->flags & (MQD_POLL_READABLE | MQD_POLL_HANGUP))
+            c->readable = 1;
+        if (event->flags & MQD_POLL_WRITABLE) {
+            c->writable = 1;
+            if ((c->chunk_count || mqd_output_pending_bytes(c)) && !mqd_list_linked(&c->output_node))
+                mqd_list_append(&r->to_send, &c->output_node);
+        }
+        mqd_connection_resume(r, c);
+        return;
+    }
+    case MQD_TOKEN_WAKE:
+    case MQD_TOKEN_COMMAND: {
+        eventfd_t count;
+        eventfd_read(mqd_token_kind_of(event->token) == MQD_TOKEN_WAKE ? r->options.eventfds[r->options.self] : r->command_fd, &count);
+        return;
+    }
+    case MQD_TOKEN_HANDOFF:
+        mqd_handoff_accept(r);
+        return;
+    case MQD_TOKEN_SYNC:
+        mqd_flush_on_done(r, value, event->result);
+        return;
+    case MQD_TOKEN_SYNCFS:
+        mqd_flush_on_syncfs_done(r, value, event->result);
+        return;
+    case MQD_TOKEN_PREALLOCATE:
+        mqd_preallocate_on_done(r, value, event->result);
+        return;
+    case MQD_TOKEN_SNAPSHOT:
+        mqd_snapshot_on_done(r, value, event->result);
+        return;
+    case MQD_TOKEN_READ_AHEAD:
+        mqd_fetch_on_read_ahead(r, value, event->result);
+        return;
+    }
+}
+
+static void read_ready(struct mqd_reactor *r)
+{
+    struct mqd_node *node;
+    for (int i = 0; i < MQD_READS_PER_TURN && (node = mqd_list_pop(&r->ready)); i++) {
+        struct mqd_connection *c = MQD_CONTAINER(node, struct mqd_connection, ready_node);
+        mqd_connection_read(r, c);
+        mqd_connection_resume(r, c);
+        if (r->turn_bytes > WRITE_EARLY_BYTES) {
+            mqd_owner_write_all(r);
+            r->turn_bytes = 0;
+        }
+    }
+}
+
+static void answer_and_send(struct mqd_reactor *r)
+{
+    struct mqd_node *node;
+    while ((node = mqd_list_pop(&r->to_answer)))
+        mqd_connection_answer(r, MQD_CONTAINER(node, struct mqd_connection, answer_node));
+    while ((node = mqd_list_pop(&r->to_send))) {
+        struct mqd_connection *c = MQD_CONTAINER(node, struct mqd_connection, output_node);
+        mqd_output_send(r, c);
+        /* answers may have been held back by what is sent now */
+        if (c->fd >= 0 && c->head && c->head->complete && mqd_output_pending_bytes(c) <= MQD_OUT_BYTES_MAX && !mqd_list_linked(&c->answer_node))
+            mqd_list_append(&r->to_answer, &c->answer_node);
+    }
+}
+
+/* The next turn begins with an empty window, in the same extent when nobody holds it. */
+static void window_renew(struct mqd_reactor *r)
+{
+    if (r->window_offset >= 0 && r->window_used) {
+        mqd_arena_release(r->arena, (uint64_t)r->window_offset);
+        r->window_offset = mqd_arena_allocate(r->arena, MQD_EXTENT_BYTES);
+        r->window_used = 0;
+    }
+}
+
+static uint64_t segments_generation_of(void *context, uint32_t slot)
+{
+    struct mqd_reactor *r = context;
+    return mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation);
+}
+
+static void sweep_segments(struct mqd_reactor *r)
+{
+    uint64_t generation = mqd_load_acquire(&r->header->segments_generation);
+    if (generation == r->seen_segments_generation)
+        return;
+    r->seen_segments_generation = generation;
+    mqd_reader_sweep(r->reader, segments_generation_of, r);
+}
+
+static void housekeeping(struct mqd_reactor *r)
+{
+    if (r->now_ms - r->housekeeping_ms < HOUSEKEEPING_MS)
+        return;
+    r->housekeeping_ms = r->now_ms;
+    mqd_store_relaxed(&r->slot->heartbeat_ns, (uint64_t)r->now_ns);
+    mqd_flush_background(r);
+    mqd_connections_sweep(r);
+    mqd_gauge(r, MQD_GAUGE_ARENA_EXTENTS_USED, mqd_arena_extents_used(r->arena));
+    mqd_gauge(r, MQD_GAUGE_ARENA_EXTENTS_TOTAL, mqd_arena_extents_total(r->arena));
+    mqd_gauge(r, MQD_GAUGE_HEAP_BYTES, r->heap_bytes);
+    uint64_t producers = 0;
+    for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT && r->owned_count; slot++)
+        if (r->owned[slot])
+            producers += mqd_partition_expire_producers(r->owned[slot]->partition, r->wall_ms);
+    mqd_gauge(r, MQD_GAUGE_PRODUCERS, producers);
+}
+
+static void turn(struct mqd_reactor *r, const struct mqd_poll_event *events, int count)
+{
+    mqd_reactor_refresh_clock(r);
+    int64_t began_ns = r->now_ns;
+    r->turn_bytes = 0;
+    mqd_stat(r, MQD_COUNT_LOOPS, 1);
+    for (int i = 0; i < count; i++)
+        on_event(r, &events[i]);
+    mqd_links_drain(r);
+    mqd_commands_run(r);
+    sweep_segments(r);
+    if (!mqd_list_empty(&r->stalled) && mqd_arena_extents_used(r->arena) < mqd_arena_extents_total(r->arena))
+        mqd_connections_resume_stalled(r);
+    if (!r->stop)
+        read_ready(r);
+    mqd_owner_write_all(r);
+    mqd_owner_wake_all(r);
+    mqd_fetch_run_woken(r);
+    mqd_timers_run(r);
+    mqd_flush_start_all(r);
+    mqd_reactor_refresh_clock(r);
+    answer_and_send(r);
+    mqd_control_send_queued(r);
+    mqd_forward_flush(r);
+    window_renew(r);
+    housekeeping(r);
+    if (count || r->now_ns - began_ns > 1000000)
+        mqd_time(r, MQD_TIME_LOOP, r->now_ns - began_ns);
+}
+
+static int64_t sleep_ns(struct mqd_reactor *r)
+{
+    if (!mqd_list_empty(&r->ready) || !mqd_list_empty(&r->to_answer) || !mqd_list_empty(&r->to_send) || !mqd_list_empty(&r->woken) || !mqd_list_empty(&r->to_write) ||
+        mqd_load_acquire(&r->command_waiting))
+        return r->stop ? 1000000 : 0;
+    int64_t until_ns = r->now_ns + HOUSEKEEPING_MS * 1000000ll;
+    int64_t timer_ms = mqd_timers_next_ms(r);
+    if (timer_ms >= 0 && timer_ms * 1000000 < until_ns)
+        until_ns = timer_ms * 1000000;
+    if (r->group_commit_deadline_ns && (int64_t)r->group_commit_deadline_ns < until_ns)
+        until_ns = (int64_t)r->group_commit_deadline_ns;
+    int64_t limit_ns = r->stop ? 1000000 : mqd_forward_pending(r) ? 100000 : !mqd_list_empty(&r->stalled) || !mqd_list_empty(&r->control_queue) ? 20000000 : INT64_MAX;
+    int64_t ns = until_ns - r->now_ns;
+    return ns < 0 ? 0 : ns < limit_ns ? ns : limit_ns;
+}
+
+static int wait_events(struct mqd_reactor *r, struct mqd_poll_event *events)
+{
+    int64_t timeout_ns = sleep_ns(r);
+    if (timeout_ns == 0)
+        return mqd_poll_wait(r->poll, events, EVENTS_PER_WAIT, 0);
+    if (r->options.spin_us) {
+        int64_t end_ns = r->now_ns + (int64_t)r->options.spin_us * 1000;
+        while (r->now_ns < end_ns) {
+            int count = mqd_poll_wait(r->poll, events, EVENTS_PER_WAIT, 0);
+            if (count || mqd_endpoint_prepare_sleep(r->endpoint))
+                return count;
+            mqd_reactor_refresh_clock(r);
+        }
+    }
+    if (mqd_endpoint_prepare_sleep(r->endpoint))
+        timeout_ns = 0;
+    int count = mqd_poll_wait(r->poll, events, EVENTS_PER_WAIT, timeout_ns);
+    mqd_endpoint_awake(r->endpoint);
+    return count;
+}
+
+/* Everything that is under way behind mqd_poll has ended, everything written is on disk. */
+static bool settled(struct mqd_reactor *r)
+{
+    for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT && r->owned_count; slot++) {
+        struct mqd_owned *owned = r->owned[slot];
+        if (!owned)
+            continue;
+        bool dirty = mqd_partition_dirty(owned->partition) && !r->log_dirs[owned->log_dir].failed;
+        if (dirty && !owned->syncs_pending && !owned->in_syncfs && !mqd_list_linked(&owned->sync_node)) {
+            mqd_list_append(&r->log_dirs[owned->log_dir].to_sync, &owned->sync_node);
+            r->log_dirs[owned->log_dir].to_sync_count++;
+        }
+        if (dirty || owned->syncs_pending || owned->in_syncfs || owned->preallocating || owned->snapshotting)
+            return false;
+    }
+    return true;
+}
+
+static bool answered(const struct mqd_reactor *r)
+{
+    for (uint32_t i = 0; i < r->connection_capacity && r->connection_count; i++) {
+        const struct mqd_connection *c = r->connections[i];
+        if (c && c->fd >= 0 && (mqd_output_pending_bytes(c) || (c->head && c->head->kind == MQD_REQUEST_PRODUCE)))
+            return false;
+    }
+    return true;
+}
+
+static void wind_down(struct mqd_reactor *r, struct mqd_poll_event *events)
+{
+    int64_t began_ms = r->now_ms;
+    for (;;) {
+        turn(r, events, wait_events(r, events));
+        int64_t waited_ms = r->now_ms - began_ms;
+        if (waited_ms > STOP_MS_MAX || (settled(r) && (answered(r) || waited_ms > STOP_ANSWER_MS_MAX)))
+            break;
+    }
+    for (uint32_t i = 0; i < r->connection_capacity; i++)
+        if (r->connections[i] && r->connections[i]->fd >= 0)
+            mqd_connection_close(r, r->connections[i], "the broker stops");
+    mqd_forward_flush(r);
+}
+
+static void *run(void *argument)
+{
+    struct mqd_reactor *r = argument;
+    struct mqd_poll_event events[EVENTS_PER_WAIT];
+    char name[16];
+    snprintf(name, sizeof name, "mqd-reactor-%u", r->options.self);
+    pthread_setname_np(pthread_self(), name);
+    if (r->options.cpu >= 0) {
+        cpu_set_t cpus;
+        CPU_ZERO(&cpus);
+        CPU_SET(r->options.cpu, &cpus);
+        if (pthread_setaffinity_np(pthread_self(), sizeof cpus, &cpus))
+            mqd_log(r, 4, 0, UINT32_MAX, "worker.cpus names CPU %d, which this process may not use; running unpinned", r->options.cpu);
+    }
+    while (!r->stop) {
+        int count = wait_events(r, events);
+        turn(r, events, count < 0 ? 0 : count);
+    }
+    wind_down(r, events);
+    return NULL;
+}
+
+int mqd_reactor_start(struct mqd_reactor *r)
+{
+    if (mqd_poll_add(r->poll, r->options.eventfds[r->options.self], mqd_token(MQD_TOKEN_WAKE, 0)) < 0 || mqd_poll_add(r->poll, r->command_fd, mqd_token(MQD_TOKEN_COMMAND, 0)) < 0 ||
+        (r->options.handoff_fd >= 0 && mqd_poll_add(r->poll, r->options.handoff_fd, mqd_token(MQD_TOKEN_HANDOFF, 0)) < 0))
+        return -1;
+    if (r->options.handoff_fd >= 0)
+        mqd_handoff_accept(r); /* what was handed over while nobody was here */
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before); /* signals are the main thread's */
+    pthread_mutex_lock(&r->mutex);
+    int error = pthread_create(&r->thread, NULL, run, r);
+    r->started = error == 0;
+    pthread_mutex_unlock(&r->mutex);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return error ? mqd_error_system(error, "the reactor thread could not be started") : 0;
+}
+
+int mqd_reactor_stop(struct mqd_reactor *r)
+{
+    if (!r->started || r->stopped)
+        return 0;
+    r->stop = true;
+    eventfd_write(r->command_fd, 1);
+    pthread_join(r->thread, NULL);
+    pthread_mutex_lock(&r->mutex);
+    r->stopped = true;
+    pthread_mutex_unlock(&r->mutex);
+    mqd_commands_run(r);
+    return 0;
+}

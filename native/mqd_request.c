@@ -1,0 +1,226 @@
+/* Requests between their arrival and their answer: order of replies, time-outs, memory.
+ *
+ * A request lives until its last append or answer has come, even when its client has gone (connection NULL).
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "mqd_reactor.h"
+
+bool mqd_heap_take(struct mqd_reactor *r, uint64_t bytes)
+{
+    if (r->heap_bytes + bytes > r->options.heap_bytes_max)
+        return false;
+    r->heap_bytes += bytes;
+    return true;
+}
+
+void mqd_heap_give(struct mqd_reactor *r, uint64_t bytes)
+{
+    r->heap_bytes -= bytes;
+}
+
+struct mqd_request *mqd_request_new(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header, enum mqd_request_kind kind)
+{
+    struct mqd_request *request = r->free_requests;
+    if (request)
+        r->free_requests = request->next;
+    else if (!(request = malloc(sizeof *request)))
+        return NULL;
+    memset(request, 0, offsetof(struct mqd_request, inline_append));
+    memset(&request->set, 0, sizeof *request - offsetof(struct mqd_request, set));
+    request->connection = c;
+    request->correlation_id = header->correlation_id;
+    request->api_key = header->api_key;
+    request->version = header->api_version;
+    request->kind = (uint8_t)kind;
+    request->started_ns = r->now_ns;
+    request->arena_offset = request->control_offset = -1;
+    request->control_index = UINT32_MAX;
+    request->id = ++r->next_request_id;
+    mqd_list_init(&request->control_node);
+    if (c->tail)
+        c->tail->next = request;
+    else
+        c->head = request;
+    c->tail = request;
+    c->inflight++;
+    return request;
+}
+
+void mqd_request_complete(struct mqd_reactor *r, struct mqd_request *request)
+{
+    if (request->complete)
+        return;
+    request->complete = 1;
+    mqd_timer_disarm(r, request);
+    struct mqd_connection *c = request->connection;
+    if (c && c->head == request && !mqd_list_linked(&c->answer_node))
+        mqd_list_append(&r->to_answer, &c->answer_node);
+}
+
+void mqd_request_free(struct mqd_reactor *r, struct mqd_request *request)
+{
+    mqd_timer_disarm(r, request);
+    if (request->set)
+        mqd_fetch_abandon(r, request);
+    if (request->kind == MQD_REQUEST_CONTROL)
+        mqd_control_forget(r, request);
+    if (request->arena_pins == 0 && request->arena_offset >= 0) {
+        mqd_arena_release(r->arena, (uint64_t)request->arena_offset);
+        request->arena_offset = -1;
+    }
+    if (request->appends != &request->inline_append)
+        free(request->appends);
+    if (request->topics != &request->inline_topic)
+        free(request->topics);
+    if (request->frame) {
+        mqd_heap_give(r, request->frame_bytes);
+        free(request->frame);
+    }
+    if (request->reply.bytes)
+        mqd_buffer_free(&request->reply);
+    request->next = r->free_requests;
+    r->free_requests = request;
+}
+
+void mqd_request_orphan(struct mqd_reactor *r, struct mqd_request *request)
+{
+    request->connection = NULL;
+    request->next = NULL;
+    if (request->kind == MQD_REQUEST_PRODUCE && request->pending)
+        return; /* the appends finish, then mqd_append_done frees it */
+    if (request->kind == MQD_REQUEST_FETCH && request->evaluated && request->pending)
+        return; /* reads under way name it; mqd_fetch_on_read_ahead frees it */
+    if (request->kind == MQD_REQUEST_CONTROL && request->sent && !request->complete)
+        return; /* the acceptor reads the frame until it answers */
+    mqd_request_free(r, request);
+}
+
+static void encode(struct mqd_reactor *r, struct mqd_request *request)
+{
+    struct mqd_connection *c = request->connection;
+    switch (request->kind) {
+    case MQD_REQUEST_PRODUCE:
+        mqd_time(r, MQD_TIME_PRODUCE, r->now_ns - request->started_ns);
+        if (!request->no_reply)
+            mqd_produce_encode(r, request);
+        break;
+    case MQD_REQUEST_FETCH:
+        mqd_time(r, MQD_TIME_FETCH, r->now_ns - request->started_ns);
+        mqd_fetch_encode(r, request);
+        break;
+    default: {
+        mqd_time(r, MQD_TIME_CONTROL, r->now_ns - request->started_ns);
+        if (request->no_reply)
+            break;
+        uint8_t length[4] = {(uint8_t)(request->reply.size_bytes >> 24), (uint8_t)(request->reply.size_bytes >> 16), (uint8_t)(request->reply.size_bytes >> 8),
+                             (uint8_t)request->reply.size_bytes};
+        mqd_output_append(r, c, length, sizeof length);
+        mqd_output_append(r, c, request->reply.bytes, request->reply.size_bytes);
+    }
+    }
+}
+
+void mqd_connection_answer(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    while (c->head) {
+        struct mqd_request *request = c->head;
+        if (!request->complete && request->kind == MQD_REQUEST_FETCH && !request->set->request && !request->evaluated) {
+            /* a fetch is evaluated when its turn has come, so that its data is as fresh as its answer */
+            request->set->request = request;
+            mqd_fetch_evaluate(r, request, false);
+        }
+        if (!request->complete || mqd_output_pending_bytes(c) > MQD_OUT_BYTES_MAX)
+            break;
+        encode(r, request);
+        c->head = request->next;
+        if (!c->head)
+            c->tail = NULL;
+        c->inflight--;
+        mqd_request_free(r, request);
+    }
+    mqd_connection_resume(r, c);
+}
+
+/* ---- timers: a binary heap by deadline ---- */
+
+static void timer_set(struct mqd_reactor *r, uint32_t index, struct mqd_request *request)
+{
+    r->timers[index] = request;
+    request->timer_index = index;
+}
+
+static void timer_up(struct mqd_reactor *r, uint32_t index, struct mqd_request *request)
+{
+    while (index && r->timers[(index - 1) / 2]->deadline_ms > request->deadline_ms) {
+        timer_set(r, index, r->timers[(index - 1) / 2]);
+        index = (index - 1) / 2;
+    }
+    timer_set(r, index, request);
+}
+
+static void timer_down(struct mqd_reactor *r, uint32_t index, struct mqd_request *request)
+{
+    for (;;) {
+        uint32_t child = index * 2 + 1;
+        if (child >= r->timer_count)
+            break;
+        if (child + 1 < r->timer_count && r->timers[child + 1]->deadline_ms < r->timers[child]->deadline_ms)
+            child++;
+        if (r->timers[child]->deadline_ms >= request->deadline_ms)
+            break;
+        timer_set(r, index, r->timers[child]);
+        index = child;
+    }
+    timer_set(r, index, request);
+}
+
+void mqd_timer_arm(struct mqd_reactor *r, struct mqd_request *request, int64_t deadline_ms)
+{
+    if (request->timer_armed)
+        mqd_timer_disarm(r, request);
+    if (r->timer_count == r->timer_capacity) {
+        uint32_t capacity = r->timer_capacity ? r->timer_capacity * 2 : 1024;
+        struct mqd_request **timers = realloc(r->timers, sizeof *timers * capacity);
+        if (!timers)
+            return; /* without a time-out the request still ends with its data or its connection */
+        r->timers = timers;
+        r->timer_capacity = capacity;
+    }
+    request->deadline_ms = deadline_ms;
+    request->timer_armed = 1;
+    timer_up(r, r->timer_count++, request);
+}
+
+void mqd_timer_disarm(struct mqd_reactor *r, struct mqd_request *request)
+{
+    if (!request->timer_armed)
+        return;
+    request->timer_armed = 0;
+    struct mqd_request *last = r->timers[--r->timer_count];
+    if (last == request)
+        return;
+    uint32_t index = request->timer_index;
+    if (index && r->timers[(index - 1) / 2]->deadline_ms > last->deadline_ms)
+        timer_up(r, index, last);
+    else
+        timer_down(r, index, last);
+}
+
+int64_t mqd_timers_next_ms(const struct mqd_reactor *r)
+{
+    return r->timer_count ? r->timers[0]->deadline_ms : -1;
+}
+
+void mqd_timers_run(struct mqd_reactor *r)
+{
+    while (r->timer_count && r->timers[0]->deadline_ms <= r->now_ms) {
+        struct mqd_request *request = r->timers[0];
+        mqd_timer_disarm(r, request);
+        if (request->kind == MQD_REQUEST_FETCH)
+            mqd_fetch_evaluate(r, request, true);
+        else if (request->kind == MQD_REQUEST_PRODUCE)
+            mqd_produce_timeout(r, request);
+    }
+}

@@ -1,0 +1,106 @@
+/* The topics that this worker knows: by name (older clients) and by id. Changed by commands of the main thread, read by every request. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "mqd_reactor.h"
+
+static uint32_t hash_bytes(const uint8_t *bytes, uint32_t size_bytes)
+{
+    uint64_t hash = 0xcbf29ce484222325ull; /* FNV-1a: names are short */
+    for (uint32_t i = 0; i < size_bytes; i++)
+        hash = (hash ^ bytes[i]) * 0x100000001b3ull;
+    return (uint32_t)(hash ^ hash >> 32) % MQD_TOPIC_BUCKET_COUNT;
+}
+
+static struct mqd_topic *find_name(struct mqd_topics *topics, const uint8_t *name, uint32_t name_bytes)
+{
+    struct mqd_topic *topic = topics->by_name[hash_bytes(name, name_bytes)];
+    while (topic && (topic->name_bytes != name_bytes || memcmp(topic->name, name, name_bytes) != 0))
+        topic = topic->next_by_name;
+    return topic;
+}
+
+struct mqd_topic *mqd_topics_find_id(struct mqd_topics *topics, const uint8_t topic_id[16])
+{
+    struct mqd_topic *topic = topics->by_id[hash_bytes(topic_id, 16)];
+    while (topic && memcmp(topic->topic_id, topic_id, 16) != 0)
+        topic = topic->next_by_id;
+    return topic;
+}
+
+struct mqd_topic *mqd_topics_find(struct mqd_topics *topics, const struct mqd_topic_key *key)
+{
+    if (key->by_id)
+        return mqd_topics_find_id(topics, key->topic_id);
+    if (key->name.size_bytes <= 0 || key->name.size_bytes > MQD_TOPIC_NAME_BYTES_MAX)
+        return NULL;
+    return find_name(topics, key->name.bytes, (uint32_t)key->name.size_bytes);
+}
+
+static bool set_slots(struct mqd_topic *topic, const uint32_t *slots, uint32_t partition_count)
+{
+    uint32_t *copy = malloc(sizeof *copy * (partition_count ? partition_count : 1));
+    if (!copy)
+        return false;
+    memcpy(copy, slots, sizeof *copy * partition_count);
+    free(topic->slots);
+    topic->slots = copy;
+    topic->partition_count = partition_count;
+    return true;
+}
+
+struct mqd_topic *mqd_topics_put(struct mqd_topics *topics, const uint8_t topic_id[16], const char *name, const uint32_t *slots, uint32_t partition_count)
+{
+    struct mqd_topic *topic = mqd_topics_find_id(topics, topic_id);
+    if (topic)
+        return set_slots(topic, slots, partition_count) ? topic : NULL;
+    size_t name_bytes = strlen(name);
+    struct mqd_topic *namesake = find_name(topics, (const uint8_t *)name, (uint32_t)name_bytes);
+    if (namesake) /* deleted and created anew: the old id is gone */
+        mqd_topics_remove(topics, namesake);
+    topic = calloc(1, sizeof *topic);
+    if (!topic || name_bytes > MQD_TOPIC_NAME_BYTES_MAX || !set_slots(topic, slots, partition_count)) {
+        free(topic);
+        return NULL;
+    }
+    topic->reference_count = 1;
+    topic->name_bytes = (uint32_t)name_bytes;
+    memcpy(topic->name, name, name_bytes);
+    memcpy(topic->topic_id, topic_id, 16);
+    uint32_t bucket = hash_bytes((const uint8_t *)name, topic->name_bytes);
+    topic->next_by_name = topics->by_name[bucket];
+    topics->by_name[bucket] = topic;
+    bucket = hash_bytes(topic_id, 16);
+    topic->next_by_id = topics->by_id[bucket];
+    topics->by_id[bucket] = topic;
+    return topic;
+}
+
+void mqd_topics_remove(struct mqd_topics *topics, struct mqd_topic *topic)
+{
+    struct mqd_topic **at = &topics->by_name[hash_bytes((const uint8_t *)topic->name, topic->name_bytes)];
+    while (*at != topic)
+        at = &(*at)->next_by_name;
+    *at = topic->next_by_name;
+    at = &topics->by_id[hash_bytes(topic->topic_id, 16)];
+    while (*at != topic)
+        at = &(*at)->next_by_id;
+    *at = topic->next_by_id;
+    topic->removed = true;
+    mqd_topic_release(topic);
+}
+
+void mqd_topic_release(struct mqd_topic *topic)
+{
+    if (!topic || --topic->reference_count)
+        return;
+    free(topic->slots);
+    free(topic);
+}
+
+void mqd_topics_clear(struct mqd_topics *topics)
+{
+    for (uint32_t i = 0; i < MQD_TOPIC_BUCKET_COUNT; i++)
+        while (topics->by_id[i])
+            mqd_topics_remove(topics, topics->by_id[i]);
+}
