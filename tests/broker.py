@@ -1,0 +1,155 @@
+"""A real broker as a child process, the way a user starts one: `mqd up`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+START_SECONDS = 30.0
+STOP_SECONDS = 30.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class BrokerFailed(AssertionError):
+    """The broker did not do what was asked; the message holds its logs."""
+
+
+class Broker:
+    """One broker. `data_dir` survives stop() and kill_all(), so start() again is a restart on the same data and port."""
+
+    def __init__(self, data_dir: Path, workers: int = 2, config: dict[str, str] | None = None, environment: dict[str, str] | None = None) -> None:
+        self.data_dir = Path(data_dir)
+        self.workers = workers
+        self.config = dict(config or {})
+        self.environment = dict(environment or {})
+        self.port = free_port()
+        self.process: subprocess.Popen[str] | None = None
+        self.ready_line = ""
+        self.ready_seconds = 0.0
+
+    @property
+    def bootstrap(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def command(self) -> list[str]:
+        settings = [word for name, value in self.config.items() for word in ("--set", f"{name}={value}")]
+        return [sys.executable, "-m", "mqd.cli.main", "up", "--data-dir", str(self.data_dir), "--port", str(self.port), "--workers", str(self.workers), *settings]
+
+    def start(self) -> Broker:
+        began = time.monotonic()
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        # Errors go to a file: a pipe that nobody reads would stop the broker when it is full.
+        with open(self.data_dir / "up.stderr", "w") as errors:
+            self.process = subprocess.Popen(
+                self.command(), stdout=subprocess.PIPE, stderr=errors, text=True, env={**os.environ, **self.environment}, start_new_session=True
+            )
+        assert self.process.stdout is not None
+        while not self.ready_line.startswith("mqd ready"):
+            left = began + START_SECONDS - time.monotonic()
+            readable, _, _ = select.select([self.process.stdout], [], [], max(left, 0))
+            line = self.process.stdout.readline() if readable else ""
+            if not line:
+                self.kill_all()
+                raise BrokerFailed(f"no `mqd ready` within {START_SECONDS:.0f} s (exit {self.process.poll()})\n{self.logs()}")
+            self.ready_line = line
+        self.ready_seconds = time.monotonic() - began
+        return self
+
+    def status(self) -> dict:
+        command = [sys.executable, "-m", "mqd.cli.main", "status", "--data-dir", str(self.data_dir), "--format", "json"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        if not done.stdout.strip():
+            raise BrokerFailed(f"mqd status said nothing (exit {done.returncode}): {done.stderr}\n{self.logs()}")
+        return json.loads(done.stdout)
+
+    def pids(self, role: str) -> list[int]:
+        return [process["pid"] for process in self.status()["processes"] if process["role"] == role]
+
+    def pid(self, name: str) -> int:
+        return next(process["pid"] for process in self.status()["processes"] if process["name"] == name)
+
+    def wait_until_ready(self, seconds: float = START_SECONDS) -> None:
+        deadline = time.monotonic() + seconds
+        while not self.status()["ready"]:
+            if time.monotonic() > deadline:
+                raise BrokerFailed(f"not ready again within {seconds:.0f} s\n{self.logs()}")
+            time.sleep(0.05)  # polls another process; nothing here can be waited for
+
+    def stop(self) -> int | None:
+        """SIGTERM, as supervisord's user would. Returns the exit code."""
+        if self.process is None:
+            return None
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                logs = self.logs()
+                self.kill_all()
+                raise BrokerFailed(f"did not stop within {STOP_SECONDS:.0f} s\n{logs}") from None
+        return self._forget()
+
+    def kill_all(self) -> None:
+        """kill -9 of every process of the broker at once, supervisord included: what a power button does to processes."""
+        if self.process is None:
+            return
+        pids = [self.process.pid, *self._children()]
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait(STOP_SECONDS)
+        deadline = time.monotonic() + STOP_SECONDS
+        while any(_alive(pid) for pid in pids[1:]) and time.monotonic() < deadline:
+            time.sleep(0.005)  # they are not our children any more: init reaps them
+        self._forget()
+
+    def _children(self) -> list[int]:
+        assert self.process is not None
+        try:
+            text = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        except OSError:
+            return []
+        return [int(pid) for pid in text.split()]
+
+    def _forget(self) -> int | None:
+        assert self.process is not None
+        code = self.process.poll()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        self.process = None
+        self.ready_line = ""
+        return code
+
+    def logs(self, lines: int = 40) -> str:
+        parts = []
+        for path in [self.data_dir / "up.stderr", *sorted((self.data_dir / "logs").glob("*.log"))]:
+            if path.exists() and path.stat().st_size:
+                tail = path.read_text(errors="replace").splitlines()[-lines:]
+                parts.append(f"--- {path.name}\n" + "\n".join(tail))
+        return "\n".join(parts)
+
+    def __enter__(self) -> Broker:
+        return self.start()
+
+    def __exit__(self, *_exc) -> None:
+        self.stop()
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

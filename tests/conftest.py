@@ -1,0 +1,49 @@
+"""Fixtures for everyone: real brokers on free ports, both I/O backends, the test tiers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.broker import Broker
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--tier", default="quick", choices=("quick", "long"), help="long: with the tests marked slow")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--tier") == "long":
+        return
+    for item in items:
+        if "slow" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="slow tier: make test-long"))
+
+
+@pytest.fixture(scope="session", params=["epoll", "io_uring"])
+def io_backend(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def shared_broker(io_backend: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """One broker of two workers per I/O backend, for tests that need no state of their own beyond their topics."""
+    with Broker(tmp_path_factory.mktemp(f"broker-{io_backend}"), config={"io.backend": io_backend}) as broker:
+        yield broker
+
+
+@pytest.fixture
+def start_broker(tmp_path: Path) -> Iterator[Callable[..., Broker]]:
+    """start_broker(workers=2, config={...}) -> a running Broker of its own; all are stopped at the end."""
+    brokers: list[Broker] = []
+
+    def start(name: str = "data", **options) -> Broker:
+        broker = Broker(tmp_path / name, **options)
+        brokers.append(broker)
+        return broker.start()
+
+    yield start
+    for broker in brokers:
+        broker.stop()
