@@ -9,6 +9,7 @@ Invariants (check())
     H3  a worker whose predecessor died is told nothing before each partition of that predecessor has a new leader epoch (or is gone)
     H4  the applied version never falls and never passes what a subscribed worker has applied
     H5  the owner of a partition is a function of topic id, index and worker count alone
+    H6  subscribers are told of partitions that have a slot only; those are the first ones of their topic
 Bounds: COMMANDS_MAX commands under way.
 """
 
@@ -57,6 +58,7 @@ class Started(msgspec.Struct, frozen=True):
 
     state: MetadataState
     slots: tuple[SlotSeen, ...]
+    torn: tuple[int, ...]  # slots whose identity the predecessor was writing when it died
     alive: dict[int, int]  # workers that live now, subscribed or not -> generation
 
 
@@ -197,6 +199,7 @@ class HostCore:
             self._slots[partition] = seen.slot
             if seen.stale:
                 lost.append(seen)
+        self._adopt_torn(event, used)
         self._free = [slot for slot in range(self._slot_count) if slot not in used]
         in_place = {(seen.topic_id, seen.index): seen.leader_epoch for seen in event.slots if not seen.stale}
         for topic in event.state.topics.values():
@@ -206,6 +209,19 @@ class HostCore:
         if lost:
             actions.append(RaiseEpochs(tuple((seen.topic_id, seen.index) for seen in lost)))
         return actions + self._free_retired() + self._unfence() + self._maybe_applied()
+
+    def _adopt_torn(self, event: Started, used: set[int]) -> None:
+        """A torn slot was being assigned to a partition that has no other: one that workers know already (it had a new epoch) before one that nobody was told of.
+        With no such partition it was being cleared, so nobody uses it."""
+        homeless = [
+            (-partition.leader_epoch, topic.topic_id, partition.index)
+            for topic in event.state.topics.values()
+            for partition in topic.partitions
+            if (topic.topic_id, partition.index) not in self._slots
+        ]
+        for slot, (_, topic_id, index) in zip(event.torn, sorted(homeless)):
+            self._slots[(topic_id, index)] = slot
+            used.add(slot)
 
     def _partition_state(self, partition: Partition) -> PartitionState | None:
         name = self._state.topics_by_id.get(partition[0])
@@ -223,7 +239,8 @@ class HostCore:
             if self._state.topics_by_id.get(topic.topic_id) is None:
                 continue  # removed again by a later batch of the same commit, whose publication follows
             actions += self._put(topic, {})
-            actions += self._broadcast(messages.TopicPut(event.version, self._images[topic.name]))
+            if not self._waits_for_slots(topic):
+                actions += self._broadcast(messages.TopicPut(event.version, self._images[topic.name]))
         if event.broker_config is not None:
             actions += self._broadcast(messages.BrokerConfigPut(event.version, event.broker_config))
         return actions + self._unfence() + self._maybe_applied()
@@ -235,11 +252,14 @@ class HostCore:
         for partition in topic.partitions:
             before = old.partitions[partition.index] if old is not None and old.topic_id == topic.topic_id and partition.index < len(old.partitions) else None
             image = self._image(topic.topic_id, partition)
+            if image.slot < 0:  # H6: no slot is free; _place_waiting comes back to it
+                continue
             images.append(image)
             unchanged = before is not None and before.slot == image.slot and before.leader_epoch == image.leader_epoch
-            if image.slot >= 0 and not unchanged and in_place.get((topic.topic_id, partition.index)) != partition.leader_epoch:
+            if not unchanged and in_place.get((topic.topic_id, partition.index)) != partition.leader_epoch:
                 actions.append(AssignSlot(image.slot, topic.topic_id, image.index, image.owner, image.log_dir, image.leader_epoch))
-        self._images[topic.name] = messages.TopicImage(topic.name, topic.topic_id, images, topic.config, topic.name in INTERNAL_TOPICS)
+        if images:
+            self._images[topic.name] = messages.TopicImage(topic.name, topic.topic_id, images, topic.config, topic.name in INTERNAL_TOPICS)
         return actions
 
     def _image(self, topic_id: bytes, partition: PartitionState) -> messages.PartitionImage:
@@ -250,7 +270,7 @@ class HostCore:
             directory = partition.directories[partition.replicas.index(self.node_id)]
             if slot < 0:
                 slot = self._take_slot(key)
-            if directory in self._log_dirs and slot >= 0:
+            if directory in self._log_dirs:
                 owner, log_dir = owner_of(topic_id, partition.index, self._worker_count), self._log_dirs[directory]
         return messages.PartitionImage(
             index=partition.index,
@@ -302,8 +322,13 @@ class HostCore:
             topic = self._state.topics.get(name) if name is not None else None
             if topic is not None:
                 actions += self._put(topic, {})
-                actions += self._broadcast(messages.TopicPut(self._version, self._images[topic.name]))
+                if not self._waits_for_slots(topic):
+                    actions += self._broadcast(messages.TopicPut(self._version, self._images[topic.name]))
         return actions
+
+    def _waits_for_slots(self, topic: TopicState) -> bool:
+        """Its request is answered when the slots are there and every worker has them."""
+        return any((topic.topic_id, partition.index) in self._unplaced for partition in topic.partitions)
 
     def topic_image(self, topic: TopicState) -> messages.TopicImage:
         """For an answer: with slots when the topic exists; a validated topic that does not has none."""
@@ -467,9 +492,9 @@ class HostCore:
             assert subscriber.held or subscriber.role != "worker" or subscriber.index in self._alive, "H3"
         for name, image in self._images.items():
             for partition in image.partitions:
-                assert self._slots.get((image.topic_id, partition.index), -1) == partition.slot, "H1"
+                assert self._slots[(image.topic_id, partition.index)] == partition.slot, "H1"
                 assert partition.owner in (OWNER_NONE, owner_of(image.topic_id, partition.index, self._worker_count)), "H5"
-            assert image.name == name
+            assert image.name == name and [partition.index for partition in image.partitions] == list(range(len(image.partitions))), "H6"
         assert self._applied_version <= self._version, "H4"
 
 

@@ -56,7 +56,7 @@ class World:
             host_core.SlotSeen(slot, entry[0], entry[1], entry[4], entry[2], entry[5] != self.generations[entry[2]] if entry[2] != host_core.OWNER_NONE else False)
             for slot, entry in sorted(self.slots.items())
         )
-        self.on_host(host_core.Started(self.core.committed, seen, {index: self.generations[index] for index in self.alive}))
+        self.on_host(host_core.Started(self.core.committed, seen, (), {index: self.generations[index] for index in self.alive}))
 
     # -- carrying out ------------------------------------------------------------------------------------------------------
 
@@ -396,6 +396,30 @@ def test_slots_of_a_deletion_that_the_old_controller_did_not_finish(world: World
     assert not world.slots
 
 
+def test_full_table_waits_for_slots_of_a_deletion(world: World) -> None:
+    world.ask(create("orders", 38))
+    deletion = world.request(messages.DeleteTopic("orders", None))
+    creation = world.request(create("other", 5))
+    world.flush_log()
+    assert deletion not in world.answers and creation not in world.answers
+    assert all(len(message.topic.partitions) == 5 for box in world.inbox.values() for message in box if isinstance(message, messages.TopicPut))
+    world.settle()
+    assert world.answers[deletion].error == 0
+    answer = world.answers[creation]
+    assert answer.error == 0 and len(answer.topic.partitions) == 5 and all(partition.slot >= 0 for partition in answer.topic.partitions)
+
+
+def test_torn_slot_goes_to_the_partition_that_lacks_one(world: World) -> None:
+    image = world.ask(create("orders", 2)).topic
+    host = host_core.HostCore(NODE, NODE, 3, 40, {"directory-a": 0, "directory-b": 1})
+    whole, torn = image.partitions
+    seen = host_core.SlotSeen(whole.slot, image.topic_id, 0, 0, whole.owner, False)
+    actions = host.handle(host_core.Started(world.core.committed, (seen,), (torn.slot,), {0: 1, 1: 1, 2: 1}), 0)
+    host.check()
+    assigned = [action for action in actions if isinstance(action, host_core.AssignSlot)]
+    assert [(action.slot, action.index) for action in assigned] == [(torn.slot, 1)]
+
+
 def test_failed_write_leaves_nothing_behind(world: World) -> None:
     first, second = world.request(create("orders")), world.request(create("orders"))
     world.flush_log(fail=True)
@@ -519,6 +543,6 @@ def test_delete_records_ends_with_its_worker(world: World) -> None:
 def test_partition_in_a_directory_that_is_gone_has_no_owner(world: World) -> None:
     world.ask(create("orders", 2))
     host = host_core.HostCore(NODE, NODE, 3, 40, {"directory-a": 0})
-    actions = host.handle(host_core.Started(world.core.committed, (), {}), 0)
+    actions = host.handle(host_core.Started(world.core.committed, (), (), {}), 0)
     owners = sorted(action.owner for action in actions if isinstance(action, host_core.AssignSlot))
     assert len(owners) == 2 and owners[-1] == host_core.OWNER_NONE and owners[0] != host_core.OWNER_NONE

@@ -1,0 +1,102 @@
+"""Who the entries of log.dirs are. Each directory carries its identity in meta.properties (Kafka's file), so that a partition finds its directory again when
+log.dirs is reordered or a disk is mounted elsewhere, and an empty mount point is not taken for the disk that should be there.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from mqd import native
+from mqd.base import logging
+from mqd.cluster.metadata_rules import Directory
+
+META_PROPERTIES = "meta.properties"
+log = logging.get("controller.directories")
+
+
+class DirectoryRefused(RuntimeError):
+    """A log directory belongs to another broker or cluster; the message names the way out."""
+
+
+def read_properties(path: Path) -> dict[str, str]:
+    """Raises OSError."""
+    lines = (line.strip() for line in path.read_text(errors="replace").splitlines())
+    return {name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines if line and line[0] not in "#!")}
+
+
+def settle(paths: Iterable[str], cluster_id: str, node_id: int, known: Mapping[str, str], used: set[str], new_id: Callable[[], str]) -> list[Directory]:
+    """One Directory for each path, in order. `known`: directory id -> path where it was last seen; `used`: ids that hold partitions.
+
+    A directory that cannot be read, or that is empty where one with partitions was, is not usable: its partitions are offline, everything else goes on.
+    Raises DirectoryRefused."""
+    found: list[Directory] = []
+    for path in paths:
+        directory = _settle_one(path, cluster_id, node_id, known, used, new_id)
+        twin = next((other for other in found if other.directory_id and other.directory_id == directory.directory_id), None)
+        if twin is not None:
+            raise DirectoryRefused(f"{path} and {twin.path} have the same directory.id: one is a copy of the other; remove one of them from log.dirs")
+        found.append(directory)
+    return found
+
+
+def _settle_one(path: str, cluster_id: str, node_id: int, known: Mapping[str, str], used: set[str], new_id: Callable[[], str]) -> Directory:
+    here = [directory_id for directory_id, where in known.items() if where == path]
+    properties_path = Path(path) / META_PROPERTIES
+    try:
+        properties = read_properties(properties_path)
+    except FileNotFoundError:
+        missing = [directory_id for directory_id in here if directory_id in used]
+        if missing:
+            log.error(
+                "log directory is not the one that was here: its partitions are offline. Mount the right disk and restart; or, if its records are lost for good, write"
+                " the line directory.id=... into meta.properties to begin anew with empty partitions",
+                directory=path, expected_directory_id=missing[0], file=str(properties_path),
+            )  # fmt: skip
+            return Directory(missing[0], path, 0, False)
+        return _claim(path, properties_path, here[0] if here else new_id(), cluster_id, node_id)
+    except OSError as error:
+        log.error("log directory cannot be read: its partitions are offline until the broker is restarted", directory=path, reason=str(error))
+        return Directory(here[0] if here else "", path, 0, False)
+    _check_owner(properties, properties_path, cluster_id, node_id)
+    directory_id = properties.get("directory.id", "")
+    if not directory_id:
+        raise DirectoryRefused(f"{properties_path} has no directory.id; restore it from a copy, or remove {path} from log.dirs")
+    return measure(Directory(directory_id, path, 0, True))
+
+
+def _check_owner(properties: Mapping[str, str], path: Path, cluster_id: str, node_id: int) -> None:
+    for name, own in (("cluster.id", cluster_id), ("node.id", str(node_id))):
+        theirs = properties.get(name, own)
+        if theirs != own:
+            raise DirectoryRefused(f"{path} says {name}={theirs}, this broker has {name}={own}: the directory is another broker's; remove it from log.dirs")
+
+
+def _claim(path: str, properties_path: Path, directory_id: str, cluster_id: str, node_id: int) -> Directory:
+    text = f"version=1\ncluster.id={cluster_id}\nnode.id={node_id}\ndirectory.id={directory_id}\n"
+    try:
+        os.makedirs(path, exist_ok=True)
+        native.file_replace(properties_path, text.encode())
+    except OSError as error:
+        log.error("log directory cannot be written: no partition is placed there", directory=path, reason=str(error))
+        return Directory("", path, 0, False)
+    return measure(Directory(directory_id, path, 0, True))
+
+
+def measure(directory: Directory) -> Directory:
+    """With the free space of now; not usable while its file system is read-only or does not answer."""
+    if not directory.directory_id:
+        return directory
+    try:
+        about = os.statvfs(directory.path)
+    except OSError:
+        return directory._replace(free_bytes=0, usable=False)
+    writable = not about.f_flag & os.ST_RDONLY
+    return directory._replace(free_bytes=about.f_bavail * about.f_frsize, usable=writable)
+
+
+def holds_partitions(path: str) -> bool:
+    """Is there any partition in this directory? For the one moment when the metadata log is empty and should perhaps not be."""
+    try:
+        return any(entry.is_dir() and (Path(entry.path) / "partition.metadata").exists() for entry in os.scandir(path))
+    except OSError:
+        return False

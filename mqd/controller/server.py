@@ -1,0 +1,108 @@
+"""The controller's socket: subscribers connect, are told everything in order, and answer. Framing: 4-byte big-endian length, then msgpack.
+
+Bounds: a message from a subscriber has at most REQUEST_BYTES_MAX bytes; a subscriber that leaves SEND_BYTES_MAX unread is disconnected (it connects again and gets
+the image); SUBSCRIBER_COUNT_MAX connections.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from mqd.base import logging
+from mqd.cluster.controller_messages import FromController, Subscribe, ToController
+
+REQUEST_BYTES_MAX = 16 << 20
+SEND_BYTES_MAX = 128 << 20
+SUBSCRIBER_COUNT_MAX = 256
+
+log = logging.get("controller.server")
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(ToController).decode
+
+
+class Connection:
+    """One subscriber; the cores know it by its number."""
+
+    def __init__(self, number: int, writer: asyncio.StreamWriter) -> None:
+        self.number = number
+        self.name = f"connection-{number}"
+        self._writer = writer
+
+    def send(self, message: FromController) -> None:
+        if self._writer.is_closing():
+            return
+        data = _encode(message)
+        self._writer.write(len(data).to_bytes(4, "big") + data)
+        if self._writer.transport.get_write_buffer_size() > SEND_BYTES_MAX:
+            log.warning("subscriber does not read; disconnected", subscriber=self.name, unread_bytes=SEND_BYTES_MAX)
+            self._writer.transport.abort()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Server:
+    """`on_message(connection, message)` and `on_end(connection)` are called in the loop's thread, in order of arrival."""
+
+    def __init__(self, path: Path, on_message: Callable[[Connection, ToController], None], on_end: Callable[[Connection], None]) -> None:
+        self._path = path
+        self._on_message = on_message
+        self._on_end = on_end
+        self._connections: dict[int, Connection] = {}
+        self._count = 0
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        self._path.unlink(missing_ok=True)
+        old = os.umask(0o177)
+        try:
+            self._server = await asyncio.start_unix_server(self._serve, str(self._path), backlog=128)
+        finally:
+            os.umask(old)
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections.values()):
+            connection.close()
+        self._path.unlink(missing_ok=True)
+
+    def send(self, number: object, message: FromController) -> None:
+        """To a connection that may have ended meanwhile."""
+        connection = self._connections.get(number)  # type: ignore[arg-type]
+        if connection is not None:
+            connection.send(message)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._connections) >= SUBSCRIBER_COUNT_MAX:
+            writer.close()
+            return
+        self._count += 1
+        connection = self._connections[self._count] = Connection(self._count, writer)
+        try:
+            await self._receive(connection, reader)
+        except (OSError, EOFError):
+            pass
+        except (ValueError, msgspec.MsgspecError) as error:
+            log.warning("subscriber sent what is no message; disconnected", subscriber=connection.name, reason=str(error))
+        finally:
+            del self._connections[connection.number]
+            self._on_end(connection)
+            writer.close()
+
+    async def _receive(self, connection: Connection, reader: asyncio.StreamReader) -> None:
+        subscribed = False
+        while True:
+            size = int.from_bytes(await reader.readexactly(4), "big")
+            if size > REQUEST_BYTES_MAX:
+                raise ValueError(f"a message of {size} bytes; at most {REQUEST_BYTES_MAX} are allowed")
+            message = _decode(await reader.readexactly(size))
+            if isinstance(message, Subscribe) == subscribed:
+                raise ValueError("Subscribe must come first, and once")
+            if isinstance(message, Subscribe):
+                subscribed = True
+                connection.name = f"{message.role}-{message.index}" if message.role == "worker" else message.role
+            self._on_message(connection, message)
