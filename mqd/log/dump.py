@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from mqd.log import segments
+from mqd.log import indexes, segments
 from mqd.log.batches import HEADER_BYTES, BatchInfo, CorruptBatch, parse_header, read_batch, walk
 from mqd.log.records import Record, record_times, records
 
@@ -132,7 +132,7 @@ def _judge_tail(path: Path, size: int, report: SegmentReport) -> None:
 
 def _verify_indexes(directory: Path, report: SegmentReport, starts: dict[int, int]) -> list[str]:
     problems = []
-    entries = segments.read_offset_index(directory, report.base_offset)
+    entries = indexes.read_offset_index(directory, report.base_offset)
     for offset, position in entries.tolist():
         start = starts.get(position)
         if position < report.valid_bytes and (start is None or start > report.base_offset + offset):
@@ -140,7 +140,7 @@ def _verify_indexes(directory: Path, report: SegmentReport, starts: dict[int, in
             break
     if len(entries) and int(entries["offset"][-1]) + report.base_offset >= report.next_offset and report.problem is None:
         problems.append(f"offset index: names offset {int(entries['offset'][-1]) + report.base_offset}, which the segment does not hold")
-    times = segments.read_time_index(directory, report.base_offset)
+    times = indexes.read_time_index(directory, report.base_offset)
     if len(times) and report.problem is None and int(times["timestamp"][-1]) > report.max_timestamp_ms:
         problems.append(f"time index: names timestamp {int(times['timestamp'][-1])}, newer than any record")
     return problems

@@ -4,8 +4,9 @@ The native layer can record, refuse and forget every change (tests/crash); a cha
 as an argument, so that policy can be tested without the extension and a test can watch the order of changes. Reading needs no layer.
 """
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Files(Protocol):
@@ -23,7 +24,7 @@ class Files(Protocol):
 
 
 class NativeFiles:
-    """The one that runs. Every call releases the GIL; may be used by several threads."""
+    """The one that runs. Every call releases the GIL; may be used by several threads. Raises OSError of the fitting kind (FileNotFoundError...)."""
 
     def __init__(self) -> None:
         from mqd import native  # the extension is wanted only where files are really changed
@@ -31,16 +32,22 @@ class NativeFiles:
         self._native = native
 
     def replace(self, path: Path, data: bytes) -> None:
-        self._native.file_replace(path, data)
+        self._call(self._native.file_replace, path, data)
 
     def unlink(self, path: Path) -> None:
-        self._native.file_unlink(path)
+        self._call(self._native.file_unlink, path)
 
     def rename(self, source: Path, target: Path) -> None:
-        self._native.file_rename(source, target)
+        self._call(self._native.file_rename, source, target)
 
     def make_directory(self, path: Path) -> None:
-        self._native.file_mkdir(path)
+        self._call(self._native.file_mkdir, path)
 
     def sync_directory(self, path: Path) -> None:
-        self._native.file_sync_directory(path)
+        self._call(self._native.file_sync_directory, path)
+
+    def _call(self, change: Callable[..., None], path: Path, *arguments: Any) -> None:
+        try:
+            change(path, *arguments)
+        except self._native.NativeError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from error

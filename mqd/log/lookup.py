@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy
 
-from mqd.log import segments
+from mqd.log import indexes, segments
 from mqd.log.batches import BatchInfo, CorruptBatch, read_batch, walk
 from mqd.log.records import record_times
 
@@ -73,7 +73,7 @@ def _bases(directory: Path, log_start_offset: int, high_watermark: int) -> list[
 
 def _newest_of_sealed(directory: Path, base: int) -> int:
     """Upper hint of a sealed segment's timestamps: its last time index entry; -1 = there is none, look inside."""
-    entries = segments.read_time_index(directory, base)
+    entries = indexes.read_time_index(directory, base)
     return int(entries["timestamp"][-1]) if len(entries) else -1
 
 
@@ -91,7 +91,7 @@ def _offset_for_timestamp(directory: Path, timestamp_ms: int, log_start_offset: 
 
 def _search_segment(directory: Path, base: int, timestamp_ms: int, log_start_offset: int, high_watermark: int) -> OffsetAndTimestamp | None:
     """Everything up to an index entry with an older timestamp is older: the walk starts there."""
-    entries = segments.read_time_index(directory, base)
+    entries = indexes.read_time_index(directory, base)
     older = int(numpy.searchsorted(entries["timestamp"], timestamp_ms, side="left"))
     from_offset = max(base + int(entries["offset"][older - 1]) if older else base, log_start_offset)
     with _Reader(directory, base) as reader:
@@ -117,7 +117,7 @@ def _max_timestamp(directory: Path, log_start_offset: int, high_watermark: int) 
 
 def _newest_in_segment(directory: Path, base: int, log_start_offset: int, high_watermark: int, best: OffsetAndTimestamp) -> OffsetAndTimestamp:
     """The walk may skip to the first entry with the segment's newest indexed timestamp: what lies before is no newer."""
-    entries = segments.read_time_index(directory, base)
+    entries = indexes.read_time_index(directory, base)
     from_offset = max(base, log_start_offset)
     if len(entries):
         first = int(numpy.searchsorted(entries["timestamp"], entries["timestamp"][-1], side="left"))
@@ -154,7 +154,7 @@ class _Reader:
         os.close(self._fd)
 
     def _position(self, offset: int) -> int:
-        entries = segments.read_offset_index(self._directory, self._base)
+        entries = indexes.read_offset_index(self._directory, self._base)
         found = int(numpy.searchsorted(entries["offset"], offset - self._base, side="right"))
         return int(entries["position"][found - 1]) if found else 0
 

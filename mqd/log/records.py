@@ -81,7 +81,7 @@ def _raw_snappy(block: bytes, room: int) -> bytes:
 class _Cursor:
     """Reads on, never past the end."""
 
-    __slots__ = ("data", "at", "end")
+    __slots__ = ("at", "data", "end")
 
     def __init__(self, data: bytes, at: int = 0):
         self.data, self.at, self.end = data, at, len(data)

@@ -1,25 +1,20 @@
 """The segment files of one partition as a directory listing shows them, and the newest timestamp of each.
 
-A segment is BASEOFFSET.log (20 digits) with BASEOFFSET.index and BASEOFFSET.timeindex beside it. Index entries are Kafka's, big-endian:
-    .index      relative offset int32, position int32
-    .timeindex  largest timestamp so far int64, relative offset int32
-Indexes are hints: sparse, rebuilt by recovery, perhaps with zeroes or half an entry at their end while their owner writes. What is read here is cut to the
-prefix that makes sense (timestamps and offsets rise), and the log itself is asked where the hint does not suffice.
+A segment is BASEOFFSET.log (20 digits) with BASEOFFSET.index and BASEOFFSET.timeindex beside it (see indexes.py). Used by workers all the time, so without
+numpy: of an index only the last entry is looked at.
 """
 
 import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from struct import Struct
 
 import msgspec
-import numpy
 
-OFFSET_INDEX = numpy.dtype([("offset", ">i4"), ("position", ">i4")])
-TIME_INDEX = numpy.dtype([("timestamp", ">i8"), ("offset", ">i4")])
+_TIME_ENTRY = Struct(">qi")
 _LOG_NAME = re.compile(r"([0-9]{20})\.log")
 FILES_OF_A_SEGMENT = (".log", ".index", ".timeindex", ".txnindex")
-_INDEX_BYTES_MAX = 256 << 20
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -46,38 +41,20 @@ def base_offsets(directory: Path) -> list[int]:
         return sorted(int(match[1]) for entry in entries if (match := _LOG_NAME.fullmatch(entry.name)))
 
 
-def _read_index(path: Path, dtype: numpy.dtype) -> numpy.ndarray:
+ScanMaxTimestamp = Callable[[Path, int, int], tuple[int, int]]  # (log path, base offset, from position) -> (valid end position, max timestamp or -1)
+
+
+def _last_indexed_timestamp(path: Path) -> int:
+    """Of a sealed segment's time index, whose last entry is the newest; -1 = ask the log. Raises OSError other than ENOENT."""
     try:
         with open(path, "rb") as file:
-            data = file.read(_INDEX_BYTES_MAX)
+            size = os.fstat(file.fileno()).st_size
+            if size < _TIME_ENTRY.size or size % _TIME_ENTRY.size:
+                return -1
+            timestamp, relative_offset = _TIME_ENTRY.unpack(os.pread(file.fileno(), _TIME_ENTRY.size, size - _TIME_ENTRY.size))
     except FileNotFoundError:
-        return numpy.empty(0, dtype)
-    return numpy.frombuffer(data, dtype, count=len(data) // dtype.itemsize)
-
-
-def _sound_prefix(entries: numpy.ndarray, key: str) -> numpy.ndarray:
-    """The entries up to the first that does not rise (zeroes of a preallocated end, torn writes)."""
-    if not len(entries):
-        return entries
-    offsets, keys = entries["offset"].astype(numpy.int64), entries[key].astype(numpy.int64)
-    if offsets[0] < 0 or keys[0] < 0:
-        return entries[:0]
-    falls = numpy.flatnonzero((numpy.diff(offsets) <= 0) | (numpy.diff(keys) < 0))
-    return entries[: int(falls[0]) + 1] if len(falls) else entries
-
-
-def read_time_index(directory: Path, base_offset: int) -> numpy.ndarray:
-    """dtype TIME_INDEX, the sound prefix; offsets relative to base_offset. A first entry of zeroes counts as none."""
-    entries = _sound_prefix(_read_index(segment_path(directory, base_offset, ".timeindex"), TIME_INDEX), "timestamp")
-    return entries[:0] if len(entries) == 1 and not entries["timestamp"][0] and not entries["offset"][0] else entries
-
-
-def read_offset_index(directory: Path, base_offset: int) -> numpy.ndarray:
-    """dtype OFFSET_INDEX, the sound prefix."""
-    return _sound_prefix(_read_index(segment_path(directory, base_offset, ".index"), OFFSET_INDEX), "position")
-
-
-ScanMaxTimestamp = Callable[[Path, int, int], tuple[int, int]]  # (log path, base offset, from position) -> (valid end position, max timestamp or -1)
+        return -1
+    return timestamp if relative_offset >= 0 else -1
 
 
 class TimestampCache:
@@ -97,10 +74,9 @@ class TimestampCache:
         return self._sealed[key]
 
     def _of_sealed(self, directory: Path, base_offset: int) -> int:
-        raw = _read_index(segment_path(directory, base_offset, ".timeindex"), TIME_INDEX)
-        entries = _sound_prefix(raw, "timestamp")
-        if len(entries) and entries["timestamp"][-1] > 0 and not raw[len(entries) :]["timestamp"].any():  # nothing but zeroes after the prefix
-            return int(entries["timestamp"][-1])
+        newest = _last_indexed_timestamp(segment_path(directory, base_offset, ".timeindex"))
+        if newest > 0:
+            return newest
         return self._scan(segment_path(directory, base_offset), base_offset, 0)[1]
 
     def active(self, directory: Path, base_offset: int) -> int:

@@ -1,0 +1,49 @@
+"""The sparse indexes of a segment, as numpy arrays. Entries are Kafka's, big-endian:
+
+    .index      relative offset int32 (first of a batch), position int32
+    .timeindex  largest timestamp so far int64, relative offset int32 (last of the batch that brought it)
+
+Hints: sparse, written after what they point to, rebuilt by recovery, perhaps with half an entry at their end while their owner writes. What is read here is
+cut to the prefix that makes sense (offsets and keys rise); the log itself is asked where the hint does not suffice.
+"""
+
+from pathlib import Path
+
+import numpy
+
+from mqd.log.segments import segment_path
+
+OFFSET_INDEX = numpy.dtype([("offset", ">i4"), ("position", ">i4")])
+TIME_INDEX = numpy.dtype([("timestamp", ">i8"), ("offset", ">i4")])
+_INDEX_BYTES_MAX = 256 << 20
+
+
+def _read_index(path: Path, dtype: numpy.dtype) -> numpy.ndarray:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_INDEX_BYTES_MAX)
+    except FileNotFoundError:
+        return numpy.empty(0, dtype)
+    return numpy.frombuffer(data, dtype, count=len(data) // dtype.itemsize)
+
+
+def _sound_prefix(entries: numpy.ndarray, key: str) -> numpy.ndarray:
+    """The entries up to the first that does not rise (zeroes of a preallocated end, torn writes)."""
+    if not len(entries):
+        return entries
+    offsets, keys = entries["offset"].astype(numpy.int64), entries[key].astype(numpy.int64)
+    if offsets[0] < 0 or keys[0] < 0:
+        return entries[:0]
+    falls = numpy.flatnonzero((numpy.diff(offsets) <= 0) | (numpy.diff(keys) < 0))
+    return entries[: int(falls[0]) + 1] if len(falls) else entries
+
+
+def read_time_index(directory: Path, base_offset: int) -> numpy.ndarray:
+    """dtype TIME_INDEX, the sound prefix; offsets relative to base_offset. A first entry of zeroes counts as none."""
+    entries = _sound_prefix(_read_index(segment_path(directory, base_offset, ".timeindex"), TIME_INDEX), "timestamp")
+    return entries[:0] if len(entries) == 1 and not entries["timestamp"][0] and not entries["offset"][0] else entries
+
+
+def read_offset_index(directory: Path, base_offset: int) -> numpy.ndarray:
+    """dtype OFFSET_INDEX, the sound prefix."""
+    return _sound_prefix(_read_index(segment_path(directory, base_offset, ".index"), OFFSET_INDEX), "position")

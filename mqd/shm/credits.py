@@ -1,0 +1,153 @@
+"""Connection credits: the broker's max.connections as a SysV semaphore from which each worker leases blocks, with SEM_UNDO.
+
+What a worker holds when it dies, however it dies, the kernel gives back; nobody keeps books, so none can be wrong.
+
+K1  the semaphore counts blocks that no worker holds; blocks x block size never exceeds max.connections.
+K2  it is made anew for each life of the keeper (`generation`), under a lock file, by the first worker that attaches: a second semaphore remembers the
+    generation. A keeper starts only when every worker of the life before is gone, so nobody holds credits of the old one.
+K3  a worker may hold connections up to `granted`; it leases ahead (headroom), since connections come faster than it looks, and gives the headroom back when
+    the budget runs out, so that no worker starves beside an idle one.
+
+Keys follow from the broker's shared-memory name. SysV identifiers outlive processes: two small ones per data directory remain after a kill -9 of everything, and
+the next start uses them again; the keeper removes them at its clean end (`remove`).
+"""
+
+import fcntl
+import hashlib
+import os
+from pathlib import Path
+
+import msgspec
+import sysv_ipc
+
+BLOCK_MAX = 64
+_SEMAPHORE_MAX = 32767  # SEMVMX
+_MODE = 0o600
+
+
+class Budget(msgspec.Struct, frozen=True):
+    """How max.connections is cut into blocks. Small budgets have small blocks, so that every worker gets some."""
+
+    block: int  # connections of one block
+    block_count: int
+
+    @classmethod
+    def of(cls, connection_count_max: int, worker_count: int) -> "Budget":
+        block = max(1, min(BLOCK_MAX, connection_count_max // (8 * worker_count)))
+        return cls(block, max(1, min(connection_count_max // block, _SEMAPHORE_MAX)))
+
+    def wanted(self, connection_count: int, worker_count: int, exhausted: bool) -> int:
+        """Blocks that a worker with so many connections should hold: what it uses, and headroom of a quarter of its fair share; one block when the budget is
+        exhausted."""
+        used = -(-connection_count // self.block)
+        return min(used + (1 if exhausted else max(1, self.block_count // (4 * worker_count))), self.block_count)
+
+
+def _key(name: str, number: int) -> int:
+    """A SysV key, 31 bits, never 0 (IPC_PRIVATE)."""
+    return int.from_bytes(hashlib.sha256(f"{name}:credits:{number}".encode()).digest()[:4], "big") & 0x7FFFFFFF | 1 << 8
+
+
+class Credits:
+    """One worker's lease. Not thread-safe."""
+
+    def __init__(self, semaphore: sysv_ipc.Semaphore, budget: Budget, worker_count: int):
+        semaphore.undo = True
+        semaphore.block = False
+        self._semaphore = semaphore
+        self.budget = budget
+        self._worker_count = worker_count
+        self.held_blocks = 0
+
+    @classmethod
+    def attach(cls, name: str, generation: int, lock_path: Path, connection_count_max: int, worker_count: int) -> "Credits":
+        """`name`: the broker's control segment; `lock_path`: a file that the workers of one broker share. Raises OSError with the way out."""
+        budget = Budget.of(connection_count_max, worker_count)
+        fd = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            return cls(_current(name, generation, budget.block_count), budget, worker_count)
+        except sysv_ipc.Error as error:
+            raise OSError(f"cannot get the semaphore of max.connections: {error}; see the limits in /proc/sys/kernel/sem and `ipcs -s`") from error
+        finally:
+            os.close(fd)
+
+    @property
+    def granted(self) -> int:
+        """Connections that this worker may hold now."""
+        return self.held_blocks * self.budget.block
+
+    @property
+    def free_blocks(self) -> int:
+        return self._semaphore.value
+
+    def adjust(self, connection_count: int) -> bool:
+        """Leases or gives back; True when `granted` changed. Never below what `connection_count` uses, as long as it is held. When the semaphore is gone (the
+        broker is ending, or somebody removed it with ipcrm), what is held stays in force."""
+        before = self.held_blocks
+        try:
+            self._adjust(connection_count)
+        except sysv_ipc.ExistentialError:
+            return False
+        return self.held_blocks != before
+
+    def _adjust(self, connection_count: int) -> None:
+        wanted = self.budget.wanted(connection_count, self._worker_count, exhausted=False)
+        if self.held_blocks < wanted:
+            self._acquire(wanted - self.held_blocks)
+        if self.held_blocks > wanted + wanted // 4:  # not back and forth with every connection
+            self._release(self.held_blocks - wanted)
+        if self.free_blocks == 0:
+            self._release(max(0, self.held_blocks - self.budget.wanted(connection_count, self._worker_count, exhausted=True)))
+
+    def _acquire(self, count: int) -> None:
+        """As many as there are."""
+        while count > 0:
+            try:
+                self._semaphore.acquire(None, count)
+            except sysv_ipc.BusyError:
+                count = min(count - 1, self.free_blocks)
+                continue
+            self.held_blocks += count
+            return
+
+    def _release(self, count: int) -> None:
+        if count > 0:
+            self._semaphore.release(count)
+            self.held_blocks -= count
+
+    def close(self) -> None:
+        """Gives everything back; also when the semaphore is gone."""
+        try:
+            self._release(self.held_blocks)
+        except sysv_ipc.ExistentialError:
+            self.held_blocks = 0
+
+
+def _open(key: int, initial_value: int) -> tuple[sysv_ipc.Semaphore, bool]:
+    """(semaphore, made now). Under the lock, so nobody sees it between its creation and its value."""
+    try:
+        return sysv_ipc.Semaphore(key, sysv_ipc.IPC_CREX, _MODE, initial_value), True
+    except sysv_ipc.ExistentialError:
+        return sysv_ipc.Semaphore(key), False
+
+
+def _current(name: str, generation: int, block_count: int) -> sysv_ipc.Semaphore:
+    """The credits of this life of the keeper, made if need be (K2)."""
+    mark = generation % _SEMAPHORE_MAX
+    remembered, _ = _open(_key(name, 1), _SEMAPHORE_MAX)  # no generation: one that was made and not yet set
+    credits, made = _open(_key(name, 0), block_count)
+    if remembered.value != mark and not made:
+        credits.remove()
+        credits, _ = _open(_key(name, 0), block_count)
+    remembered.value = mark  # last: a crash before leaves what the next worker makes anew
+    return credits
+
+
+def remove(name: str) -> None:
+    """At the clean end of a broker. Whoever still holds credits of it has nothing to give back any more."""
+    for number in (0, 1):
+        try:
+            sysv_ipc.Semaphore(_key(name, number)).remove()
+        except sysv_ipc.ExistentialError:
+            pass

@@ -1,0 +1,52 @@
+"""`python -m mqd.worker INDEX`: one worker of the broker whose keeper runs in MQD_DATA_DIR. Started by supervisord."""
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+from mqd.base import logging
+from mqd.base.paths import default_data_dir, layout
+from mqd.native import NativeError
+from mqd.shm.attach import KeeperClient, KeeperError
+from mqd.shm.segments import SegmentError
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m mqd.worker", description="One worker process of a broker; started by supervisord.")
+    parser.add_argument("position", nargs="?", type=int, metavar="INDEX", help="which worker, from 0")
+    parser.add_argument("--index", type=int, help="the same")
+    parser.add_argument("--data-dir", type=Path, help="the broker's data directory; MQD_DATA_DIR unless told")
+    arguments = parser.parse_args()
+    if arguments.index is None:
+        arguments.index = arguments.position
+    if arguments.index is None:
+        parser.error("which worker? say its index, from 0")
+    return arguments
+
+
+def main() -> int:
+    arguments = _arguments()
+    log = logging.setup("worker", arguments.index)
+    places = layout(arguments.data_dir or default_data_dir())
+    try:
+        client = KeeperClient.connect(places.run_dir, "worker", arguments.index)
+    except (KeeperError, NativeError, SegmentError) as error:
+        log.error("cannot attach", reason=str(error))
+        return 1
+    logging.setup("worker", arguments.index, client.config)
+    logging.follow(lambda: client.control.log_level)
+    from mqd.worker.worker import Worker  # after attaching: a keeper that refuses is told sooner
+
+    async def life() -> int:
+        return await Worker(client, places.run_dir).run()
+
+    try:
+        return asyncio.run(life())
+    except Exception:
+        log.exception("worker failed")
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

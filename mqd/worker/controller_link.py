@@ -1,0 +1,82 @@
+"""The connection to the controller: subscribe, receive in order, answer; connect anew when it ends.
+
+    4-byte big-endian length, then msgpack (mqd/cluster/controller_messages.py).
+
+The controller may be restarted at any time; after each new subscription it sends the whole image first, so nothing that was missed is missed for long.
+Bound: one message of MESSAGE_BYTES_MAX; messages are handed on one after the other, so the socket is the queue.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+
+from mqd.base import logging
+from mqd.cluster.controller_messages import FromController, Subscribe, ToController
+
+MESSAGE_BYTES_MAX = 256 << 20  # 16384 partitions need about 2 MB
+RETRY_MS_MIN = 20
+RETRY_MS_MAX = 1000
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(FromController).decode
+
+
+class ControllerLink:
+    def __init__(self, path: Path, subscribe: Subscribe, on_message: Callable[[FromController], Awaitable[None]]):
+        self._path = path
+        self._subscribe = subscribe
+        self._on_message = on_message
+        self._writer: asyncio.StreamWriter | None = None
+        self._log = logging.get("worker.controller")
+
+    async def run(self) -> None:
+        """Until cancelled. What `on_message` raises ends it."""
+        retry_ms, lost = RETRY_MS_MIN, False
+        while True:
+            try:
+                reader, self._writer = await asyncio.open_unix_connection(str(self._path))
+            except OSError:
+                await asyncio.sleep(retry_ms / 1000)  # the controller starts, or starts again: its socket tells, there is nothing to wait on before
+                retry_ms = min(2 * retry_ms, RETRY_MS_MAX)
+                continue
+            retry_ms = RETRY_MS_MIN
+            try:
+                self.send(self._subscribe)
+                if lost:
+                    self._log.info("controller is back")
+                await self._receive(reader)
+            except (OSError, EOFError, msgspec.DecodeError, ValueError) as error:
+                lost = True
+                self._log.warning("controller connection ended", reason=str(error) or type(error).__name__)
+            finally:
+                self._writer.close()
+                self._writer = None
+            await asyncio.sleep(retry_ms / 1000)
+
+    async def _receive(self, reader: asyncio.StreamReader) -> None:
+        while True:
+            size = int.from_bytes(await reader.readexactly(4), "big")
+            if size > MESSAGE_BYTES_MAX:
+                raise ValueError(f"a message of {size} bytes")
+            message = _decode(await reader.readexactly(size))
+            await _shielded(self._on_message(message))
+
+    def send(self, message: ToController) -> None:
+        """To the controller that is connected now; dropped when there is none (it will send its image again)."""
+        if self._writer is None or self._writer.is_closing():
+            return
+        data = _encode(message)
+        self._writer.write(len(data).to_bytes(4, "big") + data)
+
+
+class HandlerFailed(RuntimeError):
+    """Handling a message failed: not the connection's fault, so not to be mended by a new one."""
+
+
+async def _shielded(work: Awaitable[None]) -> None:
+    try:
+        await work
+    except (OSError, EOFError, ValueError) as error:
+        raise HandlerFailed(str(error)) from error

@@ -1,0 +1,334 @@
+"""The partitions that this worker has open: opening with recovery, giving to the reactor and taking back, closing, deleting.
+
+Order that matters
+    N1  a directory is prepared (D1..D3 of log/directories.py) before its log is opened; new directories are made durable before anybody is told of them.
+    N2  partitions with a past are named in this worker's own checkpoint before they are given to the reactor (C3 of log/checkpoints.py).
+    N3  a partition that cannot be opened is OFFLINE and named in the failures; all others go on.
+    N4  a deleted partition's directory is renamed, durably, before the removal counts as applied; its files go later.
+
+Concurrency: methods run on the event loop; what blocks runs in Background. One change at a time (the caller's lock), upkeep may run beside it: an
+OpenPartition that is `closing` is left alone.
+"""
+
+import asyncio
+import errno
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from mqd import native
+from mqd.base import logging
+from mqd.cluster.controller_messages import TopicImage
+from mqd.log import directories
+from mqd.log.checkpoints import Entry
+from mqd.log.files import Files
+from mqd.log.retention import RetentionPolicy
+from mqd.worker.background import Background
+from mqd.worker.catalog import Catalog, Changes, Key, Owned
+from mqd.worker.commands import ReactorCommands
+from mqd.worker.log_directory import LogDirectory
+from mqd.worker.options import log_options, retention_policy
+
+
+class OpenPartition(msgspec.Struct):
+    owned: Owned
+    path: Path
+    log_start_offset: int
+    policy: RetentionPolicy
+    closing: bool = False
+
+
+class _Opened(msgspec.Struct):
+    owned: Owned
+    path: Path
+    partition: native.Partition
+    recovery: native.Recovery
+    existed: bool
+
+
+class PartitionSet:
+    """`open`: by key. `failures`: slot -> why it is not served."""
+
+    def __init__(
+        self, worker: int, log_dirs: list[LogDirectory], control: native.Control, reactor: native.Reactor, commands: ReactorCommands, background: Background,
+        catalog: Catalog, static_config: dict[str, str], files: Files,
+    ):
+        self._worker = worker
+        self.log_dirs = log_dirs
+        self._control = control
+        self._reactor = reactor
+        self._commands = commands
+        self._background = background
+        self._catalog = catalog
+        self._static_config = static_config
+        self._files = files
+        self.open: dict[Key, OpenPartition] = {}
+        self.by_slot: dict[int, OpenPartition] = {}
+        self.failures: dict[int, str] = {}
+        self._deleting: set[asyncio.Task[None]] = set()
+        self._log = logging.get("worker.partitions")
+
+    @property
+    def broker_config(self) -> dict[str, str]:
+        return {**self._static_config, **self._catalog.broker_config}
+
+    async def apply(self, changes: Changes) -> None:
+        """Returns when all of it is in force; what failed is in `failures`."""
+        for topic in changes.forget_topics:
+            await self._ignore_missing(self._commands.run(self._reactor.topic_remove, topic.topic_id))
+        await _each(self._close_kept(owned) for owned in changes.close)
+        await _each(self._delete(owned) for owned in changes.delete)
+        await _each(self._put_topic(topic) for topic in changes.put_topics)
+        if changes.open:
+            await self._open_all(changes.open)
+        await _each(self._set_epoch(owned) for owned in changes.set_epoch)
+        await _each(self._set_options(owned) for owned in changes.set_options)
+
+    async def _ignore_missing(self, command: "asyncio.Future[native.Event]") -> None:
+        try:
+            await command
+        except native.NativeError as error:
+            self._log.warning("reactor did not know a removed topic", reason=str(error))
+
+    async def _put_topic(self, topic: TopicImage) -> None:
+        slots = [native.SLOT_NONE] * (max((partition.index for partition in topic.partitions), default=-1) + 1)
+        for partition in topic.partitions:
+            slots[partition.index] = partition.slot if partition.slot >= 0 else native.SLOT_NONE
+        await self._commands.run(self._reactor.topic_put, topic.topic_id, topic.name, slots)
+
+    # -- opening -----------------------------------------------------------------------------------------------------------
+
+    async def _open_all(self, wanted: list[Owned]) -> None:
+        views = {owned.key: self._control.slot_view(owned.slot) for owned in wanted}
+        results = await asyncio.gather(*(self._background.urgent(self._open_one, owned, views[owned.key]) for owned in wanted), return_exceptions=True)
+        opened: list[_Opened] = []
+        for owned, result in zip(wanted, results, strict=True):
+            if isinstance(result, _Opened):
+                opened.append(result)
+            elif isinstance(result, Exception):
+                self._failed(owned, str(result))
+            elif isinstance(result, BaseException):
+                raise result
+        await self._make_durable(opened)
+        await _each(self._give(result) for result in opened)
+
+    def _open_one(self, owned: Owned, view: native.SlotView) -> _Opened:
+        """Blocking, several at a time."""
+        if owned.log_dir >= len(self.log_dirs):
+            raise OSError(errno.EINVAL, f"log directory {owned.log_dir} is not in log.dirs")
+        log_dir = self.log_dirs[owned.log_dir]
+        if log_dir.failure or log_dir.trust is None:
+            raise OSError(errno.EIO, f"its log directory {log_dir.path} failed: {log_dir.failure}")
+        existed = directories.exists(log_dir.path, owned.topic, owned.index, owned.topic_id)
+        path, moved = directories.prepare(log_dir.path, owned.topic, owned.index, owned.topic_id, self._files)
+        if moved is not None:
+            self._log.warning("directory of another topic was moved aside; delete it when nobody needs it", partition=owned.name, moved_to=str(moved))
+        recovery = self._recovery_inputs(owned, view, log_dir)
+        options = native.LogOptions(**log_options(self.broker_config, self._catalog.topic_of(owned).config))
+        partition = native.Partition.open(path, options, owned.leader_epoch, time.time_ns() // 1_000_000, recovery)
+        return _Opened(owned, path, partition, recovery, existed)
+
+    def _recovery_inputs(self, owned: Owned, view: native.SlotView, log_dir: LogDirectory) -> native.Recovery:
+        """What is trusted: the checkpoints; and when a predecessor of this worker published positions in this life of the keeper, the page cache is as it left
+        it. A published durable offset counts only in that case: the machine has not lost power since, or the control segment were gone."""
+        trust = log_dir.trust
+        assert trust is not None
+        name = (owned.topic, owned.index, owned.topic_id)
+        recovery = native.Recovery(
+            recovery_point_offset=trust.recovery_point(*name), clean_shutdown=trust.clean_shutdown(*name), log_start_offset=trust.log_start_offset(*name)
+        )
+        if view.topic_id == owned.topic_id and view.partition_index == owned.index and view.log_end_offset > 0:
+            recovery.trusted_end_offset = view.log_end_offset
+            recovery.recovery_point_offset = max(recovery.recovery_point_offset, view.durable_offset)
+            recovery.log_start_offset = max(recovery.log_start_offset, view.log_start_offset)
+            recovery.clean_shutdown = False
+        return recovery
+
+    async def _make_durable(self, opened: list[_Opened]) -> None:
+        """N1, N2. A failure to write concerns the directory's new partitions only in that they may be gone after a power cut, like their records: so they fail."""
+        for log_dir in self.log_dirs:
+            here = [result for result in opened if result.owned.log_dir == log_dir.index]
+            if any(not result.existed for result in here):
+                try:
+                    await self._background.urgent(self._files.sync_directory, log_dir.path)
+                except OSError as error:
+                    for result in [result for result in here if not result.existed]:
+                        opened.remove(result)
+                        await self._background.urgent(result.partition.close, False)
+                        self._failed(result.owned, f"its new directory cannot be made durable: {error}")
+            past = [result for result in here if result.existed]
+            if past:
+                points, starts = self.checkpoint_entries(log_dir.index)
+                points += [self._entry(result.owned, max(0, self._trusted_point(result.recovery))) for result in past]
+                starts += [self._entry(result.owned, result.recovery.log_start_offset) for result in past]
+                await self._background.slow(log_dir.index, log_dir.write_checkpoints, points, starts)
+
+    @staticmethod
+    def _trusted_point(recovery: native.Recovery) -> int:
+        """Recovery may have cut the log below the old recovery point; it never proves more than was known before."""
+        return min(recovery.recovery_point_offset, recovery.log_end_offset)
+
+    @staticmethod
+    def _entry(owned: Owned, offset: int) -> Entry:
+        return Entry(owned.topic, owned.index, offset, owned.topic_id)
+
+    async def _give(self, result: _Opened) -> None:
+        owned, recovery = result.owned, result.recovery
+        try:
+            await self._commands.run(self._reactor.partition_open, owned.slot, owned.log_dir, result.partition)
+        except native.NativeError as error:
+            if result.partition.pointer != native.ffi.NULL:
+                await self._background.urgent(result.partition.close, False)
+            self._failed(owned, f"the reactor refused it: {error}")
+            return
+        if recovery.truncated_bytes:
+            self._log.warning(
+                "log was cut at its first invalid byte", partition=owned.name, segment=recovery.corrupt_segment, position=recovery.corrupt_position,
+                truncated_bytes=recovery.truncated_bytes, log_end_offset=recovery.log_end_offset,
+            )
+        policy = retention_policy(self.broker_config, self._catalog.topic_of(owned).config)
+        opened = OpenPartition(owned, result.path, recovery.log_start_offset, policy)
+        self.open[owned.key] = self.by_slot[owned.slot] = opened
+        self.failures.pop(owned.slot, None)
+
+    def _failed(self, owned: Owned, reason: str) -> None:
+        self._log.error("partition cannot be opened; it is offline", partition=owned.name, reason=reason)
+        self.failures[owned.slot] = f"{owned.name}: {reason}"
+        self._catalog.failed(owned.key)
+        self._control.set_slot_state(owned.slot, native.SlotState.OFFLINE)
+
+    # -- closing and deleting ----------------------------------------------------------------------------------------------
+
+    async def _take_back(self, opened: OpenPartition) -> native.Partition | None:
+        opened.closing = True
+        owned = opened.owned
+        try:
+            return (await self._commands.run(self._reactor.partition_close, owned.slot)).partition
+        except native.NativeError as error:
+            self._log.error("reactor did not give a partition back", partition=owned.name, reason=str(error))
+            return None
+        finally:
+            self.open.pop(owned.key, None)
+            self.by_slot.pop(owned.slot, None)
+            self.failures.pop(owned.slot, None)
+
+    async def _close_kept(self, owned: Owned) -> None:
+        opened = self.open.get(owned.key)
+        if opened is not None and (partition := await self._take_back(opened)) is not None:
+            await self._close(owned, partition, clean=True)
+
+    async def _close(self, owned: Owned, partition: native.Partition, clean: bool) -> int:
+        """The log end offset that is on disk now, -1 when closing failed."""
+        try:
+            log_end_offset = partition.log_end_offset
+            await self._background.urgent(partition.close, clean)
+            return log_end_offset
+        except native.NativeError as error:
+            self._log.warning("partition did not close cleanly; the next start checks its log", partition=owned.name, reason=str(error))
+            return -1
+
+    async def _delete(self, owned: Owned) -> None:
+        opened = self.open.get(owned.key)
+        self.failures.pop(owned.slot, None)
+        if opened is not None and (partition := await self._take_back(opened)) is not None:
+            await self._close(owned, partition, clean=False)
+        log_dir = self.log_dirs[owned.log_dir]
+        log_dir.timestamps.forget(directories.partition_path(log_dir.path, owned.topic, owned.index))
+        try:
+            aside = await self._background.urgent(self._set_aside, log_dir.path, owned)
+        except OSError as error:
+            self._log.error("directory of a deleted partition cannot be renamed; it is left behind", partition=owned.name, reason=str(error))
+            return
+        if aside is not None:
+            self.delete_later(log_dir, aside)
+
+    def _set_aside(self, log_dir: Path, owned: Owned) -> Path | None:
+        if not directories.exists(log_dir, owned.topic, owned.index, owned.topic_id):
+            return None  # never created, or another topic's
+        return directories.set_aside_for_deletion(log_dir, owned.topic, owned.index, self._files)
+
+    def delete_later(self, log_dir: LogDirectory, path: Path) -> None:
+        task = asyncio.get_running_loop().create_task(self._delete_tree(log_dir, path))
+        self._deleting.add(task)
+        task.add_done_callback(self._deleting.discard)
+
+    async def _delete_tree(self, log_dir: LogDirectory, path: Path) -> None:
+        """One file at a time, so that checkpoints of the directory get their turn. What a crash leaves is found at the next start."""
+        steps = directories.delete_tree(path, self._files)
+        try:
+            while await self._background.slow(log_dir.index, next, steps, None) is not None:
+                pass
+        except OSError as error:
+            self._log.warning("deleted partition cannot be removed; the next start tries again", path=str(path), reason=str(error))
+
+    # -- changes of open partitions ----------------------------------------------------------------------------------------
+
+    async def _set_epoch(self, owned: Owned) -> None:
+        opened = self.open.get(owned.key)
+        if opened is not None:
+            await self._commands.run(self._reactor.set_leader_epoch, owned.slot, owned.leader_epoch)
+            opened.owned = owned
+
+    async def _set_options(self, owned: Owned) -> None:
+        opened = self.open.get(owned.key)
+        if opened is None:
+            return
+        config = self._catalog.topic_of(owned).config
+        await self._commands.run(self._reactor.set_options, owned.slot, native.LogOptions(**log_options(self.broker_config, config)))
+        opened.policy = retention_policy(self.broker_config, config)
+
+    def failed_names(self) -> list[tuple[str, int]]:
+        """(topic, partition index) of what is wanted and not open: its checkpoints must be kept."""
+        return [(owned.topic, owned.index) for owned in self._catalog.failed_partitions()]
+
+    # -- checkpoints and the end ---------------------------------------------------------------------------------------------
+
+    def checkpoint_entries(self, log_dir: int) -> tuple[list[Entry], list[Entry]]:
+        """(recovery points, log starts) of what is open, from the published positions: a durable offset is published after the flush that makes it true."""
+        points, starts = [], []
+        for opened in self.open.values():
+            if opened.owned.log_dir == log_dir and not opened.closing:
+                view = self._control.slot_view(opened.owned.slot)
+                points.append(self._entry(opened.owned, view.durable_offset))
+                starts.append(self._entry(opened.owned, view.log_start_offset))
+        return points, starts
+
+    async def close_all(self, generation: int) -> None:
+        """The clean end: every partition back from the reactor, flushed and closed; checkpoints; then the marker of each directory where all went well."""
+        for task in list(self._deleting):
+            task.cancel()
+        await asyncio.gather(*self._deleting, return_exceptions=True)
+        ends: dict[Key, tuple[Owned, int, int]] = {}
+
+        async def end(opened: OpenPartition) -> None:
+            start = self._control.slot_view(opened.owned.slot).log_start_offset
+            partition = await self._take_back(opened)
+            log_end = await self._close(opened.owned, partition, clean=True) if partition is not None else -1
+            ends[opened.owned.key] = (opened.owned, log_end, start)
+
+        await _each(end(opened) for opened in list(self.open.values()))
+        await _each(self._finish_directory(log_dir, list(ends.values()), generation) for log_dir in self.log_dirs)
+
+    async def _finish_directory(self, log_dir: LogDirectory, ends: list[tuple[Owned, int, int]], generation: int) -> None:
+        here = [end for end in ends if end[0].log_dir == log_dir.index]
+        closed = [end for end in here if end[1] >= 0]
+        if log_dir.failure or not here:
+            return
+        points = [self._entry(owned, log_end) for owned, log_end, _ in closed]
+        starts = [self._entry(owned, start) for owned, _, start in here]
+        if len(closed) < len(here):
+            return  # the last checkpoint stays true for those that did not close, and for the others
+        written = await self._background.slow(log_dir.index, log_dir.write_checkpoints, points, starts)
+        # one that could not be opened was not checked in this life: no marker may speak for it
+        if written and not any(owned.log_dir == log_dir.index for owned in self._catalog.failed_partitions()):
+            await self._background.slow(log_dir.index, log_dir.mark_clean, generation)
+
+
+async def _each(work: Iterable) -> None:
+    """All of it, side by side; raises the first failure after all have ended."""
+    results = await asyncio.gather(*work, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result

@@ -1,0 +1,259 @@
+"""What a worker does by the clock: space, checkpoints, retention, connection credits. Decisions are pure (mqd/log/retention, space; mqd/shm/credits); here they
+meet the clock, the disk and the reactor.
+
+    every second       free space of each log directory; connection credits; settling of checkpoints
+    CHECKPOINT_S       checkpoints, when an offset moved; soon after a roll
+    FREE_SPACE_S       retention by free space, when configured
+    log.retention.check.interval.ms   retention by age and size
+
+U1  the log start moves in the reactor first, then in the checkpoint, then files go: a crash in between leaves files, never a start without them.
+U2  a tick that takes longer than its period delays the next one; ticks of one kind never overlap.
+"""
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from mqd import native
+from mqd.base import logging
+from mqd.base.config import broker_value
+from mqd.log import segments
+from mqd.log.batches import HEADER_BYTES, CorruptBatch, parse_header
+from mqd.log.files import Files
+from mqd.log.retention import Candidate, Decision, decide, free_space
+from mqd.log.segments import Segment
+from mqd.shm.credits import Credits
+from mqd.worker.background import Background
+from mqd.worker.commands import ReactorCommands
+from mqd.worker.log_directory import LogDirectory
+from mqd.worker.partitions import OpenPartition, PartitionSet
+
+TICK_S = 1.0
+CHECKPOINT_S = 3.0
+CHECKPOINT_AFTER_ROLL_S = 0.2
+FREE_SPACE_S = 5.0
+SPACE_ANSWER_S = 0.5
+
+
+def scan_max_timestamp(path: Path, base_offset: int, from_position: int) -> tuple[int, int]:
+    """ScanMaxTimestamp by the native walk over headers. What was seen before may have been cut off since (a write that failed): then from the start."""
+    if from_position > os.stat(path).st_size:
+        from_position = 0
+    try:
+        result = native.segment_scan(path, base_offset, from_position, check_crc=False)
+    except native.NativeError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    return result.valid_bytes, result.max_timestamp_ms
+
+
+class Upkeep:
+    def __init__(
+        self, worker: int, worker_count: int, control: native.Control, reactor: native.Reactor, commands: ReactorCommands, partitions: PartitionSet,
+        background: Background, credits: Credits, connection_count_max: int, files: Files,
+    ):
+        self._worker = worker
+        self._worker_count = worker_count
+        self._control = control
+        self._reactor = reactor
+        self._commands = commands
+        self._partitions = partitions
+        self._background = background
+        self._credits = credits
+        self._connection_count_max = connection_count_max  # what the process's descriptors allow
+        self._files = files
+        self._wake_checkpoints = asyncio.Event()
+        self._settle_at: int | None = None
+        self._asked_space: dict[int, asyncio.Future[int]] = {}
+        self._log = logging.get("worker.upkeep")
+
+    def tasks(self) -> list[Awaitable[None]]:
+        """To be run until they are cancelled."""
+        return [
+            self._every(lambda: TICK_S, self._tick, "tick"),
+            self._checkpoint_loop(),
+            self._every(lambda: FREE_SPACE_S, self._free_space, "retention by free space"),
+            self._every(self._retention_interval_s, self._retention, "retention"),
+        ]
+
+    async def _every(self, period_s: Callable[[], float], work: Callable[[], Awaitable[None]], name: str) -> None:
+        while True:
+            await asyncio.sleep(period_s())
+            try:
+                await work()
+            except OSError as error:
+                self._log.warning("upkeep failed; it is tried again", work=name, reason=str(error))
+
+    # -- space, credits ------------------------------------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        self.adjust_credits()
+        for log_dir in self._partitions.log_dirs:
+            if not log_dir.failure:
+                await self._look_at_space(log_dir)
+        if self._settle_at is not None and self._control.metadata_version >= self._settle_at:
+            self._settle_at = None
+            await self._settle()
+
+    def adjust_credits(self) -> None:
+        """Also when connections were refused. `granted` is bounded by what the process's descriptors allow."""
+        if self._credits.adjust(self._control.connection_count(self._worker)):
+            self._reactor.set_connection_max(min(self._credits.granted, self._connection_count_max))
+
+    async def _look_at_space(self, log_dir: LogDirectory) -> None:
+        config = self._partitions.broker_config
+        log_dir.guard.reserve_bytes = int(broker_value(config, "log.dirs.free.bytes.min"))  # type: ignore[arg-type]
+        asked = self._asked_space.get(log_dir.index)
+        if asked is None:
+            asked = self._asked_space[log_dir.index] = asyncio.ensure_future(self._background.urgent(log_dir.free_bytes))
+        done, _ = await asyncio.wait([asked], timeout=SPACE_ANSWER_S)
+        if not done:
+            self._log.warning("file system does not answer", log_dir=str(log_dir.path))
+            return  # the same question stands: a hung disk must not take one thread after the other
+        del self._asked_space[log_dir.index]
+        try:
+            free = asked.result()
+        except OSError as error:
+            self._log.warning("free space cannot be read", log_dir=str(log_dir.path), reason=str(error))
+            return
+        if log_dir.guard.on_free_bytes(free, _monotonic_ms()):
+            await self._tell_space(log_dir, free)
+
+    async def _tell_space(self, log_dir: LogDirectory, free_bytes: int) -> None:
+        full = log_dir.guard.full
+        await self._commands.run(self._reactor.log_dir_full, log_dir.index, full)
+        if full:
+            self._log.error(
+                "log directory is full: Produce is refused until space returns; free some, or shorten retention", log_dir=str(log_dir.path), free_bytes=free_bytes,
+                reserve_bytes=log_dir.guard.reserve_bytes,
+            )
+        else:
+            self._log.info("log directory has space again", log_dir=str(log_dir.path), free_bytes=free_bytes)
+
+    async def on_log_dir_full(self, log_dir: LogDirectory) -> None:
+        """A write met ENOSPC."""
+        if log_dir.guard.on_write_refused(_monotonic_ms()):
+            await self._tell_space(log_dir, 0)
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------------
+
+    def settle_when_applied(self, version: int) -> None:
+        """The checkpoints of this image are written; when every worker has applied it, theirs are too."""
+        if self._settle_at is None:
+            self._settle_at = version
+
+    async def _settle(self) -> None:
+        failed = self._partitions.failed_names()
+        for log_dir in self._partitions.log_dirs:
+            await self._background.slow(log_dir.index, log_dir.settle, failed)
+
+    def on_rolled(self) -> None:
+        self._wake_checkpoints.set()
+
+    async def _checkpoint_loop(self) -> None:
+        while True:
+            try:
+                await asyncio.wait_for(self._wake_checkpoints.wait(), CHECKPOINT_S)
+                await asyncio.sleep(CHECKPOINT_AFTER_ROLL_S)  # the flush of what was rolled; more rolls
+            except TimeoutError:
+                pass
+            self._wake_checkpoints.clear()
+            await asyncio.gather(*(self.checkpoint(log_dir) for log_dir in self._partitions.log_dirs))
+
+    async def checkpoint(self, log_dir: LogDirectory) -> bool:
+        """Writes what changed. False: it could not be written."""
+        points, starts = self._partitions.checkpoint_entries(log_dir.index)
+        return await self._background.slow(log_dir.index, log_dir.write_checkpoints, points, starts)
+
+    # -- retention -------------------------------------------------------------------------------------------------------------
+
+    def _retention_interval_s(self) -> float:
+        interval_ms = int(broker_value(self._partitions.broker_config, "log.retention.check.interval.ms"))  # type: ignore[arg-type]
+        return interval_ms / 1000 * random.uniform(0.9, 1.1)  # not all workers in the same instant
+
+    async def _retention(self) -> None:
+        for opened in list(self._partitions.open.values()):
+            log_dir = self._partitions.log_dirs[opened.owned.log_dir]
+            if opened.closing or log_dir.failure:
+                continue
+            view = self._control.slot_view(opened.owned.slot)
+            try:
+                decision = await self._background.slow(log_dir.index, self._decide, opened, view, log_dir)
+                await self._carry_out(opened, log_dir, decision)
+            except OSError as error:
+                if not opened.closing:
+                    self._log.warning("retention failed; it is tried again", partition=opened.owned.name, reason=str(error))
+
+    def _decide(self, opened: OpenPartition, view: native.SlotView, log_dir: LogDirectory) -> Decision:
+        """Blocking."""
+        found = segments.list_segments(opened.path, view.log_end_segment, log_dir.timestamps)
+        if not found or found[-1].base_offset != view.log_end_segment:
+            return Decision()  # rolled or deleted since the view was taken; next time
+        first_ms = _first_timestamp_ms(segments.segment_path(opened.path, view.log_end_segment)) if found[-1].size_bytes else -1
+        return decide(found, opened.policy, time.time_ns() // 1_000_000, view.log_start_offset, view.high_watermark, first_ms)
+
+    async def _carry_out(self, opened: OpenPartition, log_dir: LogDirectory, decision: Decision) -> None:
+        if decision.new_start_offset is not None and not opened.closing:
+            start = await self.advance_start(opened, log_dir, decision.new_start_offset)
+            self._log.info("old segments deleted", partition=opened.owned.name, reason=decision.reason, log_start_offset=start)
+        if decision.roll and not opened.closing:
+            await self._commands.run(self._reactor.roll, opened.owned.slot)
+
+    async def advance_start(self, opened: OpenPartition, log_dir: LogDirectory, offset: int) -> int:
+        """Moves the log start (U1) and removes the files below it. Returns the new start. Raises OSError when the start did not move."""
+        event = await self._commands.run(self._reactor.advance_start, opened.owned.slot, offset)
+        opened.log_start_offset = event.offset
+        if await self.checkpoint(log_dir):
+            try:
+                await self._background.slow(log_dir.index, self._remove_below, opened.path, event.offset, log_dir)
+            except OSError as error:
+                self._log.warning("files of deleted segments cannot be removed; it is tried again", partition=opened.owned.name, reason=str(error))
+        return event.offset
+
+    def _remove_below(self, path: Path, log_start_offset: int, log_dir: LogDirectory) -> None:
+        """Blocking. Files of whole segments below the start; the segment that holds the start stays."""
+        kept = max((base for base in segments.base_offsets(path) if base <= log_start_offset), default=None)
+        if kept is None:
+            return
+        for file in segments.files_below(path, kept):
+            self._files.unlink(file)
+        log_dir.timestamps.forget(path, below=kept)
+
+    async def _free_space(self) -> None:
+        wanted_free = int(broker_value(self._partitions.broker_config, "retention.free.bytes"))  # type: ignore[arg-type]
+        if wanted_free < 0:
+            return
+        for log_dir in self._partitions.log_dirs:
+            if log_dir.failure:
+                continue
+            missing = wanted_free - await self._background.slow(log_dir.index, log_dir.free_bytes)
+            if missing > 0:
+                await self._make_room(log_dir, -(-missing // self._worker_count))  # every worker gives its part; what one cannot give is asked again
+
+    async def _make_room(self, log_dir: LogDirectory, bytes_wanted: int) -> None:
+        views = {opened.owned.key: self._control.slot_view(opened.owned.slot) for opened in self._partitions.open.values() if opened.owned.log_dir == log_dir.index}
+        partitions = {key: self._partitions.open[key] for key in views}
+        candidates = []
+        for key, opened in partitions.items():
+            found: list[Segment] = await self._background.slow(log_dir.index, segments.list_segments, opened.path, views[key].log_end_segment, log_dir.timestamps)
+            candidates.append(Candidate(key, found, views[key].log_start_offset, views[key].high_watermark, opened.policy.delete))
+        for key, offset in free_space(candidates, bytes_wanted).items():
+            if not partitions[key].closing:
+                start = await self.advance_start(partitions[key], log_dir, offset)
+                self._log.info("old segments deleted", partition=partitions[key].owned.name, reason="free space", log_start_offset=start)
+
+
+def _first_timestamp_ms(path: Path) -> int:
+    """Of a segment's first batch (Kafka's rollingBasedTimestamp); -1 = unreadable."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(HEADER_BYTES)
+        return parse_header(data, 0, 0).max_timestamp_ms if len(data) == HEADER_BYTES else -1
+    except (FileNotFoundError, CorruptBatch):
+        return -1
+
+
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

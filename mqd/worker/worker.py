@@ -1,0 +1,256 @@
+"""A worker process: the native reactor on its own thread, and this, which starts it, feeds it and cleans up after it.
+
+    attach to the keeper -> log directories (checkpoints read, marker gone) -> reactor started -> controller's image applied -> Ready -> changes, upkeep
+    -> SIGTERM, Shutdown, or the end of keeper or supervisord -> partitions closed, checkpoints, marker -> exit status 0
+
+Concurrency: one event loop; messages of the controller are applied one after the other under `_applying`, which the clean stop takes last, so a stop never
+meets a half-applied change.
+"""
+
+import asyncio
+import os
+import re
+import resource
+import signal
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from mqd import native
+from mqd.base import logging
+from mqd.base.config import broker_value
+from mqd.cluster.controller_messages import Applied, BrokerConfigPut, Command, CommandDone, FromController, Image, Subscribe, TopicPut, TopicRemoved
+from mqd.log.files import NativeFiles
+from mqd.shm.attach import KeeperClient
+from mqd.shm.credits import Credits
+from mqd.shm.keeper_messages import Death
+from mqd.worker.background import Background
+from mqd.worker.catalog import Catalog, Changes
+from mqd.worker.commands import ReactorCommands
+from mqd.worker.controller_link import ControllerLink
+from mqd.worker.log_directory import LogDirectory
+from mqd.worker.options import reactor_options
+from mqd.worker.partitions import PartitionSet
+from mqd.worker.strays import set_strays_aside
+from mqd.worker.upkeep import Upkeep, scan_max_timestamp
+
+_DESCRIPTORS_SPARE = 256
+_OFFSET_OUT_OF_RANGE, _NOT_LEADER_OR_FOLLOWER, _KAFKA_STORAGE_ERROR = 1, 6, 56  # Kafka's error codes
+
+
+class Worker:
+    def __init__(self, client: KeeperClient, run_dir: Path):
+        self._client = client
+        self._index = client.index
+        self._run_dir = run_dir
+        self._control = client.control
+        self._config = client.config
+        self._log = logging.get("worker")
+        self._stopping: asyncio.Event = asyncio.Event()
+        self._applying = asyncio.Lock()
+        self._ready = False
+        self._version = -1
+        self._side_tasks: set[asyncio.Task[Any]] = set()
+
+    # -- life --------------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> int:
+        """The process's exit status."""
+        loop = asyncio.get_running_loop()
+        self._client.watch(loop, self._on_death, self._stop, self._stop)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop, signal.Signals(number).name)
+        self._set_up(loop)
+        tasks = [asyncio.create_task(self._start_and_follow()), *(asyncio.create_task(work) for work in self._upkeep.tasks())]
+        stop = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait([*tasks, stop], return_when=asyncio.FIRST_COMPLETED)
+        failure = next((task.exception() for task in tasks if task.done() and not task.cancelled() and task.exception() is not None), None)
+        async with self._applying:
+            for task in [*tasks, stop]:
+                task.cancel()
+            await asyncio.gather(*tasks, stop, return_exceptions=True)
+            if failure is not None:
+                raise failure  # our own fault: no clean end, supervisord starts us again
+            await self._end()
+        return 0
+
+    def _set_up(self, loop: asyncio.AbstractEventLoop) -> None:
+        client, config = self._client, self._config
+        worker_count = client.welcome.worker_count
+        files, self._background, self._catalog = NativeFiles(), Background(), Catalog(self._index)
+        descriptors = _raise_descriptor_limit()
+        reserve = int(broker_value(config, "log.dirs.free.bytes.min"))  # type: ignore[arg-type]
+        self._log_dirs = [
+            LogDirectory(index, Path(path), self._index, worker_count, reserve, files, scan_max_timestamp) for index, path in enumerate(config["log.dirs"].split(","))
+        ]
+        self._credits = Credits.attach(
+            client.welcome.control_name, client.welcome.generation, self._run_dir / "credits.lock", int(broker_value(config, "max.connections")), worker_count  # type: ignore[arg-type]
+        )
+        self._credits.adjust(0)
+        reading = int(broker_value(config, "read.fd.count.max"))  # type: ignore[arg-type]
+        connection_max = max(16, descriptors - reading - _DESCRIPTORS_SPARE)
+        own_arena_bytes = client.welcome.arena_bytes[client.endpoint_index]
+        self._reactor = native.Reactor(
+            native.ReactorOptions(
+                control=client.control, links=client.links, index=client.endpoint_index, endpoint_count=client.endpoint_count, eventfds=client.eventfds,
+                arenas=client.arenas, handoff_fd=client.handoff_fds[0],
+                **reactor_options(config, self._index, own_arena_bytes, min(self._credits.granted, connection_max)),
+            )
+        )
+        self._commands = ReactorCommands(self._reactor, loop, self._on_event)
+        self._partitions = PartitionSet(
+            self._index, self._log_dirs, self._control, self._reactor, self._commands, self._background, self._catalog, config, files
+        )
+        self._upkeep = Upkeep(
+            self._index, worker_count, self._control, self._reactor, self._commands, self._partitions, self._background, self._credits, connection_max, files
+        )
+        self._link = ControllerLink(self._run_dir / "controller.sock", Subscribe("worker", self._index, client.generation), self._on_message)
+        self._files = files
+
+    async def _start_and_follow(self) -> None:
+        for log_dir in self._log_dirs:  # the markers go before anything else is written
+            for leftover in await self._background.urgent(log_dir.open):
+                self._partitions.delete_later(log_dir, leftover)
+        self._reactor.start()
+        self._commands.watch()
+        self._log.info("reactor runs", backend=self._reactor.backend.name.lower(), connection_max=self._credits.granted)
+        for log_dir in self._log_dirs:
+            await self._commands.run(self._reactor.log_dir, log_dir.index, str(log_dir.path))
+        await self._link.run()
+
+    def _stop(self, reason: str) -> None:
+        if not self._stopping.is_set():
+            self._log.info("stopping", reason=reason)
+            self._stopping.set()
+
+    async def _end(self) -> None:
+        """Clean: partitions come back through the running reactor, which answers who waits; then it ends."""
+        await self._partitions.close_all(self._client.welcome.generation)
+        await asyncio.get_running_loop().run_in_executor(None, self._reactor.stop)
+        self._commands.drain()
+        self._commands.unwatch()
+        self._reactor.destroy()
+        self._background.close()
+        self._credits.close()
+        self._log.info("stopped")
+
+    # -- the controller ------------------------------------------------------------------------------------------------------
+
+    async def _on_message(self, message: FromController) -> None:
+        async with self._applying:
+            if self._stopping.is_set():
+                return
+            if isinstance(message, Command):
+                self._link.send(await self._on_command(message))
+            elif isinstance(message, Image):
+                await self._on_image(message)
+            elif isinstance(message, TopicPut):
+                await self._apply(self._catalog.on_topic_put(message.topic), message.version)
+            elif isinstance(message, TopicRemoved):
+                await self._apply(self._catalog.on_topic_removed(message.topic_id), message.version)
+            elif isinstance(message, BrokerConfigPut):
+                await self._apply(self._catalog.on_broker_config(message.config), message.version)
+
+    async def _on_image(self, image: Image) -> None:
+        changes = self._catalog.on_image(image)
+        if not self._ready:
+            await self._background.urgent(set_strays_aside, self._log_dirs, image, self._index, self._client.welcome.worker_count, self._files)
+        await self._apply(changes, image.version)
+        self._upkeep.settle_when_applied(image.version)
+        if not self._ready:
+            self._ready = True
+            self._client.ready(f"partitions={len(self._partitions.open)}")
+            self._log.info("ready", partitions=len(self._partitions.open), offline=len(self._partitions.failures))
+
+    async def _apply(self, changes: Changes, version: int) -> None:
+        await self._partitions.apply(changes)
+        self._version = version
+        self._link.send(Applied(version, dict(self._partitions.failures)))
+
+    async def _on_command(self, command: Command) -> CommandDone:
+        opened = self._partitions.by_slot.get(command.slot)
+        if opened is None or opened.closing:
+            reason = self._partitions.failures.get(command.slot)
+            if reason is not None:
+                return CommandDone(command.command_id, _KAFKA_STORAGE_ERROR, -1, f"The partition is offline: {reason}")
+            return CommandDone(command.command_id, _NOT_LEADER_OR_FOLLOWER, -1, "This worker does not serve the partition.")
+        high_watermark = self._control.slot_view(command.slot).high_watermark
+        if command.offset > high_watermark or command.offset < -1:
+            return CommandDone(command.command_id, _OFFSET_OUT_OF_RANGE, -1, f"Offset {command.offset} is not below the high watermark {high_watermark}.")
+        try:
+            start = await self._upkeep.advance_start(opened, self._log_dirs[opened.owned.log_dir], command.offset)
+        except OSError as error:
+            return CommandDone(command.command_id, _KAFKA_STORAGE_ERROR, -1, str(error))
+        return CommandDone(command.command_id, 0, start)
+
+    # -- notices -------------------------------------------------------------------------------------------------------------
+
+    def _on_death(self, death: Death) -> None:
+        if death.endpoint != self._client.endpoint_index:
+            self._aside(self._commands.run(self._reactor.endpoint_died, death.endpoint))
+
+    def _on_event(self, event: native.Event) -> None:
+        kind = event.kind
+        if kind == native.EventKind.LOG:
+            self._log_line(event)
+        elif kind == native.EventKind.ROLLED:
+            self._upkeep.on_rolled()
+        elif kind == native.EventKind.LOG_DIR_FAILED:
+            self._on_log_dir_failed(event)
+        elif kind == native.EventKind.LOG_DIR_FULL and event.log_dir < len(self._log_dirs):
+            self._aside(self._upkeep.on_log_dir_full(self._log_dirs[event.log_dir]))
+        elif event.partition is not None:
+            self._aside(self._background.urgent(event.partition.close, False))  # nobody waits for it any more
+
+    def _log_line(self, event: native.Event) -> None:
+        message, detail = _split_line(event.text)
+        fields: dict[str, Any] = {"detail": detail} if detail else {}
+        if event.connection:
+            fields["connection"] = event.connection
+        if event.slot != native.SLOT_NONE:
+            opened = self._partitions.by_slot.get(event.slot)
+            fields["partition"] = opened.owned.name if opened is not None else f"slot {event.slot}"
+        self._log.syslog(event.level, message, **fields)
+
+    def _on_log_dir_failed(self, event: native.Event) -> None:
+        if event.log_dir >= len(self._log_dirs):
+            return
+        log_dir = self._log_dirs[event.log_dir]
+        if not log_dir.fail(event.text or os.strerror(event.error)):
+            return
+        for opened in self._partitions.open.values():
+            if opened.owned.log_dir == log_dir.index:
+                self._partitions.failures[opened.owned.slot] = f"{opened.owned.name}: its log directory {log_dir.path} failed: {log_dir.failure}"
+        self._link.send(Applied(self._version, dict(self._partitions.failures)))
+
+    def _aside(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._side_tasks.add(task)
+        task.add_done_callback(self._side_done)
+
+    def _side_done(self, task: "asyncio.Task[Any]") -> None:
+        self._side_tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None and not self._stopping.is_set():
+            self._log.warning("reactor refused a command", reason=str(task.exception()))
+
+
+_VARIABLE = re.compile(r"[:0-9]")
+
+
+def _split_line(text: str) -> tuple[str, str]:
+    """Lines are counted (and limited) by their constant part: what comes before the first colon or digit."""
+    found = _VARIABLE.search(text)
+    if found is None:
+        return text, ""
+    message = text[: found.start()].rstrip(" (")
+    return (message, text[found.start() :].lstrip(": ")) if message else ("reactor", text)
+
+
+def _raise_descriptor_limit() -> int:
+    """Connections and segments are descriptors: as many as the system lets us. Returns the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY:
+        hard = 1 << 20
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    return hard
