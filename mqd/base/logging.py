@@ -103,23 +103,23 @@ class Logger:
             merged["suppressed"] = suppressed
         self._logger.log(level, "%s", message, extra={"mqd_fields": merged}, exc_info=exc_info)
 
-    def debug(self, message: str, **fields: Any) -> None:
+    def debug(self, message: str, /, **fields: Any) -> None:
         self.log(logging.DEBUG, message, fields)
 
-    def info(self, message: str, **fields: Any) -> None:
+    def info(self, message: str, /, **fields: Any) -> None:
         self.log(logging.INFO, message, fields)
 
-    def warning(self, message: str, **fields: Any) -> None:
+    def warning(self, message: str, /, **fields: Any) -> None:
         self.log(logging.WARNING, message, fields)
 
-    def error(self, message: str, **fields: Any) -> None:
+    def error(self, message: str, /, **fields: Any) -> None:
         self.log(logging.ERROR, message, fields)
 
-    def exception(self, message: str, **fields: Any) -> None:
+    def exception(self, message: str, /, **fields: Any) -> None:
         """An error with the traceback of the exception that is being handled."""
         self.log(logging.ERROR, message, fields, exc_info=sys.exc_info())
 
-    def syslog(self, level: int, message: str, **fields: Any) -> None:
+    def syslog(self, level: int, message: str, /, **fields: Any) -> None:
         """A line whose level is a syslog number: what the native reactor reports."""
         self.log(LEVELS[level_name(level)], message, fields)
 

@@ -120,13 +120,11 @@ def command(
         overrides["worker.count"] = str(workers)
     if node_id is not None:
         overrides["node.id"] = str(node_id)
-    from mqd.base.paths import create
     from mqd.keeper import settings as keeper_settings
 
     settings = _load(data_dir or default_data_dir(), config_file, overrides, port)
     places = settings.places
     _preflight(settings)
-    create(places)
     claim = _claim(places)
     places.broker_json.unlink(missing_ok=True)
     keeper_settings.save(settings)

@@ -12,11 +12,13 @@ import socket
 import msgspec
 
 from mqd import native
+from mqd.base import logging
 from mqd.base.clock import now_ms
-from mqd.base.logging import SYSLOG_OF_LEVEL
 from mqd.keeper import identity, sockets
 from mqd.keeper.settings import Settings
 from mqd.shm import locks, segments
+
+log = logging.get("keeper")
 
 CONTROL_ARENA_BYTES = 8 << 20  # acceptor and controller: responses and control records, not record traffic
 
@@ -46,15 +48,6 @@ def _address(listener: socket.socket) -> tuple[str, int]:
     return host, port
 
 
-def _clean_credits(data_dir: str) -> None:
-    """Admission credits of a dead broker's local clients (SysV semaphores outlive every process)."""
-    try:
-        from mqd.shm import credits
-    except ImportError:
-        return
-    credits.clean(data_dir)
-
-
 def make(settings: Settings) -> Resources:
     """Raises locks.DirectoryInUse, OSError, sockets.ListenError, identity.IdentityError, segments.SegmentError: each says what to do."""
     places, worker_count = settings.places, settings.worker_count
@@ -64,7 +57,6 @@ def make(settings: Settings) -> Resources:
     generation = identity.next_generation(places)
     base = segments.prefix(places.data_dir)
     segments.clean(base)
-    _clean_credits(str(places.data_dir))
     endpoint_count = worker_count + 2
     arena_bytes = [int(settings.config["receive.arena.bytes"])] * worker_count + [CONTROL_ARENA_BYTES] * 2
     arena_names = [segments.arena_name(base, endpoint) for endpoint in range(endpoint_count)]
@@ -72,7 +64,7 @@ def make(settings: Settings) -> Resources:
         control = native.Control.format(
             segments.create(segments.control_name(base), native.control_size_bytes()), worker_count, identity.boot_id(), generation, now_ms()
         )
-        control.log_level = SYSLOG_OF_LEVEL[settings.config.get("log.level", "info")]
+        control.log_level = logging.SYSLOG_OF_LEVEL[settings.config.get("log.level", "info")]
         links = segments.create(segments.links_name(base), native.links_size_bytes(endpoint_count))
         native.links_format(links, endpoint_count)
         for name, size_bytes in zip(arena_names, arena_bytes, strict=True):
@@ -105,6 +97,11 @@ def remove(settings: Settings, resources: Resources) -> None:
     for path in (settings.places.keeper_socket, settings.places.broker_json):
         path.unlink(missing_ok=True)
     segments.clean(segments.prefix(settings.places.data_dir))
-    _clean_credits(str(settings.places.data_dir))
+    try:
+        from mqd.shm import credits  # not needed before the end
+
+        credits.remove(resources.control_name)
+    except Exception as error:  # the next start copes with what is left; the locks must be given up in any case
+        log.warning("the semaphores of max.connections could not be removed", error=str(error))
     for fd in resources.lock_fds:
         os.close(fd)

@@ -166,11 +166,13 @@ class BrokerSupervisor(Supervisor):
             if process.exitstatus != 0:
                 self.failure = last_words(self._places, name) or f"the keeper ended ({_how(process.exitstatus)}); see {self._places.logs_dir / (name + '.log')}"
             self._end()
-        elif event.expected:
-            about = self._about()
-            if about is not None and about.ending is None:
-                process.exitstatus = -1  # no status of a process: what supervisord restarts after
-        elif not self._is_ready:
+            return
+        about = self._about()
+        if about is not None and about.ending is not None:
+            process.exitstatus = 0  # the keeper would only refuse its successor
+        elif event.expected and about is not None:
+            process.exitstatus = -1  # no status of a process: one that supervisord restarts after
+        elif not event.expected and not self._is_ready:
             self._failures[name] = self._failures.get(name, 0) + 1
             if self._failures[name] >= START_FAILURE_COUNT_MAX:
                 words = last_words(self._places, name)

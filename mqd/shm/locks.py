@@ -15,6 +15,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 LOCK_NAME = ".lock"
+LOOK_COUNT = 10
+LOOK_INTERVAL_S = 0.01
 
 
 class DirectoryInUse(OSError):
@@ -29,26 +31,23 @@ def _holder(fd: int) -> int | None:
 
 
 def lock_file(path: str | os.PathLike[str]) -> int | None:
-    """The locked descriptor of `path` (made if missing), or None when somebody else holds it. Raises OSError when it cannot be opened."""
+    """The locked descriptor of `path` (made if missing), or None when somebody else holds it. Raises OSError when it cannot be opened.
+
+    Tools take the lock for an instant to see whether it is held (is_locked); a broker keeps it. So this looks a few times before it gives up."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        return None
+        for attempt in range(LOOK_COUNT):
+            if attempt:
+                time.sleep(LOOK_INTERVAL_S)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return fd
+            except BlockingIOError:
+                continue
     except BaseException:
         os.close(fd)
         raise
-    return fd
-
-
-def _lock_patiently(path: Path) -> int | None:
-    """Tools take the lock for an instant to see whether it is held (is_locked); a broker keeps it. So look a few times before saying that it is taken."""
-    for _ in range(10):
-        fd = lock_file(path)
-        if fd is not None:
-            return fd
-        time.sleep(0.01)
+    os.close(fd)
     return None
 
 
@@ -80,7 +79,7 @@ def lock_directory(directory: str | os.PathLike[str], data_dir: str | os.PathLik
     place = Path(directory)
     try:
         place.mkdir(parents=True, exist_ok=True)
-        fd = _lock_patiently(place / LOCK_NAME)
+        fd = lock_file(place / LOCK_NAME)
         if fd is not None:
             _write_holder(fd)
             return fd

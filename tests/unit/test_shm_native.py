@@ -1,0 +1,217 @@
+"""The Python face of the core: what goes in comes out, and buffers that C points into cannot go away."""
+
+import errno
+import mmap
+import os
+
+import pytest
+
+from mqd import native
+
+WORKERS = 2
+ENDPOINTS = WORKERS + 2
+
+
+@pytest.fixture
+def control():
+    return native.Control.format(mmap.mmap(-1, native.control_size_bytes()), WORKERS, b"b" * 16, 7, 1000)
+
+
+@pytest.fixture
+def ends(control):
+    links = mmap.mmap(-1, native.links_size_bytes(ENDPOINTS))
+    native.links_format(links, ENDPOINTS)
+    eventfds = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(ENDPOINTS)]
+    yield [native.Endpoint(control, links, index, ENDPOINTS, eventfds) for index in range(ENDPOINTS)], eventfds
+    for fd in eventfds:
+        os.close(fd)
+
+
+def test_names_of_c_become_enumerations():
+    assert native.DescriptorKind.REQUEST.name == "REQUEST"
+    assert [state.name for state in native.ProcessState] == ["ABSENT", "STARTING", "RUNNING", "DEAD"]
+    assert native.Counter.GAUGE_ARENA_EXTENTS_USED > native.Counter.COUNT_LOOPS
+    assert len(native.Counter) == native.lib.MQD_COUNTER_COUNT
+    assert len(native.Histogram) == native.lib.MQD_HISTOGRAM_COUNT
+
+
+def test_crc32c_of_the_check_string():
+    assert native.crc32c(b"123456789") == 0xE3069283  # RFC 3720, B.4's polynomial; the catalogue's check value
+    assert native.crc32c(b"456789", native.crc32c(b"123")) == 0xE3069283
+    assert native.crc32c(b"") == 0
+
+
+def test_a_control_segment_is_formatted_and_attached(control):
+    assert (control.worker_count, control.generation) == (WORKERS, 7)
+    other = native.Control.attach(control.buffer)
+    other.metadata_version = 12
+    control.log_level = 7
+    assert (control.metadata_version, other.log_level) == (12, 7)
+
+
+def test_zeroes_are_not_a_control_segment():
+    with pytest.raises(native.NativeError) as error:
+        native.Control.attach(mmap.mmap(-1, native.control_size_bytes()))
+    assert error.value.code == native.E_LAYOUT
+
+
+def test_a_control_segment_that_is_too_small_is_refused():
+    with pytest.raises(native.NativeError):
+        native.Control.format(mmap.mmap(-1, 4096), WORKERS, b"b" * 16, 7, 1000)
+
+
+def test_death_bumps_the_generation(control):
+    control.set_endpoint_state(1, native.ProcessState.RUNNING, 4711)
+    before = control.endpoint_generation(1)
+    control.set_endpoint_state(1, native.ProcessState.DEAD, 4711)
+    assert control.endpoint_state(1) == native.ProcessState.DEAD
+    assert control.endpoint_generation(1) == before + 1
+
+
+def test_a_slot_is_assigned_seen_and_cleared(control):
+    control.assign_slot(5, b"t" * 16, 3, 1, 2, 9)
+    view = control.slot_view(5)
+    assert (view.topic_id, view.partition_index, view.owner, view.log_dir, view.leader_epoch) == (b"t" * 16, 3, 1, 2, 9)
+    assert control.partition_counts() == [0, 1]
+    control.clear_slot(5)
+    assert control.slot_view(5).state == native.SlotState.FREE
+    assert control.partition_counts() == [0, 0]
+
+
+@pytest.mark.parametrize("slot", [-1, native.PARTITION_SLOT_COUNT])
+def test_slots_that_do_not_exist(control, slot):
+    with pytest.raises((native.NativeError, OverflowError)):
+        control.slot_view(slot)
+    with pytest.raises(native.NativeError):
+        control.clear_slot(slot)
+
+
+def test_ids_of_the_wrong_size_never_reach_c(control):
+    with pytest.raises(native.NativeError, match="16 bytes"):
+        control.assign_slot(0, b"short", 0, 0, 0, 0)
+    with pytest.raises(native.NativeError, match="16 bytes"):
+        native.Control.format(mmap.mmap(-1, native.control_size_bytes()), 1, b"short", 1, 1)
+
+
+def test_a_new_worker_has_no_statistics(control):
+    counters, histograms = control.stats(0)
+    assert counters.shape == (len(native.Counter),) and not counters.any()
+    assert histograms.shape == (len(native.Histogram), native.HISTOGRAM_BUCKET_COUNT) and not histograms.any()
+
+
+def test_a_descriptor_crosses_whole(control, ends):
+    (sender, _, _, receiver), _ = ends
+    sent = native.Descriptor(
+        kind=native.DescriptorKind.REQUEST, flags=65535, slot=2**32 - 1, token=2**64 - 1, offset=2**63, size_bytes=17, error=-1, a=-5, b=2**63 - 1, c=-(2**63)
+    )
+    assert sender.send(3, sent)
+    assert receiver.drain() == []  # not before it is flushed
+    sender.flush()
+    [(origin, got)] = receiver.drain()
+    assert origin == 0
+    sent.generation = control.endpoint_generation(0)
+    assert got == sent
+
+
+def test_a_full_ring_says_so_and_takes_more_after_a_drain(ends):
+    (sender, _, receiver, _), _ = ends
+    count = 0
+    while sender.send(2, native.Descriptor(kind=1, token=count)):
+        count += 1
+    assert 0 < count <= native.LINK_DESCRIPTOR_COUNT
+    assert sender.free_count(2) == 0
+    sender.flush()
+    tokens = []
+    while batch := receiver.drain():
+        tokens += [descriptor.token for _, descriptor in batch]
+    assert tokens == list(range(count))
+    assert sender.send(2, native.Descriptor(kind=1))
+
+
+def test_a_sleeper_is_woken_once_and_a_late_arrival_forbids_sleep(ends):
+    (sender, _, receiver, _), eventfds = ends
+    assert receiver.prepare_sleep()
+    sender.send(2, native.Descriptor(kind=1))
+    sender.flush()
+    assert os.eventfd_read(eventfds[2]) == 1
+    receiver.awake()
+    assert not receiver.prepare_sleep()  # what arrived is still there
+    receiver.awake()
+    assert len(receiver.drain()) == 1
+    sender.send(2, native.Descriptor(kind=1))
+    sender.flush()
+    with pytest.raises(BlockingIOError):
+        os.eventfd_read(eventfds[2])  # nobody slept, nobody was woken
+
+
+def test_an_endpoint_needs_one_eventfd_each(control):
+    links = mmap.mmap(-1, native.links_size_bytes(ENDPOINTS))
+    native.links_format(links, ENDPOINTS)
+    with pytest.raises(native.NativeError, match="eventfds"):
+        native.Endpoint(control, links, 0, ENDPOINTS, [0])
+
+
+def test_an_arena_lends_and_takes_back():
+    memory = mmap.mmap(-1, 1 << 20)
+    arena = native.Arena(memory, 65536)
+    offset = arena.allocate(100_000)
+    assert offset is not None and arena.extents_used == 2
+    arena.view[offset : offset + 3] = b"abc"
+    assert memory[offset : offset + 3] == b"abc"
+    arena.hold(offset)
+    assert not arena.release(offset)
+    assert arena.release(offset)
+    assert (arena.extents_used, arena.extents_total) == (0, 16)
+
+
+def test_a_full_arena_is_none_not_an_error():
+    arena = native.Arena(mmap.mmap(-1, 1 << 20), 65536)
+    while arena.allocate(65536) is not None:
+        pass
+    assert arena.extents_used == arena.extents_total
+
+
+def test_memory_that_c_points_into_cannot_be_unmapped(control):
+    with pytest.raises(BufferError):
+        control.buffer.close()
+
+
+def test_read_only_memory_cannot_become_an_arena(tmp_path):
+    path = tmp_path / "memory"
+    path.write_bytes(bytes(1 << 20))
+    with path.open("rb") as file, pytest.raises((BufferError, TypeError, ValueError)):
+        native.Arena(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ), 65536)
+
+
+def test_a_file_is_replaced_whole(tmp_path):
+    path = tmp_path / "checkpoint"
+    native.file_replace(path, b"one")
+    native.file_replace(path, b"")
+    assert path.read_bytes() == b""
+    native.file_replace(path, bytearray(b"three"))
+    assert path.read_bytes() == b"three"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoint"]
+
+
+def test_appending_cuts_what_lies_behind(tmp_path):
+    path = tmp_path / "log"
+    path.write_bytes(b"0123456789")
+    fd = native.file_open_append(path, 4)
+    native.file_append(fd, b"ab", 4)
+    native.file_flush(fd)
+    native.file_close(fd)
+    assert path.read_bytes() == b"0123ab"
+
+
+def test_an_error_names_the_file_and_keeps_its_errno(tmp_path):
+    with pytest.raises(native.NativeError) as error:
+        native.file_replace(tmp_path / "missing" / "file", b"x")
+    assert error.value.errno == errno.ENOENT
+    assert "missing" in str(error.value)
+
+
+def test_bytes_that_are_no_batch_have_a_reason():
+    error, reason, _ = native.batch_validate(b"\0" * 61)
+    assert error != 0 and reason
+    with pytest.raises(native.NativeError):
+        native.batch_decode(b"\0" * 60)

@@ -1,0 +1,120 @@
+"""Named segments and directory locks."""
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+
+from mqd.shm import locks, segments
+
+
+@pytest.fixture
+def base(tmp_path):
+    name = segments.prefix(tmp_path)
+    yield name
+    segments.clean(name)
+
+
+def test_a_segment_is_shared_by_name(base):
+    made = segments.create(segments.control_name(base), 8192)
+    made[100:103] = b"abc"
+    seen = segments.attach(segments.control_name(base), 8192)
+    assert seen[100:103] == b"abc"
+
+
+def test_a_reader_cannot_write(base):
+    segments.create(segments.arena_name(base, 0), 4096)
+    seen = segments.attach(segments.arena_name(base, 0), 4096, writable=False)
+    with pytest.raises(TypeError):
+        seen[0] = 1
+
+
+def test_only_the_owner_may_open_it(base):
+    segments.create(segments.links_name(base), 4096)
+    path = "/dev/shm" + segments.links_name(base)
+    assert os.stat(path).st_mode & 0o777 == 0o600
+
+
+def test_a_segment_is_made_once(base):
+    segments.create(segments.control_name(base), 4096)
+    with pytest.raises(segments.SegmentError):
+        segments.create(segments.control_name(base), 4096)
+
+
+def test_more_than_the_system_has_is_an_error_with_a_way_out_and_leaves_nothing(base):
+    huge = os.statvfs("/dev/shm").f_bavail * os.statvfs("/dev/shm").f_frsize + (1 << 40)
+    with pytest.raises(segments.SegmentError, match="receive.arena.bytes"):
+        segments.create(segments.arena_name(base, 1), huge)
+    assert not segments.unlink(segments.arena_name(base, 1))
+
+
+def test_a_segment_that_is_missing_or_too_small_is_refused(base):
+    with pytest.raises(segments.SegmentError) as error:
+        segments.attach(segments.control_name(base))
+    assert error.value.errno == errno.ENOENT
+    segments.create(segments.control_name(base), 4096)
+    with pytest.raises(segments.SegmentError, match="restart the whole broker"):
+        segments.attach(segments.control_name(base), 8192)
+
+
+def test_leftovers_are_cleaned_and_mappings_survive(base):
+    memory = segments.create(segments.control_name(base), 4096)
+    segments.create(segments.arena_name(base, 65), 4096)
+    assert sorted(segments.clean(base)) == sorted([segments.control_name(base), segments.arena_name(base, 65)])
+    memory[0] = 1
+    assert segments.clean(base) == []
+
+
+def test_every_path_to_a_directory_gives_the_same_names(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    assert segments.prefix(tmp_path / "data") == segments.prefix(tmp_path / "link")
+    assert segments.prefix(tmp_path / "data") != segments.prefix(tmp_path / "other")
+
+
+def test_a_directory_is_locked_once_and_the_error_says_by_whom(tmp_path):
+    fd = locks.lock_directory(tmp_path)
+    with pytest.raises(locks.DirectoryInUse, match=f"pid {os.getpid()}.*mqd down --data-dir {tmp_path}") as error:
+        locks.lock_directory(tmp_path)
+    assert error.value.holder == os.getpid()
+    assert locks.is_locked(tmp_path / locks.LOCK_NAME)
+    os.close(fd)
+    assert not locks.is_locked(tmp_path / locks.LOCK_NAME)
+    os.close(locks.lock_directory(tmp_path))
+
+
+def test_the_lock_lasts_until_its_last_copy_is_closed(tmp_path):
+    fd = locks.lock_directory(tmp_path)
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[fd])
+    os.close(fd)
+    assert locks.is_locked(tmp_path / locks.LOCK_NAME)
+    child.communicate(b"\n")
+    assert not locks.is_locked(tmp_path / locks.LOCK_NAME)
+
+
+def test_several_directories_are_locked_all_or_none(tmp_path):
+    held = locks.lock_directory(tmp_path / "b")
+    with pytest.raises(locks.DirectoryInUse, match="log.dirs"):
+        locks.lock_directories([tmp_path / "a", tmp_path / "b"], tmp_path / "a")
+    os.close(held)
+    assert not locks.is_locked(tmp_path / "a" / locks.LOCK_NAME)
+    fds = locks.lock_directories([tmp_path / "a", tmp_path / "a", tmp_path / "b"], tmp_path / "a")
+    assert len(fds) == 2
+    for fd in fds:
+        os.close(fd)
+
+
+def test_a_directory_that_cannot_be_made_is_explained(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="cannot use"):
+        locks.lock_directory(tmp_path / "file" / "data")
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+def test_a_directory_that_cannot_be_written_is_explained(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(OSError, match="not writable"):
+        locks.lock_directory(tmp_path)
