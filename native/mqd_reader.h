@@ -3,7 +3,11 @@
  * Any worker reads any partition: it opens the segment files itself, read-only, and believes the partition table (positions) about how far they are
  * valid. Never dereferences a mapping: pread on the sparse index, sendfile or pread on the log.
  *
- * Bounds: read_fd_count_max open segments, least recently used closed first unless referenced by a range that is being sent.
+ * Bounds: fd_count_max descriptors (a segment takes two, .log and .index), least recently used closed first unless referenced by a range that is being sent;
+ * those come on top. No allocation but for opening a segment and listing a directory.
+ * Cost of a sequential look-up: none when the high watermark lies within the limit, one pread of 4 KiB of index otherwise. Data bytes are read only to find an
+ * offset without a cursor (batch headers behind an index entry) and where the index has no entry within the limit.
+ * Concurrency: one thread.
  */
 #ifndef MQD_READER_H
 #define MQD_READER_H
@@ -14,15 +18,16 @@ struct mqd_reader;
 struct mqd_segment_ref; /* an open segment, reference counted */
 
 struct mqd_cursor { /* where a sequential reader stands: makes the next look-up free. Zero-initialise. */
-    int64_t offset;         /* the batch that begins at `position` has this base offset */
+    int64_t offset;         /* a fetch at this offset begins with the batch at `position` */
     int64_t segment;        /* base offset of its segment */
     uint32_t position;
     uint32_t index_hint;    /* byte offset in the .index to look from */
     bool valid;
+    uint64_t generation;    /* segments_generation that the position belongs to; with another one it is not believed */
 };
 
-struct mqd_range { /* whole batches (or, inside a batch larger than the limit with no index entry, a prefix) of one segment file */
-    struct mqd_segment_ref *segment; /* referenced: mqd_range_release */
+struct mqd_range { /* whole batches of one segment file */
+    struct mqd_segment_ref *segment; /* referenced: mqd_range_release; NULL when size_bytes is 0 */
     uint32_t position;
     uint32_t size_bytes;
 };
@@ -33,17 +38,23 @@ void mqd_reader_destroy(struct mqd_reader *reader);
 int mqd_reader_set_path(struct mqd_reader *reader, uint32_t slot, const char *path);
 
 /* Finds what a consumer at `offset` may read below the high watermark in `positions`, at most size_bytes_max. When the first batch alone is larger than
- * that and whole_first is set, the whole first batch is given. One segment at most per call. A returned range starts with the batch that holds `offset`.
- * Updates *cursor to the end of the range. Returns 0 (range.size_bytes may be 0 when offset == high watermark), 1 OFFSET_OUT_OF_RANGE,
- * 56 KAFKA_STORAGE_ERROR, 3 UNKNOWN_TOPIC_OR_PARTITION, or -1 MQD_E_STALE: segments changed meanwhile, read positions anew and retry. */
+ * that, it is given whole (whole_first) or nothing is. One segment at most per call. A returned range starts with the batch that holds `offset`.
+ * Updates *cursor to the end of the range. Returns 0 (range.size_bytes is 0 from the high watermark on and when nothing fits), 1 OFFSET_OUT_OF_RANGE (below
+ * the log start or above the log end), 2 CORRUPT_MESSAGE (the message names file and position), 3 UNKNOWN_TOPIC_OR_PARTITION (no path is set),
+ * 56 KAFKA_STORAGE_ERROR, or -1 MQD_E_STALE: segments changed meanwhile, read positions and generation anew and retry; a file that is still missing in the
+ * same generation is a KAFKA_STORAGE_ERROR. */
 int16_t mqd_reader_find(struct mqd_reader *reader, uint32_t slot, const struct mqd_positions *positions, uint64_t segments_generation, int64_t offset,
                         uint32_t size_bytes_max, bool whole_first, struct mqd_cursor *cursor, struct mqd_range *out);
-/* Bytes between offset and the high watermark, exact inside one segment with a valid cursor, otherwise estimated from the index; for min_bytes. */
+/* Bytes between `offset` and the high watermark, for min_bytes; free with a cursor in the high watermark's segment, otherwise a look-up, which also moves the
+ * cursor to `offset`. UINT64_MAX when it cannot tell (nothing was listed yet, or any error): mqd_reader_find then tells which. */
+uint64_t mqd_reader_available_bytes(struct mqd_reader *reader, uint32_t slot, const struct mqd_positions *positions, int64_t offset, struct mqd_cursor *cursor);
 int mqd_segment_ref_fd(const struct mqd_segment_ref *segment);
 void mqd_range_release(struct mqd_reader *reader, struct mqd_range *range);
 /* cachestat: are all pages of the range in the page cache? 1 yes, 0 no; 1 when the kernel cannot tell. */
 int mqd_range_cached(const struct mqd_range *range);
 /* Closes descriptors of segments that are gone: called when the global segments generation moved; generation_of gives each slot's current one. */
 void mqd_reader_sweep(struct mqd_reader *reader, uint64_t (*generation_of)(void *context, uint32_t slot), void *context);
+uint32_t mqd_reader_segment_count(const struct mqd_reader *reader); /* open now */
+uint32_t mqd_reader_fd_count(const struct mqd_reader *reader);
 
 #endif
