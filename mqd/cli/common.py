@@ -1,0 +1,116 @@
+"""What the commands share: exit codes, errors, the options every command has, output as text or JSON. Imports no client library."""
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import click
+import msgspec
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_UNREACHABLE = 3
+EXIT_INTERRUPTED = 130
+
+DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
+
+
+class CliError(click.ClickException):
+    """A failure in one line: the cause and the way out."""
+
+    def __init__(self, message: str, exit_code: int = EXIT_FAILED):
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What every command is told."""
+
+    bootstrap: str = DEFAULT_BOOTSTRAP
+    json: bool = False
+
+
+def error_line(text: str) -> None:
+    print("mqd: " + " ".join(text.split()), file=sys.stderr)
+
+
+def explain(error: BaseException) -> tuple[str, int]:
+    """One line and an exit code for whatever went wrong."""
+    from mqd.base.config import ConfigError
+
+    if isinstance(error, ConfigError):
+        return str(error), EXIT_USAGE
+    if type(error).__module__.startswith(("confluent_kafka", "cimpl")):
+        from mqd.cli.kafka import explain_kafka
+
+        return explain_kafka(error)
+    if isinstance(error, OSError):
+        return f"{error.filename}: {error.strerror}" if error.filename else str(error), EXIT_FAILED
+    return f"{type(error).__name__}: {error} (this is a fault of mqd's; MQD_DEBUG=1 shows where)", EXIT_FAILED
+
+
+def options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds -b and --format, and passes them as the first argument, a Settings. Said before the verb they count as well."""
+
+    @click.option("-b", "--bootstrap", metavar="HOST:PORT[,...]", help="Broker to ask.  [env: MQD_BOOTSTRAP; default: 127.0.0.1:9092]")
+    @click.option("--format", "output_format", type=click.Choice(["text", "json"]), help="Form of the output.  [default: text]")
+    @click.pass_context
+    @functools.wraps(function)
+    def command(ctx: click.Context, /, *args: Any, bootstrap: str | None, output_format: str | None, **kwargs: Any) -> Any:
+        outer = ctx.find_root().obj or {}
+        bootstrap = bootstrap or outer.get("bootstrap") or os.environ.get("MQD_BOOTSTRAP") or DEFAULT_BOOTSTRAP
+        settings = Settings(bootstrap, (output_format or outer.get("output_format")) == "json")
+        return function(settings, *args, **kwargs)
+
+    return command
+
+
+def pairs(values: Iterable[str], option: str) -> dict[str, str]:
+    """KEY=VALUE arguments as a dictionary. Raises click.UsageError."""
+    found: dict[str, str] = {}
+    for text in values:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise click.UsageError(f"{option} takes KEY=VALUE, not {text!r}")
+        if key.strip() in found:
+            raise click.UsageError(f"{option} has {key.strip()} twice")
+        found[key.strip()] = value
+    return found
+
+
+def complete_topic(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Topic names for the shell's completion; none when no broker answers at once."""
+    try:
+        from mqd.cli.kafka import topic_names
+
+        return [name for name in topic_names(ctx.params.get("bootstrap") or os.environ.get("MQD_BOOTSTRAP") or DEFAULT_BOOTSTRAP, 1.0) if name.startswith(incomplete)]
+    except Exception:
+        return []
+
+
+# -- output ------------------------------------------------------------------------------------------------------------------
+
+
+def emit_json(value: Any) -> None:
+    click.echo(json.dumps(value, ensure_ascii=False, indent=2 if sys.stdout.isatty() else None))
+
+
+def emit_table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Aligned columns under titles; numbers to the right. The same on a terminal and in a pipe."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    widths = [max([len(title), *(len(row[column]) for row in cells)]) for column, title in enumerate(titles)]
+    numeric = [bool(rows) and all(isinstance(row[column], int) for row in rows) for column in range(len(titles))]
+    for line in [list(titles), *cells]:
+        parts = [text.rjust(width) if right else text.ljust(width) for text, width, right in zip(line, widths, numeric, strict=True)]
+        click.echo("  ".join(parts).rstrip())
+
+
+def human_bytes(count: float) -> str:
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"

@@ -1,0 +1,137 @@
+"""librdkafka for the commands: clients with quiet logs, a broker that is not there told at once, errors in words.
+
+A module that needs confluent_kafka imports it here or in a function: it costs 50 ms.
+"""
+
+import os
+import re
+import socket
+from collections.abc import Iterable
+from typing import Any
+
+import confluent_kafka
+from confluent_kafka import KafkaError, KafkaException
+
+from mqd.cli.common import EXIT_FAILED, EXIT_UNREACHABLE, CliError
+
+REQUEST_TIMEOUT_S = 15.0
+CONNECT_TIMEOUT_S = 3.0
+
+_UNREACHABLE = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE, KafkaError._TIMED_OUT})
+_WAY_OUT = {
+    KafkaError.TOPIC_ALREADY_EXISTS: "--if-not-exists makes that no error",
+    KafkaError.UNKNOWN_TOPIC_OR_PART: "mqd topic list shows the topics there are, mqd topic create makes one",
+    KafkaError.KAFKA_STORAGE_ERROR: "the broker's disk is full or has failed; its log says which; mqd status shows the data directory",
+    KafkaError.MSG_SIZE_TOO_LARGE: "the topic's max.message.bytes limits a batch (mqd config get topic/NAME)",
+    KafkaError._MSG_TIMED_OUT: "the broker did not acknowledge in time; mqd status shows whether it runs",
+}
+
+
+def _addresses(bootstrap: str) -> list[tuple[str, int]]:
+    found = []
+    for member in filter(None, (part.strip() for part in bootstrap.split(","))):
+        match = re.fullmatch(r"(?:\w+://)?(?:\[(?P<six>[^\]]+)\]|(?P<host>[^:\[\]]+))(?::(?P<port>\d{1,5}))?", member)
+        if match is None or int(match["port"] or 9092) > 65535:
+            raise CliError(f"{member!r} is not HOST:PORT", 2)
+        found.append((match["six"] or match["host"], int(match["port"] or 9092)))
+    if not found:
+        raise CliError("no broker is named; give -b HOST:PORT", 2)
+    return found
+
+
+def unreachable(bootstrap: str, reason: str = "") -> CliError:
+    why = f" ({reason})" if reason else ""
+    return CliError(f"cannot reach a broker at {bootstrap}{why}; is it running? start one with: mqd up", EXIT_UNREACHABLE)
+
+
+def require_broker(bootstrap: str, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+    """Returns when one of the addresses accepts a connection; librdkafka alone would wait out its time limit to say that none does."""
+    reason = ""
+    for address in _addresses(bootstrap):
+        try:
+            socket.create_connection(address, timeout_s).close()
+            return
+        except OSError as error:
+            reason = error.strerror or str(error)
+    raise unreachable(bootstrap, reason)
+
+
+def base_config(bootstrap: str, timeout_s: float = CONNECT_TIMEOUT_S) -> dict[str, Any]:
+    """What every client starts from; checks that a broker is there."""
+    require_broker(bootstrap, timeout_s)
+    config: dict[str, Any] = {
+        "bootstrap.servers": bootstrap, "client.id": "mqd-cli", "broker.address.family": "any", "socket.nagle.disable": True, "reconnect.backoff.max.ms": 1000,
+    }
+    if os.environ.get("MQD_DEBUG") != "1":
+        config["log_level"] = 0
+        config["error_cb"] = lambda _error: None
+    return config
+
+
+def admin_client(bootstrap: str) -> Any:
+    from confluent_kafka.admin import AdminClient
+
+    return AdminClient(base_config(bootstrap))
+
+
+def metadata(client: Any, topic: str | None = None, timeout_s: float = REQUEST_TIMEOUT_S) -> Any:
+    """ClusterMetadata; a topic that does not exist is an error and is not created."""
+    found = client.list_topics(topic, timeout=timeout_s) if topic is not None else client.list_topics(timeout=timeout_s)
+    if topic is not None:
+        error = found.topics[topic].error if topic in found.topics else KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+        if error is not None:
+            raise named(topic, KafkaException(error))
+    return found
+
+
+def topic_names(bootstrap: str, timeout_s: float) -> list[str]:
+    from confluent_kafka.admin import AdminClient
+
+    return sorted(AdminClient(base_config(bootstrap, timeout_s)).list_topics(timeout=timeout_s).topics)
+
+
+def named(what: str, error: KafkaException) -> CliError:
+    """The error of one thing, such as a topic, with its name before it."""
+    text, code = explain_kafka(error)
+    return CliError(f"{what}: {text}", code)
+
+
+def explain_kafka(error: BaseException) -> tuple[str, int]:
+    """A KafkaException in words: the broker's own message where it sent one, and the way out where there is one."""
+    inner = error.args[0] if error.args else None
+    if not isinstance(inner, KafkaError):
+        return str(error), EXIT_FAILED
+    if inner.code() in _UNREACHABLE:
+        return f"no answer from the broker ({inner.str()}); is it running? mqd status shows it", EXIT_UNREACHABLE
+    text = inner.str()
+    if text.startswith(("Broker: ", "Local: ")):
+        text = text.partition(": ")[2]
+    way_out = _WAY_OUT.get(inner.code())
+    return f"{text}; {way_out}" if way_out and way_out not in text else text, EXIT_FAILED
+
+
+def each_future(futures: dict[Any, Any], name_of: Any = str) -> tuple[list[tuple[str, Any]], list[tuple[str, KafkaException]]]:
+    """Waits for all: (name, result) of those that went well, (name, exception) of the others."""
+    done, failed = [], []
+    for key, future in futures.items():
+        try:
+            done.append((name_of(key), future.result()))
+        except KafkaException as error:
+            failed.append((name_of(key), error))
+    return done, failed
+
+
+def raise_failures(failed: Iterable[tuple[str, KafkaException]]) -> None:
+    failures = [named(name, error) for name, error in failed]
+    if failures:
+        raise CliError("; ".join(failure.message for failure in failures), max(failure.exit_code for failure in failures))
+
+
+def client_properties(values: Iterable[str]) -> dict[str, str]:
+    """-X PROPERTY=VALUE."""
+    from mqd.cli.common import pairs
+
+    return pairs(values, "-X")
+
+
+VERSION = f"confluent-kafka {confluent_kafka.__version__}, librdkafka {confluent_kafka.libversion()[0]}"

@@ -1,0 +1,109 @@
+"""Reading a topic without a group: assigned partitions, one starting point for all, an end that is noticed."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
+
+from mqd.cli.common import CliError
+from mqd.cli.kafka import REQUEST_TIMEOUT_S, base_config, metadata
+from mqd.cli.records import Start
+
+_DRAIN_COUNT = 1000
+_WAIT_S = 0.5
+
+
+class Reader:
+    """One consumer over some partitions of a topic. Not thread-safe."""
+
+    def __init__(self, bootstrap: str, topic: str, properties: dict[str, str] | None = None, timeout_s: float = REQUEST_TIMEOUT_S):
+        self.topic = topic
+        self.timeout_s = timeout_s
+        config = base_config(bootstrap) | {
+            "group.id": "mqd-cli", "enable.auto.commit": False, "enable.auto.offset.store": False, "enable.partition.eof": True, "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": 100, "check.crcs": True,
+        }
+        self.consumer = Consumer(config | (properties or {}))
+        self.metadata: Any = None
+        self._stops: dict[int, int] = {}
+
+    def partitions(self, wanted: list[int] | None) -> list[int]:
+        """The topic's partitions, or the wanted ones of them. Raises CliError when the topic or one of them does not exist."""
+        self.metadata = metadata(self.consumer, self.topic, self.timeout_s)
+        present = sorted(self.metadata.topics[self.topic].partitions)
+        for index in wanted or ():
+            if index not in present:
+                raise CliError(f"topic {self.topic} has no partition {index}; it has 0 to {len(present) - 1}")
+        return sorted(set(wanted)) if wanted else present
+
+    def leader(self, partition: int) -> int:
+        """Node id of the partition's leader when the metadata was read."""
+        return self.metadata.topics[self.topic].partitions[partition].leader
+
+    def _by_time(self, partitions: list[int], timestamp_ms: int) -> dict[int, int]:
+        asked = [TopicPartition(self.topic, index, timestamp_ms) for index in partitions]
+        found = {}
+        for answer in self.consumer.offsets_for_times(asked, timeout=self.timeout_s):
+            if answer.error is not None:
+                raise KafkaException(answer.error)
+            found[answer.partition] = answer.offset
+        return found
+
+    def _offsets(self, partitions: list[int], start: Start) -> dict[int, int]:
+        if start.kind == "time":
+            return self._by_time(partitions, start.value)
+        if start.kind == "tail":
+            found = {}
+            for index in partitions:
+                low, high = self.consumer.get_watermark_offsets(TopicPartition(self.topic, index), timeout=self.timeout_s)
+                found[index] = max(low, high - start.value)
+            return found
+        fixed = {"beginning": OFFSET_BEGINNING, "end": OFFSET_END, "offset": start.value}[start.kind]
+        return dict.fromkeys(partitions, fixed)
+
+    def assign(self, partitions: list[int], start: Start, stop: Start | None = None) -> None:
+        """Begins at `start`; a partition ends before `stop` (a time), if given."""
+        offsets = self._offsets(partitions, start)
+        if stop is not None:
+            self._stops = {index: offset for index, offset in self._by_time(partitions, stop.value).items() if offset >= 0}
+        self.consumer.assign([TopicPartition(self.topic, index, offset) for index, offset in offsets.items()])
+        self._open = set(partitions)
+
+    def batches(self, count: int | None, exit_at_end: bool, on_end: Callable[[int, int, bool], None] | None = None) -> Iterator[list[Any]]:
+        """Messages as they arrive, a few at a time; [] now and then while nothing arrives. Ends after `count`, or with every partition at its end
+        when exit_at_end. on_end(partition, offset, last) hears of each partition's end."""
+        left = count
+        while left is None or left > 0:
+            first = self.consumer.poll(_WAIT_S)
+            if first is None:
+                yield []
+                continue
+            batch = []
+            for message in [first, *self.consumer.consume(_DRAIN_COUNT if left is None else max(0, min(_DRAIN_COUNT, left - 1)), timeout=0)]:
+                if self._keep(message, exit_at_end, on_end):
+                    batch.append(message)
+            batch = batch if left is None else batch[:left]
+            left = None if left is None else left - len(batch)
+            yield batch
+            if not self._open and (exit_at_end or self._stops):
+                return
+
+    def _keep(self, message: Any, exit_at_end: bool, on_end: Callable[[int, int, bool], None] | None) -> bool:
+        error, partition = message.error(), message.partition()
+        if error is None:
+            stop = self._stops.get(partition)
+            if stop is not None and message.offset() >= stop - 1:
+                self._open.discard(partition)
+            return stop is None or message.offset() < stop
+        if error.code() == KafkaError._PARTITION_EOF:
+            if exit_at_end or partition in self._stops:
+                self._open.discard(partition)
+            if on_end is not None:
+                on_end(partition, message.offset(), exit_at_end and not self._open)
+            return False
+        if error.retriable() or error.code() in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
+            return False  # the client tries again by itself
+        raise KafkaException(error)
+
+    def close(self) -> None:
+        self.consumer.close()

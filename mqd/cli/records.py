@@ -1,0 +1,183 @@
+"""Records as bytes and text: escapes, output formats (kcat's tokens), JSON envelopes, delimited input, starting points. No client library, no I/O but reading."""
+
+import base64
+import json
+import re
+import struct
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from typing import Any, BinaryIO
+
+import click
+import msgspec
+
+_READ_BYTES = 1 << 16
+_TIMESTAMP_TYPES = {0: "unknown", 1: "create", 2: "logappend"}
+_UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def unescape(text: str) -> bytes:
+    r"""\n, \r, \t, \xXX; any other escaped character stands for itself."""
+    out = bytearray()
+    at = 0
+    for match in re.finditer(r"\\(x[0-9a-fA-F]{1,2}|.)", text, re.DOTALL):
+        out += text[at : match.start()].encode()
+        escape = match[1]
+        if len(escape) > 1:
+            out.append(int(escape[1:], 16))
+        else:
+            out += {"n": "\n", "r": "\r", "t": "\t"}.get(escape, escape).encode()
+        at = match.end()
+    return bytes(out + text[at:].encode())
+
+
+# -- output ------------------------------------------------------------------------------------------------------------------
+
+
+def _headers(message: Any) -> bytes:
+    return b",".join(name.encode() + b"=" + (b"NULL" if value is None else value) for name, value in message.headers() or ())
+
+
+def _size(value: bytes | None) -> int:
+    return -1 if value is None else len(value)
+
+
+def _tokens(null: bytes) -> dict[str, Callable[[Any], bytes]]:
+    def text(value: bytes | None) -> bytes:
+        return null if value is None else value
+
+    def payload(message: Any) -> bytes:
+        return text(message.value())
+
+    return {
+        "s": payload,
+        "v": payload,
+        "k": lambda m: text(m.key()),
+        "S": lambda m: b"%d" % _size(m.value()),
+        "V": lambda m: b"%d" % _size(m.value()),
+        "K": lambda m: b"%d" % _size(m.key()),
+        "R": lambda m: struct.pack(">i", _size(m.value())),
+        "t": lambda m: m.topic().encode(),
+        "p": lambda m: b"%d" % m.partition(),
+        "o": lambda m: b"%d" % m.offset(),
+        "T": lambda m: b"%d" % (m.timestamp()[1] if m.timestamp()[0] else -1),
+        "h": _headers,
+    }
+
+
+def compile_format(text: str, null: bytes = b"") -> Callable[[Any], bytes]:
+    """A function from a message to its bytes. Tokens: %k key, %v or %s value, %K and %V sizes (-1: null), %t topic, %p partition, %o offset,
+    %T timestamp in ms, %h headers, %R size as four big-endian bytes, %% a per cent sign. Raises click.UsageError on others."""
+    tokens = _tokens(null)
+    parts: list[Callable[[Any], bytes]] = []
+    for literal, token in re.findall(r"((?:[^%\\]|\\.)+|\\$)|%(.?)", text, re.DOTALL):
+        if literal or token == "%":
+            fixed = unescape(literal) if literal else b"%"
+            parts.append(lambda _message, fixed=fixed: fixed)
+        elif token in tokens:
+            parts.append(tokens[token])
+        else:
+            raise click.UsageError(f"the format has %{token}; known are {' '.join('%' + name for name in tokens)} %%")
+    return lambda message: b"".join([part(message) for part in parts])
+
+
+def _raw(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("utf-8", "surrogateescape")
+
+
+def kcat_envelope(message: Any, broker: int) -> bytes:
+    """kcat's -J line. Bytes that are no UTF-8 pass through as they are, as kcat's do."""
+    kind, timestamp_ms = message.timestamp()
+    envelope: dict[str, Any] = {
+        "topic": message.topic(), "partition": message.partition(), "offset": message.offset(), "tstype": _TIMESTAMP_TYPES[kind], "ts": timestamp_ms, "broker": broker,
+    }
+    if message.headers():
+        envelope["headers"] = [item for name, value in message.headers() for item in (name, _raw(value))]
+    envelope["key"] = _raw(message.key())
+    envelope["payload"] = _raw(message.value())
+    return json.dumps(envelope, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape") + b"\n"
+
+
+def _readable(name: str, value: bytes | None) -> dict[str, str | None]:
+    if value is None:
+        return {name: None}
+    try:
+        return {name: value.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {name + "_base64": base64.b64encode(value).decode()}
+
+
+def envelope(message: Any) -> bytes:
+    """`mqd consume --format json`: always valid JSON; what is no UTF-8 comes in base64 under another name."""
+    fields: dict[str, Any] = {"topic": message.topic(), "partition": message.partition(), "offset": message.offset(), "timestamp_ms": message.timestamp()[1]}
+    if message.headers():
+        fields["headers"] = [{"name": name, **_readable("value", value)} for name, value in message.headers()]
+    fields.update(_readable("key", message.key()))
+    fields.update(_readable("value", message.value()))
+    return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
+
+
+# -- input -------------------------------------------------------------------------------------------------------------------
+
+
+def split(stream: BinaryIO, delimiter: bytes) -> Iterator[bytes]:
+    """What lies between delimiters, as it arrives; the end of the stream ends the last one. Empty ones are left out, as kcat does."""
+    read: Callable[[int], bytes] = getattr(stream, "read1", stream.read)
+    rest = b""
+    while chunk := read(_READ_BYTES):
+        *whole, rest = (rest + chunk).split(delimiter)
+        yield from filter(None, whole)
+    if rest:
+        yield rest
+
+
+def split_key(record: bytes, delimiter: bytes | None, fixed: bytes | None) -> tuple[bytes | None, bytes]:
+    """(key, value) of an input record; the fixed key when it has none of its own."""
+    if delimiter:
+        key, found, value = record.partition(delimiter)
+        if found:
+            return key, value
+    return fixed, record
+
+
+def parse_header(text: str) -> tuple[str, bytes | None]:
+    """NAME=VALUE; without "=": a header whose value is null."""
+    name, equals, value = text.partition("=")
+    if not name:
+        raise click.UsageError(f"a header is NAME=VALUE, not {text!r}")
+    return name, value.encode() if equals else None
+
+
+# -- where to begin ----------------------------------------------------------------------------------------------------------
+
+
+class Start(msgspec.Struct, frozen=True):
+    """kind: beginning | end | offset | tail (that many before the end) | time (ms since the epoch)."""
+
+    kind: str
+    value: int = 0
+
+
+def parse_time(text: str, now: datetime) -> int:
+    """Milliseconds since the epoch, a date or date and time (ISO 8601, local unless it says otherwise), or how long ago: -90s, -15m, -2h, -1d."""
+    if match := re.fullmatch(r"-(\d{1,12})(ms|s|m|h|d)", text):
+        return int((now - timedelta(milliseconds=int(match[1]) * _UNITS[match[2]])).timestamp() * 1000)
+    if re.fullmatch(r"\d{5,18}", text):
+        return int(text)
+    try:
+        return int(datetime.fromisoformat(text).timestamp() * 1000)
+    except ValueError:
+        raise click.UsageError(f"{text!r} is no time; give 2026-01-31T12:00, milliseconds since 1970, or -15m") from None
+
+
+def parse_start(text: str, now: datetime) -> Start:
+    """beginning | end | OFFSET | -COUNT | @TIME. Raises click.UsageError."""
+    if text in ("beginning", "earliest", "start"):
+        return Start("beginning")
+    if text in ("end", "latest"):
+        return Start("end")
+    if text.startswith("@"):
+        return Start("time", parse_time(text[1:], now))
+    if re.fullmatch(r"-?\d{1,18}", text):
+        return Start("tail", -int(text)) if text.startswith("-") else Start("offset", int(text))
+    raise click.UsageError(f"{text!r} is no place to begin; give beginning, end, an offset, -COUNT or @TIME")

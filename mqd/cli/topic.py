@@ -1,0 +1,192 @@
+"""`mqd topic`: create, list, describe, alter, delete, add-partitions."""
+
+from typing import Any
+
+import click
+
+from mqd.cli.common import CliError, Settings, complete_topic, emit_json, emit_table, options, pairs
+
+
+@click.group(help="Create, list, describe, alter and delete topics.")
+def command() -> None:
+    pass
+
+
+@command.command()
+@options
+@click.argument("name")
+@click.option("-p", "--partitions", type=click.IntRange(1), help="Number of partitions.  [default: the broker's num.partitions]")
+@click.option("-r", "--replication-factor", type=click.IntRange(1), help="Replicas of each.  [default: the broker's default.replication.factor]")
+@click.option("-c", "--config", "configs", multiple=True, metavar="KEY=VALUE", help="A property of the topic; may be repeated.")
+@click.option("--if-not-exists", is_flag=True, help="No error when the topic exists.")
+@click.option("--dry-run", is_flag=True, help="Let the broker check, create nothing.")
+def create(
+    settings: Settings, name: str, partitions: int | None, replication_factor: int | None, configs: tuple[str, ...], if_not_exists: bool, dry_run: bool
+) -> None:
+    """Create the topic NAME."""
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import NewTopic
+
+    from mqd.cli.kafka import REQUEST_TIMEOUT_S, admin_client, named
+
+    topic = NewTopic(name, num_partitions=partitions or -1, replication_factor=replication_factor or -1, config=pairs(configs, "-c"))
+    created = True
+    try:
+        admin_client(settings.bootstrap).create_topics([topic], operation_timeout=REQUEST_TIMEOUT_S, validate_only=dry_run)[name].result()
+    except KafkaException as error:
+        if not (if_not_exists and error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS):
+            raise named(f"topic {name}", error) from None
+        created = False
+    if settings.json:
+        emit_json({"topic": name, "created": created and not dry_run})
+    else:
+        click.echo(f"topic {name} could be created" if dry_run and created else f"created topic {name}" if created else f"topic {name} exists")
+
+
+@command.command("list")
+@options
+@click.option("--internal", is_flag=True, help="Also those that begin with two underscores.")
+def list_(settings: Settings, internal: bool) -> None:
+    """List the topics: names when piped, a table on a terminal."""
+    import sys
+
+    from mqd.cli.kafka import admin_client, metadata
+
+    topics = metadata(admin_client(settings.bootstrap)).topics
+    found = [topics[name] for name in sorted(topics) if internal or not name.startswith("__")]
+    if settings.json:
+        emit_json([{"topic": topic.topic, "partitions": len(topic.partitions), "replication_factor": _replication_factor(topic)} for topic in found])
+    elif sys.stdout.isatty():
+        emit_table(("TOPIC", "PARTITIONS", "REPLICAS"), [(topic.topic, len(topic.partitions), _replication_factor(topic)) for topic in found])
+    else:
+        for topic in found:
+            click.echo(topic.topic)
+
+
+def _replication_factor(topic: Any) -> int:
+    return max((len(partition.replicas) for partition in topic.partitions.values()), default=0)
+
+
+def _offsets(admin: Any, name: str, partitions: list[int]) -> dict[int, tuple[int | None, int | None]]:
+    """Partition -> (log start offset, high watermark); None where the broker could not say."""
+    from confluent_kafka import KafkaException, TopicPartition
+    from confluent_kafka.admin import OffsetSpec
+
+    from mqd.cli.kafka import REQUEST_TIMEOUT_S
+
+    found: list[dict[int, int | None]] = []
+    asked = [
+        admin.list_offsets({TopicPartition(name, index): spec for index in partitions}, request_timeout=REQUEST_TIMEOUT_S)
+        for spec in (OffsetSpec.earliest(), OffsetSpec.latest())
+    ]
+    for futures in asked:
+        answer: dict[int, int | None] = {}
+        for partition, future in futures.items():
+            try:
+                answer[partition.partition] = future.result().offset
+            except KafkaException:
+                answer[partition.partition] = None
+        found.append(answer)
+    return {index: (found[0].get(index), found[1].get(index)) for index in partitions}
+
+
+def _configs(admin: Any, name: str) -> list[Any]:
+    from confluent_kafka.admin import ConfigResource, ResourceType
+
+    from mqd.cli.kafka import REQUEST_TIMEOUT_S
+
+    resource = ConfigResource(ResourceType.TOPIC, name)
+    return sorted(admin.describe_configs([resource], request_timeout=REQUEST_TIMEOUT_S)[resource].result().values(), key=lambda entry: entry.name)
+
+
+@command.command()
+@options
+@click.argument("name", shell_complete=complete_topic)
+def describe(settings: Settings, name: str) -> None:
+    """Show partitions, offsets and the configuration set on the topic NAME."""
+    from confluent_kafka.admin import ConfigSource
+
+    from mqd.cli.kafka import admin_client, metadata
+
+    admin = admin_client(settings.bootstrap)
+    topic = metadata(admin, name).topics[name]
+    offsets = _offsets(admin, name, sorted(topic.partitions))
+    source = ConfigSource.DYNAMIC_TOPIC_CONFIG.value
+    configs = {entry.name: entry.value for entry in _configs(admin, name) if entry.source == source}
+    partitions = []
+    for index in sorted(topic.partitions):
+        partition, (start, end) = topic.partitions[index], offsets[index]
+        partitions.append({
+            "partition": index, "leader": partition.leader, "replicas": partition.replicas, "in_sync_replicas": partition.isrs,
+            "log_start_offset": start, "high_watermark": end, "error": partition.error.str() if partition.error is not None else None,
+        })
+    if settings.json:
+        emit_json({"topic": name, "replication_factor": _replication_factor(topic), "config": configs, "partitions": partitions})
+        return
+    records = sum((p["high_watermark"] or 0) - (p["log_start_offset"] or 0) for p in partitions)
+    click.echo(f"topic {name}: {len(partitions)} partitions, {_replication_factor(topic)} replicas, {records} offsets in use")
+    for key, value in configs.items():
+        click.echo(f"  {key}={value}")
+    rows = []
+    for p in partitions:
+        shown = ["?" if p[key] is None else p[key] for key in ("log_start_offset", "high_watermark")]
+        rows.append((p["partition"], p["leader"], ",".join(map(str, p["replicas"])), ",".join(map(str, p["in_sync_replicas"])), *shown, p["error"] or ""))
+    emit_table(("PARTITION", "LEADER", "REPLICAS", "IN SYNC", "START OFFSET", "HIGH WATERMARK", ""), rows)
+
+
+@command.command()
+@options
+@click.argument("name", shell_complete=complete_topic)
+@click.option("-c", "--config", "configs", multiple=True, metavar="KEY=VALUE", help="Set a property; may be repeated.")
+@click.option("-d", "--delete", "deleted", multiple=True, metavar="KEY", help="Return a property to the broker's value; may be repeated.")
+def alter(settings: Settings, name: str, configs: tuple[str, ...], deleted: tuple[str, ...]) -> None:
+    """Change the configuration of the topic NAME; what is not named stays."""
+    from mqd.cli.config import alter as alter_configs
+
+    if not configs and not deleted:
+        raise click.UsageError("nothing to change; give -c KEY=VALUE or -d KEY")
+    alter_configs(settings, f"topic/{name}", pairs(configs, "-c"), list(deleted))
+
+
+@command.command()
+@options
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_topic)
+@click.option("--if-exists", is_flag=True, help="No error when a topic does not exist.")
+def delete(settings: Settings, names: tuple[str, ...], if_exists: bool) -> None:
+    """Delete topics with all their records."""
+    from confluent_kafka import KafkaError
+
+    from mqd.cli.kafka import REQUEST_TIMEOUT_S, admin_client, each_future, raise_failures
+
+    futures = admin_client(settings.bootstrap).delete_topics(list(dict.fromkeys(names)), operation_timeout=REQUEST_TIMEOUT_S)
+    done, failed = each_future(futures)
+    if if_exists:
+        failed = [(name, error) for name, error in failed if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART]
+    if settings.json:
+        emit_json({"deleted": [name for name, _ in done]})
+    else:
+        for name, _ in done:
+            click.echo(f"deleted topic {name}")
+    raise_failures((f"topic {name}", error) for name, error in failed)
+
+
+@command.command("add-partitions")
+@options
+@click.argument("name", shell_complete=complete_topic)
+@click.option("--to", "total", required=True, type=click.IntRange(1), help="The new number of partitions.")
+def add_partitions(settings: Settings, name: str, total: int) -> None:
+    """Give the topic NAME more partitions. Keys move: records of one key from before and after may lie in different partitions."""
+    from confluent_kafka.admin import NewPartitions
+
+    from mqd.cli.kafka import REQUEST_TIMEOUT_S, admin_client, each_future, raise_failures
+
+    futures = admin_client(settings.bootstrap).create_partitions([NewPartitions(name, total)], operation_timeout=REQUEST_TIMEOUT_S)
+    _, failed = each_future(futures)
+    raise_failures((f"topic {name}", error) for name, error in failed)
+    if settings.json:
+        emit_json({"topic": name, "partitions": total})
+    else:
+        click.echo(f"topic {name} has {total} partitions")
+
+
+__all__ = ["CliError", "command"]

@@ -1,0 +1,55 @@
+"""Writing to a topic: one librdkafka producer, counted outcomes, memory bounded by its queue."""
+
+from typing import Any
+
+from confluent_kafka import KafkaException, Producer
+
+from mqd.cli.common import CliError
+from mqd.cli.kafka import base_config, explain_kafka
+
+_QUEUE_FULL_WAIT_S = 0.1
+
+
+class Writer:
+    """Counts what was sent and what failed. Only failures call back into Python, so a large input costs no callback per record. Not thread-safe."""
+
+    def __init__(self, bootstrap: str, properties: dict[str, str]):
+        config = base_config(bootstrap) | {"delivery.report.only.error": True, "message.timeout.ms": 60000, "on_delivery": self._on_failure}
+        self.producer = Producer(config | properties)
+        self.sent_count = 0
+        self.sent_bytes = 0
+        self.failed_count = 0
+        self.first_failure: Any = None
+
+    def _on_failure(self, error: Any, _message: Any) -> None:
+        if error is not None:
+            self.failed_count += 1
+            self.first_failure = self.first_failure or error
+
+    def send(self, topic: str, value: bytes | None, key: bytes | None, headers: list[tuple[str, bytes | None]], partition: int) -> None:
+        """Queues one record; waits while the queue is full. Raises KafkaException."""
+        options: dict[str, Any] = {"partition": partition} if partition >= 0 else {}
+        if headers:
+            options["headers"] = headers
+        while True:
+            try:
+                self.producer.produce(topic, value, key, **options)
+                break
+            except BufferError:
+                self.producer.poll(_QUEUE_FULL_WAIT_S)
+        self.sent_count += 1
+        self.sent_bytes += len(value or b"") + len(key or b"")
+        if self.sent_count % 64 == 0:
+            self.producer.poll(0)
+
+    @property
+    def waiting_count(self) -> int:
+        return len(self.producer)
+
+    def finish(self, timeout_s: float = -1) -> None:
+        """Waits until every record is acknowledged or has failed. Raises CliError when some were not written."""
+        left = self.producer.flush(timeout_s) if timeout_s >= 0 else self.producer.flush()
+        failed = self.failed_count + left
+        if failed:
+            text, code = explain_kafka(KafkaException(self.first_failure)) if self.first_failure is not None else ("not acknowledged in time", 1)
+            raise CliError(f"{failed} of {self.sent_count} records were not written: {text}", code)
