@@ -389,7 +389,7 @@ uint64_t mqd_reader_available_bytes(struct mqd_reader *reader, uint32_t slot_num
                                   .generation = slot->generation};
     uint64_t bytes = place.limit - place.position;
     for (uint32_t number = place.number; slot->segments[number].base_offset != positions->high_watermark_segment && bytes < INT32_MAX;) {
-        uint32_t limit;
+        uint32_t limit = 0;
         if (++number >= slot->segment_count || limit_of(slot, positions, number, &limit))
             return UINT64_MAX;
         bytes += limit;

@@ -115,7 +115,7 @@ bool mqd_api_flexible(int16_t api_key, int16_t api_version)
 
 int mqd_request_header_parse(const uint8_t *frame, uint32_t size_bytes, struct mqd_request_header *out, bool *known)
 {
-    struct mqd_cursor_bytes cursor = mqd_cursor(frame, size_bytes);
+    struct mqd_cursor_bytes cursor = mqd_cursor_over(frame, size_bytes);
     struct mqd_text client_id;
     *known = false;
     out->client_id = NULL;

@@ -36,7 +36,7 @@ static inline int mqd_wire_wrong(const struct mqd_cursor_bytes *cursor, const ch
     return -1;
 }
 
-static inline struct mqd_cursor_bytes mqd_cursor(const uint8_t *bytes, uint32_t size_bytes)
+static inline struct mqd_cursor_bytes mqd_cursor_over(const uint8_t *bytes, uint32_t size_bytes)
 {
     return (struct mqd_cursor_bytes){.at = bytes, .end = bytes + size_bytes, .begin = bytes};
 }

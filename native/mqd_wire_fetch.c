@@ -65,7 +65,7 @@ static int take_head(struct mqd_fetch_request *out)
 
 int mqd_fetch_parse(const uint8_t *body, uint32_t size_bytes, int16_t version, struct mqd_fetch_request *out)
 {
-    *out = (struct mqd_fetch_request){.cursor = mqd_cursor(body, size_bytes), .version = version, .replica_id = -1, .replica_epoch = -1, .session_epoch = -1};
+    *out = (struct mqd_fetch_request){.cursor = mqd_cursor_over(body, size_bytes), .version = version, .replica_id = -1, .replica_epoch = -1, .session_epoch = -1};
     if (version < FETCH_VERSION_MIN || version > FETCH_VERSION_MAX) return mqd_wire_wrong(&out->cursor, "Fetch", "of a version that is not advertised:", version);
     if (take_head(out)) return -1;
     out->topics_left = out->topic_count;

@@ -30,7 +30,7 @@ static int walk(struct mqd_list_offsets_request *request)
 int mqd_list_offsets_parse(const uint8_t *body, uint32_t size_bytes, int16_t version, struct mqd_list_offsets_request *out)
 {
     bool compact = flexible(version);
-    out->cursor = mqd_cursor(body, size_bytes);
+    out->cursor = mqd_cursor_over(body, size_bytes);
     out->version = version;
     out->isolation_level = 0;
     out->timeout_ms = -1;

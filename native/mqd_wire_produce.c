@@ -36,7 +36,7 @@ static int walk(struct mqd_produce_request request)
 
 int mqd_produce_parse(const uint8_t *body, uint32_t size_bytes, int16_t version, struct mqd_produce_request *out)
 {
-    out->cursor = mqd_cursor(body, size_bytes);
+    out->cursor = mqd_cursor_over(body, size_bytes);
     out->version = version;
     out->transactional_id = (struct mqd_text){.bytes = NULL, .size_bytes = -1};
     out->partitions_left = 0;
