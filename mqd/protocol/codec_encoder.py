@@ -58,7 +58,12 @@ class EncoderWriter:
 
     def explain(self, error: Exception, run: Callable, title: str) -> ProtocolError:
         label, _ = self.code.locate(error.__traceback__, run.__code__)
-        problem = str(error) if isinstance(error, Unencodable) else f"a value does not fit: {error}"
+        if isinstance(error, Unencodable):
+            problem = str(error)
+        elif "NoneType" in str(error):
+            problem = "None where this version does not allow null"
+        else:
+            problem = f"a value does not fit: {error}"
         return ProtocolError(problem, title, str(label or ""))
 
     # -- fixed-size runs ------------------------------------------------------------------------------------------------------
