@@ -111,6 +111,7 @@ class BrokerSupervisor(Supervisor):
         self._is_ready = False
         self._hurry = 1  # the first children should not wait for the first time-out
         self._failures: dict[str, int] = {}
+        self._log_sizes = {path.stem: path.stat().st_size for path in places.logs_dir.glob("*.log")}  # what is older is another life's
         options.poller = _PromptPoller(options.poller, self._poll_timeout_s, self._make_haste)
 
     def runforever(self) -> None:
@@ -164,7 +165,8 @@ class BrokerSupervisor(Supervisor):
             return
         if name == KEEPER:
             if process.exitstatus != 0:
-                self.failure = last_words(self._places, name) or f"the keeper ended ({_how(process.exitstatus)}); see {self._places.logs_dir / (name + '.log')}"
+                words = self._last_words(name) if process.exitstatus > 0 else ""
+                self.failure = words or f"the keeper ended ({_how(process.exitstatus)}); see {self._log(name)}"
             self._end()
             return
         about = self._about()
@@ -175,9 +177,15 @@ class BrokerSupervisor(Supervisor):
         elif not event.expected and not self._is_ready:
             self._failures[name] = self._failures.get(name, 0) + 1
             if self._failures[name] >= START_FAILURE_COUNT_MAX:
-                words = last_words(self._places, name)
-                self.failure = f"{name} does not start ({_how(process.exitstatus)}): {words or 'it said nothing'}; see {self._places.logs_dir / (name + '.log')}"
+                words = self._last_words(name) or "it said nothing"
+                self.failure = f"{name} does not start ({_how(process.exitstatus)}): {words}; see {self._log(name)}"
                 self._end()
+
+    def _log(self, name: str) -> Path:
+        return self._places.logs_dir / f"{name}.log"
+
+    def _last_words(self, name: str) -> str:
+        return last_words(self._log(name), self._log_sizes.get(name, 0))
 
     def _end(self) -> None:
         self.options.mood = SupervisorStates.SHUTDOWN
@@ -188,17 +196,30 @@ def _how(status: int | None) -> str:
     return "killed by a signal" if status is None or status < 0 else f"exit status {status}"
 
 
-def last_words(places: Layout, name: str, size_bytes: int = 2048) -> str:
-    """The message of the last line of a process's log: the end of a traceback or an error line, without its time and level."""
-    path = Path(places.logs_dir, f"{name}.log")
+def _error_of(line: str) -> str | None:
+    """What an error line of ours says, in either form; None when it is no error line."""
+    if " ERROR " in line:
+        return line.partition(" ERROR ")[2].strip().partition(" ")[2]
+    if line.startswith("{"):
+        try:
+            fields = msgspec.json.decode(line, type=dict[str, Any])
+        except msgspec.DecodeError:
+            return None
+        return str(fields.get("message")) if fields.get("level") == "error" else None
+    return None
+
+
+def last_words(log_path: Path, from_position: int, size_bytes: int = 4096) -> str:
+    """The last error in a log after `from_position`, else its last line (the end of a traceback); "" = it said nothing."""
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, os.path.getsize(path) - size_bytes))
+        with log_path.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            start = from_position if from_position <= end else 0  # rotated meanwhile
+            file.seek(max(start, end - size_bytes))
             lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
     except OSError:
         return ""
-    told = next((line for line in reversed(lines) if " ERROR " in line), lines[-1] if lines else "")
-    return told.partition(" ERROR ")[2].strip().partition(" ")[2] if " ERROR " in told else told
+    return next((error for line in reversed(lines) if (error := _error_of(line))), lines[-1] if lines else "")
 
 
 def run(configuration: Path, places: Layout, on_ready: Callable[[ReadyBroker], None]) -> str | None:
