@@ -93,9 +93,13 @@ class PartitionSet:
             self._log.warning("reactor did not know a removed topic", reason=str(error))
 
     async def _put_topic(self, topic: TopicImage) -> None:
-        slots = [native.SLOT_NONE] * (max((partition.index for partition in topic.partitions), default=-1) + 1)
-        for partition in topic.partitions:
-            slots[partition.index] = partition.slot if partition.slot >= 0 else native.SLOT_NONE
+        """The reactor knows partitions 0..n-1, each with a slot: those from the first on that has none yet (all slots are taken) are unknown to it."""
+        slots: list[int] = []
+        for index, partition in enumerate(sorted(topic.partitions, key=lambda partition: partition.index)):
+            if partition.index != index or partition.slot < 0:
+                self._log.error("no partition slot is free: the topic's last partitions are not served", topic=topic.name, partitions_served=len(slots))
+                break
+            slots.append(partition.slot)
         await self._commands.run(self._reactor.topic_put, topic.topic_id, topic.name, slots)
 
     # -- opening -----------------------------------------------------------------------------------------------------------

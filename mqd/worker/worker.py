@@ -124,9 +124,9 @@ class Worker:
             self._stopping.set()
 
     async def _end(self) -> None:
-        """Clean: partitions come back through the running reactor, which answers who waits; then it ends."""
+        """Clean: the reactor answers what it can and ends; a stopped one carries out commands in this thread, so the partitions come back."""
+        await self._background.urgent(self._reactor.stop)
         await self._partitions.close_all(self._client.welcome.generation)
-        await asyncio.get_running_loop().run_in_executor(None, self._reactor.stop)
         self._commands.drain()
         self._commands.unwatch()
         self._reactor.destroy()

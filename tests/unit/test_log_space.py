@@ -1,0 +1,52 @@
+"""When Produce is refused for want of space, and when it is accepted again."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mqd.log.space import HOLD_MS_MAX, HOLD_MS_MIN, SpaceGuard
+
+MIB = 1 << 20
+
+
+def test_the_reserve_closes_and_clearly_more_opens() -> None:
+    guard = SpaceGuard(64 * MIB)
+    assert not guard.on_free_bytes(64 * MIB, 0) and not guard.full
+    assert guard.on_free_bytes(64 * MIB - 1, 1000) and guard.full
+    assert not guard.on_free_bytes(70 * MIB, 2000), "just above the reserve is not enough"
+    assert guard.on_free_bytes(80 * MIB, 3000) and not guard.full
+
+
+def test_a_refused_write_closes_whatever_is_measured() -> None:
+    guard = SpaceGuard(0)
+    assert guard.on_write_refused(0) and guard.full
+    assert not guard.on_free_bytes(10**12, HOLD_MS_MIN - 1), "held"
+    assert guard.on_free_bytes(10**12, HOLD_MS_MIN) and not guard.full
+    assert guard.on_write_refused(HOLD_MS_MIN + 1)
+    assert not guard.on_free_bytes(10**12, 2 * HOLD_MS_MIN + 1), "each time longer"
+    assert guard.on_free_bytes(10**12, 3 * HOLD_MS_MIN + 1)
+
+
+def test_the_hold_time_is_bounded_and_forgotten() -> None:
+    guard, now = SpaceGuard(0), 0
+    for _ in range(20):
+        guard.on_write_refused(now)
+        now += HOLD_MS_MAX
+        assert guard.on_free_bytes(10**12, now), "never held longer than the bound"
+    now += HOLD_MS_MAX + 1
+    guard.on_free_bytes(10**12, now)
+    guard.on_write_refused(now)
+    assert guard.on_free_bytes(10**12, now + HOLD_MS_MIN), "a long good time begins anew"
+
+
+@given(st.integers(0, 1 << 40), st.lists(st.tuples(st.integers(0, 1 << 41), st.booleans()), max_size=60))
+def test_changes_are_reported_exactly(reserve: int, steps: list[tuple[int, bool]]) -> None:
+    guard, now = SpaceGuard(reserve), 0
+    for free, refused in steps:
+        now += 1000
+        before = guard.full
+        changed = guard.on_write_refused(now) if refused else guard.on_free_bytes(free, now)
+        assert changed == (guard.full != before)
+        if not refused and free < reserve:
+            assert guard.full
+        if refused:
+            assert guard.full
