@@ -162,7 +162,7 @@ def parse_time(text: str, now: datetime) -> int:
     """Milliseconds since the epoch, a date or date and time (ISO 8601, local unless it says otherwise), or how long ago: -90s, -15m, -2h, -1d."""
     if match := re.fullmatch(r"-(\d{1,12})(ms|s|m|h|d)", text):
         return int((now - timedelta(milliseconds=int(match[1]) * _UNITS[match[2]])).timestamp() * 1000)
-    if re.fullmatch(r"\d{5,18}", text):
+    if re.fullmatch(r"\d{1,18}", text):
         return int(text)
     try:
         return int(datetime.fromisoformat(text).timestamp() * 1000)

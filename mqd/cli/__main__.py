@@ -1,0 +1,5 @@
+"""`python -m mqd.cli`."""
+
+from mqd.cli.main import main
+
+main()

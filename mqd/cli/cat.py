@@ -1,0 +1,327 @@
+"""`mqd cat`: kcat's letters and kcat's output, so that habits and scripts carry over. Compared with kcat 1.7.1.
+
+Differences: -G (groups), -s and -r (serdes) are refused; -O prints the offset also beside -D; -Z prints NULL for null and not for empty; wrong usage is exit
+code 2. Else as kcat: 0 done, 1 failed, also when no broker is reached.
+"""
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import click
+import msgspec
+
+from mqd.cli.common import DEFAULT_BOOTSTRAP, CliError
+from mqd.cli.records import Start, compile_format, kcat_envelope, parse_header, parse_start, split, split_key, unescape
+
+
+class Letters(msgspec.Struct, frozen=True):
+    """kcat's options by their letters' meaning."""
+
+    bootstrap: str
+    mode: str  # C P L Q
+    topics: tuple[str, ...]
+    partition: int | None
+    offsets: tuple[str, ...]
+    delimiter: bytes
+    key_delimiter: bytes | None
+    fixed_key: bytes | None
+    count: int | None
+    headers: tuple[str, ...]
+    fields: str | None
+    as_json: bool
+    exit_at_end: bool
+    quiet: bool
+    unbuffered: bool
+    null: bool
+    show_offset: bool
+    lines: bool
+    tee: bool
+    timeout_s: float
+    config: dict[str, str]
+    arguments: tuple[str, ...]
+
+
+def _say(letters: Letters, text: str) -> None:
+    if not letters.quiet:
+        print("% " + text, file=sys.stderr, flush=True)
+
+
+@click.command(
+    help="Read, write and list with kcat's letters.\n\nThe default broker is 127.0.0.1:9092 (or MQD_BOOTSTRAP). Without a mode: -P when stdin is piped, else -C.",
+    epilog="FORMAT: %s payload, %S its size, %R that as 4 bytes, %k key, %K its size, %t topic, %p partition, %o offset, %T time, %h headers.",
+)
+@click.option("-C", "mode", flag_value="C", help="Consume.")
+@click.option("-P", "mode", flag_value="P", help="Produce.")
+@click.option("-L", "mode", flag_value="L", help="List brokers, topics and partitions.")
+@click.option("-Q", "mode", flag_value="Q", help="Query offsets by time: -t TOPIC:PARTITION:MS.")
+@click.option("-b", "--bootstrap", metavar="BROKERS", help="Broker to ask.")
+@click.option("-t", "topics", multiple=True, metavar="TOPIC", help="Topic.")
+@click.option("-p", "partition", type=int, help="Partition; -1: any.")
+@click.option("-o", "offsets", multiple=True, metavar="OFFSET", help="beginning, end, N, -N, s@MS (start), e@MS (stop).")
+@click.option("-D", "delimiter", default="\\n", metavar="DELIM", help="Message delimiter.")
+@click.option("-K", "key_delimiter", metavar="DELIM", help="Key delimiter.")
+@click.option("-k", "fixed_key", metavar="KEY", help="Key of messages without one.")
+@click.option("-c", "count", type=click.IntRange(1), help="Exit after so many messages.")
+@click.option("-H", "headers", multiple=True, metavar="NAME=VALUE", help="Header of every message.")
+@click.option("-f", "fields", metavar="FORMAT", help="Output format.")
+@click.option("-J", "as_json", is_flag=True, help="JSON output.")
+@click.option("--format", "output_format", type=click.Choice(["text", "json"]), help="json is -J.")
+@click.option("-e", "exit_at_end", is_flag=True, help="Exit at the end of the partitions.")
+@click.option("-q", "quiet", is_flag=True, help="No remarks.")
+@click.option("-v", "_verbose", count=True, help="Accepted.")
+@click.option("-E", "_stay", is_flag=True, help="Accepted: errors that pass do not end it anyway.")
+@click.option("-u", "unbuffered", is_flag=True, help="Unbuffered output.")
+@click.option("-Z", "null", is_flag=True, help="Producer: empty is null. Consumer: print NULL.")
+@click.option("-O", "show_offset", is_flag=True, help="Print the offset, then -K's delimiter.")
+@click.option("-l", "lines", is_flag=True, help="Split the file by the delimiter.")
+@click.option("-T", "tee", is_flag=True, help="Print what is sent.")
+@click.option("-z", "compression", metavar="CODEC", help="gzip, snappy, lz4 or zstd.")
+@click.option("-m", "timeout_s", type=float, default=5.0, metavar="SECONDS", help="Time limit of metadata and queries.")
+@click.option("-X", "properties", multiple=True, metavar="PROP=VALUE", help="Any property of librdkafka.")
+@click.option("-F", "config_file", type=click.Path(exists=True, dir_okay=False), help="File of properties.")
+@click.option("-d", "debug", metavar="CONTEXTS", help="librdkafka's debug contexts.")
+@click.option("-G", "group", metavar="GROUP", help="Not available yet.")
+@click.option("-s", "serdes", multiple=True, hidden=True)
+@click.option("-V", "version", is_flag=True, help="Print the version.")
+@click.argument("arguments", nargs=-1, metavar="[FILE... | TOPIC...]")
+@click.pass_context
+def command(ctx: click.Context, **given: Any) -> None:
+    if given["version"]:
+        from mqd.cli.kafka import VERSION
+
+        click.echo(f"mqd cat - kcat's letters\n{VERSION}")
+        return
+    letters = _letters(ctx, given)
+    try:
+        {"L": _list, "Q": _query, "C": _consume, "P": _produce}[letters.mode](letters)
+    except CliError as error:
+        raise CliError(error.message, 1) from None
+
+
+def _properties(given: dict[str, Any]) -> dict[str, str]:
+    lines = list(given["properties"])
+    if given["config_file"]:
+        with open(given["config_file"], encoding="utf-8") as stream:
+            lines = [line.strip() for line in stream if line.strip() and not line.lstrip().startswith("#")] + lines
+    found = {}
+    for line in lines:
+        name, equals, value = line.partition("=")
+        if not equals:
+            raise click.UsageError(f"-X takes PROP=VALUE, not {line!r}")
+        found[name.strip().removeprefix("topic.")] = value.strip()
+    if given["compression"]:
+        found["compression.codec"] = given["compression"]
+    if given["debug"]:
+        found |= {"debug": given["debug"], "log_level": "7"}
+    return found
+
+
+def _letters(ctx: click.Context, given: dict[str, Any]) -> Letters:
+    if given["group"]:
+        raise click.UsageError("-G: consumer groups are not available yet; -C -t TOPIC reads all partitions")
+    if given["serdes"]:
+        raise click.UsageError("-s: deserializers are not available; -f and -J print the bytes as they are")
+    outer = ctx.find_root().obj or {}
+    config = _properties(given)
+    named = config.pop("bootstrap.servers", None) or config.pop("metadata.broker.list", None)
+    bootstrap = given["bootstrap"] or named or outer.get("bootstrap") or os.environ.get("MQD_BOOTSTRAP") or DEFAULT_BOOTSTRAP
+    topics, arguments = given["topics"], given["arguments"]
+    mode = given["mode"]
+    letters = Letters(
+        bootstrap=bootstrap, mode=mode or ("C" if sys.stdin.isatty() else "P"), topics=topics, partition=given["partition"], offsets=given["offsets"],
+        delimiter=unescape(given["delimiter"]), key_delimiter=unescape(given["key_delimiter"]) if given["key_delimiter"] else None,
+        fixed_key=None if given["fixed_key"] is None else given["fixed_key"].encode(), count=given["count"], headers=given["headers"], fields=given["fields"],
+        as_json=given["as_json"] or given["output_format"] == "json", exit_at_end=given["exit_at_end"], quiet=given["quiet"], unbuffered=given["unbuffered"],
+        null=given["null"], show_offset=given["show_offset"], lines=given["lines"], tee=given["tee"], timeout_s=given["timeout_s"], config=config, arguments=arguments,
+    )
+    if not letters.delimiter:
+        raise click.UsageError("-D: the delimiter cannot be empty")
+    if letters.mode in "CP" and len(topics) != 1:
+        raise click.UsageError("-t TOPIC is missing" if not topics else f"-{letters.mode} takes one -t")
+    if mode is None:
+        _say(letters, f"Auto-selecting {'Consumer' if letters.mode == 'C' else 'Producer'} mode (use -P or -C to override)")
+    return letters
+
+
+# -- -L ------------------------------------------------------------------------------------------------------------------------
+
+
+def _list(letters: Letters) -> None:
+    from confluent_kafka.admin import AdminClient
+
+    from mqd.cli.kafka import base_config
+
+    admin = AdminClient(base_config(letters.bootstrap, letters.timeout_s) | letters.config)
+    found = admin.list_topics(timeout=letters.timeout_s)
+    wanted = letters.topics[0] if letters.topics else None
+    topics = [topic for name, topic in found.topics.items() if wanted is None or name == wanted]
+    click.echo(_list_json(found, topics, wanted) if letters.as_json else _list_text(found, topics, wanted), nl=not letters.as_json)
+    if wanted is not None and not topics:
+        raise CliError(f"{wanted}: unknown topic; mqd topic list shows the topics there are")
+
+
+def _list_text(found: Any, topics: list[Any], wanted: str | None) -> str:
+    lines = [f"Metadata for {wanted or 'all topics'} (from broker {found.orig_broker_id}: {found.orig_broker_name}):", f" {len(found.brokers)} brokers:"]
+    for broker in found.brokers.values():
+        lines.append(f"  broker {broker.id} at {broker.host}:{broker.port}{' (controller)' if broker.id == found.controller_id else ''}")
+    lines.append(f" {len(topics)} topics:")
+    for topic in topics:
+        lines.append(f'  topic "{topic.topic}" with {len(topic.partitions)} partitions:' + (f" {topic.error.str()}" if topic.error is not None else ""))
+        for partition in topic.partitions.values():
+            replicas, in_sync = (",".join(map(str, ids)) for ids in (partition.replicas, partition.isrs))
+            error = f", {partition.error.str()}" if partition.error is not None else ""
+            lines.append(f"    partition {partition.id}, leader {partition.leader}, replicas: {replicas}, isrs: {in_sync}{error}")
+    return "\n".join(lines)
+
+
+def _list_json(found: Any, topics: list[Any], wanted: str | None) -> str:
+    def partition(item: Any) -> dict[str, Any]:
+        shown: dict[str, Any] = {"partition": item.id} | ({"error": item.error.str()} if item.error is not None else {})
+        return shown | {"leader": item.leader, "replicas": [{"id": node} for node in item.replicas], "isrs": [{"id": node} for node in item.isrs]}
+
+    def topic(item: Any) -> dict[str, Any]:
+        shown: dict[str, Any] = {"topic": item.topic} | ({"error": item.error.str()} if item.error is not None else {})
+        return shown | {"partitions": [partition(each) for each in item.partitions.values()]}
+
+    return json.dumps({
+        "originating_broker": {"id": found.orig_broker_id, "name": found.orig_broker_name},
+        "query": {"topic": wanted or "*"},
+        "controllerid": found.controller_id,
+        "brokers": [{"id": broker.id, "name": f"{broker.host}:{broker.port}"} for broker in found.brokers.values()],
+        "topics": [topic(item) for item in topics],
+    }, ensure_ascii=False, separators=(",", ":"))
+
+
+# -- -Q ------------------------------------------------------------------------------------------------------------------------
+
+
+def _query(letters: Letters) -> None:
+    from confluent_kafka import Consumer, TopicPartition
+
+    from mqd.cli.kafka import base_config
+
+    asked = []
+    for text in letters.topics:
+        name, partition, timestamp = ([*text.rsplit(":", 2), "", ""])[:3]
+        if not (name and partition.isdigit() and timestamp.removeprefix("-").isdigit()):
+            raise click.UsageError(f"-t: expected TOPIC:PARTITION:TIMESTAMP_MS, not {text!r}")
+        asked.append(TopicPartition(name, int(partition), int(timestamp)))
+    if not asked:
+        raise click.UsageError("-Q needs -t TOPIC:PARTITION:TIMESTAMP_MS")
+    consumer = Consumer(base_config(letters.bootstrap, letters.timeout_s) | {"group.id": "mqd-cli"} | letters.config)
+    try:
+        answers = consumer.offsets_for_times(asked, timeout=letters.timeout_s)
+    finally:
+        consumer.close()
+    by_topic: dict[str, dict[str, Any]] = {}
+    for answer in answers:
+        error = {"error": answer.error.str()} if answer.error is not None else {}
+        by_topic.setdefault(answer.topic, {"topic": answer.topic})[str(answer.partition)] = {"partition": answer.partition, "offset": answer.offset} | error
+        if not letters.as_json:
+            click.echo(f"{answer.topic} [{answer.partition}] offset {answer.offset}" + (f": {answer.error.str()}" if error else ""))
+    if letters.as_json:
+        click.echo(json.dumps(by_topic, separators=(",", ":")), nl=False)
+    failed = next((answer.error for answer in answers if answer.error is not None), None)
+    if failed is not None:
+        raise CliError(f"offsets could not be queried: {failed.str()}")
+
+
+# -- -C ------------------------------------------------------------------------------------------------------------------------
+
+
+def _places(letters: Letters) -> tuple[Start, Start | None]:
+    start, stop = Start("beginning"), None
+    for text in letters.offsets:
+        if text.startswith(("s@", "e@")):
+            place = parse_start(text[1:], datetime.now().astimezone())
+            start, stop = (place, stop) if text[0] == "s" else (start, place)
+        elif text == "stored":
+            raise click.UsageError("-o stored: consumer groups are not available yet")
+        else:
+            start = parse_start(text, datetime.now().astimezone())
+    return start, stop
+
+
+def _renderer(letters: Letters, leader: Callable[[int], int]) -> Callable[[Any], bytes]:
+    if letters.as_json:
+        return lambda message: kcat_envelope(message, leader(message.partition()))
+    null = b"NULL" if letters.null else b""
+    if letters.fields is not None:
+        return compile_format(letters.fields, null)
+    head = [] if letters.key_delimiter is None else [compile_format("%o"), compile_format("%k", null)][0 if letters.show_offset else 1 :]
+    between, end, payload = letters.key_delimiter or b"", letters.delimiter, compile_format("%s", null)
+    return lambda message: b"".join([part(message) + between for part in head]) + payload(message) + end
+
+
+def _consume(letters: Letters) -> None:
+    from mqd.cli.reading import Reader
+
+    start, stop = _places(letters)
+    if letters.fields is not None:
+        compile_format(letters.fields)  # complain before anything is connected
+    topic = letters.topics[0]
+
+    def on_end(partition: int, offset: int, last: bool) -> None:
+        _say(letters, f"Reached end of topic {topic} [{partition}] at offset {offset}{': exiting' if last else ''}")
+
+    reader = Reader(letters.bootstrap, topic, letters.config, letters.timeout_s)
+    out = sys.stdout.buffer
+    try:
+        wanted = None if letters.partition is None or letters.partition < 0 else [letters.partition]
+        reader.assign(reader.partitions(wanted), start, stop)
+        render = _renderer(letters, reader.leader)
+        for batch in reader.batches(letters.count, letters.exit_at_end, on_end):
+            if letters.unbuffered:
+                for message in batch:
+                    out.write(render(message))
+                    out.flush()
+            elif batch:
+                out.write(b"".join([render(message) for message in batch]))
+                out.flush()
+    finally:
+        reader.close()
+
+
+# -- -P ------------------------------------------------------------------------------------------------------------------------
+
+
+def _input(letters: Letters) -> Any:
+    if not letters.arguments:
+        yield from split(sys.stdin.buffer, letters.delimiter)
+        return
+    if letters.lines and len(letters.arguments) > 1:
+        raise click.UsageError("-l takes one file")
+    for name in letters.arguments:
+        with contextlib.ExitStack() as stack:
+            stream = stack.enter_context(open(name, "rb"))
+            if letters.lines:
+                yield from split(stream, letters.delimiter)
+            else:
+                yield stream.read()
+
+
+def _produce(letters: Letters) -> None:
+    from mqd.cli.writing import Writer
+
+    headers = [parse_header(text) for text in letters.headers]
+    defaults = {"message.timeout.ms": "300000"}
+    writer = Writer(letters.bootstrap, defaults | letters.config)
+    partition = -1 if letters.partition is None else letters.partition
+    topic = letters.topics[0]
+    try:
+        for record in _input(letters):
+            # whole files are sent as they are, split by -K only when they are read as lines
+            whole = bool(letters.arguments) and not letters.lines
+            key, value = (letters.fixed_key, record) if whole else split_key(record, letters.key_delimiter, letters.fixed_key)
+            writer.send(topic, None if letters.null and not value else value, None if letters.null and not key else key, headers, partition)
+            if letters.tee:
+                sys.stdout.buffer.write(record)
+            if letters.count is not None and writer.sent_count >= letters.count:
+                break
+    finally:
+        writer.finish()
