@@ -120,7 +120,8 @@ class BrokerSupervisor(Supervisor):
         receive = self.options.signal_receiver.receive
         # supervisord would start everything anew when its terminal goes away
         signal.signal(signal.SIGHUP, lambda _number, frame: receive(signal.SIGTERM, frame))
-        events.subscribe(events.ProcessStateExitedEvent, self._on_exit)
+        for kind in (events.ProcessStateExitedEvent, events.ProcessStateStoppedEvent):
+            events.subscribe(kind, self._on_exit)
         super().runforever()
 
     # -- waiting -----------------------------------------------------------------------------------------------------------
@@ -161,13 +162,14 @@ class BrokerSupervisor(Supervisor):
         self._make_haste()
         process = event.process
         name = process.config.name
-        if self.options.mood < SupervisorStates.RUNNING:
-            return
         if name == KEEPER:
+            # also while the broker is being stopped: the others tell supervisord to end, at times before it has seen the keeper's death itself
             if process.exitstatus != 0:
                 words = self._last_words(name) if process.exitstatus > 0 else ""
                 self.failure = words or f"the keeper ended ({_how(process.exitstatus)}); see {self._log(name)}"
             self._end()
+            return
+        if self.options.mood < SupervisorStates.RUNNING or not isinstance(event, events.ProcessStateExitedEvent):
             return
         about = self._about()
         if about is not None and about.ending is not None:
