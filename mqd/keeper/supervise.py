@@ -164,7 +164,7 @@ class BrokerSupervisor(Supervisor):
         name = process.config.name
         if name == KEEPER:
             # also while the broker is being stopped: the others tell supervisord to end, at times before it has seen the keeper's death itself
-            if process.exitstatus != 0:
+            if process.exitstatus != 0 and self.failure is None:
                 words = self._last_words(name) if process.exitstatus > 0 else ""
                 self.failure = words or f"the keeper ended ({_how(process.exitstatus)}); see {self._log(name)}"
             self._end()
