@@ -1,0 +1,81 @@
+/* What one partition remembers of idempotent producers, so that a retry is not written twice.
+ *
+ * Per producer id: its epoch and its last five batches (the most a producer may have in flight). Rules, as Kafka's ProducerStateManager (KIP-98, KIP-360):
+ *
+ *   same sequence range as one of the five, same epoch     duplicate: the answer is the original base offset
+ *   all of it before the oldest of the five                46 DUPLICATE_SEQUENCE_NUMBER: it was written, the offset is forgotten
+ *   not the successor of the last sequence                 45 OUT_OF_ORDER_SEQUENCE_NUMBER
+ *   lower epoch                                            47 INVALID_PRODUCER_EPOCH
+ *   higher epoch                                           must begin with sequence 0, else 45
+ *   unknown producer id                                    any sequence is taken: its state may have expired or gone with deleted segments, and the client could
+ *                                                          not tell (Kafka since 2.x; 59 UNKNOWN_PRODUCER_ID has no sender left)
+ * Sequences wrap from 2^31-1 to 0.
+ *
+ * Invariants
+ *   R1  add and undo are inverse: after undo of the adds since, in reverse order, every check answers as before.
+ *   R2  at most count_max producers after mqd_producers_trim; the least recently used go first, so only a producer that has been silent loses its state.
+ * Bounds: 40 + 5 * 16 + 8 bytes a producer, in one array that doubles. Concurrency: the partition's owner alone.
+ *
+ * Snapshot, big endian:
+ *     0  u32  0x4d514450 "MQDP"        4  u16  version 1        6  u16  0
+ *     8  u32  CRC32C of bytes 12..end
+ *    12  u32  producer count          16  i64  offset: the state after all records below it
+ *    24  producers, least recently used first:
+ *         i64 producer_id   i64 last_append_ms   i16 epoch   u8 batch count (0..5)   u8 0   u32 0
+ *         then per batch, oldest first:   i32 first_sequence   i32 last_sequence   i64 base_offset
+ */
+#ifndef MQD_PRODUCERS_H
+#define MQD_PRODUCERS_H
+
+#include "mqd_native.h"
+
+#define MQD_PRODUCER_BATCH_COUNT 5
+#define MQD_PRODUCER_NONE UINT32_MAX
+
+struct mqd_producer_batch { int32_t first_sequence, last_sequence; int64_t base_offset; };
+
+struct mqd_producer {
+    int64_t producer_id;
+    int64_t last_append_ms;  /* wall clock of the broker, not of the records */
+    uint32_t hash_next;      /* also the free list's link */
+    uint32_t newer, older;   /* by use */
+    int16_t epoch;
+    uint8_t count, head;     /* batches[head] is the next to be overwritten */
+    struct mqd_producer_batch batches[MQD_PRODUCER_BATCH_COUNT];
+};
+
+struct mqd_producers { /* zeroed = empty */
+    struct mqd_producer *entries;
+    uint32_t *buckets;
+    uint32_t capacity;       /* entries and buckets; a power of two, or 0 */
+    uint32_t used;           /* entries handed out so far; the rest is untouched */
+    uint32_t count;
+    uint32_t free_list, newest, oldest; /* index + 1; 0 = none */
+    uint64_t changes;        /* bumped by every change, for snapshots */
+};
+
+struct mqd_producer_undo {
+    uint32_t index;          /* MQD_PRODUCER_NONE = nothing to undo */
+    int16_t epoch;
+    uint8_t count, head;
+    bool created;
+    int64_t last_append_ms;
+    struct mqd_producer_batch overwritten;
+};
+
+void mqd_producers_free(struct mqd_producers *producers);
+/* 0, 45, 46, 47; *duplicate when it is one (then 0), with the original base offset. Batches without a producer id must not come here. */
+int16_t mqd_producers_check(const struct mqd_producers *producers, const struct mqd_batch *batch, bool *duplicate, int64_t *base_offset);
+/* Notes a batch that passed the check (or that is in the log already). -1: no memory, nothing changed. */
+int mqd_producers_add(struct mqd_producers *producers, const struct mqd_batch *batch, int64_t base_offset, int64_t now_ms, struct mqd_producer_undo *undo);
+void mqd_producers_undo(struct mqd_producers *producers, const struct mqd_producer_undo *undo);
+void mqd_producers_trim(struct mqd_producers *producers, uint32_t count_max);
+/* Forgets those whose last append lies before. */
+void mqd_producers_expire(struct mqd_producers *producers, int64_t before_ms);
+
+/* malloc'd; NULL: no memory. */
+uint8_t *mqd_producers_encode(const struct mqd_producers *producers, int64_t offset, size_t *size_bytes);
+/* Into an empty table. -1 MQD_E_CORRUPT (or ENOMEM): the table is empty. */
+int mqd_producers_decode(struct mqd_producers *producers, const uint8_t *bytes, size_t size_bytes, int64_t *offset);
+
+#endif

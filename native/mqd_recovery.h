@@ -1,0 +1,35 @@
+/* Opening a partition's log: the parts of mqd_recovery*.c. Runs off the reactor; may block.
+ *
+ * Three ways in, by what mqd_recovery says:
+ *   clean      the marker was found: only the end of the last segment is walked, by headers. If that does not add up, the marker lied: checked.
+ *   trusted    a process died, the page cache did not: the log is cut at the published end, headers are walked from the last index entry. If that does not
+ *              add up: checked.
+ *   checked    from recovery_point_offset on every CRC is computed; the log ends before the first invalid byte, later segments are deleted.
+ *
+ * Invariants
+ *   C1  nothing below recovery_point_offset is cut or deleted. A damaged batch there stays for readers to meet; the walk goes on behind it. When nothing
+ *       whole is found behind it, the file is left as it is and a new segment begins at the recovery point.
+ *   C2  afterwards everything below log end is on disk (high watermark = log end): files with bytes above the recovery point are flushed.
+ *   C3  offsets are never given twice: a log start beyond the end moves the end there.
+ */
+#ifndef MQD_RECOVERY_H
+#define MQD_RECOVERY_H
+
+#include "mqd_partition_state.h"
+
+struct mqd_listing { /* offsets in the names of the directory's files, ascending */
+    int64_t *logs, *snapshots;
+    uint32_t log_count, snapshot_count;
+};
+
+/* Deletes left-over temporary files and index files without a log. -1: mqd_error set. */
+int mqd_listing_read(struct mqd_listing *listing, const char *directory);
+void mqd_listing_free(struct mqd_listing *listing);
+/* .log, .index and .timeindex of one segment; adds the log's size to *bytes. */
+int mqd_segment_delete(const char *directory, int64_t base_offset, int64_t *bytes);
+
+/* Producer state from the newest usable snapshot and the batches behind it; leader epochs from their file and the batches. The partition's segments and log end
+ * are known, its index files flushed. Deletes snapshots that are of no use any more, all but the newest two. */
+int mqd_recovery_replay(struct mqd_partition *partition, const struct mqd_listing *listing, int64_t now_ms);
+
+#endif
