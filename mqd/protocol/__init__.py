@@ -6,9 +6,31 @@
     records.py   record batches (magic 2)                   table.py      SUPPORTED as Markdown
 """
 
-from mqd.protocol.api import decode_request, decode_response, encode_request, encode_response, with_length
-from mqd.protocol.errors import ERRORS, ErrorCode, ProtocolError, UnsupportedVersion
-from mqd.protocol.framing import SUPPORTED, ApiSpec, RequestHeader
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mqd.protocol.api import decode_request, decode_response, encode_request, encode_response, with_length
+    from mqd.protocol.errors import ERRORS, ErrorCode, ProtocolError, UnsupportedVersion
+    from mqd.protocol.framing import SUPPORTED, ApiSpec, RequestHeader
+
+# Imported when first asked for: who needs the error codes alone should not pay for the codec.
+_HOMES = {
+    "api": ("decode_request", "decode_response", "encode_request", "encode_response", "with_length"),
+    "errors": ("ERRORS", "ErrorCode", "ProtocolError", "UnsupportedVersion"),
+    "framing": ("SUPPORTED", "ApiSpec", "RequestHeader"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    return value
+
 
 __all__ = [
     "ERRORS",

@@ -296,11 +296,12 @@ def decode_batch(
     data = decompress(header.attributes & COMPRESSION_MASK, memoryview(batch)[HEADER_BYTES:], decompressed_bytes_max)
     if header.record_count * RECORD_BYTES_MIN > len(data):
         raise ProtocolError(f"{header.record_count} records in {len(data)} bytes", title, "record_count", 57)
-    position, number = 0, 0
+    position = number = 0
     try:
-        for number in range(header.record_count):
+        while number < header.record_count:
             record, position = _read_record(data, position, header)
             yield record
+            number += 1
     except (ValueError, IndexError) as error:  # a UnicodeDecodeError is a ValueError
         problem = "cut off" if isinstance(error, IndexError) else str(error)
         raise ProtocolError(problem, title, f"record {number}", position) from None

@@ -19,8 +19,9 @@ Sources: the public protocol guide; KIP-482 (flexible versions, tagged fields).
 
 from __future__ import annotations
 
-import dataclasses
 import re
+
+import msgspec
 
 NEWEST = 32767
 INTEGERS = {"int8": ("b", 1), "int16": ("h", 2), "uint16": ("H", 2), "int32": ("i", 4), "uint32": ("I", 4), "int64": ("q", 8)}
@@ -33,8 +34,7 @@ class SchemaError(Exception):
     """A mistake in the notation: ours, found when the message is first used."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Versions:
+class Versions(msgspec.Struct, frozen=True):
     """A closed range of versions; empty when first > last."""
 
     first: int
@@ -54,8 +54,7 @@ class Versions:
 NEVER = Versions(1, 0)
 
 
-@dataclasses.dataclass(slots=True)
-class Field:
+class Field(msgspec.Struct, eq=False):
     name: str
     type: str  # the element's type when is_array
     is_array: bool
@@ -74,16 +73,14 @@ class Field:
         return isinstance(self.default, list)
 
 
-@dataclasses.dataclass(slots=True)
-class Struct:
+class Struct(msgspec.Struct, eq=False):
     """Fields in wire order; `fields` is complete before the struct is handed out."""
 
     name: str
     fields: list[Field]
 
 
-@dataclasses.dataclass(slots=True)
-class Message:
+class Message(msgspec.Struct, eq=False):
     """One request or response: its root struct, and every nested struct by name."""
 
     name: str
@@ -163,8 +160,7 @@ def parse(name: str, api_key: int, versions: Versions, flexible_from: int, text:
     return Message(name, api_key, versions, flexible_from, root, structs)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Api:
+class Api(msgspec.Struct, frozen=True):
     """One API as written: parsed when its request or response is first used."""
 
     key: int
