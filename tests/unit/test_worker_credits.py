@@ -1,0 +1,136 @@
+"""The budget of connections: real semaphores, real deaths."""
+
+import os
+import signal
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mqd.shm import credits
+from mqd.shm.credits import Budget, Credits
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    name = f"/mqd-test-{uuid.uuid4().hex}"
+    yield name
+    credits.remove(name)
+
+
+def attach(name: str, tmp_path: Path, generation: int = 1, maximum: int = 10_000, workers: int = 2) -> Credits:
+    return Credits.attach(name, generation, tmp_path / "credits.lock", maximum, workers)
+
+
+def in_child(work) -> int:
+    """Runs `work` in a forked process that then waits to be killed; returns its pid once `work` is done."""
+    readable, writable = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+            os.write(writable, b"x")
+            signal.pause()
+        finally:
+            os._exit(1)
+    os.close(writable)
+    assert os.read(readable, 1) == b"x", "the child failed"
+    os.close(readable)
+    return pid
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+@given(st.integers(1, 1_000_000), st.integers(1, 64))
+def test_blocks_never_exceed_the_budget(maximum: int, workers: int) -> None:
+    budget = Budget.of(maximum, workers)
+    assert 1 <= budget.block <= 64 and budget.block_count >= 1
+    assert budget.block * budget.block_count <= maximum
+
+
+@given(st.integers(1, 1_000_000), st.integers(1, 64), st.integers(0, 1_000_000))
+def test_what_is_wanted_covers_what_is_used(maximum: int, workers: int, used: int) -> None:
+    budget = Budget.of(maximum, workers)
+    for exhausted in (False, True):
+        blocks = budget.wanted(used, workers, exhausted)
+        assert 1 <= blocks <= budget.block_count
+        assert blocks * budget.block >= min(used, budget.block_count * budget.block)
+
+
+def test_what_a_killed_process_held_comes_back(name: str, tmp_path: Path) -> None:
+    ours = attach(name, tmp_path)
+    total = ours.free_blocks
+    assert total == ours.budget.block_count
+
+    def take() -> None:
+        theirs = attach(name, tmp_path)
+        theirs.adjust(5000)
+        assert theirs.granted >= 5000
+
+    pid = in_child(take)
+    assert ours.free_blocks <= total - 5000 // ours.budget.block
+    kill(pid)
+    assert ours.free_blocks == total
+
+
+def test_a_worker_gets_what_is_left_and_more_when_it_returns(name: str, tmp_path: Path) -> None:
+    def take() -> None:
+        attach(name, tmp_path, maximum=6400).adjust(4000)
+
+    ours = attach(name, tmp_path, maximum=6400)
+    pid = in_child(take)
+    ours.adjust(4000)
+    assert 0 < ours.granted < 4000, "two workers cannot both hold 4000 of 6400"
+    kill(pid)
+    assert ours.adjust(4000) and ours.granted >= 4000
+
+
+def test_headroom_is_given_back_when_the_budget_runs_out(name: str, tmp_path: Path) -> None:
+    idle, busy = attach(name, tmp_path, maximum=640), attach(name, tmp_path, maximum=640)
+    idle.adjust(0)
+    before = idle.granted
+    busy.adjust(640)
+    assert idle.free_blocks == 0
+    assert idle.adjust(0) and idle.granted < before
+    assert busy.adjust(640), "and whoever needs it gets it"
+    assert busy.granted + idle.granted <= 640
+
+
+def test_fewer_connections_give_credits_back(name: str, tmp_path: Path) -> None:
+    ours = attach(name, tmp_path)
+    ours.adjust(8000)
+    assert ours.granted >= 8000
+    ours.adjust(10)
+    assert ours.granted < 2000
+    ours.close()
+    assert ours.free_blocks == ours.budget.block_count
+
+
+def test_a_new_life_begins_with_the_whole_budget(name: str, tmp_path: Path) -> None:
+    old = attach(name, tmp_path, generation=1, maximum=1000)
+    old.adjust(500)
+    new = attach(name, tmp_path, generation=2, maximum=2000)
+    assert new.free_blocks == Budget.of(2000, 2).block_count
+    also = attach(name, tmp_path, generation=2, maximum=2000)
+    new.adjust(100)
+    assert also.free_blocks == new.free_blocks, "workers of one life share one semaphore"
+    assert not old.adjust(0), "the old one is gone; nothing breaks"
+    old.close()
+
+
+def test_many_processes_attach_at_once(name: str, tmp_path: Path) -> None:
+    ours = None
+    pids = [in_child(lambda: attach(name, tmp_path, generation=9).adjust(0)) for _ in range(8)]
+    try:
+        ours = attach(name, tmp_path, generation=9)
+        assert ours.free_blocks < ours.budget.block_count
+    finally:
+        for pid in pids:
+            kill(pid)
+    assert ours.free_blocks == ours.budget.block_count
