@@ -27,6 +27,12 @@ static void want_send(struct mqd_reactor *r, struct mqd_connection *c)
         mqd_list_append(&r->to_send, &c->output_node);
 }
 
+void mqd_output_close_after(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    c->closing = 1;
+    want_send(r, c);
+}
+
 void mqd_output_append(struct mqd_reactor *r, struct mqd_connection *c, const void *bytes, uint32_t size_bytes)
 {
     mqd_buffer_reserve(&c->out, size_bytes);

@@ -221,6 +221,14 @@ void mqd_produce_timeout(struct mqd_reactor *r, struct mqd_request *request)
     }
 }
 
+bool mqd_produce_failed(const struct mqd_request *request)
+{
+    for (uint32_t i = 0; i < request->append_count; i++)
+        if (request->appends[i].error)
+            return true;
+    return false;
+}
+
 void mqd_produce_encode(struct mqd_reactor *r, struct mqd_request *request)
 {
     struct mqd_buffer *out = &r->scratch;

@@ -126,6 +126,7 @@ struct mqd_reactor *mqd_reactor_create(const struct mqd_reactor_options *options
     r->command_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     r->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     pthread_mutex_init(&r->mutex, NULL);
+    sem_init(&r->start_done, 0, 0);
     init_lists(r);
     mqd_reactor_refresh_clock(r);
     r->random_state = (uint64_t)r->now_ns * 0x9e3779b97f4a7c15ull | 1;
@@ -134,7 +135,7 @@ struct mqd_reactor *mqd_reactor_create(const struct mqd_reactor_options *options
         r->endpoint = mqd_endpoint_open(options->control, options->links, options->self, options->endpoint_count, options->eventfds);
     else
         mqd_error_set(ENOMEM, "out of memory or descriptors for the reactor");
-    if (!good || !r->endpoint || mqd_poll_create(&r->poll, options->backend, r->connection_capacity) < 0) {
+    if (!good || !r->endpoint) {
         mqd_reactor_destroy(r);
         return NULL;
     }
@@ -145,7 +146,7 @@ struct mqd_reactor *mqd_reactor_create(const struct mqd_reactor_options *options
 
 int mqd_reactor_backend(struct mqd_reactor *r)
 {
-    return mqd_poll_backend(r->poll);
+    return r->backend;
 }
 
 void mqd_reactor_destroy(struct mqd_reactor *r)
@@ -179,8 +180,6 @@ void mqd_reactor_destroy(struct mqd_reactor *r)
     }
     for (uint32_t i = 0; r->connections && i < r->connection_capacity; i++)
         free(r->connections[i]);
-    if (r->poll)
-        mqd_poll_destroy(r->poll);
     if (r->endpoint)
         mqd_endpoint_close(r->endpoint);
     if (r->reader)
@@ -201,6 +200,7 @@ void mqd_reactor_destroy(struct mqd_reactor *r)
     close(r->command_fd);
     close(r->event_fd);
     pthread_mutex_destroy(&r->mutex);
+    sem_destroy(&r->start_done);
     free(r);
 }
 
@@ -434,6 +434,28 @@ static void wind_down(struct mqd_reactor *r, struct mqd_poll_event *events)
     mqd_forward_flush(r);
 }
 
+static void pin(struct mqd_reactor *r)
+{
+    cpu_set_t cpus;
+    if (r->options.cpu < 0)
+        return;
+    CPU_ZERO(&cpus);
+    CPU_SET(r->options.cpu, &cpus);
+    if (pthread_setaffinity_np(pthread_self(), sizeof cpus, &cpus))
+        mqd_log(r, 4, 0, UINT32_MAX, "worker.cpus names CPU %d, which this process may not use; running unpinned", r->options.cpu);
+}
+
+/* On the reactor's own thread: io_uring takes submissions from the thread that made the ring alone. */
+static bool open_poll(struct mqd_reactor *r)
+{
+    const struct mqd_reactor_options *o = &r->options;
+    if (mqd_poll_create(&r->poll, o->backend, r->connection_capacity) < 0)
+        return false;
+    r->backend = mqd_poll_backend(r->poll);
+    return mqd_poll_add(r->poll, o->eventfds[o->self], mqd_token(MQD_TOKEN_WAKE, 0)) == 0 && mqd_poll_add(r->poll, r->command_fd, mqd_token(MQD_TOKEN_COMMAND, 0)) == 0 &&
+           (o->handoff_fd < 0 || mqd_poll_add(r->poll, o->handoff_fd, mqd_token(MQD_TOKEN_HANDOFF, 0)) == 0);
+}
+
 static void *run(void *argument)
 {
     struct mqd_reactor *r = argument;
@@ -441,28 +463,30 @@ static void *run(void *argument)
     char name[16];
     snprintf(name, sizeof name, "mqd-reactor-%u", r->options.self);
     pthread_setname_np(pthread_self(), name);
-    if (r->options.cpu >= 0) {
-        cpu_set_t cpus;
-        CPU_ZERO(&cpus);
-        CPU_SET(r->options.cpu, &cpus);
-        if (pthread_setaffinity_np(pthread_self(), sizeof cpus, &cpus))
-            mqd_log(r, 4, 0, UINT32_MAX, "worker.cpus names CPU %d, which this process may not use; running unpinned", r->options.cpu);
+    pin(r);
+    if (!open_poll(r)) {
+        r->start_error = mqd_error_code() ? mqd_error_code() : EIO;
+        snprintf(r->start_message, sizeof r->start_message, "%s", mqd_error_message());
     }
-    while (!r->stop) {
-        int count = wait_events(r, events);
-        turn(r, events, count < 0 ? 0 : count);
+    bool good = r->start_error == 0;
+    sem_post(&r->start_done);
+    if (good) {
+        if (r->options.handoff_fd >= 0)
+            mqd_handoff_accept(r); /* what was handed over while nobody was here */
+        while (!r->stop) {
+            int count = wait_events(r, events);
+            turn(r, events, count < 0 ? 0 : count);
+        }
+        wind_down(r, events);
     }
-    wind_down(r, events);
+    if (r->poll)
+        mqd_poll_destroy(r->poll);
+    r->poll = NULL;
     return NULL;
 }
 
 int mqd_reactor_start(struct mqd_reactor *r)
 {
-    if (mqd_poll_add(r->poll, r->options.eventfds[r->options.self], mqd_token(MQD_TOKEN_WAKE, 0)) < 0 || mqd_poll_add(r->poll, r->command_fd, mqd_token(MQD_TOKEN_COMMAND, 0)) < 0 ||
-        (r->options.handoff_fd >= 0 && mqd_poll_add(r->poll, r->options.handoff_fd, mqd_token(MQD_TOKEN_HANDOFF, 0)) < 0))
-        return -1;
-    if (r->options.handoff_fd >= 0)
-        mqd_handoff_accept(r); /* what was handed over while nobody was here */
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, &before); /* signals are the main thread's */
@@ -471,7 +495,15 @@ int mqd_reactor_start(struct mqd_reactor *r)
     r->started = error == 0;
     pthread_mutex_unlock(&r->mutex);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return error ? mqd_error_system(error, "the reactor thread could not be started") : 0;
+    if (error)
+        return mqd_error_system(error, "the reactor thread could not be started");
+    while (sem_wait(&r->start_done) < 0 && errno == EINTR)
+        ;
+    if (r->start_error == 0)
+        return 0;
+    pthread_join(r->thread, NULL);
+    r->started = false;
+    return mqd_error_set(r->start_error, "%s", r->start_message);
 }
 
 int mqd_reactor_stop(struct mqd_reactor *r)

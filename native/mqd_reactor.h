@@ -16,6 +16,7 @@
 
 #include <netinet/in.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdio.h>
 
 #include "mqd_atomic.h"
@@ -373,6 +374,10 @@ struct mqd_reactor {
     uint64_t events_dropped;
     int event_fd;
     pthread_t thread;
+    sem_t start_done;
+    int start_error;
+    char start_message[256];
+    int backend;
     bool started;
     _Atomic bool stop;
     bool stopped;
@@ -415,6 +420,7 @@ void mqd_output_append(struct mqd_reactor *r, struct mqd_connection *c, const vo
 void mqd_output_scratch(struct mqd_reactor *r, struct mqd_connection *c); /* takes r->scratch and its chunks */
 void mqd_output_send(struct mqd_reactor *r, struct mqd_connection *c);
 uint64_t mqd_output_pending_bytes(const struct mqd_connection *c);
+void mqd_output_close_after(struct mqd_reactor *r, struct mqd_connection *c); /* closes when what is pending has left */
 void mqd_output_clear(struct mqd_reactor *r, struct mqd_connection *c);
 
 /* mqd_request.c */
@@ -436,6 +442,7 @@ void mqd_frame_on(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *fram
 /* mqd_produce.c */
 void mqd_produce_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header, uint8_t *frame, uint32_t size_bytes, int64_t arena_offset);
 void mqd_produce_encode(struct mqd_reactor *r, struct mqd_request *request);
+bool mqd_produce_failed(const struct mqd_request *request);
 void mqd_produce_timeout(struct mqd_reactor *r, struct mqd_request *request);
 void mqd_append_done(struct mqd_reactor *r, struct mqd_append *append, int16_t error); /* outcome is final: tells the request or the peer */
 void mqd_append_unpin(struct mqd_reactor *r, struct mqd_append *append);

@@ -88,6 +88,7 @@ void mqd_request_orphan(struct mqd_reactor *r, struct mqd_request *request)
 {
     request->connection = NULL;
     request->next = NULL;
+    mqd_timer_disarm(r, request);
     if (request->kind == MQD_REQUEST_PRODUCE && request->pending)
         return; /* the appends finish, then mqd_append_done frees it */
     if (request->kind == MQD_REQUEST_FETCH && request->evaluated && request->pending)
@@ -105,6 +106,8 @@ static void encode(struct mqd_reactor *r, struct mqd_request *request)
         mqd_time(r, MQD_TIME_PRODUCE, r->now_ns - request->started_ns);
         if (!request->no_reply)
             mqd_produce_encode(r, request);
+        else if (mqd_produce_failed(request)) /* acks=0 has no other way to be told, and Kafka does the same */
+            mqd_output_close_after(r, c);
         break;
     case MQD_REQUEST_FETCH:
         mqd_time(r, MQD_TIME_FETCH, r->now_ns - request->started_ns);
