@@ -219,6 +219,25 @@ static uint32_t check_range(const struct model *m, const struct mqd_positions *p
     return number;
 }
 
+/* Behind a range the cursor stands at the next batch: its offset lies above the last one sent and not above the next one's. */
+static bool cursor_good(const struct model *m, const struct mqd_positions *positions, const struct mqd_range *range, const struct mqd_cursor *cursor)
+{
+    uint32_t last = 0;
+    if (!range->size_bytes)
+        return true;
+    uint8_t header[8];
+    uint64_t base_offset;
+    CHECK_OR(pread(mqd_segment_ref_fd(range->segment), header, 8, range->position) == 8, return false);
+    memcpy(&base_offset, header, 8);
+    while (m->batches[last].base_offset != (int64_t)be64toh(base_offset))
+        last++;
+    while (last + 1 < m->batch_count && m->batches[last + 1].segment == m->batches[last].segment && m->batches[last + 1].position < range->position + range->size_bytes)
+        last++;
+    int64_t next = last + 1 < m->batch_count && m->batches[last + 1].base_offset < positions->high_watermark ? m->batches[last + 1].base_offset : positions->high_watermark;
+    CHECK_OR(cursor->valid && cursor->offset > m->batches[last].last_offset && cursor->offset <= next, return false);
+    return true;
+}
+
 TEST(random_offsets_agree_with_the_model)
 {
     struct model *m = malloc(sizeof *m);
@@ -236,7 +255,7 @@ TEST(random_offsets_agree_with_the_model)
             struct mqd_range range;
             if (mqd_reader_find(reader, 7, &positions, 1, offset, size_max, whole_first, &cursor, &range) != 0)
                 TEST_FAIL("seed %" PRIu64 ": %s", begin, mqd_error_message());
-            else if (check_range(m, &positions, offset, size_max, whole_first, &range) == UINT32_MAX)
+            else if (check_range(m, &positions, offset, size_max, whole_first, &range) == UINT32_MAX || !cursor_good(m, &positions, &range, &cursor))
                 TEST_FAIL("seed %" PRIu64 " look-up %d", begin, i);
             mqd_range_release(reader, &range);
         }
@@ -320,13 +339,39 @@ TEST(a_sequential_look_up_costs_one_pread_at_most)
     pread_count = open_count = 0;
     CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, 110, 1000000, false, &cursor, &range), 0); /* the high watermark is within the limit */
     CHECK_EQUAL(range.size_bytes, 45000);
+    CHECK_EQUAL(pread_count + open_count, 0);
+    mqd_range_release(reader, &range);
+    struct mqd_cursor other = {0};
+    CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, 100, 50000, false, &other, &range), 0); /* ... also when it is the limit */
+    CHECK_EQUAL(range.size_bytes, 50000);
     mqd_range_release(reader, &range);
     model_append(&shared, 0, 9, 3000, false);
+    pread_count = open_count = 0;
     CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, 200, 1000000, false, &cursor, &range), 0); /* it grew: still nothing to look up */
     CHECK_EQUAL(range.position, 50000);
     CHECK_EQUAL(range.size_bytes, 3000);
     CHECK_EQUAL(pread_count + open_count, 0);
     mqd_range_release(reader, &range);
+    plain_end(reader);
+}
+
+TEST(two_readers_do_not_see_each_other_s_bytes)
+{
+    struct mqd_reader *reader = plain_partition(2, 100);
+    struct mqd_cursor first = {0}, second = {0};
+    struct mqd_range range;
+    CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, 150, 1000, false, &second, &range), 0);
+    mqd_range_release(reader, &range);
+    CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, 50, 1000, false, &first, &range), 0); /* walks over the same positions of the other file */
+    mqd_range_release(reader, &range);
+    for (int64_t offset = 152; offset < 160; offset += 2) {
+        CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, offset, 1000, false, &second, &range), 0);
+        CHECK(range.size_bytes == 1000 && second.offset == offset + 2);
+        mqd_range_release(reader, &range);
+        CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, offset - 100, 1000, false, &first, &range), 0);
+        CHECK(range.size_bytes == 1000 && first.offset == offset - 98);
+        mqd_range_release(reader, &range);
+    }
     plain_end(reader);
 }
 
@@ -424,6 +469,11 @@ TEST(descriptors_stay_within_the_bound_but_for_those_in_use)
     }
     CHECK_EQUAL(mqd_reader_segment_count(reader), 20);
     CHECK_EQUAL(fds_on(shared.path), mqd_reader_fd_count(reader));
+    struct mqd_cursor again = {0};
+    open_count = 0;
+    CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, 50, 100000, true, &again, &range), 0); /* in use, so not opened a second time */
+    CHECK_EQUAL(open_count, 0);
+    mqd_range_release(reader, &range);
     for (int i = 0; i < 20; i++) { /* all still readable */
         CHECK(check_range(&shared, &shared.positions, i * 100 + 50, 9000, true, &held[i]) != UINT32_MAX);
         mqd_range_release(reader, &held[i]);
@@ -536,17 +586,17 @@ TEST(a_file_replaced_under_its_name_is_opened_anew)
     unlink(path);
     name_of(path, &shared, 0, ".log");
     name_of(fresh, &shared, 0, ".cleaned");
-    uint8_t batch[300];
+    static uint8_t batch[40000]; /* so long that the old position lies inside it */
     make_batch(batch, 44, 55, sizeof batch); /* all that compaction left of 0..99 */
     FILE *file = fopen(fresh, "wb");
     fwrite(batch, 1, sizeof batch, file);
     fclose(file);
     CHECK_EQUAL(rename(fresh, path), 0);
     CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 2, old.offset, 100000, true, &cursor, &range), 0); /* the cursor is of the old generation */
-    CHECK(range.position == 0 && range.size_bytes == 300);
+    CHECK(range.position == 0 && range.size_bytes == sizeof batch);
     mqd_range_release(reader, &range);
     CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 2, 0, 100000, true, &cursor, &range), 0);
-    CHECK(range.position == 0 && range.size_bytes == 300);
+    CHECK(range.position == 0 && range.size_bytes == sizeof batch);
     mqd_range_release(reader, &range);
     plain_end(reader);
 }

@@ -365,6 +365,20 @@ def test_unknown_tagged_fields_are_skipped(dump: Dump, api: int, version: int) -
     check()
 
 
+@pytest.mark.parametrize("version", range(12, 19))
+def test_a_tag_that_a_later_version_defines_is_unknown_before(dump: Dump, version: int) -> None:
+    """Fetch: the partition's tags 0 (v17+) and 1 (v18+), the request's tag 1 (v15+); before, their numbers mean nothing and any bytes may follow."""
+    partition = {"index": 1, "current_leader_epoch": 2, "fetch_offset": 3, "last_fetched_epoch": 4, "log_start_offset": 5, "max_bytes": 6,
+                 "directory_id": None, "high_watermark": 2**63 - 1}  # fmt: skip
+    values = {"replica_id": -1, "replica_epoch": -1, "max_wait_ms": 0, "min_bytes": 1, "max_bytes": 9, "isolation_level": 0, "session_id": 0, "session_epoch": -1,
+              "rack_id": "", "cluster_id": None, "topics": [("t", uuid.UUID(int=7), [partition])], "forgotten": []}  # fmt: skip
+    for tag, holder, since in ((0, 0, 17), (1, 0, 18), (1, 2, 15)):
+        places = iter(range(9))  # the order of the tag sections: partition, topic, request
+        body = encode_request(FETCH, version, values, lambda: [(tag, b"abc")] if next(places) == holder else [])  # noqa: B023 (called at once)
+        expected = expected_tokens(FETCH, version, values) if version < since else None  # three bytes are no uuid, no int64, no replica state
+        assert dump.request(FETCH, version, body) == expected, (tag, holder)
+
+
 @pytest.mark.parametrize(("api", "version"), EVERY_VERSION)
 def test_every_cut_is_refused_and_so_is_a_byte_more(dump: Dump, api: int, version: int) -> None:
     @settings(TINY, max_examples=3)
