@@ -98,7 +98,7 @@ def kcat_envelope(message: Any, broker: int) -> bytes:
     return json.dumps(envelope, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape") + b"\n"
 
 
-def _readable(name: str, value: bytes | None) -> dict[str, str | None]:
+def readable(name: str, value: bytes | None) -> dict[str, str | None]:
     if value is None:
         return {name: None}
     try:
@@ -111,9 +111,9 @@ def envelope(message: Any) -> bytes:
     """`mqd consume --format json`: always valid JSON; what is no UTF-8 comes in base64 under another name."""
     fields: dict[str, Any] = {"topic": message.topic(), "partition": message.partition(), "offset": message.offset(), "timestamp_ms": message.timestamp()[1]}
     if message.headers():
-        fields["headers"] = [{"name": name, **_readable("value", value)} for name, value in message.headers()]
-    fields.update(_readable("key", message.key()))
-    fields.update(_readable("value", message.value()))
+        fields["headers"] = [{"name": name, **readable("value", value)} for name, value in message.headers()]
+    fields.update(readable("key", message.key()))
+    fields.update(readable("value", message.value()))
     return json.dumps(fields, ensure_ascii=False).encode() + b"\n"
 
 
