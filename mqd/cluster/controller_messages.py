@@ -46,7 +46,8 @@ class Image(msgspec.Struct, tag=True, frozen=True):
     controller_id: int
     brokers: list[BrokerImage]
     topics: list[TopicImage]
-    broker_config: dict[str, str]  # set at run time (IncrementalAlterConfigs on the broker)
+    broker_config: dict[str, str]  # set at run time (IncrementalAlterConfigs on the broker), in force on this broker
+    broker_default_config: dict[str, str] = {}  # the part of it that was set for all brokers (resource name "")
 
 
 class TopicPut(msgspec.Struct, tag=True, frozen=True):
@@ -66,6 +67,7 @@ class TopicRemoved(msgspec.Struct, tag=True, frozen=True):
 class BrokerConfigPut(msgspec.Struct, tag=True, frozen=True):
     version: int
     config: dict[str, str]
+    default_config: dict[str, str] = {}
 
 
 class Command(msgspec.Struct, tag=True, frozen=True):

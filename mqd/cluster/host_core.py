@@ -242,7 +242,7 @@ class HostCore:
             if not self._waits_for_slots(topic):
                 actions += self._broadcast(messages.TopicPut(event.version, self._images[topic.name]))
         if event.broker_config is not None:
-            actions += self._broadcast(messages.BrokerConfigPut(event.version, event.broker_config))
+            actions += self._broadcast(messages.BrokerConfigPut(event.version, event.broker_config, self._state.broker_configs.get("", {})))
         return actions + self._unfence() + self._maybe_applied()
 
     def _put(self, topic: TopicState, in_place: Mapping[Partition, int]) -> list[Action]:
@@ -366,7 +366,7 @@ class HostCore:
         state = self._state
         brokers = [messages.BrokerImage(broker.node_id, broker.host, broker.port, broker.rack, broker.epoch) for broker in state.brokers.values()]
         config = state.broker_config(self.node_id)
-        return messages.Image(self._version, state.cluster_id, self._controller_id, brokers, list(self._images.values()), config)
+        return messages.Image(self._version, state.cluster_id, self._controller_id, brokers, list(self._images.values()), config, state.broker_configs.get("", {}))
 
     def _broadcast(self, message: messages.FromController) -> list[Action]:
         return [Send(subscriber.client, message) for subscriber in self._subscribers.values() if not subscriber.held]

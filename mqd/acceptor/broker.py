@@ -1,0 +1,146 @@
+"""What the handlers share: configuration, metadata, the way to the controller, the partition table, and where clients can reach this broker."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from mqd.acceptor.metadata import Metadata
+from mqd.base import config as configuration
+from mqd.base import logging
+from mqd.cluster import controller_messages as messages
+from mqd.log.directories import partition_path
+from mqd.native import NativeError, SlotState, SlotView
+from mqd.protocol.errors import ErrorCode
+
+OWNER_NONE = 65535
+DISK_THREADS = 4
+
+log = logging.get("acceptor.requests")
+T = TypeVar("T")
+
+
+class PartitionTable(Protocol):
+    """native.Control, as far as handlers need it."""
+
+    metadata_version: int
+
+    def slot_view(self, slot: int) -> SlotView: ...
+
+
+class Controller(Protocol):
+    async def request(self, change: messages.Change, timeout_ms: int, validate_only: bool = False) -> messages.Answer: ...
+
+
+class Address:
+    """Where one client is connected; decides what it is told to connect to."""
+
+    __slots__ = ("listener_id", "local_ip", "local_port")
+
+    def __init__(self, listener_id: int = 0, local_ip: str = "", local_port: int = 0) -> None:
+        self.listener_id, self.local_ip, self.local_port = listener_id, local_ip, local_port
+
+
+class ProducerIds:
+    """Half-open range of producer ids that are this process's to give."""
+
+    def __init__(self) -> None:
+        self.next = self.end = 0
+        self.lock = asyncio.Lock()
+
+
+class Broker:
+    """`listeners`: (name, host, port) as bound, by listener id."""
+
+    def __init__(
+        self,
+        config: Mapping[str, str],
+        listeners: list[tuple[str, str, int]],
+        metadata: Metadata,
+        controller: Controller,
+        table: PartitionTable,
+    ) -> None:
+        self.config = dict(config)
+        self.node_id = int(config["node.id"])
+        self.metadata = metadata
+        self.controller = controller
+        self.table = table
+        self.log_dirs = [Path(path) for path in config.get("log.dirs", "").split(",") if path]
+        self.producer_ids = ProducerIds()
+        self._listeners = listeners
+        self._advertised = configuration.advertised_listeners(config)
+        self._disk = ThreadPoolExecutor(DISK_THREADS, "disk")
+
+    # -- addresses ---------------------------------------------------------------------------------------------------------
+
+    def advertised(self, address: Address) -> tuple[str, int]:
+        """advertised.listeners where it names the client's listener; else the address the client itself reached."""
+        name, host, port = self._listeners[address.listener_id] if address.listener_id < len(self._listeners) else self._listeners[0]
+        told = self._advertised.get(name)
+        if told is not None:
+            return told.host, told.port
+        if address.local_ip:
+            return address.local_ip, address.local_port or port
+        return (host if host not in ("", "0.0.0.0", "::") else "localhost"), address.local_port or port
+
+    def brokers(self, address: Address) -> list[tuple[int, str, int, str | None]]:
+        """(node id, host, port, rack) of every broker, as this client can reach them; this one in any case."""
+        host, port = self.advertised(address)
+        others = [(broker.node_id, broker.host, broker.port, broker.rack) for broker in self.metadata.brokers.values() if broker.node_id != self.node_id]
+        return sorted([*others, (self.node_id, host, port, self.config.get("broker.rack"))])
+
+    # -- configuration -----------------------------------------------------------------------------------------------------
+
+    def broker_value(self, name: str) -> configuration.Value | None:
+        return configuration.broker_value(self.effective(), name)
+
+    def effective(self) -> dict[str, str]:
+        return configuration.broker_effective(self.config, self.metadata.broker_config)
+
+    # -- partitions --------------------------------------------------------------------------------------------------------
+
+    def view(self, partition: messages.PartitionImage) -> SlotView | None:
+        """What the owner publishes of a partition; None while it is not served (its log is being opened, or its directory is offline)."""
+        if partition.owner == OWNER_NONE:
+            return None
+        try:
+            view = self.table.slot_view(partition.slot)
+        except NativeError:
+            return None  # the controller died while writing this slot; its successor mends it
+        if view.state != SlotState.ONLINE or view.partition_index != partition.index:
+            return None
+        return view
+
+    def partition_of(self, name: str, index: int) -> messages.PartitionImage | None:
+        topic = self.metadata.topics.get(name)
+        return topic.partitions[index] if topic is not None and 0 <= index < len(topic.partitions) else None
+
+    def unserved_error(self, partition: messages.PartitionImage) -> int:
+        """Why view() is None: retriable either way."""
+        return int(ErrorCode.KAFKA_STORAGE_ERROR if partition.owner == OWNER_NONE else ErrorCode.LEADER_NOT_AVAILABLE)
+
+    def path_of(self, topic: str, partition: messages.PartitionImage) -> Path:
+        return partition_path(self.log_dirs[partition.log_dir], topic, partition.index)
+
+    async def on_disk(self, work: Callable[..., T], *arguments: object) -> T:
+        """Runs blocking work in one of DISK_THREADS threads."""
+        return await asyncio.get_running_loop().run_in_executor(self._disk, work, *arguments)
+
+    def close(self) -> None:
+        self._disk.shutdown(wait=False, cancel_futures=True)
+
+
+class Context:
+    """One request's view of the broker."""
+
+    __slots__ = ("address", "broker", "cacheable")
+
+    def __init__(self, broker: Broker, address: Address) -> None:
+        self.broker = broker
+        self.address = address
+        self.cacheable = False  # set by a handler whose answer depends on the request's bytes and the metadata version alone
+
+
+class CloseConnection(Exception):
+    """There is no answer to this request: its connection is closed, the reason goes to the log."""

@@ -1,0 +1,118 @@
+"""The acceptor's connection to the controller: the metadata it serves, and the changes it asks for.
+
+    4-byte big-endian length, then msgpack (mqd/cluster/controller_messages.py).
+
+The controller may be restarted at any time. A change that was under way then has an unknown outcome: it is answered with REQUEST_TIMED_OUT, never with a definite
+failure. One that could not be sent is sent when the controller is back, or times out likewise.
+Bounds: REQUESTS_MAX changes under way, more are refused; one message of MESSAGE_BYTES_MAX.
+"""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from mqd.base import logging
+from mqd.cluster import controller_messages as messages
+from mqd.protocol.errors import ErrorCode
+
+MESSAGE_BYTES_MAX = 256 << 20
+REQUESTS_MAX = 10_000
+RETRY_S_MIN, RETRY_S_MAX = 0.01, 0.5
+
+log = logging.get("acceptor.controller")
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(messages.FromController).decode
+
+Metadata = messages.Image | messages.TopicPut | messages.TopicRemoved | messages.BrokerConfigPut
+
+
+class ControllerClient:
+    """`on_metadata` is called in order with everything that is not an Answer, before any later answer is delivered."""
+
+    def __init__(self, path: Path, generation: int, on_metadata: Callable[[Metadata], None]) -> None:
+        self._path = path
+        self._subscribe = messages.Subscribe("acceptor", 0, generation)
+        self._on_metadata = on_metadata
+        self._writer: asyncio.StreamWriter | None = None
+        self._unsent: dict[int, messages.Request] = {}
+        self._sent: dict[int, asyncio.Future[messages.Answer]] = {}
+        self._request_id = 0
+
+    async def request(self, change: messages.Change, timeout_ms: int, validate_only: bool = False) -> messages.Answer:
+        """Never raises for the controller's sake: what went wrong is in the answer's error."""
+        if len(self._sent) >= REQUESTS_MAX:
+            return messages.Answer(0, ErrorCode.REQUEST_TIMED_OUT, "Too many changes are under way; try again.")
+        self._request_id += 1
+        request_id = self._request_id
+        answered = self._sent[request_id] = asyncio.get_running_loop().create_future()
+        request = messages.Request(request_id, change, validate_only)
+        if self._writer is not None and not self._writer.is_closing():
+            self._write(request)
+        else:
+            self._unsent[request_id] = request
+        try:
+            return await asyncio.wait_for(answered, max(timeout_ms, 1) / 1000)
+        except TimeoutError:
+            never_sent = self._unsent.pop(request_id, None) is not None
+            text = "The controller cannot be reached; nothing was changed." if never_sent else "The controller has not answered in time; the change may still take effect."
+            return messages.Answer(request_id, ErrorCode.REQUEST_TIMED_OUT, text)
+        finally:
+            self._sent.pop(request_id, None)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        pause = RETRY_S_MIN
+        while True:
+            try:
+                reader, self._writer = await asyncio.open_unix_connection(str(self._path))
+            except OSError:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, RETRY_S_MAX)
+                continue
+            pause = RETRY_S_MIN
+            try:
+                self._write(self._subscribe)
+                await self._receive(reader)
+            except (OSError, EOFError, ValueError, msgspec.MsgspecError) as error:
+                log.warning("connection to the controller ended", reason=str(error) or type(error).__name__)
+            finally:
+                self._writer.close()
+                self._writer = None
+                self._fail_sent()
+            await asyncio.sleep(pause)
+
+    async def _receive(self, reader: asyncio.StreamReader) -> None:
+        subscribed = False
+        while True:
+            size = int.from_bytes(await reader.readexactly(4), "big")
+            if size > MESSAGE_BYTES_MAX:
+                raise ValueError(f"a message of {size} bytes")
+            message = _decode(await reader.readexactly(size))
+            if isinstance(message, messages.Answer):
+                answered = self._sent.get(message.request_id)
+                if answered is not None and not answered.done():
+                    answered.set_result(message)
+            elif not isinstance(message, messages.Command):
+                self._on_metadata(message)
+                self._write(messages.Applied(message.version, {}))
+            if not subscribed:
+                subscribed = True
+                self._send_waiting()
+
+    def _send_waiting(self) -> None:
+        waiting, self._unsent = self._unsent, {}
+        for request in waiting.values():
+            self._write(request)
+
+    def _fail_sent(self) -> None:
+        text = "The controller was restarted while the change was under way; it may or may not have taken effect."
+        for request_id, answered in self._sent.items():
+            if request_id not in self._unsent and not answered.done():
+                answered.set_result(messages.Answer(request_id, ErrorCode.REQUEST_TIMED_OUT, text))
+
+    def _write(self, message: messages.ToController) -> None:
+        data = _encode(message)
+        assert self._writer is not None
+        self._writer.write(len(data).to_bytes(4, "big") + data)

@@ -1,0 +1,104 @@
+"""From a request's frame to its handler and back to bytes.
+
+The table names every API that is answered, by the reactor or here, with the module that answers it here; a module is imported when first asked for. What is
+not in the table is not advertised. An unknown API or version ends the connection (ApiVersions excepted, which says error 35 in a body of version 0, KIP-511).
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+from importlib import import_module
+from typing import NamedTuple, Protocol
+
+from mqd.acceptor.broker import Address, Broker, CloseConnection, Context
+from mqd.base import logging
+from mqd.protocol.api import decode_request, encode_response
+from mqd.protocol.errors import ProtocolError, UnsupportedVersion
+from mqd.protocol.framing import API_VERSIONS_KEY, SUPPORTED, RequestHeader
+
+HANDLERS: dict[int, str] = {
+    0: "produce",
+    1: "fetch",
+    2: "list_offsets",
+    3: "metadata",
+    10: "find_coordinator",
+    18: "api_versions",
+    19: "create_topics",
+    20: "delete_topics",
+    21: "delete_records",
+    22: "init_producer_id",
+    23: "offset_for_leader_epoch",
+    32: "describe_configs",
+    33: "alter_configs",
+    35: "describe_log_dirs",
+    37: "create_partitions",
+    44: "incremental_alter_configs",
+    60: "describe_cluster",
+    75: "describe_topic_partitions",
+}
+
+log = logging.get("acceptor.requests")
+Handler = Callable[[Context, RequestHeader, object], Awaitable[object | None]]
+_loaded: dict[int, Handler] = {}
+
+
+class Outcome(NamedTuple):
+    """`body` None: the request is done, nothing is to be sent. `close`: why the connection must end instead."""
+
+    body: bytes | None
+    cacheable: bool = False
+    close: str | None = None
+
+
+class Observer(Protocol):
+    def observe(self, api: str, seconds: float, failed: bool) -> None: ...
+
+
+def handler_of(api_key: int) -> Handler:
+    """Raises KeyError for an API that is not answered."""
+    handler = _loaded.get(api_key)
+    if handler is None:
+        handler = _loaded[api_key] = import_module(f"mqd.acceptor.handlers.{HANDLERS[api_key]}").handle
+    return handler
+
+
+async def answer(broker: Broker, address: Address, frame: bytes, connection: int, observer: Observer | None = None) -> Outcome:
+    """Never raises but for cancellation: what goes wrong ends one connection, with its reason."""
+    began = time.perf_counter()
+    api, failed = "unknown", True
+    try:
+        header, request = decode_request(frame)
+        api = SUPPORTED[header.api_key].name
+        context = Context(broker, address)
+        response = await handler_of(header.api_key)(context, header, request)
+        failed = False
+        return Outcome(encode_response(header, response) if response is not None else None, context.cacheable)
+    except UnsupportedVersion as error:
+        if error.header.api_key == API_VERSIONS_KEY:
+            return _unsupported_api_versions(error.header)
+        return _close(connection, str(error), error.header)
+    except ProtocolError as error:
+        return _close(connection, str(error), None)
+    except (CloseConnection, KeyError) as error:
+        return _close(connection, str(error) or type(error).__name__, None, api)
+    except Exception as error:
+        log.exception("a handler failed; the connection is closed", connection=connection, api=api)
+        return Outcome(None, close=f"{api}: {type(error).__name__}")
+    finally:
+        if observer is not None:
+            observer.observe(api, time.perf_counter() - began, failed)
+
+
+def _unsupported_api_versions(header: RequestHeader) -> Outcome:
+    from mqd.acceptor.handlers import api_versions
+
+    return Outcome(encode_response(header, api_versions.unsupported(), version=0))
+
+
+def _close(connection: int, reason: str, header: RequestHeader | None, api: str = "") -> Outcome:
+    fields: dict[str, object] = {"connection": connection, "reason": reason}
+    if api:
+        fields["api"] = api
+    if header is not None:
+        fields.update(api_key=header.api_key, api_version=header.api_version, client=header.client_id)
+    log.warning("request cannot be answered; the connection is closed", **fields)
+    return Outcome(None, close=reason)

@@ -1,0 +1,56 @@
+"""AlterConfigs 0-2 (KIP-133): the whole configuration of a resource at once; what is not named is forgotten."""
+
+import asyncio
+from collections import Counter
+from typing import NamedTuple
+
+from mqd.acceptor.broker import Broker, Context
+from mqd.cluster import controller_messages as messages
+from mqd.cluster.controller_messages import ConfigOperation
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.framing import RequestHeader
+from mqd.protocol.messages import AlterConfigsRequest, AlterConfigsResponse
+
+TIMEOUT_MS = 30_000  # the request has none
+
+
+class Resource(NamedTuple):
+    type: int
+    name: str
+    operations: list[ConfigOperation]
+
+
+class Result(NamedTuple):
+    type: int
+    name: str
+    error: int
+    message: str | None
+
+
+async def handle(context: Context, header: RequestHeader, request: AlterConfigsRequest) -> AlterConfigsResponse:
+    resources = [
+        Resource(resource.resource_type, resource.resource_name, [ConfigOperation(config.name, "set", config.value) for config in resource.configs])
+        for resource in request.resources
+    ]
+    results = await alter(context.broker, resources, replace=True, validate_only=request.validate_only)
+    return AlterConfigsResponse(
+        responses=[
+            AlterConfigsResponse.ResourceResponse(error_code=result.error, error_message=result.message, resource_type=result.type, resource_name=result.name)
+            for result in results
+        ]
+    )
+
+
+async def alter(broker: Broker, resources: list[Resource], replace: bool, validate_only: bool) -> list[Result]:
+    """One result for each different resource, in order."""
+    counts = Counter((resource.type, resource.name) for resource in resources)
+    by_key = {(resource.type, resource.name): resource for resource in resources}
+
+    async def one(resource: Resource) -> Result:
+        if counts[resource.type, resource.name] > 1:
+            return Result(resource.type, resource.name, int(ErrorCode.INVALID_REQUEST), "Each resource must appear at most once.")
+        change = messages.AlterConfig(resource.type, resource.name, resource.operations, replace)
+        answer = await broker.controller.request(change, TIMEOUT_MS, validate_only)
+        return Result(resource.type, resource.name, answer.error, answer.message)
+
+    return list(await asyncio.gather(*(one(resource) for resource in by_key.values())))

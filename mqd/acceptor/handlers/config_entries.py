@@ -1,0 +1,93 @@
+"""Configuration as DescribeConfigs and CreateTopics show it: value, where it comes from, and what it would be otherwise (KIP-226, KIP-525, KIP-569)."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from mqd.acceptor.broker import Broker
+from mqd.base.config import BROKER, TOPIC, Property, topic_effective
+
+TOPIC_DYNAMIC, BROKER_DYNAMIC, BROKER_DYNAMIC_DEFAULT, BROKER_STATIC, DEFAULT = 1, 2, 3, 4, 5
+# Kafka's ConfigDef types. An enumeration is a string there; the allowed values are in the documentation.
+TYPES = {"bool": 1, "string": 2, "enum": 2, "int": 3, "long": 5, "double": 6, "list": 7}
+
+
+class Synonym(NamedTuple):
+    name: str
+    value: str | None
+    source: int
+
+
+class Entry(NamedTuple):
+    name: str
+    value: str | None
+    source: int
+    read_only: bool
+    sensitive: bool
+    type: int
+    documentation: str
+    synonyms: list[Synonym]  # what is in force first
+
+
+def _shown(row: Property, value: str | None) -> str | None:
+    return None if row.sensitive else value
+
+
+def _entry(row: Property, synonyms: list[Synonym], read_only: bool) -> Entry:
+    first = synonyms[0] if synonyms else Synonym(row.name, None, DEFAULT)
+    return Entry(row.name, first.value, first.source, read_only, row.sensitive, TYPES[row.kind], row.doc, synonyms)
+
+
+def _broker_synonyms(broker: Broker, row: Property) -> list[Synonym]:
+    """`row` is a broker's property. The configuration that was loaded holds defaults too: a value equal to the default counts as one."""
+    metadata, found = broker.metadata, []
+    name = row.name
+    default_dynamic = metadata.broker_default_config.get(name)
+    own_dynamic = metadata.broker_config.get(name)
+    if own_dynamic is not None and own_dynamic != default_dynamic:
+        found.append(Synonym(name, _shown(row, own_dynamic), BROKER_DYNAMIC))
+    if default_dynamic is not None:
+        found.append(Synonym(name, _shown(row, default_dynamic), BROKER_DYNAMIC_DEFAULT))
+    static = broker.config.get(name)
+    if static is not None and static != row.default:
+        found.append(Synonym(name, _shown(row, static), BROKER_STATIC))
+    if row.default is not None:
+        found.append(Synonym(name, _shown(row, row.default), DEFAULT))
+    return found
+
+
+def of_topic(broker: Broker, config: Mapping[str, str], names: set[str] | None = None) -> list[Entry]:
+    """`config`: what is set on the topic itself."""
+    effective = topic_effective(broker.effective(), config)
+    entries = []
+    for name, row in TOPIC.items():
+        if names is not None and name not in names:
+            continue
+        synonyms = [Synonym(name, _shown(row, config[name]), TOPIC_DYNAMIC)] if name in config else []
+        if row.broker_name is not None:
+            synonyms += _broker_synonyms(broker, BROKER[row.broker_name])
+        if not synonyms or synonyms[0].value != effective[name]:  # the broker's value comes by another unit (log.retention.hours)
+            synonyms.insert(0, Synonym(name, _shown(row, effective[name]), DEFAULT if effective[name] == row.default else BROKER_STATIC))
+        entries.append(_entry(row, synonyms, False))
+    return entries
+
+
+def of_broker(broker: Broker, advertised: str, names: set[str] | None = None) -> list[Entry]:
+    """This broker's properties. advertised.listeners is there even when it is not set: tools look for it."""
+    entries = []
+    for name, row in BROKER.items():
+        if names is not None and name not in names:
+            continue
+        synonyms = _broker_synonyms(broker, row)
+        if name == "advertised.listeners" and not synonyms:
+            synonyms = [Synonym(name, advertised, DEFAULT)]
+        entries.append(_entry(row, synonyms, not row.dynamic))
+    return entries
+
+
+def of_all_brokers(broker: Broker, names: set[str] | None = None) -> list[Entry]:
+    """Resource name "": only what was set for all brokers at run time."""
+    return [
+        _entry(BROKER[name], [Synonym(name, _shown(BROKER[name], value), BROKER_DYNAMIC_DEFAULT)], False)
+        for name, value in broker.metadata.broker_default_config.items()
+        if name in BROKER and (names is None or name in names)
+    ]

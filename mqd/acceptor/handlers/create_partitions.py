@@ -1,0 +1,25 @@
+"""CreatePartitions 0-3 (KIP-195, KIP-599)."""
+
+import asyncio
+from collections import Counter
+
+from mqd.acceptor.broker import Broker, Context
+from mqd.cluster import controller_messages as messages
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.framing import RequestHeader
+from mqd.protocol.messages import CreatePartitionsRequest, CreatePartitionsResponse
+
+
+async def handle(context: Context, header: RequestHeader, request: CreatePartitionsRequest) -> CreatePartitionsResponse:
+    counts = Counter(topic.name for topic in request.topics)
+    by_name = {topic.name: topic for topic in request.topics}
+    results = await asyncio.gather(*(_extend(context.broker, by_name[name], count, request) for name, count in counts.items()))
+    return CreatePartitionsResponse(results=list(results))
+
+
+async def _extend(broker: Broker, topic: CreatePartitionsRequest.Topic, count: int, request: CreatePartitionsRequest) -> CreatePartitionsResponse.TopicResult:
+    if count > 1:
+        return CreatePartitionsResponse.TopicResult(name=topic.name, error_code=int(ErrorCode.INVALID_REQUEST), error_message="Duplicate topic in request.")
+    assignments = None if topic.assignments is None else [assignment.broker_ids for assignment in topic.assignments]
+    answer = await broker.controller.request(messages.AddPartitions(topic.name, topic.count, assignments), request.timeout_ms, request.validate_only)
+    return CreatePartitionsResponse.TopicResult(name=topic.name, error_code=answer.error, error_message=answer.message)

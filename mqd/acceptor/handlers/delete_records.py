@@ -1,0 +1,37 @@
+"""DeleteRecords 0-2 (KIP-107): moves the log start of partitions; the owner does it, the controller passes it on."""
+
+import asyncio
+
+from mqd.acceptor.broker import Broker, Context
+from mqd.cluster import controller_messages as messages
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.framing import RequestHeader
+from mqd.protocol.messages import DeleteRecordsRequest, DeleteRecordsResponse
+
+HIGH_WATERMARK = -1
+
+
+async def handle(context: Context, header: RequestHeader, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
+    topics = await asyncio.gather(*(_topic(context.broker, topic, request.timeout_ms) for topic in request.topics))
+    return DeleteRecordsResponse(topics=list(topics))
+
+
+async def _topic(broker: Broker, topic: DeleteRecordsRequest.Topic, timeout_ms: int) -> DeleteRecordsResponse.TopicResult:
+    partitions = await asyncio.gather(*(_partition(broker, topic.name, asked.partition_index, asked.offset, timeout_ms) for asked in topic.partitions))
+    return DeleteRecordsResponse.TopicResult(name=topic.name, partitions=list(partitions))
+
+
+async def _partition(broker: Broker, name: str, index: int, offset: int, timeout_ms: int) -> DeleteRecordsResponse.PartitionResult:
+    def result(error: int, low_watermark: int = -1) -> DeleteRecordsResponse.PartitionResult:
+        return DeleteRecordsResponse.PartitionResult(partition_index=index, error_code=int(error), low_watermark=low_watermark)
+
+    partition = broker.partition_of(name, index)
+    if partition is None:
+        return result(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    view = broker.view(partition)
+    if view is None:
+        return result(broker.unserved_error(partition))
+    if offset < HIGH_WATERMARK or offset > view.high_watermark:
+        return result(ErrorCode.OFFSET_OUT_OF_RANGE)
+    answer = await broker.controller.request(messages.DeleteRecords(name, index, offset), timeout_ms)
+    return result(answer.error, answer.offset if answer.error == 0 else -1)

@@ -1,0 +1,40 @@
+"""DeleteTopics 1-6 (KIP-4, KIP-516, KIP-599). By name, or from version 6 on by id."""
+
+import asyncio
+from collections import Counter
+
+from mqd.acceptor.broker import Broker, Context
+from mqd.cluster import controller_messages as messages
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.framing import RequestHeader
+from mqd.protocol.messages import DeleteTopicsRequest, DeleteTopicsResponse
+
+NO_ID = b"\0" * 16
+
+
+async def handle(context: Context, header: RequestHeader, request: DeleteTopicsRequest) -> DeleteTopicsResponse:
+    if header.api_version >= 6:
+        asked = [(topic.name, topic.topic_id) for topic in request.topics]
+    else:
+        asked = [(name, NO_ID) for name in request.topic_names]
+    counts = Counter(asked)
+    results = await asyncio.gather(*(_delete(context.broker, header.api_version, name, topic_id, counts[name, topic_id], request.timeout_ms) for name, topic_id in counts))
+    return DeleteTopicsResponse(responses=list(results))
+
+
+async def _delete(broker: Broker, version: int, name: str | None, topic_id: bytes, count: int, timeout_ms: int) -> DeleteTopicsResponse.TopicResult:
+    def result(error: int, message: str | None = None) -> DeleteTopicsResponse.TopicResult:
+        return DeleteTopicsResponse.TopicResult(name=name, topic_id=topic_id, error_code=int(error), error_message=message)
+
+    if count > 1:
+        return result(ErrorCode.INVALID_REQUEST, "Duplicate topic.")
+    if (name is None) == (topic_id == NO_ID):
+        return result(ErrorCode.INVALID_REQUEST, "You must specify either a topic name or a topic id, not both.")
+    known = broker.metadata.topics.get(name) if name is not None else broker.metadata.by_id(topic_id)
+    answer = await broker.controller.request(messages.DeleteTopic(name, topic_id if name is None else None), timeout_ms)
+    error = answer.error
+    if error == ErrorCode.TOPIC_DELETION_DISABLED and version < 3:
+        error = int(ErrorCode.INVALID_REQUEST)
+    if known is not None:
+        name, topic_id = known.name, known.topic_id
+    return result(error, answer.message)

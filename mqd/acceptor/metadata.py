@@ -1,0 +1,81 @@
+"""What the acceptor knows of the cluster: the controller's last image with every change since applied to it. Sans-I/O."""
+
+import bisect
+
+from mqd.cluster import controller_messages as messages
+
+
+class Metadata:
+    """`version` is that of the newest message. A partition is `visible` when every worker has applied the version that brought it: before, a client that was told
+    of it could meet a worker that has never heard of it."""
+
+    def __init__(self) -> None:
+        self.version = -1  # -1: no image yet
+        self.cluster_id = ""
+        self.controller_id = -1
+        self.brokers: dict[int, messages.BrokerImage] = {}
+        self.topics: dict[str, messages.TopicImage] = {}
+        self.names: dict[bytes, str] = {}
+        self.broker_config: dict[str, str] = {}
+        self.broker_default_config: dict[str, str] = {}
+        self._sorted: list[str] | None = None
+        self._visible_from: dict[bytes, list[tuple[int, int]]] = {}  # topic id -> (partitions from this index on, version), while it matters
+
+    def apply(self, message: messages.Image | messages.TopicPut | messages.TopicRemoved | messages.BrokerConfigPut) -> None:
+        match message:
+            case messages.Image():
+                self._replace(message)
+            case messages.TopicPut():
+                self._put(message)
+            case messages.TopicRemoved():
+                if self.names.pop(message.topic_id, None) is not None:
+                    del self.topics[message.name]
+                    self._visible_from.pop(message.topic_id, None)
+                    self._sorted = None
+            case messages.BrokerConfigPut():
+                self.broker_config, self.broker_default_config = message.config, message.default_config
+        self.version = message.version
+
+    def _replace(self, image: messages.Image) -> None:
+        known = self.names if self.version >= 0 else {topic.topic_id: topic.name for topic in image.topics}
+        self._visible_from = {topic.topic_id: [(0, image.version)] for topic in image.topics if topic.topic_id not in known}
+        self.cluster_id, self.controller_id = image.cluster_id, image.controller_id
+        self.brokers = {broker.node_id: broker for broker in image.brokers}
+        self.topics = {topic.name: topic for topic in image.topics}
+        self.names = {topic.topic_id: topic.name for topic in image.topics}
+        self.broker_config, self.broker_default_config = image.broker_config, image.broker_default_config
+        self._sorted = None
+
+    def _put(self, message: messages.TopicPut) -> None:
+        topic = message.topic
+        old = self.topics.get(topic.name)
+        if old is None or old.topic_id != topic.topic_id:
+            if old is not None:
+                self.names.pop(old.topic_id, None)
+            self._visible_from[topic.topic_id] = [(0, message.version)]
+            self._sorted = None
+        elif len(topic.partitions) > len(old.partitions):
+            self._visible_from.setdefault(topic.topic_id, []).append((len(old.partitions), message.version))
+        self.topics[topic.name] = topic
+        self.names[topic.topic_id] = topic.name
+
+    def visible_count(self, topic: messages.TopicImage, applied_version: int) -> int:
+        """How many of the topic's partitions (they are the first ones) every worker knows."""
+        steps = self._visible_from.get(topic.topic_id)
+        if steps is None:
+            return len(topic.partitions)
+        hidden = next((first for first, version in steps if version > applied_version), None)
+        if hidden is None:
+            del self._visible_from[topic.topic_id]
+            return len(topic.partitions)
+        return hidden
+
+    def sorted_names(self, from_name: str = "") -> list[str]:
+        """All names in order, from `from_name` on."""
+        if self._sorted is None:
+            self._sorted = sorted(self.topics)
+        return self._sorted[bisect.bisect_left(self._sorted, from_name) :] if from_name else self._sorted
+
+    def by_id(self, topic_id: bytes) -> messages.TopicImage | None:
+        name = self.names.get(topic_id)
+        return self.topics[name] if name is not None else None
