@@ -98,11 +98,15 @@ class Keeper:
         while not self._done:
             timeout = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
             for key, mask in self._selector.select(timeout):
-                if self._selector.get_map().get(key.fileobj) is key:  # not closed or replaced by an earlier event of this turn
-                    key.data(mask)
+                self._deliver(key, mask)
             while self._timers and self._timers[0][0] <= time.monotonic():
                 heapq.heappop(self._timers)[2]()
         return self.exit_status
+
+    def _deliver(self, key: selectors.SelectorKey, mask: int) -> None:
+        """Unless an earlier event of this turn closed or replaced what this one is about."""
+        if self._selector.get_map().get(key.fd) is key:
+            key.data(mask)
 
     def _watch(self, source: Any, callback: Callable[..., None], *arguments: Any, events: int = selectors.EVENT_READ) -> None:
         self._selector.register(source, events, lambda mask: callback(*arguments))
