@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mqd.protocol.api import decode_request, decode_response, encode_request, encode_response, with_length
     from mqd.protocol.errors import ERRORS, ErrorCode, ProtocolError, UnsupportedVersion
-    from mqd.protocol.framing import SUPPORTED, ApiSpec, RequestHeader
+    from mqd.protocol.framing import KNOWN, SUPPORTED, ApiSpec, RequestHeader
 
 # Imported when first asked for: who needs the error codes alone should not pay for the codec.
 _HOMES = {
     "api": ("decode_request", "decode_response", "encode_request", "encode_response", "with_length"),
     "errors": ("ERRORS", "ErrorCode", "ProtocolError", "UnsupportedVersion"),
-    "framing": ("SUPPORTED", "ApiSpec", "RequestHeader"),
+    "framing": ("KNOWN", "SUPPORTED", "ApiSpec", "RequestHeader"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -34,6 +34,7 @@ def __getattr__(name: str) -> object:
 
 __all__ = [
     "ERRORS",
+    "KNOWN",
     "SUPPORTED",
     "ApiSpec",
     "ErrorCode",

@@ -9,7 +9,7 @@ import struct
 
 from mqd.protocol import codec
 from mqd.protocol.framing import (
-    SUPPORTED,
+    KNOWN,
     RequestHeader,
     decode_request_header,
     decode_response_header,
@@ -37,7 +37,7 @@ def encode_response(header: RequestHeader, response: object, *, version: int | N
 
 def encode_request(request: object, version: int, correlation_id: int, client_id: str | None = "mqd") -> bytes:
     """The request frame of a client."""
-    spec = SUPPORTED[codec.owner_of(type(request))[0].api_key]
+    spec = KNOWN[codec.owner_of(type(request))[0].api_key]
     out = bytearray(encode_request_header(RequestHeader(spec.key, version, correlation_id, client_id), spec.is_flexible(version)))
     codec.encode_into(out, request, version)
     return bytes(out)

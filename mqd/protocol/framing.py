@@ -13,7 +13,7 @@ import msgspec
 
 from mqd.protocol.codec_decoder import Malformed, skip_tagged_fields
 from mqd.protocol.errors import ProtocolError, UnsupportedVersion
-from mqd.protocol.schema import APIS
+from mqd.protocol.schema import APIS, SUPPORTED_KEYS
 from mqd.protocol.schema.language import NEWEST, Versions
 
 API_VERSIONS_KEY = 18
@@ -39,8 +39,9 @@ def _spec(key: int) -> ApiSpec:
     return ApiSpec(key, api.name, versions.first, versions.last, api.flexible)
 
 
-# Everything the codec speaks. A broker advertises the part it answers.
-SUPPORTED: dict[int, ApiSpec] = {key: _spec(key) for key in APIS}
+# Everything the codec speaks, and the part of it a broker answers: what it advertises, and what decode_request lets in.
+KNOWN: dict[int, ApiSpec] = {key: _spec(key) for key in APIS}
+SUPPORTED: dict[int, ApiSpec] = {key: spec for key, spec in KNOWN.items() if key in SUPPORTED_KEYS}
 
 
 class RequestHeader(msgspec.Struct, gc=False):
@@ -107,7 +108,7 @@ def encode_request_header(header: RequestHeader, flexible: bool) -> bytes:
 
 
 def response_header_is_flexible(api_key: int, api_version: int) -> bool:
-    return api_key != API_VERSIONS_KEY and SUPPORTED[api_key].is_flexible(api_version)
+    return api_key != API_VERSIONS_KEY and KNOWN[api_key].is_flexible(api_version)
 
 
 def encode_response_header(api_key: int, api_version: int, correlation_id: int) -> bytes:

@@ -6,6 +6,7 @@ import pytest
 
 from mqd.protocol import (
     ERRORS,
+    KNOWN,
     SUPPORTED,
     ErrorCode,
     ProtocolError,
@@ -240,7 +241,8 @@ def test_what_is_supported_fits_old_and_new_clients() -> None:
     assert (SUPPORTED[0].min_version, SUPPORTED[0].max_version) == (0, 13)  # KAFKA-18659: older librdkafka looks for Produce 0
     for key, version in [(0, 3), (0, 7), (1, 4), (1, 10), (2, 1), (3, 4), (10, 0), (18, 0), (18, 3), (22, 0)]:  # librdkafka 2.0.2 looks for these
         assert SUPPORTED[key].min_version <= version <= SUPPORTED[key].max_version
-    assert list(SUPPORTED) == sorted(APIS)
+    assert list(KNOWN) == sorted(APIS)
+    assert set(SUPPORTED) == {0, 1, 2, 3, 10, 18, 19, 20, 21, 22, 23, 32, 33, 35, 37, 44, 60, 75}
 
 
 def test_every_struct_of_every_message_parses() -> None:
@@ -255,7 +257,7 @@ def test_every_struct_of_every_message_parses() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["name string 0+", "name: text 0+", "name: string", "    name: string 0+", "a: int8 0+\n      b: int8 0+", "a: int8 0+\na: int8 0+", "a: [Thing] 0+"],
+    ["name string 0+", "name: text 0+", "name: string", "    name: string 0+", "a: int8 0+\n      b: int8 0+", "a: int8 0+\na: int8 0+", "a: [Thing] 0+", "a: [T] 0+\n    x: int8 0+\nb: [T] 0+\n    y: int8 0+"],
 )
 def test_mistakes_in_the_notation_are_named(text: str) -> None:
     with pytest.raises(language.SchemaError, match="Test"):

@@ -105,7 +105,7 @@ def _default(text: str | None, field: Field) -> object:
     if text is not None:
         if text in _WORDS:
             return [] if text == "[]" else _WORDS[text]
-        return text if field.type == "string" else int(text, 0)
+        return text.strip('"') if field.type == "string" else int(text, 0)
     if field.nullable is not NEVER:
         return None
     if field.is_array:
@@ -139,7 +139,7 @@ def parse(name: str, api_key: int, versions: Versions, flexible_from: int, text:
     """Reads one message. Raises SchemaError naming the message and the line."""
     root = Struct(name, [])
     structs: dict[str, Struct] = {}
-    open_structs = [root]  # by depth
+    open_structs: list[Struct | None] = [root]  # by depth; None after a name that has its fields already
     for number, line in enumerate(text.splitlines()):
         content = line.strip()
         if not content:
@@ -148,12 +148,14 @@ def parse(name: str, api_key: int, versions: Versions, flexible_from: int, text:
         if odd or depth >= len(open_structs):
             raise SchemaError(f"{name}, line {number}: bad indentation: {line!r}")
         del open_structs[depth + 1 :]
-        field = _field(content, structs, f"{name}, line {number}")
-        if any(other.name == field.name for other in open_structs[depth].fields):
+        field, struct = _field(content, structs, f"{name}, line {number}"), open_structs[depth]
+        if struct is None:
+            raise SchemaError(f"{name}, line {number}: a struct's fields are written once, where its name comes first")
+        if any(other.name == field.name for other in struct.fields):
             raise SchemaError(f"{name}, line {number}: {field.name} is there twice")
-        open_structs[depth].fields.append(field)
+        struct.fields.append(field)
         if field.struct is not None:
-            open_structs.append(field.struct)
+            open_structs.append(None if field.struct.fields else field.struct)
     for struct in structs.values():
         if not struct.fields:
             raise SchemaError(f"{name}: struct {struct.name} has no fields")

@@ -1,0 +1,243 @@
+"""Consumer groups of the classic protocol and their offsets.
+
+KIP-62, 98, 211, 229, 320, 345, 430, 447, 496, 518, 559, 709, 800, 814, 848, 1043 and 1251 moved these messages. OffsetFetch 8+ asks for several groups at once.
+"""
+
+from mqd.protocol.schema.language import Api
+
+OFFSET_COMMIT = Api(
+    8, "OffsetCommit", "2-10", 8,
+    """
+group_id: string 0+
+generation_id_or_member_epoch: int32 1+ = -1
+member_id: string 1+
+group_instance_id: string 7+ null=7+
+retention_time_ms: int64 2-4 = -1
+topics: [Topic] 0+
+    name: string 0-9
+    topic_id: uuid 10+
+    partitions: [Partition] 0+
+        partition_index: int32 0+
+        committed_offset: int64 0+
+        committed_leader_epoch: int32 6+ = -1
+        committed_metadata: string 0+ null=0+
+""",
+    """
+throttle_time_ms: int32 3+
+topics: [TopicResponse] 0+
+    name: string 0-9
+    topic_id: uuid 10+
+    partitions: [PartitionResponse] 0+
+        partition_index: int32 0+
+        error_code: int16 0+
+""",
+)  # fmt: skip
+
+OFFSET_FETCH = Api(
+    9, "OffsetFetch", "1-10", 6,
+    """
+group_id: string 0-7
+topics: [Topic] 0-7 null=2-7
+    name: string 0-7
+    partition_indexes: [int32] 0-7
+groups: [Group] 8+
+    group_id: string 8+
+    member_id: string 9+ null=9+
+    member_epoch: int32 9+ = -1
+    topics: [GroupTopic] 8+ null=8+
+        name: string 8-9
+        topic_id: uuid 10+
+        partition_indexes: [int32] 8+
+require_stable: bool 7+
+""",
+    """
+throttle_time_ms: int32 3+
+topics: [Topic] 0-7
+    name: string 0-7
+    partitions: [Partition] 0-7
+        partition_index: int32 0-7
+        committed_offset: int64 0-7
+        committed_leader_epoch: int32 5-7 = -1
+        metadata: string 0-7 null=0-7 = ""
+        error_code: int16 0-7
+error_code: int16 2-7
+groups: [Group] 8+
+    group_id: string 8+
+    topics: [GroupTopic] 8+
+        name: string 8-9
+        topic_id: uuid 10+
+        partitions: [GroupPartition] 8+
+            partition_index: int32 8+
+            committed_offset: int64 8+
+            committed_leader_epoch: int32 8+ = -1
+            metadata: string 8+ null=8+ = ""
+            error_code: int16 8+
+    error_code: int16 8+
+""",
+)  # fmt: skip
+
+JOIN_GROUP = Api(
+    11, "JoinGroup", "0-9", 6,
+    """
+group_id: string 0+
+session_timeout_ms: int32 0+
+rebalance_timeout_ms: int32 1+ = -1
+member_id: string 0+
+group_instance_id: string 5+ null=5+
+protocol_type: string 0+
+protocols: [Protocol] 0+
+    name: string 0+
+    metadata: bytes 0+
+reason: string 8+ null=8+
+""",
+    """
+throttle_time_ms: int32 2+
+error_code: int16 0+
+generation_id: int32 0+ = -1
+protocol_type: string 7+ null=7+
+protocol_name: string 0+ null=7+ = ""
+leader: string 0+
+skip_assignment: bool 9+
+member_id: string 0+
+members: [Member] 0+
+    member_id: string 0+
+    group_instance_id: string 5+ null=5+
+    metadata: bytes 0+
+""",
+)  # fmt: skip
+
+HEARTBEAT = Api(
+    12, "Heartbeat", "0-4", 4,
+    """
+group_id: string 0+
+generation_id: int32 0+
+member_id: string 0+
+group_instance_id: string 3+ null=3+
+""",
+    """
+throttle_time_ms: int32 1+
+error_code: int16 0+
+""",
+)  # fmt: skip
+
+LEAVE_GROUP = Api(
+    13, "LeaveGroup", "0-5", 4,
+    """
+group_id: string 0+
+member_id: string 0-2
+members: [MemberIdentity] 3+
+    member_id: string 3+
+    group_instance_id: string 3+ null=3+
+    reason: string 5+ null=5+
+""",
+    """
+throttle_time_ms: int32 1+
+error_code: int16 0+
+members: [MemberResponse] 3+
+    member_id: string 3+
+    group_instance_id: string 3+ null=3+
+    error_code: int16 3+
+""",
+)  # fmt: skip
+
+SYNC_GROUP = Api(
+    14, "SyncGroup", "0-5", 4,
+    """
+group_id: string 0+
+generation_id: int32 0+
+member_id: string 0+
+group_instance_id: string 3+ null=3+
+protocol_type: string 5+ null=5+
+protocol_name: string 5+ null=5+
+assignments: [Assignment] 0+
+    member_id: string 0+
+    assignment: bytes 0+
+""",
+    """
+throttle_time_ms: int32 1+
+error_code: int16 0+
+protocol_type: string 5+ null=5+
+protocol_name: string 5+ null=5+
+assignment: bytes 0+
+""",
+)  # fmt: skip
+
+DESCRIBE_GROUPS = Api(
+    15, "DescribeGroups", "0-6", 5,
+    """
+groups: [string] 0+
+include_authorized_operations: bool 3+
+""",
+    """
+throttle_time_ms: int32 1+
+groups: [Group] 0+
+    error_code: int16 0+
+    error_message: string 6+ null=6+
+    group_id: string 0+
+    group_state: string 0+
+    protocol_type: string 0+
+    protocol_data: string 0+
+    members: [Member] 0+
+        member_id: string 0+
+        group_instance_id: string 4+ null=4+
+        client_id: string 0+
+        client_host: string 0+
+        member_metadata: bytes 0+
+        member_assignment: bytes 0+
+    authorized_operations: int32 3+ = -0x80000000
+""",
+)  # fmt: skip
+
+LIST_GROUPS = Api(
+    16, "ListGroups", "0-5", 3,
+    """
+states_filter: [string] 4+
+types_filter: [string] 5+
+""",
+    """
+throttle_time_ms: int32 1+
+error_code: int16 0+
+groups: [Group] 0+
+    group_id: string 0+
+    protocol_type: string 0+
+    group_state: string 4+
+    group_type: string 5+
+""",
+)  # fmt: skip
+
+DELETE_GROUPS = Api(
+    42, "DeleteGroups", "0-2", 2,
+    """
+groups_names: [string] 0+
+""",
+    """
+throttle_time_ms: int32 0+
+results: [Result] 0+
+    group_id: string 0+
+    error_code: int16 0+
+""",
+)  # fmt: skip
+
+OFFSET_DELETE = Api(
+    47, "OffsetDelete", "0", 1,
+    """
+group_id: string 0+
+topics: [Topic] 0+
+    name: string 0+
+    partitions: [Partition] 0+
+        partition_index: int32 0+
+""",
+    """
+error_code: int16 0+
+throttle_time_ms: int32 0+
+topics: [TopicResponse] 0+
+    name: string 0+
+    partitions: [PartitionResponse] 0+
+        partition_index: int32 0+
+        error_code: int16 0+
+""",
+)  # fmt: skip
+
+APIS = (
+    OFFSET_COMMIT, OFFSET_FETCH, JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP, DESCRIBE_GROUPS, LIST_GROUPS, DELETE_GROUPS, OFFSET_DELETE,
+)  # fmt: skip
