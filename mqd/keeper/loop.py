@@ -430,10 +430,10 @@ class Keeper:
             if process.pidfd >= 0:
                 log.error("a process did not end in time; killing it", process=process.name, pid=process.pid)
                 self._kill(process)
+        self.exit_status = 1
         self._after(1.0, self._give_up)
 
     def _give_up(self) -> None:
-        self.exit_status = 1
         self._done = True
 
     def _maybe_end(self) -> None:
