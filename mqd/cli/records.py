@@ -160,9 +160,9 @@ class Start(msgspec.Struct, frozen=True):
 
 def parse_time(text: str, now: datetime) -> int:
     """Milliseconds since the epoch, a date or date and time (ISO 8601, local unless it says otherwise), or how long ago: -90s, -15m, -2h, -1d."""
-    if match := re.fullmatch(r"-(\d{1,12})(ms|s|m|h|d)", text):
+    if match := re.fullmatch(r"-([0-9]{1,12})(ms|s|m|h|d)", text):
         return int((now - timedelta(milliseconds=int(match[1]) * _UNITS[match[2]])).timestamp() * 1000)
-    if re.fullmatch(r"\d{1,18}", text):
+    if re.fullmatch(r"[0-9]{1,18}", text):
         return int(text)
     try:
         return int(datetime.fromisoformat(text).timestamp() * 1000)
@@ -178,6 +178,6 @@ def parse_start(text: str, now: datetime) -> Start:
         return Start("end")
     if text.startswith("@"):
         return Start("time", parse_time(text[1:], now))
-    if re.fullmatch(r"-?\d{1,18}", text):
+    if re.fullmatch(r"-?[0-9]{1,18}", text):
         return Start("tail", -int(text)) if text.startswith("-") else Start("offset", int(text))
     raise click.UsageError(f"{text!r} is no place to begin; give beginning, end, an offset, -COUNT or @TIME")
