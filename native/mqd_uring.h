@@ -1,0 +1,81 @@
+/* A small io_uring: the two queues and three system calls, nothing else. Numbers and structures are the kernel's (io_uring(7), io_uring_setup(2),
+ * io_uring_enter(2)), written down here because the headers of the build machine may be older than the kernel it runs on.
+ *
+ * One thread submits and waits (the first that enters); creating and filling may happen before in another.
+ */
+#ifndef MQD_URING_H
+#define MQD_URING_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+    MQD_URING_OP_READV = 1,
+    MQD_URING_OP_FSYNC = 3,
+    MQD_URING_OP_POLL_ADD = 6,
+    MQD_URING_OP_ASYNC_CANCEL = 14,
+};
+enum { MQD_URING_SQE_ASYNC = 1u << 4, MQD_URING_SQE_CQE_SKIP_SUCCESS = 1u << 6 };
+enum { MQD_URING_POLL_MULTISHOT = 1u << 0, MQD_URING_FSYNC_DATASYNC = 1u << 0, MQD_URING_CQE_MORE = 1u << 1 };
+
+struct mqd_uring_submission {
+    uint8_t opcode;
+    uint8_t flags;
+    uint16_t io_priority;
+    int32_t fd;
+    uint64_t offset;
+    uint64_t address;
+    uint32_t length;
+    uint32_t operation_flags;
+    uint64_t user_data;
+    uint16_t buffer;
+    uint16_t personality;
+    int32_t file_index;
+    uint64_t reserved[2];
+};
+struct mqd_uring_completion {
+    uint64_t user_data;
+    int32_t result;
+    uint32_t flags;
+};
+_Static_assert(sizeof(struct mqd_uring_submission) == 64 && sizeof(struct mqd_uring_completion) == 16, "as the kernel has them");
+
+struct mqd_uring {
+    int fd;
+    uint32_t features;
+    bool enabled;
+    bool taskrun_flag; /* the kernel tells in sq_flags when completions wait to be posted */
+    uint32_t submission_mask;
+    uint32_t submission_count; /* entries */
+    uint32_t submission_tail;  /* with what is not submitted yet */
+    uint32_t completion_mask;
+    uint32_t *submission_head_word;
+    uint32_t *submission_tail_word;
+    uint32_t *submission_flags_word;
+    uint32_t *completion_head_word;
+    uint32_t *completion_tail_word;
+    struct mqd_uring_submission *submissions;
+    struct mqd_uring_completion *completions;
+    void *rings;
+    size_t rings_bytes;
+    size_t submissions_bytes;
+};
+
+/* -1 with the reason and the way out when the kernel lacks or forbids what is needed. */
+int mqd_uring_open(struct mqd_uring *ring, uint32_t submission_count, uint32_t completion_count);
+void mqd_uring_close(struct mqd_uring *ring);
+/* Tries the real thing once: a multishot poll, a wait with a time limit. -1 with the reason. */
+int mqd_uring_probe(void);
+
+/* A zeroed entry to fill; NULL when the queue is full and the kernel takes nothing. */
+struct mqd_uring_submission *mqd_uring_next(struct mqd_uring *ring);
+/* Submits what is queued, lets the kernel post completions, waits for wait_count of them. timeout_ns < 0: for ever. 0, or -errno (-ETIME, -EINTR...). */
+int mqd_uring_enter(struct mqd_uring *ring, uint32_t wait_count, int64_t timeout_ns);
+/* True when entering the kernel would bring something even without waiting. */
+bool mqd_uring_has_work(const struct mqd_uring *ring);
+/* The oldest completion, NULL when there is none; mqd_uring_pop gives its place back. */
+const struct mqd_uring_completion *mqd_uring_peek(struct mqd_uring *ring);
+void mqd_uring_pop(struct mqd_uring *ring);
+
+#endif
