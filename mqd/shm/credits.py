@@ -36,6 +36,11 @@ class Budget(msgspec.Struct, frozen=True):
         block = max(1, min(BLOCK_MAX, connection_count_max // (8 * worker_count)))
         return cls(block, max(1, min(connection_count_max // block, _SEMAPHORE_MAX)))
 
+    @property
+    def connection_count(self) -> int:
+        """All of it."""
+        return self.block * self.block_count
+
     def wanted(self, connection_count: int, worker_count: int, exhausted: bool) -> int:
         """Blocks that a worker with so many connections should hold: what it uses, and headroom of a quarter of its fair share; one block when the budget is
         exhausted."""

@@ -17,7 +17,7 @@ from mqd.cluster.controller_messages import FromController, Subscribe, ToControl
 
 MESSAGE_BYTES_MAX = 256 << 20  # 16384 partitions need about 2 MB
 RETRY_MS_MIN = 20
-RETRY_MS_MAX = 1000
+RETRY_MS_MAX = 100  # a connect that is refused costs some microseconds
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(FromController).decode

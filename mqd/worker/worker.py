@@ -88,15 +88,16 @@ class Worker:
         )
         self._credits.adjust(0)
         reading = int(broker_value(config, "read.fd.count.max"))  # type: ignore[arg-type]
-        connection_max = max(16, descriptors - reading - _DESCRIPTORS_SPARE)
+        connection_max = min(self._credits.budget.connection_count, max(16, descriptors - reading - _DESCRIPTORS_SPARE))
         own_arena_bytes = client.welcome.arena_bytes[client.endpoint_index]
         self._reactor = native.Reactor(
             native.ReactorOptions(
                 control=client.control, links=client.links, index=client.endpoint_index, endpoint_count=client.endpoint_count, eventfds=client.eventfds,
                 arenas=client.arenas, handoff_fd=client.handoff_fds[0],
-                **reactor_options(config, self._index, own_arena_bytes, min(self._credits.granted, connection_max)),
+                **reactor_options(config, self._index, own_arena_bytes, connection_max),  # room for so many; how many it may hold is a matter of credits
             )
         )
+        self._reactor.set_connection_max(min(self._credits.granted, connection_max))
         self._commands = ReactorCommands(self._reactor, loop, self._on_event)
         self._partitions = PartitionSet(
             self._index, self._log_dirs, self._control, self._reactor, self._commands, self._background, self._catalog, config, files
