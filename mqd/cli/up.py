@@ -136,7 +136,10 @@ def command(
     def on_ready(about: ReadyBroker) -> None:
         host = f"[{about.host}]" if ":" in about.host else about.host
         workers_text = f"{settings.worker_count} worker{'s' if settings.worker_count != 1 else ''}"
-        print(f"mqd ready on {host}:{about.port} (node {about.node_id}, {workers_text}, data in {places.data_dir})", flush=True)
+        try:
+            print(f"mqd ready on {host}:{about.port} (node {about.node_id}, {workers_text}, data in {places.data_dir})", flush=True)
+        except OSError:
+            pass  # nobody reads our output; the broker serves all the same
 
     failure = run(Path(__file__).resolve().parent.parent / "supervisord.conf", places, on_ready)
     os.close(claim)

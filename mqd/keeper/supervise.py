@@ -105,6 +105,7 @@ class BrokerSupervisor(Supervisor):
 
     def __init__(self, options: ServerOptions, places: Layout, on_ready: Callable[[ReadyBroker], None]):
         super().__init__(options)
+        self._outlives_terminal = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # nohup
         self.failure: str | None = None
         self._places = places
         self._on_ready = on_ready
@@ -119,7 +120,7 @@ class BrokerSupervisor(Supervisor):
         self.options.get_socket_map()[waker.fd] = waker
         receive = self.options.signal_receiver.receive
         # supervisord would start everything anew when its terminal goes away
-        signal.signal(signal.SIGHUP, lambda _number, frame: receive(signal.SIGTERM, frame))
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if self._outlives_terminal else lambda _number, frame: receive(signal.SIGTERM, frame))
         for kind in (events.ProcessStateExitedEvent, events.ProcessStateStoppedEvent):
             events.subscribe(kind, self._on_exit)
         super().runforever()

@@ -125,6 +125,17 @@ def test_one_line_when_it_serves_and_a_clean_end(start, number):
     _nothing_left(up)
 
 
+def test_nohup_means_it(start, tmp_path):
+    data_dir, port = tmp_path / "data", free_port()
+    up = start(command=["nohup", sys.executable, "-m", "mqd.cli.main", "up", "--data-dir", str(data_dir), "--port", str(port), *FAST])
+    up.ready()
+    up.process.send_signal(signal.SIGHUP)
+    os.kill(up.pids()["mqd-worker-0"], signal.SIGTERM)  # something that shows that supervisord is at work, after the signal
+    up.wait(lambda status: status.ready and any(one.restart_count == 1 for one in status.processes))
+    up.process.terminate()
+    assert up.process.wait(PATIENCE_S) == 0
+
+
 def test_status_as_json_and_as_text(start):
     up = start()
     up.ready()
