@@ -68,15 +68,20 @@ class Broker:
         self.table = table
         self.log_dirs = [Path(path) for path in config.get("log.dirs", "").split(",") if path]
         self.producer_ids = ProducerIds()
-        self._listeners = listeners
+        self.listeners = listeners
         self._advertised = configuration.advertised_listeners(config)
         self._disk = ThreadPoolExecutor(DISK_THREADS, "disk")
+
+    @property
+    def port(self) -> int:
+        """Of the first listener."""
+        return self.listeners[0][2]
 
     # -- addresses ---------------------------------------------------------------------------------------------------------
 
     def advertised(self, address: Address) -> tuple[str, int]:
         """advertised.listeners where it names the client's listener; else the address the client itself reached."""
-        name, host, port = self._listeners[address.listener_id] if address.listener_id < len(self._listeners) else self._listeners[0]
+        name, host, port = self.listeners[address.listener_id] if address.listener_id < len(self.listeners) else self.listeners[0]
         told = self._advertised.get(name)
         if told is not None:
             return told.host, told.port

@@ -230,8 +230,10 @@ class HostCore:
         return self._state.topics[name].partitions[partition[1]]
 
     def _on_publish(self, event: Publish, now_ms: int) -> list[Action]:
-        """`self._state` is the metadata core's committed state and has moved already; this is the news of it."""
-        self._version = event.version
+        """`self._state` is the metadata core's committed state and has moved already; this is the news of it. What concerns no subscriber (a block of producer ids)
+        leaves the version alone: all processes of the host always agree on the version of the last news."""
+        if event.topics or event.removed or event.broker_config is not None:
+            self._version = event.version
         actions: list[Action] = []
         for topic in event.removed:
             actions += self._remove(topic)

@@ -1,0 +1,109 @@
+"""`python -m mqd.acceptor`: accepts connections, answers what the reactors do not. The data directory comes from MQD_DATA_DIR.
+
+Exit status: 0 after a clean end (shutdown, SIGTERM, or the keeper or supervisord ended), 1 otherwise; then supervisord starts it again. Nothing is lost by a restart:
+the keeper holds the listening sockets, the workers the connections and the requests not yet answered.
+"""
+
+import asyncio
+import signal
+import socket
+import sys
+
+from mqd import native
+from mqd.acceptor.accepting import Acceptor
+from mqd.acceptor.broker import Broker
+from mqd.acceptor.controller_client import ControllerClient
+from mqd.acceptor.handlers import api_versions
+from mqd.acceptor.link import Link
+from mqd.acceptor.metadata import Metadata
+from mqd.acceptor.metrics import Metrics
+from mqd.base import config as configuration
+from mqd.base import logging, paths
+from mqd.native import ProcessState
+from mqd.shm.attach import KeeperClient, KeeperError
+
+
+def _listeners(client: KeeperClient) -> list[tuple[str, str, int]]:
+    """(name, host, port) as bound, by listener id."""
+    names = [listener.name for listener in configuration.parse_listeners(client.config)]
+    return [(name, host, port) for name, (host, port) in zip(names, client.welcome.listeners, strict=True)]
+
+
+async def run(client: KeeperClient, places: paths.Layout) -> int:
+    log = logging.get("acceptor")
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[str] = loop.create_future()
+
+    def end(reason: str) -> None:
+        if not ended.done():
+            ended.set_result(reason)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end, signal.Signals(number).name)
+    metadata, first_image = Metadata(), asyncio.Event()
+
+    def on_metadata(message) -> None:
+        metadata.apply(message)
+        first_image.set()
+
+    controller = ControllerClient(places.controller_socket, client.generation, on_metadata)
+    broker = Broker(client.config, _listeners(client), metadata, controller, client.control)
+    metrics = Metrics(broker, native.Control.attach(client.control.buffer), client.welcome.worker_count)
+    link = Link(
+        broker, client.control, client.endpoint, client.eventfds[client.endpoint_index], client.arena, client.arenas, client.welcome.worker_count, metrics
+    )
+    metrics.watch_arena(lambda: link.arena_extents)
+    handoffs = [socket.socket(fileno=fd) for fd in client.handoff_fds]
+    control = client.control
+    acceptor = Acceptor(client.listeners, handoffs, control.connection_count, lambda worker: control.endpoint_state(worker) == ProcessState.RUNNING)
+
+    def on_death(death) -> None:
+        if death.role == "worker":
+            link.on_worker_death(death.index)
+
+    client.watch(loop, on_death, end, end)
+    receiving = loop.create_task(controller.run())
+    waiting = loop.create_task(first_image.wait())
+    await asyncio.wait({waiting, receiving, ended}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if metadata.version >= 0 and not ended.done():
+        for version, body in api_versions.bodies().items():
+            control.set_api_versions(version, body)
+        port = metrics.start(int(client.config.get("admin.port", "0")), broker.port)
+        link.start(loop)
+        acceptor.start(loop)
+        client.ready(f"metrics_port={port}")
+        log.info("acceptor serves", listeners=", ".join(f"{name}://{host}:{number}" for name, host, number in broker.listeners), metrics_port=port)
+        await asyncio.wait({receiving, ended}, return_when=asyncio.FIRST_COMPLETED)
+    acceptor.stop()
+    link.stop()
+    receiving.cancel()
+    metrics.stop()
+    broker.close()
+    if not ended.done():
+        error = receiving.exception() if receiving.done() and not receiving.cancelled() else None
+        log.error("acceptor ends", reason=f"the controller's messages cannot be taken: {error!r}")
+        return 1
+    log.info("acceptor ended", reason=ended.result())
+    return 0
+
+
+def main() -> int:
+    log = logging.setup("acceptor")
+    places = paths.layout(paths.default_data_dir())
+    try:
+        client = KeeperClient.connect(places.run_dir, "acceptor")
+    except (KeeperError, OSError) as error:
+        log.error("cannot attach to the keeper", reason=str(error))
+        return 1
+    log = logging.setup("acceptor", 0, client.config)
+    logging.follow(lambda: client.control.log_level)
+    try:
+        return asyncio.run(run(client, places))
+    except (OSError, KeeperError) as error:
+        log.error("the acceptor cannot serve", reason=str(error))
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+"""Connections: accepted here, handed to the worker with the fewest.
+
+With each descriptor goes one packet of 64 bytes (little-endian): magic "ONC1" uint32, listener id uint16, flags uint16, peer address 16 bytes, peer port uint16, local
+port uint16, local address 16 bytes, padding. IPv4 addresses are mapped (::ffff:a.b.c.d).
+
+Nothing accepted is dropped: when every hand-off socket is full, at most BATCH_COUNT connections wait here and accepting pauses; clients then wait in the kernel's
+queue. Out of descriptors (EMFILE): accepting pauses for PAUSE_S, existing connections go on.
+"""
+
+import asyncio
+import errno
+import ipaddress
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from mqd.base import logging
+
+MAGIC = 0x31434E4F
+PACKET = struct.Struct("<IHH16sHH16s20x")
+BATCH_COUNT = 64
+PAUSE_S = 0.1
+PENDING_FORGET_S = 0.05  # by then a live worker has counted what it was handed
+_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_GONE = (errno.ECONNABORTED, errno.EPROTO, errno.ENOTCONN, errno.EINVAL, errno.ECONNRESET)  # the client left before it was served
+
+log = logging.get("acceptor.accepting")
+assert PACKET.size == 64
+
+
+def packed_ip(text: str) -> bytes:
+    address = ipaddress.ip_address(text.split("%")[0])
+    return address.packed if address.version == 6 else b"\0" * 10 + b"\xff\xff" + address.packed
+
+
+def packet(listener_id: int, peer: tuple, local: tuple) -> bytes:
+    return PACKET.pack(MAGIC, listener_id, 0, packed_ip(peer[0]), peer[1], local[1], packed_ip(local[0]))
+
+
+class Acceptor:
+    """`connection_count(worker)` and `running(worker)` come from the control segment."""
+
+    def __init__(
+        self,
+        listeners: Sequence[socket.socket],
+        handoffs: Sequence[socket.socket],
+        connection_count: Callable[[int], int],
+        running: Callable[[int], bool],
+    ) -> None:
+        self._listeners = listeners
+        self._handoffs = handoffs
+        self._connection_count = connection_count
+        self._running = running
+        self._handed = [0] * len(handoffs)  # since _handed_s: not yet in connection_count, perhaps
+        self._handed_s = 0.0
+        self._waiting: deque[tuple[socket.socket, bytes]] = deque()  # accepted, nobody had room
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._paused = True
+        self._writers: set[int] = set()
+        self.accepted_count = 0
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        for listener in self._listeners:
+            listener.setblocking(False)
+        for handoff in self._handoffs:
+            handoff.setblocking(False)
+        self._resume()
+
+    def stop(self) -> None:
+        """The kernel keeps what nobody has accepted yet for the successor."""
+        self._pause()
+        for worker in list(self._writers):
+            self._unwatch(worker)
+        for connection, _ in self._waiting:
+            connection.close()
+        self._waiting.clear()
+
+    def _resume(self) -> None:
+        if self._paused and self._loop is not None:
+            self._paused = False
+            for listener_id, listener in enumerate(self._listeners):
+                self._loop.add_reader(listener.fileno(), self._on_readable, listener_id, listener)
+
+    def _pause(self) -> None:
+        if not self._paused and self._loop is not None:
+            self._paused = True
+            for listener in self._listeners:
+                self._loop.remove_reader(listener.fileno())
+
+    # -- accepting ---------------------------------------------------------------------------------------------------------
+
+    def _on_readable(self, listener_id: int, listener: socket.socket) -> None:
+        for _ in range(BATCH_COUNT):
+            if self._paused:
+                return
+            try:
+                connection, peer = listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                if error.errno in _OUT_OF_DESCRIPTORS:
+                    log.error("cannot accept connections for now; raise the limit of open files (ulimit -n)", reason=str(error))
+                    self._pause()
+                    assert self._loop is not None
+                    self._loop.call_later(PAUSE_S, self._resume_unless_full)
+                    return
+                if error.errno in _GONE:
+                    continue
+                raise
+            self._take(connection, listener_id, peer)
+
+    def _take(self, connection: socket.socket, listener_id: int, peer: tuple) -> None:
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            message = packet(listener_id, peer, connection.getsockname())
+        except OSError:
+            connection.close()  # reset meanwhile
+            return
+        self.accepted_count += 1
+        if self._waiting or not self._hand_over(connection, message):
+            self._waiting.append((connection, message))
+            if len(self._waiting) >= BATCH_COUNT:
+                self._pause()
+            self._watch_full()
+
+    # -- handing over ------------------------------------------------------------------------------------------------------
+
+    def _order(self) -> list[int]:
+        """Workers, the least loaded first; those that do not run come last: the keeper holds their sockets for the successor."""
+        now = time.monotonic()
+        if now - self._handed_s > PENDING_FORGET_S:
+            self._handed = [0] * len(self._handoffs)
+            self._handed_s = now
+        return sorted(range(len(self._handoffs)), key=lambda worker: (not self._running(worker), self._connection_count(worker) + self._handed[worker]))
+
+    def _hand_over(self, connection: socket.socket, message: bytes) -> bool:
+        for worker in self._order():
+            try:
+                socket.send_fds(self._handoffs[worker], [message], [connection.fileno()], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            except (BlockingIOError, InterruptedError):
+                continue
+            except OSError as error:
+                if error.errno not in (errno.ENOBUFS, errno.ETOOMANYREFS, errno.EPIPE, errno.ECONNREFUSED):
+                    raise
+                log.warning("a worker's hand-off socket does not take a connection", worker=worker, reason=str(error))
+                continue
+            self._handed[worker] += 1
+            connection.close()  # the worker's copy lives
+            return True
+        return False
+
+    def _watch_full(self) -> None:
+        assert self._loop is not None
+        for worker, handoff in enumerate(self._handoffs):
+            if worker not in self._writers:
+                self._writers.add(worker)
+                self._loop.add_writer(handoff.fileno(), self._on_writable, worker)
+
+    def _unwatch(self, worker: int) -> None:
+        assert self._loop is not None
+        self._writers.discard(worker)
+        self._loop.remove_writer(self._handoffs[worker].fileno())
+
+    def _on_writable(self, worker: int) -> None:
+        before = len(self._waiting)
+        self._hand_over_waiting()
+        if len(self._waiting) == before:  # writable, and yet nothing goes: not the buffer's fault, so the event would come again at once
+            for other in list(self._writers):
+                self._unwatch(other)
+            assert self._loop is not None
+            self._loop.call_later(PAUSE_S, self._hand_over_waiting)
+
+    def _hand_over_waiting(self) -> None:
+        while self._waiting and self._hand_over(*self._waiting[0]):
+            self._waiting.popleft()
+        if self._waiting:
+            self._watch_full()
+        else:
+            for other in list(self._writers):
+                self._unwatch(other)
+        self._resume_unless_full()
+
+    def _resume_unless_full(self) -> None:
+        if len(self._waiting) < BATCH_COUNT:
+            self._resume()

@@ -1,0 +1,230 @@
+"""The acceptor's end of the links: request frames in from the workers, responses out through the own arena.
+
+A request's frame lies in the sending worker's arena until the response to its token was sent; it is copied when it is taken. A response goes into this process's arena,
+in pieces of at most PIECE_BYTES; the worker copies a piece and sends RELEASE with the same token and offset.
+
+Invariants
+    K1  a piece's extent is free only after its RELEASE, or after its worker's death; a RELEASE that names no piece under way is not ours (it was meant for a predecessor)
+    K2  the pieces of one response leave in order, and nothing else with that token between them
+    K3  what came from a process that has died since is not answered, and what it was lent is taken back
+Bounds: the arena and the rings; what does not fit waits here, at most one response for each request that the workers have under way (4096 each).
+
+Sleep protocol: drain until empty, prepare_sleep, and only if that says so wait for the eventfd.
+"""
+
+import asyncio
+import os
+import struct
+from collections import deque
+from collections.abc import Callable
+from socket import inet_ntoa
+
+import msgspec
+
+from mqd import native
+from mqd.acceptor import dispatch
+from mqd.acceptor.broker import Address, Broker
+from mqd.base import logging
+from mqd.native import Descriptor, DescriptorKind
+
+PIECE_BYTES = 1 << 20
+EXTENT_BYTES = 4096
+DRAIN_ROUNDS = 16  # then other work of the loop gets its turn
+RETRY_S = 0.005
+
+log = logging.get("acceptor.link")
+
+
+class _Piece(msgspec.Struct):
+    token: int
+    data: bytes
+    kind: int
+    flags: int
+    a: int
+
+
+class Link:
+    """`control`, `endpoint`, `arena_buffer`, `arenas` (by endpoint): what KeeperClient mapped."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        control: native.Control,
+        endpoint: native.Endpoint,
+        eventfd: int,
+        arena_buffer: object,
+        arenas: list[object],
+        worker_count: int,
+        observer: dispatch.Observer | None = None,
+    ) -> None:
+        self._broker = broker
+        self._control = control
+        self._endpoint = endpoint
+        self._eventfd = eventfd
+        self._arena = native.Arena(arena_buffer, EXTENT_BYTES)
+        self._frames = [memoryview(arena).cast("B") if arena is not None else None for arena in arenas]
+        self._observer = observer
+        self._waiting: list[deque[_Piece]] = [deque() for _ in range(worker_count)]
+        self._lent: list[set[tuple[int, int]]] = [set() for _ in range(worker_count)]  # by worker: (token, offset)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._turn: asyncio.Handle | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    # -- the loop ----------------------------------------------------------------------------------------------------------
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        os.set_blocking(self._eventfd, False)
+        loop.add_reader(self._eventfd, self._on_wake)
+        self._on_turn()
+
+    def stop(self) -> None:
+        if self._loop is not None:
+            self._loop.remove_reader(self._eventfd)
+        for handle in (self._turn, self._retry):
+            if handle is not None:
+                handle.cancel()
+        for task in self._tasks:
+            task.cancel()
+
+    @property
+    def arena_extents(self) -> tuple[int, int]:
+        """(used, total)."""
+        return self._arena.extents_used, self._arena.extents_total
+
+    @property
+    def request_count(self) -> int:
+        return len(self._tasks)
+
+    def _on_wake(self) -> None:
+        try:
+            os.read(self._eventfd, 8)
+        except BlockingIOError:
+            pass
+        self._endpoint.awake()
+        if self._turn is None:
+            self._on_turn()
+
+    def _on_turn(self) -> None:
+        """Drains; goes to sleep when there is nothing, comes again soon when there may be more."""
+        assert self._loop is not None
+        self._turn = None
+        released = False
+        for _ in range(DRAIN_ROUNDS):
+            arrived = self._endpoint.drain()
+            if not arrived:
+                break
+            for sender, descriptor in arrived:
+                released |= self._on_descriptor(sender, descriptor)
+        if released:
+            self._send_waiting()
+        self._endpoint.flush()
+        if not self._endpoint.prepare_sleep():
+            self._turn = self._loop.call_soon(self._on_turn)
+
+    def _on_descriptor(self, sender: int, descriptor: Descriptor) -> bool:
+        """True when arena space came back."""
+        if sender >= len(self._waiting) or descriptor.generation != self._control.endpoint_generation(sender):
+            return False  # K3
+        if descriptor.kind == DescriptorKind.REQUEST:
+            self._on_request(sender, descriptor)
+        elif descriptor.kind == DescriptorKind.RELEASE:
+            return self._on_release(sender, descriptor)
+        else:
+            log.warning("a worker sent what the acceptor does not take", worker=sender, kind=descriptor.kind)
+        return False
+
+    # -- requests ----------------------------------------------------------------------------------------------------------
+
+    def _on_request(self, worker: int, descriptor: Descriptor) -> None:
+        frames = self._frames[worker]
+        end = descriptor.offset + descriptor.size_bytes
+        if frames is None or end > len(frames):
+            log.error("a worker named bytes outside its arena", worker=worker, offset=descriptor.offset, size_bytes=descriptor.size_bytes)
+            self._put(worker, _Piece(descriptor.token, b"", DescriptorKind.CLOSE, 0, 0))
+            return
+        frame = bytes(frames[descriptor.offset : end])
+        assert self._loop is not None
+        task = self._loop.create_task(self._answer(worker, descriptor, frame))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, worker: int, descriptor: Descriptor, frame: bytes) -> None:
+        local_ip = inet_ntoa(struct.pack("=I", descriptor.c & 0xFFFFFFFF)) if descriptor.c else ""
+        address = Address(descriptor.a, local_ip, descriptor.slot)
+        version = self._broker.metadata.version
+        outcome = await dispatch.answer(self._broker, address, frame, descriptor.b, self._observer)
+        if descriptor.generation != self._control.endpoint_generation(worker):
+            return  # K3
+        token = descriptor.token
+        if outcome.close is not None:
+            self._put(worker, _Piece(token, b"", DescriptorKind.CLOSE, 0, 0))
+        elif outcome.body is None:
+            self._put(worker, _Piece(token, b"", DescriptorKind.RESPONSE, native.RESPONSE_NONE, 0))
+        else:
+            flags = native.RESPONSE_CACHEABLE if outcome.cacheable and version == self._broker.metadata.version else 0
+            self._respond(worker, token, outcome.body, flags, version)
+        self._send_waiting()
+        self._endpoint.flush()
+
+    def _respond(self, worker: int, token: int, body: bytes, flags: int, version: int) -> None:
+        pieces = [body[at : at + PIECE_BYTES] for at in range(0, len(body), PIECE_BYTES)]
+        for number, piece in enumerate(pieces):
+            last = number + 1 == len(pieces)
+            self._put(worker, _Piece(token, piece, DescriptorKind.RESPONSE, flags if last else native.RESPONSE_MORE, version))
+
+    # -- responses ---------------------------------------------------------------------------------------------------------
+
+    def _put(self, worker: int, piece: _Piece) -> None:
+        self._waiting[worker].append(piece)
+
+    def _send_waiting(self) -> None:
+        """As many pieces as arena and rings take; the rest when something comes back."""
+        blocked = False
+        for worker, waiting in enumerate(self._waiting):
+            while waiting and self._send(worker, waiting[0]):
+                waiting.popleft()
+            blocked |= bool(waiting)
+        if blocked and self._retry is None and self._loop is not None:
+            # A full ring sends no notice when it has room again; a full arena does (RELEASE), but its pieces may all be another worker's.
+            self._retry = self._loop.call_later(RETRY_S, self._on_retry)
+
+    def _on_retry(self) -> None:
+        self._retry = None
+        self._send_waiting()
+        self._endpoint.flush()
+
+    def _send(self, worker: int, piece: _Piece) -> bool:
+        if self._endpoint.free_count(worker) == 0:
+            return False
+        descriptor = Descriptor(kind=piece.kind, flags=piece.flags, token=piece.token, a=piece.a, size_bytes=len(piece.data))
+        if not piece.data:
+            return self._endpoint.send(worker, descriptor)
+        offset = self._arena.allocate(len(piece.data))
+        if offset is None:
+            return False
+        self._arena.view[offset : offset + len(piece.data)] = piece.data
+        descriptor.offset = offset
+        if not self._endpoint.send(worker, descriptor):
+            self._arena.release(offset)
+            return False
+        self._lent[worker].add((piece.token, offset))
+        return True
+
+    def _on_release(self, worker: int, descriptor: Descriptor) -> bool:
+        name = (descriptor.token, descriptor.offset)
+        if name not in self._lent[worker]:
+            return False  # K1
+        self._lent[worker].discard(name)
+        self._arena.release(descriptor.offset)
+        return True
+
+    def on_worker_death(self, worker: int) -> None:
+        """Proof of death from the keeper: nothing that was under way with it is wanted any more."""
+        self._waiting[worker].clear()
+        for _, offset in self._lent[worker]:
+            self._arena.release(offset)
+        self._lent[worker].clear()
+        self._send_waiting()
+        self._endpoint.flush()

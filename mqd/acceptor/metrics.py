@@ -1,0 +1,214 @@
+"""Metrics in Prometheus' text format on an admin port of the loopback address.
+
+Scrapes are served by prometheus_client's own server in a thread of its own: it reads the control segment (its own view of it), directories, and copies of what the
+loop holds; it never waits for the loop nor the loop for it. Directory sizes are kept for SIZES_KEPT_S.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+from mqd import native
+from mqd.acceptor.broker import OWNER_NONE, Broker
+from mqd.acceptor.handlers.describe_log_dirs import size_of
+from mqd.base import logging
+
+PORT_OFFSET = 552  # from the first listener's port: 9644 beside 9092
+SIZES_KEPT_S = 10.0
+HANDLER_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+_HELP = {
+    "LOOPS": "Turns of the worker's loop",
+    "WAKEUPS_SENT": "Times the worker woke another process",
+    "BYTES_IN": "Bytes received from clients",
+    "BYTES_OUT": "Bytes sent to clients",
+    "REQUESTS_PRODUCE": "Produce requests",
+    "REQUESTS_FETCH": "Fetch requests",
+    "REQUESTS_LIST_OFFSETS": "ListOffsets requests answered by the worker",
+    "REQUESTS_CACHED": "Requests answered from the worker's cache",
+    "REQUESTS_FORWARDED_CONTROL": "Requests passed to the acceptor",
+    "BATCHES_APPENDED": "Record batches appended",
+    "RECORDS_APPENDED": "Records appended",
+    "BYTES_APPENDED": "Bytes appended to logs",
+    "BATCHES_FORWARDED": "Record batches passed to the worker that owns the partition",
+    "BATCHES_REFUSED": "Record batches refused",
+    "DUPLICATES": "Record batches an idempotent producer sent again",
+    "FETCH_BYTES": "Record bytes given to consumers",
+    "FETCH_SENDFILE_BYTES": "Record bytes given to consumers without copying",
+    "FETCH_PARKED": "Fetch requests that waited for records",
+    "FETCH_COLD": "Fetch requests that met bytes outside the page cache",
+    "SYNCS": "Flushes to disk",
+    "SYNC_FAILURES": "Flushes that failed",
+    "ROLLS": "Segments begun",
+    "CONNECTIONS_ACCEPTED": "Connections taken over",
+    "CONNECTIONS_CLOSED": "Connections ended",
+    "CONNECTIONS_REFUSED": "Connections refused (max.connections)",
+    "PROTOCOL_ERRORS": "Connections ended for a malformed request",
+    "ARENA_STALLS": "Times receiving waited for arena space",
+    "LINK_STALLS": "Times sending to another process waited for ring space",
+    "ARENA_EXTENTS_USED": "Extents of the receive arena in use",
+    "ARENA_EXTENTS_TOTAL": "Extents of the receive arena",
+    "HEAP_BYTES": "Memory kept for requests and connections",
+    "SESSIONS": "Incremental fetch sessions",
+    "PRODUCERS": "Idempotent producers known",
+}
+_TIMES = {
+    "PRODUCE": "From a Produce request's arrival to its answer",
+    "FETCH": "From a Fetch request's arrival to its answer, waiting for records included",
+    "LOOP": "One turn of the worker's loop: how long everything else on this worker waits",
+    "SYNC": "One flush to disk",
+    "CONTROL": "From the arrival of a request for the acceptor to its answer",
+}
+_POWERS = 32
+log = logging.get("acceptor.metrics")
+
+
+def histogram_buckets(counts: Any) -> tuple[list[tuple[str, float]], float]:
+    """From 128 buckets, four to a power of two of microseconds, to cumulative ones at each power of two in seconds, and the sum (within 12.5 %: the middle
+    of each bucket stands for what fell into it)."""
+    cumulative, total, sum_us = [], 0, 0.0
+    for power in range(_POWERS):
+        for quarter in range(4):
+            count = int(counts[4 * power + quarter])
+            total += count
+            width = 2**power / 4
+            sum_us += count * (2**power + (quarter + 0.5) * width)
+        cumulative.append((repr(2 ** (power + 1) / 1e6), total))
+    return [*cumulative, ("+Inf", total)], sum_us / 1e6
+
+
+class Metrics:
+    """Observer of the dispatch (loop's thread) and collector for scrapes (the server's thread)."""
+
+    def __init__(self, broker: Broker, control: native.Control, worker_count: int) -> None:
+        self._broker = broker
+        self._control = control
+        self._worker_count = worker_count
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._sizes: dict[tuple[str, int], int] = {}
+        self._sizes_at = float("-inf")
+        self._lock = threading.Lock()
+        self._server: Any = None
+        self._arena: Any = lambda: (0, 0)
+        self._handler = Histogram(
+            "mqd_handler_seconds", "Time the acceptor took for a request, waiting included", ["api"], registry=self._registry, buckets=HANDLER_BUCKETS
+        )
+        self._failed = Counter("mqd_handler_failures", "Requests that ended their connection", ["api"], registry=self._registry)
+        self._registry.register(self)  # type: ignore[arg-type]
+
+    def observe(self, api: str, seconds: float, failed: bool) -> None:
+        self._handler.labels(api).observe(seconds)
+        if failed:
+            self._failed.labels(api).inc()
+
+    def watch_arena(self, extents: Any) -> None:
+        """`extents()` gives (used, total) of the acceptor's own arena."""
+        self._arena = extents
+
+    # -- the server --------------------------------------------------------------------------------------------------------
+
+    def start(self, admin_port: int, kafka_port: int) -> int:
+        """Returns the port, -1 when metrics are switched off (admin.port=-1). A port that is taken is replaced by a free one."""
+        if admin_port < 0:
+            return -1
+        wanted = admin_port or (kafka_port + PORT_OFFSET if kafka_port + PORT_OFFSET <= 65535 else 0)
+        for port in dict.fromkeys((wanted, 0)):
+            try:
+                self._server, _ = start_http_server(port, "127.0.0.1", self._registry)
+            except OSError as error:
+                log.warning("the metrics port is taken; a free one takes its place", port=port, reason=error.strerror or str(error))
+                continue
+            return self._server.server_port
+        return -1
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+
+    # -- a scrape ----------------------------------------------------------------------------------------------------------
+
+    def collect(self) -> Iterator[Any]:
+        with self._lock:
+            yield from self._workers()
+            yield from self._partitions()
+            yield from self._disks()
+            used, total = self._arena()
+            yield GaugeMetricFamily("mqd_acceptor_arena_extents_used", "Extents of the acceptor's arena that hold answers", value=used)
+            yield GaugeMetricFamily("mqd_acceptor_arena_extents_total", "Extents of the acceptor's arena", value=total)
+            yield GaugeMetricFamily("mqd_metadata_version", "Version of the metadata that the acceptor serves", value=self._broker.metadata.version)
+
+    def describe(self) -> list[Any]:
+        return []
+
+    def _workers(self) -> Iterator[Any]:
+        families: dict[str, Any] = {}
+        times = {name: HistogramMetricFamily(f"mqd_{name.lower()}_seconds", text, labels=["worker"]) for name, text in _TIMES.items()}
+        connections = GaugeMetricFamily("mqd_connections", "Open connections", labels=["worker"])
+        running = GaugeMetricFamily("mqd_worker_running", "1 while the worker serves", labels=["worker"])
+        for worker in range(self._worker_count):
+            label = [str(worker)]
+            counters, histograms = self._control.stats(worker)
+            connections.add_metric(label, self._control.connection_count(worker))
+            running.add_metric(label, self._control.endpoint_state(worker) == native.ProcessState.RUNNING)
+            for member in native.Counter:
+                kind, _, name = member.name.partition("_")
+                family = families.get(name)
+                if family is None:
+                    make = CounterMetricFamily if kind == "COUNT" else GaugeMetricFamily
+                    family = families[name] = make(f"mqd_{name.lower()}", _HELP.get(name, name.lower().replace("_", " ")), labels=["worker"])
+                family.add_metric(label, int(counters[member]))
+            for time_kind in native.Histogram:
+                if time_kind.name in times:
+                    buckets, total = histogram_buckets(histograms[time_kind])
+                    times[time_kind.name].add_metric(label, buckets, total)
+        yield from (connections, running, *families.values(), *times.values())
+
+    def _partitions(self) -> Iterator[Any]:
+        labels = ["topic", "partition"]
+        size = GaugeMetricFamily("mqd_partition_size_bytes", "Bytes of the partition's segments", labels=labels)
+        start = GaugeMetricFamily("mqd_partition_log_start_offset", "First offset that can be read", labels=labels)
+        end = GaugeMetricFamily("mqd_partition_log_end_offset", "Offset of the next record", labels=labels)
+        high = GaugeMetricFamily("mqd_partition_high_watermark", "Offset up to which consumers may read", labels=labels)
+        online = GaugeMetricFamily("mqd_partition_online", "1 while the partition is served", labels=labels)
+        sizes = self._measured()
+        for topic in list(self._broker.metadata.topics.values()):
+            for partition in topic.partitions:
+                name = [topic.name, str(partition.index)]
+                size.add_metric(name, sizes.get((topic.name, partition.index), 0))
+                view = self._control.slot_view(partition.slot)
+                online.add_metric(name, view.state == native.SlotState.ONLINE)
+                start.add_metric(name, view.log_start_offset)
+                end.add_metric(name, view.log_end_offset)
+                high.add_metric(name, view.high_watermark)
+        yield from (size, start, end, high, online)
+
+    def _measured(self) -> dict[tuple[str, int], int]:
+        if time.monotonic() - self._sizes_at > SIZES_KEPT_S:
+            sizes = {}
+            for topic in list(self._broker.metadata.topics.values()):
+                for partition in topic.partitions:
+                    if partition.owner != OWNER_NONE:
+                        try:
+                            sizes[topic.name, partition.index] = size_of(self._broker.path_of(topic.name, partition))
+                        except OSError:
+                            continue  # the directory is offline; mqd_partition_online says so
+            self._sizes, self._sizes_at = sizes, time.monotonic()
+        return self._sizes
+
+    def _disks(self) -> Iterator[Any]:
+        free = GaugeMetricFamily("mqd_log_dir_free_bytes", "Bytes that the broker may still use", labels=["directory"])
+        total = GaugeMetricFamily("mqd_log_dir_total_bytes", "Size of the file system", labels=["directory"])
+        for path in self._broker.log_dirs:
+            try:
+                about = os.statvfs(path)
+            except OSError:
+                continue
+            free.add_metric([str(path)], about.f_bavail * about.f_frsize)
+            total.add_metric([str(path)], about.f_blocks * about.f_frsize)
+        yield from (free, total)
