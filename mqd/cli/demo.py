@@ -322,7 +322,8 @@ def _create_topic(bootstrap: str) -> None:
 
     from mqd.cli.kafka import admin_client
 
-    admin_client(bootstrap).create_topics([NewTopic(TOPIC, num_partitions=PARTITION_COUNT, replication_factor=1)])[TOPIC].result()
+    admin = admin_client(bootstrap)  # must outlive its futures
+    admin.create_topics([NewTopic(TOPIC, num_partitions=PARTITION_COUNT, replication_factor=1)])[TOPIC].result()
 
 
 def _records_of_partitions(bootstrap: str) -> dict[int, int]:

@@ -31,8 +31,9 @@ def create(
 
     topic = NewTopic(name, num_partitions=partitions or -1, replication_factor=replication_factor or -1, config=pairs(configs, "-c"))
     created = True
+    admin = admin_client(settings.bootstrap)  # must outlive its futures
     try:
-        admin_client(settings.bootstrap).create_topics([topic], operation_timeout=REQUEST_TIMEOUT_S, validate_only=dry_run)[name].result()
+        admin.create_topics([topic], operation_timeout=REQUEST_TIMEOUT_S, validate_only=dry_run)[name].result()
     except KafkaException as error:
         if not (if_not_exists and error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS):
             raise named(f"topic {name}", error) from None
@@ -158,7 +159,8 @@ def delete(settings: Settings, names: tuple[str, ...], if_exists: bool) -> None:
 
     from mqd.cli.kafka import REQUEST_TIMEOUT_S, admin_client, each_future, raise_failures
 
-    futures = admin_client(settings.bootstrap).delete_topics(list(dict.fromkeys(names)), operation_timeout=REQUEST_TIMEOUT_S)
+    admin = admin_client(settings.bootstrap)
+    futures = admin.delete_topics(list(dict.fromkeys(names)), operation_timeout=REQUEST_TIMEOUT_S)
     done, failed = each_future(futures)
     if if_exists:
         failed = [(name, error) for name, error in failed if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART]
@@ -180,7 +182,8 @@ def add_partitions(settings: Settings, name: str, total: int) -> None:
 
     from mqd.cli.kafka import REQUEST_TIMEOUT_S, admin_client, each_future, raise_failures
 
-    futures = admin_client(settings.bootstrap).create_partitions([NewPartitions(name, total)], operation_timeout=REQUEST_TIMEOUT_S)
+    admin = admin_client(settings.bootstrap)
+    futures = admin.create_partitions([NewPartitions(name, total)], operation_timeout=REQUEST_TIMEOUT_S)
     _, failed = each_future(futures)
     raise_failures((f"topic {name}", error) for name, error in failed)
     if settings.json:
