@@ -13,6 +13,8 @@
  *   K1  nothing staged is slept on: prepare_sleep flushes first.
  *   K2  descriptors of one link are taken in the order they were sent; no link waits for more than one round of the others.
  *   K3  a corrupt link (R1 of mqd_ring.h) is empty for drain and full for send; the others go on.
+ *   K4  a producer that died between P1 and P3 leaves a sleeper beside a full ring: its successor wakes whoever has something unread
+ *       of it (wake_forgotten).
  * One thread per endpoint.
  */
 #define _GNU_SOURCE
@@ -77,6 +79,26 @@ static int open_rings(struct mqd_endpoint *endpoint, void *links)
     return 0;
 }
 
+static void wake(struct mqd_endpoint *endpoint, uint32_t to)
+{
+    if (!mqd_load_relaxed(endpoint->peer_sleeping[to]) || !mqd_exchange(endpoint->peer_sleeping[to], 0))
+        return;
+    const uint64_t one = 1;
+    ssize_t written;
+    do /* EAGAIN means that the counter is full, so the sleeper is awake already */
+        written = endpoint->eventfd[to] < 0 ? 0 : write(endpoint->eventfd[to], &one, sizeof one);
+    while (written < 0 && errno == EINTR);
+}
+
+/* K4. The tails were published before the predecessor's death, so the fence is only for the flags. */
+static void wake_forgotten(struct mqd_endpoint *endpoint)
+{
+    mqd_fence_full();
+    for (uint32_t peer = 0; peer < endpoint->count; peer++)
+        if (peer != endpoint->self && mqd_ring_free_count(&endpoint->out[peer]) < MQD_LINK_DESCRIPTOR_COUNT)
+            wake(endpoint, peer);
+}
+
 struct mqd_endpoint *mqd_endpoint_open(void *control, void *links, uint32_t self, uint32_t endpoint_count, const int *eventfds)
 {
     if (endpoint_count < 1 || endpoint_count > MQD_ENDPOINT_COUNT_MAX || self >= endpoint_count) {
@@ -101,6 +123,7 @@ struct mqd_endpoint *mqd_endpoint_open(void *control, void *links, uint32_t self
         return NULL;
     }
     mqd_store_seq_cst(endpoint->sleeping, 0); /* a predecessor may have died asleep */
+    wake_forgotten(endpoint);
     return endpoint;
 }
 
@@ -131,17 +154,6 @@ int mqd_endpoint_send(struct mqd_endpoint *endpoint, uint32_t to, const struct m
 uint32_t mqd_endpoint_free_count(struct mqd_endpoint *endpoint, uint32_t to)
 {
     return to < endpoint->count ? mqd_ring_free_count(&endpoint->out[to]) : 0;
-}
-
-static void wake(struct mqd_endpoint *endpoint, uint32_t to)
-{
-    if (!mqd_load_relaxed(endpoint->peer_sleeping[to]) || !mqd_exchange(endpoint->peer_sleeping[to], 0))
-        return;
-    const uint64_t one = 1;
-    ssize_t written;
-    do /* EAGAIN means that the counter is full, so the sleeper is awake already */
-        written = endpoint->eventfd[to] < 0 ? 0 : write(endpoint->eventfd[to], &one, sizeof one);
-    while (written < 0 && errno == EINTR);
 }
 
 void mqd_endpoint_flush(struct mqd_endpoint *endpoint)

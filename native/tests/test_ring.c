@@ -341,6 +341,27 @@ TEST(restarted_endpoint_continues_under_its_new_generation)
     host_free(&host);
 }
 
+TEST(a_successor_wakes_whom_its_predecessor_forgot)
+{
+    struct host host;
+    host_make(&host, 3);
+    struct mqd_endpoint *a = host_open(&host, 0), *b = host_open(&host, 1), *c = host_open(&host, 2);
+    CHECK_EQUAL(mqd_endpoint_prepare_sleep(b), 0);
+    CHECK_EQUAL(mqd_endpoint_prepare_sleep(c), 0);
+    mqd_endpoint_send(a, 1, &(struct mqd_descriptor){.token = 1});
+    struct mqd_ring *a_to_b = (struct mqd_ring *)((uint8_t *)host.links + 1 * mqd_ring_size_bytes(MQD_LINK_DESCRIPTOR_COUNT));
+    mqd_store_release(&a_to_b->tail, 1); /* published, and killed before it looked at the flag */
+    free(a);
+    CHECK_EQUAL(wakeups(&host, 1), 0);
+    a = host_open(&host, 0);
+    CHECK_EQUAL(wakeups(&host, 1), 1);
+    CHECK_EQUAL(wakeups(&host, 2), 0);
+    mqd_endpoint_close(a);
+    mqd_endpoint_close(b);
+    mqd_endpoint_close(c);
+    host_free(&host);
+}
+
 TEST(a_corrupt_link_is_empty_and_full_and_the_others_go_on)
 {
     struct host host;
