@@ -189,17 +189,23 @@ int mqd_endpoint_drain(struct mqd_endpoint *endpoint, struct mqd_descriptor *out
     return (int)total;
 }
 
+int mqd_endpoint_waiting(struct mqd_endpoint *endpoint)
+{
+    for (uint32_t peer = 0; peer < endpoint->count; peer++)
+        if (mqd_ring_waiting_count(&endpoint->in[peer]))
+            return 1;
+    return 0;
+}
+
 int mqd_endpoint_prepare_sleep(struct mqd_endpoint *endpoint)
 {
     mqd_endpoint_flush(endpoint);
     mqd_store_seq_cst(endpoint->sleeping, 1); /* S1 */
     mqd_fence_full();                         /* S2 */
-    for (uint32_t peer = 0; peer < endpoint->count; peer++)
-        if (mqd_ring_waiting_count(&endpoint->in[peer])) {
-            mqd_endpoint_awake(endpoint);
-            return 1;
-        }
-    return 0;
+    if (!mqd_endpoint_waiting(endpoint))      /* S3 */
+        return 0;
+    mqd_endpoint_awake(endpoint);
+    return 1;
 }
 
 void mqd_endpoint_awake(struct mqd_endpoint *endpoint)

@@ -115,4 +115,9 @@ static inline uint32_t mqd_ring_take(struct mqd_ring_reader *reader, struct mqd_
     return count;
 }
 
+/* ---- beside the links of mqd_native.h ---- */
+
+/* 1 when something is to be drained: a look without fences and without going to sleep, for spinning. */
+int mqd_endpoint_waiting(struct mqd_endpoint *endpoint);
+
 #endif
