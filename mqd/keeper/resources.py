@@ -33,6 +33,7 @@ class Resources(msgspec.Struct):
     eventfds: list[int]
     handoffs: list[tuple[socket.socket, socket.socket]]  # by worker: acceptor's end, worker's end
     control: native.Control
+    control_lock: int  # tells other brokers that this one lives
     control_name: str
     links_name: str
     arena_names: list[str]  # by endpoint
@@ -57,13 +58,15 @@ def make(settings: Settings) -> Resources:
     generation = identity.next_generation(places)
     base = segments.prefix(places.data_dir)
     segments.clean(base)
+    if swept := segments.sweep():
+        log.info("shared memory of brokers that were killed is free again", count=len(swept))
     endpoint_count = worker_count + 2
     arena_bytes = [int(settings.config["receive.arena.bytes"])] * worker_count + [CONTROL_ARENA_BYTES] * 2
     arena_names = [segments.arena_name(base, endpoint) for endpoint in range(endpoint_count)]
     try:
-        control = native.Control.format(
-            segments.create(segments.control_name(base), native.control_size_bytes()), worker_count, identity.boot_id(), generation, now_ms()
-        )
+        memory = segments.create(segments.control_name(base), native.control_size_bytes())
+        control_lock = segments.hold(segments.control_name(base))
+        control = native.Control.format(memory, worker_count, identity.boot_id(), generation, now_ms())
         control.log_level = logging.SYSLOG_OF_LEVEL[settings.config.get("log.level", "info")]
         links = segments.create(segments.links_name(base), native.links_size_bytes(endpoint_count))
         native.links_format(links, endpoint_count)
@@ -82,6 +85,7 @@ def make(settings: Settings) -> Resources:
         eventfds=[os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(endpoint_count)],
         handoffs=[sockets.handoff_pair() for _ in range(worker_count)],
         control=control,
+        control_lock=control_lock,
         control_name=segments.control_name(base),
         links_name=segments.links_name(base),
         arena_names=arena_names,

@@ -4,21 +4,28 @@
    broker's and may be removed.
 2. Its memory is reserved when it is made. A store into shared memory that the system cannot supply would kill the process with SIGBUS; a refused
    reservation is an error with a way out.
-3. Names follow from the data directory's device and inode: the same under every path to it, different for each directory.
+3. The keeper holds an flock on its control segment as long as it lives. So the segments of a broker that was killed and never started again can be told from
+   those of a living one, whatever its directory, and any later keeper of the same user sweeps them away: they are memory that nobody uses.
+4. Names follow from the data directory's device and inode: the same under every path to it, different for each directory.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import mmap
 import os
+import re
+import time
 
 import posix_ipc
 
 from mqd.native import ENDPOINT_COUNT_MAX
 
 MODE = 0o600
+SHM_DIRECTORY = "/dev/shm"  # where Linux shows POSIX shared memory
+SWEEP_AGE_S = 10.0  # between a segment's creation and its keeper's lock lie microseconds
 
 
 class SegmentError(OSError):
@@ -90,6 +97,49 @@ def unlink(name: str) -> bool:
 
 
 def clean(base: str) -> list[str]:
-    """Removes every segment of a broker that may be left; returns their names. Only for whoever holds the directory's lock."""
-    names = [control_name(base), links_name(base), *(arena_name(base, endpoint) for endpoint in range(ENDPOINT_COUNT_MAX))]
+    """Removes every segment of a broker that may be left; returns their names. Only for whoever holds the directory's lock. The control segment goes last:
+    it is what `sweep` looks for."""
+    names = [*(arena_name(base, endpoint) for endpoint in range(ENDPOINT_COUNT_MAX)), links_name(base), control_name(base)]
     return [name for name in names if unlink(name)]
+
+
+def hold(name: str) -> int:
+    """The keeper's flock on its control segment; the descriptor must stay open as long as the keeper lives. Raises SegmentError."""
+    try:
+        memory = posix_ipc.SharedMemory(name, 0)
+        fcntl.flock(memory.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.set_inheritable(memory.fd, False)
+    except (posix_ipc.Error, OSError) as error:
+        raise SegmentError(errno.EBUSY, f"cannot lock the shared memory segment {name}: {error}") from error
+    return memory.fd
+
+
+def _is_abandoned(path: str, now: float) -> bool:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        about = os.fstat(fd)
+        if about.st_uid != os.getuid() or now - max(about.st_mtime, about.st_ctime) < SWEEP_AGE_S:
+            return False
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def sweep(now: float | None = None) -> list[str]:
+    """Removes the segments of this user's brokers that have no keeper any more; returns the names of their control segments."""
+    swept = []
+    try:
+        entries = os.listdir(SHM_DIRECTORY)
+    except OSError:
+        return []
+    for entry in entries:
+        if re.fullmatch(r"mqd-[0-9a-f]{16}-control", entry) and _is_abandoned(f"{SHM_DIRECTORY}/{entry}", time.time() if now is None else now):
+            clean("/" + entry.removesuffix("-control"))
+            swept.append("/" + entry)
+    return swept

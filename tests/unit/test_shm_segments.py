@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -65,6 +66,33 @@ def test_leftovers_are_cleaned_and_mappings_survive(base):
     assert sorted(segments.clean(base)) == sorted([segments.control_name(base), segments.arena_name(base, 65)])
     memory[0] = 1
     assert segments.clean(base) == []
+
+
+def test_only_the_segments_of_the_dead_are_swept(tmp_path, monkeypatch):
+    bases = {}
+    for name in ("living", "dead", "new"):
+        (tmp_path / name).mkdir()
+        bases[name] = segments.prefix(tmp_path / name)
+        segments.create(segments.control_name(bases[name]), 4096)
+        segments.create(segments.arena_name(bases[name], 1), 4096)
+    held = segments.hold(segments.control_name(bases["living"]))
+    try:
+        for name in ("living", "dead"):
+            for segment in (segments.control_name(bases[name]), segments.arena_name(bases[name], 1)):
+                os.utime(segments.SHM_DIRECTORY + segment, (0, 0))
+        # utime sets ctime to now, so the sweep has to look from later on; what is new then is only what was touched later still
+        later = time.time() + segments.SWEEP_AGE_S + 1
+        os.utime(segments.SHM_DIRECTORY + segments.control_name(bases["new"]), (later, later))
+        names = [segments.control_name(base)[1:] for base in bases.values()]
+        with monkeypatch.context() as patch:  # other brokers of this host are none of this test's business
+            patch.setattr(segments.os, "listdir", lambda path: [*names, "mqd-0-control", "other"])
+            assert segments.sweep(later) == [segments.control_name(bases["dead"])]
+        assert not segments.unlink(segments.arena_name(bases["dead"], 1))
+        assert segments.unlink(segments.arena_name(bases["living"], 1)) and segments.unlink(segments.arena_name(bases["new"], 1))
+    finally:
+        os.close(held)
+        for base in bases.values():
+            segments.clean(base)
 
 
 def test_every_path_to_a_directory_gives_the_same_names(tmp_path):
