@@ -78,7 +78,6 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
     acceptor.stop()
     link.stop()
     receiving.cancel()
-    metrics.stop()
     broker.close()
     if not ended.done():
         error = receiving.exception() if receiving.done() and not receiving.cancelled() else None

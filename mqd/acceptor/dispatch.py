@@ -66,7 +66,7 @@ async def answer(broker: Broker, address: Address, frame: bytes, connection: int
     began = time.perf_counter()
     api, failed = "unknown", True
     try:
-        header, request = decode_request(frame)
+        header, request = _decode(frame)
         api = SUPPORTED[header.api_key].name
         context = Context(broker, address)
         response = await handler_of(header.api_key)(context, header, request)
@@ -86,6 +86,16 @@ async def answer(broker: Broker, address: Address, frame: bytes, connection: int
     finally:
         if observer is not None:
             observer.observe(api, time.perf_counter() - began, failed)
+
+
+def _decode(frame: bytes) -> tuple[RequestHeader, object]:
+    """What follows a whole message is ignored, as Kafka does: librdkafka 2.x puts three bytes behind a Metadata request (9+) for all topics."""
+    try:
+        return decode_request(frame)
+    except ProtocolError as error:
+        if error.position is None or not error.problem.endswith("bytes too many"):
+            raise
+        return decode_request(frame[: error.position])
 
 
 def _unsupported_api_versions(header: RequestHeader) -> Outcome:

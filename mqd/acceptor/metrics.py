@@ -93,7 +93,6 @@ class Metrics:
         self._sizes: dict[tuple[str, int], int] = {}
         self._sizes_at = float("-inf")
         self._lock = threading.Lock()
-        self._server: Any = None
         self._arena: Any = lambda: (0, 0)
         self._handler = Histogram(
             "mqd_handler_seconds", "Time the acceptor took for a request, waiting included", ["api"], registry=self._registry, buckets=HANDLER_BUCKETS
@@ -113,23 +112,18 @@ class Metrics:
     # -- the server --------------------------------------------------------------------------------------------------------
 
     def start(self, admin_port: int, kafka_port: int) -> int:
-        """Returns the port, -1 when metrics are switched off (admin.port=-1). A port that is taken is replaced by a free one."""
+        """Returns the port, -1 when metrics are switched off (admin.port=-1). A port that is taken is replaced by a free one. The thread ends with the process."""
         if admin_port < 0:
             return -1
         wanted = admin_port or (kafka_port + PORT_OFFSET if kafka_port + PORT_OFFSET <= 65535 else 0)
         for port in dict.fromkeys((wanted, 0)):
             try:
-                self._server, _ = start_http_server(port, "127.0.0.1", self._registry)
+                server, _ = start_http_server(port, "127.0.0.1", self._registry)
             except OSError as error:
                 log.warning("the metrics port is taken; a free one takes its place", port=port, reason=error.strerror or str(error))
                 continue
-            return self._server.server_port
+            return server.server_port
         return -1
-
-    def stop(self) -> None:
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
 
     # -- a scrape ----------------------------------------------------------------------------------------------------------
 

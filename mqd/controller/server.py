@@ -40,8 +40,8 @@ class Connection:
             log.warning("subscriber does not read; disconnected", subscriber=self.name, unread_bytes=SEND_BYTES_MAX)
             self._writer.transport.abort()
 
-    def close(self) -> None:
-        self._writer.close()
+    def abort(self) -> None:
+        self._writer.transport.abort()
 
 
 class Server:
@@ -52,6 +52,7 @@ class Server:
         self._on_message = on_message
         self._on_end = on_end
         self._connections: dict[int, Connection] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._count = 0
         self._server: asyncio.Server | None = None
 
@@ -67,7 +68,9 @@ class Server:
         if self._server is not None:
             self._server.close()
         for connection in list(self._connections.values()):
-            connection.close()
+            connection.abort()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=1.0)
         self._path.unlink(missing_ok=True)
 
     def send(self, number: object, message: FromController) -> None:
@@ -80,6 +83,9 @@ class Server:
         if len(self._connections) >= SUBSCRIBER_COUNT_MAX:
             writer.close()
             return
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
         self._count += 1
         connection = self._connections[self._count] = Connection(self._count, writer)
         try:
@@ -89,6 +95,7 @@ class Server:
         except (ValueError, msgspec.MsgspecError) as error:
             log.warning("subscriber sent what is no message; disconnected", subscriber=connection.name, reason=str(error))
         finally:
+            self._tasks.discard(task)
             del self._connections[connection.number]
             self._on_end(connection)
             writer.close()
