@@ -18,26 +18,12 @@ from mqd.protocol.framing import (
 )
 from mqd.protocol.messages import message_class
 
-_METADATA = 3
-
 
 def decode_request(frame: bytes | bytearray | memoryview) -> tuple[RequestHeader, object]:
     """The header and the request struct. Copies the frame first. Raises ProtocolError; UnsupportedVersion when the API or version is not spoken."""
     data = frame if type(frame) is bytes else bytes(frame)
     header = decode_request_header(data)
-    if header.api_key == _METADATA:
-        data = _without_placeholder(header, data)
     return header, codec.decode(message_class(header.api_key, "Request"), header.api_version, data, header.body_position)
-
-
-def _without_placeholder(header: RequestHeader, data: bytes) -> bytes:
-    """librdkafka (2.16 and before) asks for all topics, from version 9 on, with four zero bytes where a null array is one: the placeholder that it keeps for
-    the count. Kafka reads the first and leaves what is over at the end; so do we, for exactly this request."""
-    start = header.body_position
-    size = 7 if header.api_version >= 11 else 8  # versions 8 to 10 have include_cluster_authorized_operations
-    if header.api_version >= 9 and len(data) - start == size and data[start : start + 4] == bytes(4):
-        return data[: start + 1] + data[start + 4 :]
-    return data
 
 
 def encode_response(header: RequestHeader, response: object, *, version: int | None = None) -> bytes:
