@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import os
 import sys
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def main() -> int:
         return asyncio.run(life())
     except Exception:
         log.exception("worker failed")
-        return 1
+        os._exit(1)  # the reactor's thread still runs in memory that an orderly end would unmap
 
 
 if __name__ == "__main__":

@@ -67,6 +67,7 @@ class PartitionSet:
         self.open: dict[Key, OpenPartition] = {}
         self.by_slot: dict[int, OpenPartition] = {}
         self.failures: dict[int, str] = {}
+        self.scanned_bytes = 0  # what opening had to read, in all
         self._deleting: set[asyncio.Task[None]] = set()
         self._log = logging.get("worker.partitions")
 
@@ -187,6 +188,7 @@ class PartitionSet:
                 await self._background.urgent(result.partition.close, False)
             self._failed(owned, f"the reactor refused it: {error}")
             return
+        self.scanned_bytes += recovery.scanned_bytes
         if recovery.truncated_bytes:
             self._log.warning(
                 "log was cut at its first invalid byte", partition=owned.name, segment=recovery.corrupt_segment, position=recovery.corrupt_position,

@@ -34,7 +34,7 @@ from mqd.worker.partitions import OpenPartition, PartitionSet
 TICK_S = 1.0
 CHECKPOINT_S = 3.0
 CHECKPOINT_AFTER_ROLL_S = 0.2
-FREE_SPACE_S = 5.0
+FREE_SPACE_S = 2.0
 SPACE_ANSWER_S = 0.5
 
 

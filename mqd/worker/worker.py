@@ -161,7 +161,7 @@ class Worker:
         if not self._ready:
             self._ready = True
             self._client.ready(f"partitions={len(self._partitions.open)}")
-            self._log.info("ready", partitions=len(self._partitions.open), offline=len(self._partitions.failures))
+            self._log.info("ready", partitions=len(self._partitions.open), offline=len(self._partitions.failures), scanned_bytes=self._partitions.scanned_bytes)
 
     async def _apply(self, changes: Changes, version: int) -> None:
         await self._partitions.apply(changes)

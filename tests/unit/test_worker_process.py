@@ -28,6 +28,7 @@ from tests.kafka_connection import KafkaConnection
 from tests.unit.log_files import encode_batch
 
 WAIT_S = 20.0
+STORAGE_ERROR = 56
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:
@@ -53,7 +54,8 @@ class Host:
         self.data_dir.mkdir(exist_ok=True)
         properties = self.data_dir / "test.properties"
         properties.write_text("".join(f"{name}={value}\n" for name, value in self.config.items()))
-        self.environment = {**os.environ, "MQD_DATA_DIR": str(self.data_dir), "MQD_CONFIG": str(properties), "MQD_WORKERS": str(self.workers)}
+        self.faults = self.data_dir / "faults"
+        self.environment = {**os.environ, "MQD_FILE_FAULTS": f"@{self.faults}", "MQD_DATA_DIR": str(self.data_dir), "MQD_CONFIG": str(properties), "MQD_WORKERS": str(self.workers)}
         try:
             self.start("keeper")
             self.start("controller")
@@ -161,17 +163,22 @@ class Host:
                 socket.send_fds(channel, [note], [theirs.fileno()])
         return ours
 
-    def produce(self, topic: messages.TopicImage, partition: int, timestamps: list[int], acks: int = -1) -> int:
+    def produce(self, topic: messages.TopicImage, partition: int, timestamps: list[int]) -> int:
         """Base offset; AssertionError with the broker's error."""
+        error, base_offset = self.try_produce(topic, partition, timestamps)
+        assert error == 0, f"produce: error {error}"
+        return base_offset
+
+    def try_produce(self, topic: messages.TopicImage, partition: int, timestamps: list[int]) -> tuple[int, int]:
+        """(Kafka error code, base offset), acks=all."""
         from mqd.protocol.messages import ProduceRequest
 
         rows = [ProduceRequest.PartitionData(index=partition, records=encode_batch(0, timestamps))]
-        request = ProduceRequest(acks=acks, timeout_ms=10_000, topic_data=[ProduceRequest.TopicData(name=topic.name, partition_data=rows)])
+        request = ProduceRequest(acks=-1, timeout_ms=10_000, topic_data=[ProduceRequest.TopicData(name=topic.name, partition_data=rows)])
         with self.connect(topic.partitions[partition].owner) as kafka:
             kafka.send(0, 9, request)
             answer = kafka.receive().body.responses[0].partition_responses[0]
-        assert answer.error_code == 0, f"produce: error {answer.error_code}"
-        return answer.base_offset
+        return answer.error_code, answer.base_offset
 
     def view(self, topic: messages.TopicImage, partition: int = 0) -> native.SlotView:
         return self.client.control.slot_view(topic.partitions[partition].slot)
@@ -199,20 +206,37 @@ def test_a_created_topic_is_served_at_once(host: Host) -> None:
         assert lookup.offset_for_timestamp(host.directory(topic, partition), 1500, 0, 3) == (1, 2000)
 
 
+def scanned_bytes(host: Host, worker: int) -> int:
+    """What the latest life of a worker had to read before it served, out of its log."""
+    line = next(line for line in reversed(host.log(f"worker-{worker}").splitlines()) if " ready " in line)
+    return int(line.split("scanned_bytes=")[1].split()[0])
+
+
+def wait_until_settled(host: Host) -> None:
+    """Worker 0 removes checkpoints of workers that are no more when every worker has written its own."""
+    orphan = host.places.log_dir / f"{checkpoints.RECOVERY_POINT}.63"
+    wait_for(lambda: not orphan.exists(), "checkpoints settled")
+
+
+def leave_orphan(data_dir: Path) -> None:
+    (data_dir / "log").mkdir(parents=True, exist_ok=True)
+    (data_dir / "log" / f"{checkpoints.RECOVERY_POINT}.63").write_bytes(checkpoints.format_checkpoint([]))
+
+
 def test_a_clean_stop_leaves_marker_and_checkpoints(tmp_path: Path) -> None:
+    leave_orphan(tmp_path / "data")
     with Host(tmp_path / "data", workers=1) as host:
         topic = host.create("t", 1)
         host.produce(topic, 0, [1, 2, 3])
-        wait_for(lambda: not list(host.places.log_dir.glob("clean-shutdown.*")) and host.client.control.metadata_version > 0, "settled")
-        wait_for(lambda: "ready" in host.log("worker-0"), "ready")
-        time.sleep(1.2)  # the worker settles its checkpoints by the clock
+        wait_until_settled(host)
         assert host.stop("worker-0") == 0, host.log("worker-0")
         assert (host.places.log_dir / "clean-shutdown.0").exists(), host.log("worker-0")
         found = checkpoints.parse_checkpoint((host.places.log_dir / f"{checkpoints.RECOVERY_POINT}.0").read_bytes())
         assert [(entry.topic, entry.offset) for entry in found] == [("t", 3)]
     with Host(tmp_path / "data", workers=1) as host:
-        wait_for(lambda: "ready" in host.log("worker-0").split("stopped")[-1], "ready")
+        assert scanned_bytes(host, 0) == 0
         assert not list(host.places.log_dir.glob("clean-shutdown.*"))
+        assert host.produce(topic, 0, [4]) == 3
 
 
 def test_a_killed_worker_takes_its_partitions_back(host: Host) -> None:
@@ -228,6 +252,7 @@ def test_a_killed_worker_takes_its_partitions_back(host: Host) -> None:
     wait_for(lambda: host.view(topic).leader_epoch > before.leader_epoch and host.is_online(topic), f"online\n{host.log(f'worker-{owner}')}")
     after = host.view(topic)
     assert (after.log_end_offset, after.high_watermark) == (3, 3)
+    assert "cut" not in host.log(f"worker-{owner}")
     assert host.produce(topic, 0, [4]) == 3
 
 
@@ -341,3 +366,74 @@ def test_a_restarted_controller_changes_nothing(host: Host) -> None:
     assert more is not None
     assert host.produce(more, 3, [1]) == 0 and host.produce(more, 0, [3]) == 2
     assert host.view(topic).leader_epoch == 0, "nobody lost a partition"
+
+
+def test_a_full_disk_refuses_produce_and_recovers_by_itself(host: Host) -> None:
+    topic, doomed = host.create("t", 1), host.create("doomed", 1)
+    assert host.produce(topic, 0, [1]) == 0
+    host.faults.write_text("write:ENOSPC:log/t-0/")
+    assert host.try_produce(topic, 0, [2])[0] == STORAGE_ERROR
+    wait_for(lambda: "log directory is full" in host.log(f"worker-{topic.partitions[0].owner}"), "said so")
+    assert host.ask(messages.DeleteRecords("t", 0, 1)).offset == 1, "what makes room still works"
+    assert host.ask(messages.DeleteTopic(doomed.name, None)).error == 0
+    host.faults.write_text("")
+    wait_for(lambda: host.try_produce(topic, 0, [2]) == (0, 1), "accepted again, and nothing of the refused is left")
+    wait_for(lambda: "has space again" in host.log(f"worker-{topic.partitions[0].owner}"), "said so too")
+
+
+def test_the_reserve_of_free_space_moves_at_run_time(tmp_path: Path) -> None:
+    with Host(tmp_path / "data", workers=1, **{"log.dirs.free.bytes.min": str(1 << 60)}) as host:
+        topic = host.create("t", 1)
+        wait_for(lambda: host.try_produce(topic, 0, [1])[0] == STORAGE_ERROR, "refused")
+        operation = messages.ConfigOperation("log.dirs.free.bytes.min", "set", "0")
+        assert host.ask(messages.AlterConfig(4, "1", [operation], False)).error == 0
+        wait_for(lambda: host.try_produce(topic, 0, [1])[0] == 0, "accepted")
+
+
+def test_a_failed_flush_fences_its_directory_and_no_other(tmp_path: Path) -> None:
+    first, second = tmp_path / "disk-a", tmp_path / "disk-b"
+    with Host(tmp_path / "data", workers=1, **{"log.dirs": f"{first},{second}"}) as host:
+        topic = host.create("t", 4)
+        by_dir = {log_dir: [p.index for p in topic.partitions if p.log_dir == log_dir] for log_dir in (0, 1)}
+        assert all(by_dir.values()), "the controller spreads partitions over the directories"
+        for partition in range(4):
+            assert host.produce(topic, partition, [1]) == 0
+        host.faults.write_text("sync:EIO:disk-a")
+        assert host.try_produce(topic, by_dir[0][0], [2])[0] == STORAGE_ERROR
+        wait_for(lambda: all(host.view(topic, p).state == native.SlotState.OFFLINE for p in by_dir[0]), "fenced")
+        host.faults.write_text("")
+        assert host.try_produce(topic, by_dir[0][-1], [2])[0] != 0, "a failed flush is never retried"
+        assert [host.produce(topic, partition, [2]) for partition in by_dir[1]] == [1] * len(by_dir[1])
+        wait_for(lambda: "log directory failed" in host.log("worker-0"), "said so")
+        assert host.stop("worker-0") == 0
+        assert not (first / "clean-shutdown.0").exists()
+
+
+def test_a_directory_that_cannot_be_read_takes_down_only_its_own_partitions(tmp_path: Path) -> None:
+    first, second = tmp_path / "disk-a", tmp_path / "disk-b"
+    with Host(tmp_path / "data", workers=1, **{"log.dirs": f"{first},{second}"}) as host:
+        topic = host.create("t", 4)
+        for partition in range(4):
+            host.produce(topic, partition, [1])
+    (tmp_path / "data" / "faults").write_text("open:EIO:disk-a/t-")
+    with Host(tmp_path / "data", workers=1, **{"log.dirs": f"{first},{second}"}) as host:
+        good = [p.index for p in topic.partitions if p.log_dir == 1]
+        assert [host.produce(topic, partition, [2]) for partition in good] == [1] * len(good)
+        bad = [p.index for p in topic.partitions if p.log_dir == 0]
+        assert {host.view(topic, partition).state for partition in bad} == {native.SlotState.OFFLINE}
+        host.faults.write_text("")
+        host.stop("controller")
+        host.start("controller")
+        wait_for(lambda: host.is_online(topic), "the next image tries again")
+        assert [host.produce(topic, partition, [2]) for partition in bad] == [1] * len(bad), "and nothing was lost"
+
+
+def test_free_space_retention_deletes_the_oldest_closed_segments(tmp_path: Path) -> None:
+    with Host(tmp_path / "data", workers=1) as host:
+        topic = host.create("t", 1, segment_bytes="4096")
+        for _ in range(40):
+            host.produce(topic, 0, [int(time.time() * 1000)] * 30)
+        operation = messages.ConfigOperation("retention.free.bytes", "set", str(1 << 60))
+        assert host.ask(messages.AlterConfig(4, "1", [operation], False)).error == 0
+        wait_for(lambda: len(lookup.segments.base_offsets(host.directory(topic))) == 1, f"only the active segment is left\n{host.log('worker-0')}")
+        assert host.produce(topic, 0, [1]) == 1200
