@@ -513,8 +513,9 @@ TEST(threads_ping_pong_through_sleep)
         close(host.eventfd[i]);
         host.eventfd[i] = eventfd(0, EFD_CLOEXEC);
         pong[i] = (struct pong){.host = &host, .self = i, .rounds = test_long() ? 500000 : 20000};
-        pthread_create(&thread[i], NULL, pong_run, &pong[i]);
     }
+    for (int i = 0; i < 2; i++)
+        pthread_create(&thread[i], NULL, pong_run, &pong[i]);
     pthread_join(thread[0], NULL);
     pthread_join(thread[1], NULL);
     host_free(&host);
