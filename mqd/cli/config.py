@@ -35,10 +35,11 @@ def _resource(admin: Any, text: str) -> Any:
     kind, _, name = text.partition("/")
     if kind == "topic" and name:
         return ConfigResource(ResourceType.TOPIC, name)
-    if kind == "broker" and not name:
-        name = str(min(metadata(admin).brokers))
-    if kind == "broker" and name.isdigit():
-        return ConfigResource(ResourceType.BROKER, name)
+    if kind == "broker" and (not name or name.isdecimal()):
+        brokers = sorted(metadata(admin).brokers)
+        if name and int(name) not in brokers:
+            raise CliError(f"there is no broker {name}; there are: {', '.join(map(str, brokers))}")
+        return ConfigResource(ResourceType.BROKER, str(int(name) if name else brokers[0]))
     raise click.UsageError(f"{text!r} is neither topic/NAME nor broker/ID")
 
 

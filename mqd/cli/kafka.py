@@ -60,7 +60,8 @@ def base_config(bootstrap: str, timeout_s: float = CONNECT_TIMEOUT_S) -> dict[st
     """What every client starts from; checks that a broker is there."""
     require_broker(bootstrap, timeout_s)
     config: dict[str, Any] = {
-        "bootstrap.servers": bootstrap, "client.id": "mqd-cli", "broker.address.family": "any", "socket.nagle.disable": True, "reconnect.backoff.max.ms": 1000,
+        "bootstrap.servers": bootstrap, "client.id": "mqd-cli", "broker.address.family": "any", "socket.nagle.disable": True,
+        "reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 1000,  # half of the first also delays the second connection of every client
     }
     if os.environ.get("MQD_DEBUG") != "1":
         config["log_level"] = 0
@@ -75,12 +76,14 @@ def admin_client(bootstrap: str) -> Any:
 
 
 def metadata(client: Any, topic: str | None = None, timeout_s: float = REQUEST_TIMEOUT_S) -> Any:
-    """ClusterMetadata; a topic that does not exist is an error and is not created."""
-    found = client.list_topics(topic, timeout=timeout_s) if topic is not None else client.list_topics(timeout=timeout_s)
+    """ClusterMetadata. A named topic that does not exist is an error and is not created."""
+    # asking by name lets a broker create the topic, unless a consumer asks
+    only = topic is not None and isinstance(client, confluent_kafka.Consumer)
+    found = client.list_topics(topic, timeout=timeout_s) if only else client.list_topics(timeout=timeout_s)
     if topic is not None:
         error = found.topics[topic].error if topic in found.topics else KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
         if error is not None:
-            raise named(topic, KafkaException(error))
+            raise named(f"topic {topic}", KafkaException(error))
     return found
 
 
