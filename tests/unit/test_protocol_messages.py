@@ -154,7 +154,6 @@ def test_unknown_apis_and_versions_give_their_header() -> None:
         (12, "02" + "00" * 15, "topics", 1, "an array of 1 elements"),
         (12, "02" + "00" * 18, "allow_auto_topic_creation", 19, "cut off"),
         (12, "02" + "00" * 18 + "01 01", "tagged fields", 21, "cut off"),
-        (12, "00 00 00 00 01", "", 4, "bytes too many"),
         (12, "01 00 00 01 05 7f", "tagged fields", 4, "beyond the end"),
         (12, "ffffffffff00", "topics", 1, "varint"),
     ],
@@ -165,6 +164,17 @@ def test_errors_name_message_field_and_position(version: int, body: str, field: 
     error = caught.value
     assert (error.message, error.field, error.position) == (f"MetadataRequest v{version}", field, position)
     assert problem in str(error) and str(error).startswith(f"MetadataRequest v{version}")
+
+
+def test_bytes_after_a_message_are_refused() -> None:
+    with pytest.raises(ProtocolError, match="1 bytes too many"):
+        codec.decode(ApiVersionsRequest, 0, b"\0")
+
+
+def test_the_four_byte_null_array_of_librdkafka_is_understood() -> None:
+    """librdkafka 2.16 asks for all topics with four zero bytes where a flexible version has one."""
+    request = codec.decode(MetadataRequest, 13, bytes.fromhex("00000000 01 00 00"))
+    assert request.topics is None
 
 
 def test_a_known_tagged_field_must_be_as_long_as_it_says() -> None:
