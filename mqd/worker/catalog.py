@@ -6,7 +6,7 @@ Invariants
     W1  every worker knows every topic (it reads any partition); it owns those partitions whose owner is its index.
     W2  an image is the whole truth: what it does not name is removed, what it names and is in force already causes nothing.
     W3  a topic of the same name and another id is another topic: the old one is removed first.
-    W4  a partition whose log could not be opened stays wanted; the next image tries again.
+    W4  a partition whose log could not be opened stays wanted; the next image tries again, and `retry` when the cause may have passed.
 """
 
 from collections.abc import Iterable
@@ -55,11 +55,18 @@ class Catalog:
         self.topics: dict[bytes, TopicImage] = {}
         self.owned: dict[Key, Owned] = {}
         self.broker_config: dict[str, str] = {}
-        self._failed: set[Key] = set()
+        self._failed: dict[Key, bool] = {}  # -> may it pass by itself
 
-    def failed(self, key: Key) -> None:
-        """It could not be opened: wanted all the same (W4)."""
-        self._failed.add(key)
+    def failed(self, key: Key, may_pass: bool = False) -> None:
+        """It could not be opened: wanted all the same (W4). `may_pass`: for want of space, memory or descriptors."""
+        self._failed[key] = may_pass
+
+    def retry(self) -> Changes:
+        """Opens again what failed for a cause that may have passed."""
+        keys = [key for key, may_pass in self._failed.items() if may_pass and key in self.owned]
+        for key in keys:
+            del self._failed[key]
+        return Changes(open=[self.owned[key] for key in keys])
 
     def failed_partitions(self) -> list[Owned]:
         return [self.owned[key] for key in self._failed if key in self.owned]
@@ -76,7 +83,7 @@ class Catalog:
             self._remove(topic, changes)
         config_changed = image.broker_config != self.broker_config
         self.broker_config = dict(image.broker_config)
-        retry, self._failed = self._failed, set()
+        retry, self._failed = set(self._failed), {}
         for topic in image.topics:
             self._put(topic, changes, config_changed, retry)
         return changes
@@ -114,7 +121,7 @@ class Catalog:
         for key in self._owned_of(topic):
             if key in self.owned:
                 changes.delete.append(self.owned.pop(key))
-            self._failed.discard(key)
+            self._failed.pop(key, None)
 
     def _put(self, topic: TopicImage, changes: Changes, broker_config_changed: bool, retry: set[Key]) -> None:
         before = self.topics.get(topic.topic_id)

@@ -32,6 +32,9 @@ from mqd.worker.log_directory import LogDirectory
 from mqd.worker.options import log_options, retention_policy
 
 
+_MAY_PASS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
+
 class OpenPartition(msgspec.Struct):
     owned: Owned
     path: Path
@@ -113,7 +116,7 @@ class PartitionSet:
             if isinstance(result, _Opened):
                 opened.append(result)
             elif isinstance(result, Exception):
-                self._failed(owned, str(result))
+                self._failed(owned, str(result), result)
             elif isinstance(result, BaseException):
                 raise result
         await self._make_durable(opened)
@@ -162,7 +165,7 @@ class PartitionSet:
                     for result in [result for result in here if not result.existed]:
                         opened.remove(result)
                         await self._background.urgent(result.partition.close, False)
-                        self._failed(result.owned, f"its new directory cannot be made durable: {error}")
+                        self._failed(result.owned, f"its new directory cannot be made durable: {error}", error)
             past = [result for result in here if result.existed]
             if past:
                 points, starts = self.checkpoint_entries(log_dir.index)
@@ -199,10 +202,10 @@ class PartitionSet:
         self.open[owned.key] = self.by_slot[owned.slot] = opened
         self.failures.pop(owned.slot, None)
 
-    def _failed(self, owned: Owned, reason: str) -> None:
+    def _failed(self, owned: Owned, reason: str, cause: Exception | None = None) -> None:
         self._log.error("partition cannot be opened; it is offline", partition=owned.name, reason=reason)
         self.failures[owned.slot] = f"{owned.name}: {reason}"
-        self._catalog.failed(owned.key)
+        self._catalog.failed(owned.key, isinstance(cause, OSError) and cause.errno in _MAY_PASS)
         self._control.set_slot_state(owned.slot, native.SlotState.OFFLINE)
 
     # -- closing and deleting ----------------------------------------------------------------------------------------------

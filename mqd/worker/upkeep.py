@@ -6,7 +6,8 @@ meet the clock, the disk and the reactor.
     FREE_SPACE_S       retention by free space, when configured
     log.retention.check.interval.ms   retention by age and size
 
-U1  the log start moves in the reactor first, then in the checkpoint, then files go: a crash in between leaves files, never a start without them.
+U1  the log start moves in the reactor first, then in the checkpoint, then files go. Files go also when the checkpoint cannot be written (a full disk must be
+    able to make room): recovery takes the first segment's base where the checkpoint is older.
 U2  a tick that takes longer than its period delays the next one; ticks of one kind never overlap.
 """
 
@@ -205,11 +206,13 @@ class Upkeep:
         """Moves the log start (U1) and removes the files below it. Returns the new start. Raises OSError when the start did not move."""
         event = await self._commands.run(self._reactor.advance_start, opened.owned.slot, offset)
         opened.log_start_offset = event.offset
-        if await self.checkpoint(log_dir):
-            try:
-                await self._background.slow(log_dir.index, self._remove_below, opened.path, event.offset, log_dir)
-            except OSError as error:
-                self._log.warning("files of deleted segments cannot be removed; it is tried again", partition=opened.owned.name, reason=str(error))
+        written = await self.checkpoint(log_dir)
+        try:
+            await self._background.slow(log_dir.index, self._remove_below, opened.path, event.offset, log_dir)
+        except OSError as error:
+            self._log.warning("files of deleted segments cannot be removed; it is tried again", partition=opened.owned.name, reason=str(error))
+        if not written:
+            await self.checkpoint(log_dir)  # the disk was full: now there may be room
         return event.offset
 
     def _remove_below(self, path: Path, log_start_offset: int, log_dir: LogDirectory) -> None:

@@ -35,6 +35,7 @@ from mqd.worker.strays import set_strays_aside
 from mqd.worker.upkeep import Upkeep, scan_max_timestamp
 
 _DESCRIPTORS_SPARE = 256
+RETRY_FAILED_S = 3.0
 _OFFSET_OUT_OF_RANGE, _NOT_LEADER_OR_FOLLOWER, _KAFKA_STORAGE_ERROR = 1, 6, 56  # Kafka's error codes
 
 
@@ -61,7 +62,7 @@ class Worker:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, signal.Signals(number).name)
         self._set_up(loop)
-        tasks = [asyncio.create_task(self._start_and_follow()), *(asyncio.create_task(work) for work in self._upkeep.tasks())]
+        tasks = [asyncio.create_task(self._start_and_follow()), asyncio.create_task(self._retry_failed()), *(asyncio.create_task(work) for work in self._upkeep.tasks())]
         stop = asyncio.create_task(self._stopping.wait())
         await asyncio.wait([*tasks, stop], return_when=asyncio.FIRST_COMPLETED)
         failure = next((task.exception() for task in tasks if task.done() and not task.cancelled() and task.exception() is not None), None)
@@ -167,6 +168,15 @@ class Worker:
         await self._partitions.apply(changes)
         self._version = version
         self._link.send(Applied(version, dict(self._partitions.failures)))
+
+    async def _retry_failed(self) -> None:
+        """A partition that found no space, memory or descriptor when it was to be opened."""
+        while True:
+            await asyncio.sleep(RETRY_FAILED_S)
+            async with self._applying:
+                changes = self._catalog.retry()
+                if changes.open and not self._stopping.is_set():
+                    await self._apply(changes, self._version)
 
     async def _on_command(self, command: Command) -> CommandDone:
         opened = self._partitions.by_slot.get(command.slot)

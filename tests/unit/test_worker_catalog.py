@@ -88,6 +88,18 @@ def test_a_partition_that_failed_is_tried_again_by_the_next_image_only() -> None
     assert catalog.failed_partitions() == []
 
 
+def test_what_failed_for_want_of_space_is_tried_again_by_itself() -> None:
+    catalog = Catalog(0)
+    catalog.on_image(image(topic("t", A, partition(0, 5), partition(1, 6))))
+    catalog.failed((A, 0), may_pass=True)
+    catalog.failed((A, 1))
+    assert slots(catalog.retry()) == {"open": [5]}
+    assert catalog.retry() == Changes()
+    catalog.failed((A, 0), may_pass=True)
+    catalog.on_topic_removed(A)
+    assert catalog.retry() == Changes()
+
+
 def test_a_failed_partition_is_deleted_with_its_topic() -> None:
     catalog = Catalog(0)
     catalog.on_image(image(topic("t", A, partition(0, 5))))

@@ -381,6 +381,17 @@ def test_a_full_disk_refuses_produce_and_recovers_by_itself(host: Host) -> None:
     wait_for(lambda: "has space again" in host.log(f"worker-{topic.partitions[0].owner}"), "said so too")
 
 
+def test_a_topic_created_on_a_full_disk_is_served_when_space_returns(tmp_path: Path) -> None:
+    with Host(tmp_path / "data", workers=1) as host:
+        host.faults.write_text("any:ENOSPC:log/t-0")
+        topic = host.create("t", 1)
+        assert host.view(topic).state == native.SlotState.OFFLINE
+        assert "partition cannot be opened; it is offline  partition=t-0" in host.log("worker-0")
+        host.faults.write_text("")
+        wait_for(lambda: host.is_online(topic), "tried again")
+        assert host.produce(topic, 0, [1]) == 0
+
+
 def test_the_reserve_of_free_space_moves_at_run_time(tmp_path: Path) -> None:
     with Host(tmp_path / "data", workers=1, **{"log.dirs.free.bytes.min": str(1 << 60)}) as host:
         topic = host.create("t", 1)
