@@ -5,8 +5,8 @@ What a worker holds when it dies, however it dies, the kernel gives back; nobody
 K1  the semaphore counts blocks that no worker holds; blocks x block size never exceeds max.connections.
 K2  it is made anew for each life of the keeper (`generation`), under a lock file, by the first worker that attaches: a second semaphore remembers the
     generation. A keeper starts only when every worker of the life before is gone, so nobody holds credits of the old one.
-K3  a worker may hold connections up to `granted`; it leases ahead (headroom), since connections come faster than it looks, and gives the headroom back when
-    the budget runs out, so that no worker starves beside an idle one.
+K3  a worker may hold connections up to `granted`; it leases ahead, since connections come faster than it looks, and gives back what it does not use when the
+    budget runs out, so that no worker starves beside an idle one.
 
 Keys follow from the broker's shared-memory name. SysV identifiers outlive processes: two small ones per data directory remain after a kill -9 of everything, and
 the next start uses them again; the keeper removes them at its clean end (`remove`).
@@ -42,10 +42,13 @@ class Budget(msgspec.Struct, frozen=True):
         return self.block * self.block_count
 
     def wanted(self, connection_count: int, worker_count: int, exhausted: bool) -> int:
-        """Blocks that a worker with so many connections should hold: what it uses, and headroom of a quarter of its fair share; one block when the budget is
-        exhausted."""
+        """Blocks that a worker with so many connections should hold: most of its fair share, for connections come faster than anybody looks; beyond it, what
+        it uses and some headroom. When the budget is exhausted: what it uses and one block."""
         used = -(-connection_count // self.block)
-        return min(used + (1 if exhausted else max(1, self.block_count // (4 * worker_count))), self.block_count)
+        if exhausted:
+            return min(used + 1, self.block_count)
+        share = self.block_count / worker_count
+        return max(1, min(max(int(share * 3 / 4), used + max(1, int(share / 8))), self.block_count))
 
 
 def _key(name: str, number: int) -> int:

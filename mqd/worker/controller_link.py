@@ -49,7 +49,7 @@ class ControllerLink:
                 await self._receive(reader)
             except (OSError, EOFError, msgspec.DecodeError, ValueError) as error:
                 lost = True
-                self._log.warning("controller connection ended", reason=str(error) or type(error).__name__)
+                self._log.info("controller connection ended", reason=str(error) or type(error).__name__)
             finally:
                 self._writer.close()
                 self._writer = None

@@ -94,9 +94,7 @@ class Upkeep:
         for log_dir in self._partitions.log_dirs:
             if not log_dir.failure:
                 await self._look_at_space(log_dir)
-        if self._settle_at is not None and self._control.metadata_version >= self._settle_at:
-            self._settle_at = None
-            await self._settle()
+        await self.maybe_settle()
 
     def adjust_credits(self) -> None:
         """Also when connections were refused. `granted` is bounded by what the process's descriptors allow."""
@@ -145,7 +143,10 @@ class Upkeep:
         if self._settle_at is None:
             self._settle_at = version
 
-    async def _settle(self) -> None:
+    async def maybe_settle(self) -> None:
+        if self._settle_at is None or self._control.metadata_version < self._settle_at:
+            return
+        self._settle_at = None
         failed = self._partitions.failed_names()
         for log_dir in self._partitions.log_dirs:
             await self._background.slow(log_dir.index, log_dir.settle, failed)

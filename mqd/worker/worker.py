@@ -128,6 +128,7 @@ class Worker:
     async def _end(self) -> None:
         """Clean: the reactor answers what it can and ends; a stopped one carries out commands in this thread, so the partitions come back."""
         await self._background.urgent(self._reactor.stop)
+        await self._upkeep.maybe_settle()  # else a short life could not be marked clean
         await self._partitions.close_all(self._client.welcome.generation)
         self._commands.drain()
         self._commands.unwatch()
