@@ -389,7 +389,8 @@ void mqd_connection_read(struct mqd_reactor *r, struct mqd_connection *c)
     }
     uint32_t begin = r->window_used, got;
     uint8_t *at = r->options.arenas[r->options.self] + r->window_offset + begin;
-    memcpy(at, c->partial, c->partial_bytes);
+    if (c->partial_bytes)
+        memcpy(at, c->partial, c->partial_bytes);
     uint32_t room = MQD_EXTENT_BYTES - begin - c->partial_bytes;
     uint32_t limit = c->expects_large && c->partial_bytes < 4 ? 4 - c->partial_bytes : room;
     if (receive(r, c, at + c->partial_bytes, limit, &got) != 1)

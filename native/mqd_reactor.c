@@ -7,6 +7,8 @@
 #define _GNU_SOURCE
 #include "mqd_reactor.h"
 
+#include "mqd_ring.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -226,12 +228,9 @@ static void on_event(struct mqd_reactor *r, const struct mqd_poll_event *event)
         mqd_connection_resume(r, c);
         return;
     }
-    case MQD_TOKEN_WAKE:
-    case MQD_TOKEN_COMMAND: {
-        eventfd_t count;
-        eventfd_read(mqd_token_kind_of(event->token) == MQD_TOKEN_WAKE ? r->options.eventfds[r->options.self] : r->command_fd, &count);
+    case MQD_TOKEN_WAKE: /* links and commands are looked at every turn; an edge needs no read of the eventfd */
+    case MQD_TOKEN_COMMAND:
         return;
-    }
     case MQD_TOKEN_HANDOFF:
         mqd_handoff_accept(r);
         return;
@@ -379,7 +378,7 @@ static int wait_events(struct mqd_reactor *r, struct mqd_poll_event *events)
         int64_t end_ns = r->now_ns + (int64_t)r->options.spin_us * 1000;
         while (r->now_ns < end_ns) {
             int count = mqd_poll_wait(r->poll, events, EVENTS_PER_WAIT, 0);
-            if (count || mqd_endpoint_prepare_sleep(r->endpoint))
+            if (count || mqd_endpoint_waiting(r->endpoint))
                 return count;
             mqd_reactor_refresh_clock(r);
         }
