@@ -342,13 +342,25 @@ def _records_of_partitions(bootstrap: str) -> dict[int, int]:
         reader.close()
 
 
-_NEXT = """\
-Try next:
-  mqd up                                              a broker that stays (ctrl-C stops it)
-  echo 'hello' | mqd produce greetings                write to it
-  mqd consume greetings -f '%p %o %v\\n'               read it back, and wait for more
-  kcat -b 127.0.0.1:9092 -L                           or use any Kafka client
-  mqd status                                          its processes and partitions"""
+_NEXT = (
+    ("{mqd} up", "a broker that stays; ctrl-C stops it"),
+    ("echo hello | {mqd} produce greetings", "write to it"),
+    ("{mqd} consume greetings -f '%p %o %v\\n'", "read it back, and wait for more"),
+    ("kcat -b 127.0.0.1:9092 -L", "or use any Kafka client"),
+    ("{mqd} status", "its processes and partitions"),
+)
+
+
+def _next() -> str:
+    # make demo runs without the virtual environment being active
+    mqd = "mqd" if shutil.which("mqd") else os.path.relpath(Path(sys.executable).with_name("mqd"))
+    lines = [(command.format(mqd=mqd), what) for command, what in _NEXT]
+    width = max(len(command) for command, _ in lines)
+    return "\n".join(["Try next:", *(f"  {command:<{width}}   {what}" for command, what in lines)])
+
+
+def _on_terminate(_signal: int, _frame: object) -> None:
+    raise SystemExit(128 + signal.SIGTERM)  # unwinds, so that the broker is stopped
 
 
 @click.command(help="Start a broker, stream 336,776 real flights through it, read them back and check them.")
@@ -356,6 +368,7 @@ Try next:
 @click.option("--records", "limit", type=click.IntRange(1), help="Only so many flights.")
 def command(settings: Settings, limit: int | None) -> int:
     text = not settings.json
+    signal.signal(signal.SIGTERM, _on_terminate)
     with contextlib.ExitStack() as stack:
         progress = stack.enter_context(Progress(text))
         file = _flights_file()
@@ -391,4 +404,4 @@ def _report(checks: list[Check], rates: dict[str, tuple[Digest, float]]) -> None
     for check in checks:
         click.echo(f"  {'ok    ' if check.passed else 'FAILED'}  {check.name:<8} {check.detail}")
     click.echo("")
-    click.echo(_NEXT if all(check.passed for check in checks) else "The demo failed: what came back is not what was sent.")
+    click.echo(_next() if all(check.passed for check in checks) else "The demo failed: what came back is not what was sent.")

@@ -22,7 +22,7 @@ _WAY_OUT = {
     KafkaError.TOPIC_ALREADY_EXISTS: "--if-not-exists makes that no error",
     KafkaError.UNKNOWN_TOPIC_OR_PART: "mqd topic list shows the topics there are, mqd topic create makes one",
     KafkaError.KAFKA_STORAGE_ERROR: "the broker's disk is full or has failed; its log says which; mqd status shows the data directory",
-    KafkaError.MSG_SIZE_TOO_LARGE: "the topic's max.message.bytes limits a batch (mqd config get topic/NAME)",
+    KafkaError.MSG_SIZE_TOO_LARGE: "raise the topic's max.message.bytes (mqd config set topic/NAME), or the client's message.max.bytes (-X)",
     KafkaError._MSG_TIMED_OUT: "the broker did not acknowledge in time; mqd status shows whether it runs",
 }
 
@@ -107,8 +107,7 @@ def explain_kafka(error: BaseException) -> tuple[str, int]:
     if inner.code() in _UNREACHABLE:
         return f"no answer from the broker ({inner.str()}); is it running? mqd status shows it", EXIT_UNREACHABLE
     text = inner.str()
-    if text.startswith(("Broker: ", "Local: ")):
-        text = text.partition(": ")[2]
+    text = re.sub(r"^(Unable to produce message: )?(Broker: |Local: )?", "", text)
     way_out = _WAY_OUT.get(inner.code())
     return f"{text}; {way_out}" if way_out and way_out not in text else text, EXIT_FAILED
 

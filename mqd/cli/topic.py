@@ -125,7 +125,8 @@ def describe(settings: Settings, name: str) -> None:
         emit_json({"topic": name, "replication_factor": _replication_factor(topic), "config": configs, "partitions": partitions})
         return
     records = sum((p["high_watermark"] or 0) - (p["log_start_offset"] or 0) for p in partitions)
-    click.echo(f"topic {name}: {len(partitions)} partitions, {_replication_factor(topic)} replicas, {records} offsets in use")
+    replicas = _replication_factor(topic)
+    click.echo(f"topic {name}: {len(partitions)} partition{'s' * (len(partitions) != 1)}, {replicas} replica{'s' * (replicas != 1)}, {records} offsets in use")
     for key, value in configs.items():
         click.echo(f"  {key}={value}")
     rows = []

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from mqd.cli.common import CliError
 from mqd.cli.kafka import base_config, explain_kafka
@@ -27,7 +27,7 @@ class Writer:
             self.first_failure = self.first_failure or error
 
     def send(self, topic: str, value: bytes | None, key: bytes | None, headers: list[tuple[str, bytes | None]], partition: int) -> None:
-        """Queues one record; waits while the queue is full. Raises KafkaException."""
+        """Queues one record; waits while the queue is full. One that the client itself refuses (too large) counts as failed. Raises KafkaException."""
         options: dict[str, Any] = {"partition": partition} if partition >= 0 else {}
         if headers:
             options["headers"] = headers
@@ -37,6 +37,11 @@ class Writer:
                 break
             except BufferError:
                 self.producer.poll(_QUEUE_FULL_WAIT_S)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.MSG_SIZE_TOO_LARGE:
+                    raise
+                self._on_failure(error.args[0], None)
+                break
         self.sent_count += 1
         self.sent_bytes += len(value or b"") + len(key or b"")
         if self.sent_count % 64 == 0:
