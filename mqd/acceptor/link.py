@@ -16,7 +16,6 @@ import asyncio
 import os
 import struct
 from collections import deque
-from collections.abc import Callable
 from socket import inet_ntoa
 
 import msgspec
@@ -110,30 +109,26 @@ class Link:
         """Drains; goes to sleep when there is nothing, comes again soon when there may be more."""
         assert self._loop is not None
         self._turn = None
-        released = False
         for _ in range(DRAIN_ROUNDS):
             arrived = self._endpoint.drain()
             if not arrived:
                 break
             for sender, descriptor in arrived:
-                released |= self._on_descriptor(sender, descriptor)
-        if released:
-            self._send_waiting()
+                self._on_descriptor(sender, descriptor)
+        self._send_waiting()
         self._endpoint.flush()
         if not self._endpoint.prepare_sleep():
             self._turn = self._loop.call_soon(self._on_turn)
 
-    def _on_descriptor(self, sender: int, descriptor: Descriptor) -> bool:
-        """True when arena space came back."""
+    def _on_descriptor(self, sender: int, descriptor: Descriptor) -> None:
         if sender >= len(self._waiting) or descriptor.generation != self._control.endpoint_generation(sender):
-            return False  # K3
+            return  # K3
         if descriptor.kind == DescriptorKind.REQUEST:
             self._on_request(sender, descriptor)
         elif descriptor.kind == DescriptorKind.RELEASE:
-            return self._on_release(sender, descriptor)
+            self._on_release(sender, descriptor)
         else:
             log.warning("a worker sent what the acceptor does not take", worker=sender, kind=descriptor.kind)
-        return False
 
     # -- requests ----------------------------------------------------------------------------------------------------------
 
@@ -212,13 +207,11 @@ class Link:
         self._lent[worker].add((piece.token, offset))
         return True
 
-    def _on_release(self, worker: int, descriptor: Descriptor) -> bool:
+    def _on_release(self, worker: int, descriptor: Descriptor) -> None:
         name = (descriptor.token, descriptor.offset)
-        if name not in self._lent[worker]:
-            return False  # K1
-        self._lent[worker].discard(name)
-        self._arena.release(descriptor.offset)
-        return True
+        if name in self._lent[worker]:  # K1
+            self._lent[worker].discard(name)
+            self._arena.release(descriptor.offset)
 
     def on_worker_death(self, worker: int) -> None:
         """Proof of death from the keeper: nothing that was under way with it is wanted any more."""

@@ -32,6 +32,7 @@ from mqd.cluster.metadata_records import Record, decode_record, encode_record
 from mqd.cluster.metadata_state import MetadataState, Snapshot
 from mqd.log.batches import HEADER_BYTES, BatchInfo, CorruptBatch, parse_header
 from mqd.log.records import records as stored_records
+from mqd.protocol import records as codec
 
 TOPIC_DIRECTORY = "__cluster_metadata-0"
 LOG_BYTES_MAX = 4 << 20  # then a checkpoint takes its place
@@ -40,8 +41,6 @@ RESERVE_BYTES = 1 << 20
 _CHECKPOINT_MAGIC, _MARK_MAGIC = b"MQDMETA1", b"MQDMARK1"
 _CHECKPOINT_HEAD = Struct(">8sIQ")
 _MARK = Struct(">8sqQI")
-_BATCH_HEAD = Struct(">qiib")
-_BATCH_REST = Struct(">hiqqqhii")
 _snapshot_decoder = msgspec.msgpack.Decoder(Snapshot)
 
 
@@ -61,26 +60,9 @@ class Recovered(NamedTuple):
 # -- batches -------------------------------------------------------------------------------------------------------------------
 
 
-def _varint(value: int) -> bytes:
-    """Zig-zag, as in record batches."""
-    value = (value << 1) ^ (value >> 63)
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
 def encode_batch(base_offset: int, leader_epoch: int, timestamp_ms: int, values: Sequence[bytes]) -> bytes:
     """One uncompressed batch of records without keys."""
-    body = bytearray()
-    for delta, value in enumerate(values):
-        record = b"\0" + _varint(0) + _varint(delta) + _varint(-1) + _varint(len(value)) + value + _varint(0)
-        body += _varint(len(record)) + record
-    rest = _BATCH_REST.pack(0, len(values) - 1, timestamp_ms, timestamp_ms, -1, -1, -1, len(values)) + body
-    head = _BATCH_HEAD.pack(base_offset, 4 + 1 + 4 + len(rest), leader_epoch, 2)
-    return head + native.crc32c(rest).to_bytes(4, "big") + rest
+    return codec.encode_batch([codec.Record(timestamp_ms=timestamp_ms, value=value) for value in values], base_offset=base_offset, partition_leader_epoch=leader_epoch)
 
 
 def _read_batch(data: bytes, position: int, base_offset: int) -> BatchInfo:

@@ -1,0 +1,141 @@
+"""A broker in one process for tests of handlers: the real controller (cores, shell, log on disk, control segment), the real acceptor above its socket, and workers that
+apply whatever they are told. Only sockets and reactors are missing; positions of partitions are what a test says."""
+
+import asyncio
+import mmap
+from pathlib import Path
+
+import msgspec
+
+from mqd import native
+from mqd.acceptor import dispatch
+from mqd.acceptor.broker import Address, Broker
+from mqd.acceptor.metadata import Metadata
+from mqd.base.config import load_broker
+from mqd.cluster import controller_messages as messages
+from mqd.cluster import metadata_core
+from mqd.cluster.config_rules import ConfigRules
+from mqd.cluster.host_core import HostCore
+from mqd.cluster.metadata_core import MetadataCore
+from mqd.cluster.metadata_log import MetadataLog
+from mqd.controller import directories
+from mqd.controller.shell import Shell, new_topic_id
+from mqd.protocol.api import decode_response, encode_request
+from mqd.protocol.codec import owner_of
+
+NODE = 1
+WORKER_COUNT = 2
+ACCEPTOR = "acceptor"
+ADDRESS = Address(0, "10.1.2.3", 9092)
+
+
+class _Subscriber:
+    """Stands for a connection in Shell.on_message."""
+
+    def __init__(self, number: object, name: str) -> None:
+        self.number, self.name = number, name
+
+
+class Table:
+    """The control segment with positions that a test has set."""
+
+    def __init__(self, control: native.Control) -> None:
+        self._control = control
+        self.positions: dict[int, dict[str, int]] = {}
+
+    @property
+    def metadata_version(self) -> int:
+        return self._control.metadata_version
+
+    def slot_view(self, slot: int) -> native.SlotView:
+        return msgspec.structs.replace(self._control.slot_view(slot), **self.positions.get(slot, {}))
+
+
+class HandlerBroker:
+    """async with HandlerBroker(tmp_path, {...}) as broker: await broker.ask(MetadataRequest(...), 9)"""
+
+    def __init__(self, directory: Path, config: dict[str, str] | None = None, listeners: list[tuple[str, str, int]] | None = None) -> None:
+        log_dirs = [directory / "a", directory / "b"]
+        self.config = {**load_broker(None, {}, config or {}), "log.dirs": ",".join(map(str, log_dirs))}
+        self._directory = directory
+        self._listeners = listeners or [("PLAINTEXT", "127.0.0.1", 9092)]
+        self.control = native.Control.format(mmap.mmap(-1, native.control_size_bytes()), WORKER_COUNT, b"b" * 16, 77, 0)
+        self.table = Table(self.control)
+        self.metadata = Metadata()
+        self.refuse_workers: set[int] = set()  # these apply nothing
+        self._answers: dict[int, asyncio.Future[messages.Answer]] = {}
+        self._request_id = 0
+        self.last: dispatch.Outcome | None = None
+
+    async def __aenter__(self) -> "HandlerBroker":
+        log = MetadataLog(self._directory / "metadata")
+        state = log.open().state
+        settled = directories.settle(self.config["log.dirs"].split(","), "cluster", NODE, {}, set(), lambda: new_topic_id().hex())
+        core = MetadataCore(state, NODE, ConfigRules(self.config), new_topic_id, native.PARTITION_SLOT_COUNT)
+        host = HostCore(NODE, NODE, WORKER_COUNT, native.PARTITION_SLOT_COUNT, {entry.directory_id: index for index, entry in enumerate(settled)})
+        self.shell = Shell(core, host, log, self.control, settled)
+        self.shell.server = self  # type: ignore[assignment]
+        await self.shell.start(metadata_core.BrokerStarted("127.0.0.1", 9092, None, 77, "cluster"))
+        for index in range(WORKER_COUNT):
+            self.control.set_endpoint_state(index, native.ProcessState.RUNNING, 1)
+            self.shell.on_message(_Subscriber(index, f"worker-{index}"), messages.Subscribe("worker", index, 0))  # type: ignore[arg-type]
+        self.shell.on_message(_Subscriber(ACCEPTOR, ACCEPTOR), messages.Subscribe("acceptor", 0, 0))  # type: ignore[arg-type]
+        self.broker = Broker(self.config, self._listeners, self.metadata, self, self.table)
+        while self.metadata.version < 0:
+            await asyncio.sleep(0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.shell.stop()
+        self.broker.close()
+
+    # -- the controller's socket -------------------------------------------------------------------------------------------
+
+    def send(self, number: object, message: messages.FromController) -> None:
+        """What the controller says arrives later, in order, as over a socket."""
+        asyncio.get_running_loop().call_soon(self._deliver, number, message)
+
+    def _deliver(self, number: object, message: messages.FromController) -> None:
+        if number == ACCEPTOR:
+            if isinstance(message, messages.Answer):
+                self._answers.pop(message.request_id).set_result(message)
+            else:
+                self.metadata.apply(message)  # type: ignore[arg-type]
+            return
+        connection = _Subscriber(number, f"worker-{number}")
+        if isinstance(message, messages.Command):
+            self.shell.on_message(connection, messages.CommandDone(message.command_id, 0, max(message.offset, 0)))  # type: ignore[arg-type]
+            return
+        topics = message.topics if isinstance(message, messages.Image) else [message.topic] if isinstance(message, messages.TopicPut) else []
+        for topic in topics:
+            for partition in topic.partitions:
+                if partition.owner == number and number not in self.refuse_workers:
+                    self.control.set_slot_state(partition.slot, native.SlotState.ONLINE)
+        if number not in self.refuse_workers:
+            self.shell.on_message(connection, messages.Applied(message.version, {}))  # type: ignore[arg-type, union-attr]
+
+    async def request(self, change: messages.Change, timeout_ms: int, validate_only: bool = False) -> messages.Answer:
+        self._request_id += 1
+        answered = self._answers[self._request_id] = asyncio.get_running_loop().create_future()
+        self.shell.on_message(_Subscriber(ACCEPTOR, ACCEPTOR), messages.Request(self._request_id, change, validate_only))  # type: ignore[arg-type]
+        return await answered
+
+    # -- clients -----------------------------------------------------------------------------------------------------------
+
+    async def frame(self, frame: bytes, address: Address = ADDRESS) -> dispatch.Outcome:
+        self.last = await dispatch.answer(self.broker, address, frame, 1)
+        return self.last
+
+    async def ask(self, request: object, version: int, address: Address = ADDRESS):
+        """The decoded response, through the bytes of both."""
+        outcome = await self.frame(encode_request(request, version, 4711), address)
+        assert outcome.close is None and outcome.body is not None, outcome
+        correlation_id, response = decode_response(outcome.body, owner_of(type(request))[0].api_key, version)
+        assert correlation_id == 4711
+        return response
+
+    def place(self, topic: str, partition: int, **positions: int) -> Path:
+        """Sets what the owner would publish; returns the partition's directory."""
+        image = self.metadata.topics[topic].partitions[partition]
+        self.table.positions[image.slot] = positions
+        return self.broker.path_of(topic, image)

@@ -1,0 +1,335 @@
+"""The acceptor's link and hand-off, over real rings, arenas and sockets in one process; the worker's side is played by the test."""
+
+import asyncio
+import mmap
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from mqd import native
+from mqd.acceptor.accepting import MAGIC, PACKET, Acceptor, packet
+from mqd.acceptor.link import EXTENT_BYTES, PIECE_BYTES, Link
+from mqd.native import Descriptor, DescriptorKind
+from mqd.protocol.api import decode_response, encode_request
+from mqd.protocol.messages import MetadataRequest, ProduceRequest
+from tests.unit.handler_broker import HandlerBroker
+from tests.unit.test_handler_metadata import create
+
+ENDPOINTS = 4  # two workers, acceptor, controller
+ACCEPTOR = 2
+ARENA_BYTES = 4 << 20
+
+
+class Wire:
+    """Two workers' ends and the acceptor's."""
+
+    def __init__(self, broker: HandlerBroker) -> None:
+        links = mmap.mmap(-1, native.links_size_bytes(ENDPOINTS))
+        native.links_format(links, ENDPOINTS)
+        self.eventfds = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(ENDPOINTS)]
+        self.control = broker.control
+        for endpoint in range(ENDPOINTS):
+            self.control.set_endpoint_state(endpoint, native.ProcessState.RUNNING, 1)
+        self.arenas: list[mmap.mmap | None] = [mmap.mmap(-1, 1 << 20), mmap.mmap(-1, 1 << 20), mmap.mmap(-1, ARENA_BYTES), None]
+        self.ends = [native.Endpoint(self.control, links, endpoint, ENDPOINTS, self.eventfds) for endpoint in range(3)]
+        self.link = Link(broker.broker, self.control, self.ends[ACCEPTOR], self.eventfds[ACCEPTOR], self.arenas[ACCEPTOR], self.arenas, 2)
+        self.link.start(asyncio.get_running_loop())
+
+    def close(self) -> None:
+        self.link.stop()
+        for end in self.ends:
+            end.close()
+        for fd in self.eventfds:
+            os.close(fd)
+
+    def ask(self, worker: int, token: int, frame: bytes, offset: int = 0) -> None:
+        self.arenas[worker][offset : offset + len(frame)] = frame
+        local = int.from_bytes(socket.inet_aton("10.9.8.7"), "little")
+        assert self.ends[worker].send(ACCEPTOR, Descriptor(kind=DescriptorKind.REQUEST, token=token, offset=offset, size_bytes=len(frame), slot=4242, b=1, c=local))
+        self.ends[worker].flush()
+
+    async def receive(self, worker: int, count: int = 1, rounds: int = 2000) -> list[Descriptor]:
+        found: list[Descriptor] = []
+        for _ in range(rounds):
+            found += [descriptor for _, descriptor in self.ends[worker].drain()]
+            if len(found) >= count:
+                return found
+            await asyncio.sleep(0.001)
+        raise AssertionError(f"{len(found)} of {count} arrived")
+
+    def payload(self, descriptor: Descriptor) -> bytes:
+        return bytes(self.arenas[ACCEPTOR][descriptor.offset : descriptor.offset + descriptor.size_bytes])
+
+    def release(self, worker: int, descriptor: Descriptor) -> None:
+        self.ends[worker].send(ACCEPTOR, Descriptor(kind=DescriptorKind.RELEASE, token=descriptor.token, offset=descriptor.offset))
+        self.ends[worker].flush()
+
+    async def until(self, condition) -> None:
+        for _ in range(2000):
+            if condition():
+                return
+            await asyncio.sleep(0.001)
+        raise AssertionError("never came true")
+
+
+def everything(version: int = 9) -> bytes:
+    return encode_request(MetadataRequest(topics=None), version, 5)
+
+
+def run(tmp_path: Path, scenario) -> None:
+    async def body() -> None:
+        async with HandlerBroker(tmp_path) as broker:
+            wire = Wire(broker)
+            try:
+                await scenario(broker, wire)
+            finally:
+                wire.close()
+
+    asyncio.run(body())
+
+
+def test_request_and_response(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker, wire: Wire) -> None:
+        await create(broker, "orders")
+        for worker in (0, 1):
+            wire.ask(worker, 77, everything())
+            (response,) = await wire.receive(worker)
+            assert (response.kind, response.token, response.a) == (DescriptorKind.RESPONSE, 77, broker.metadata.version)
+            assert response.flags == native.RESPONSE_CACHEABLE
+            _, metadata = decode_response(wire.payload(response), 3, 9)
+            assert (metadata.brokers[0].host, metadata.brokers[0].port) == ("10.9.8.7", 4242)
+            assert wire.link.arena_extents[0] == 1
+            wire.release(worker, response)
+            await wire.until(lambda: wire.link.arena_extents[0] == 0)
+
+    run(tmp_path, scenario)
+
+
+def test_what_has_no_answer(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker, wire: Wire) -> None:
+        wire.ask(0, 1, b"\xff" * 20)
+        wire.ask(0, 2, encode_request(ProduceRequest(acks=0), 1, 5), 100)
+        assert {(one.kind, one.token) for one in await wire.receive(0, 2)} == {(DescriptorKind.CLOSE, 1), (DescriptorKind.CLOSE, 2)}
+        wire.ends[0].send(ACCEPTOR, Descriptor(kind=DescriptorKind.REQUEST, token=3, offset=(1 << 20) - 4, size_bytes=100))
+        wire.ends[0].flush()
+        assert [(one.kind, one.token) for one in await wire.receive(0)] == [(DescriptorKind.CLOSE, 3)]
+
+    run(tmp_path, scenario)
+
+
+def test_large_answers_go_in_pieces_and_wait_for_room(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker, wire: Wire) -> None:
+        body = os.urandom(3 * PIECE_BYTES + 5)
+        for token in (1, 2):  # together more than the arena holds
+            wire.link._respond(token - 1, token, body, native.RESPONSE_CACHEABLE, 9)
+        wire.link._send_waiting()
+        wire.ends[ACCEPTOR].flush()
+        for worker in (0, 1):
+            got, flags = b"", []
+            while len(got) < len(body):
+                for piece in await wire.receive(worker):
+                    assert piece.token == worker + 1 and piece.size_bytes <= PIECE_BYTES
+                    got += wire.payload(piece)
+                    flags.append(piece.flags)
+                    wire.release(worker, piece)
+            assert got == body
+            assert flags == [native.RESPONSE_MORE] * 3 + [native.RESPONSE_CACHEABLE]
+        await wire.until(lambda: wire.link.arena_extents[0] == 0)
+
+    run(tmp_path, scenario)
+
+
+def test_full_ring_loses_nothing(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker, wire: Wire) -> None:
+        count = 3 * native.LINK_DESCRIPTOR_COUNT
+        for token in range(count):
+            wire.link._respond(0, token, b"%d" % token, 0, 0)
+        wire.link._send_waiting()
+        wire.ends[ACCEPTOR].flush()
+        seen = []
+        while len(seen) < count:
+            for piece in await wire.receive(0):
+                seen.append((piece.token, wire.payload(piece)))
+                wire.release(0, piece)
+        assert seen == [(token, b"%d" % token) for token in range(count)]
+        await wire.until(lambda: wire.link.arena_extents[0] == 0)
+
+    run(tmp_path, scenario)
+
+
+def test_release_meant_for_a_predecessor_frees_nothing(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker, wire: Wire) -> None:
+        wire.link._respond(0, 5, b"answer", 0, 0)
+        wire.link._send_waiting()
+        wire.ends[ACCEPTOR].flush()
+        (piece,) = await wire.receive(0)
+        wire.ends[0].send(ACCEPTOR, Descriptor(kind=DescriptorKind.RELEASE, token=4, offset=piece.offset))
+        wire.ends[1].send(ACCEPTOR, Descriptor(kind=DescriptorKind.RELEASE, token=5, offset=piece.offset))
+        wire.ends[0].flush()
+        wire.ends[1].flush()
+        wire.ask(1, 9, everything())
+        await wire.receive(1)  # the releases came before it
+        assert wire.link.arena_extents[0] == 2 and wire.payload(piece) == b"answer"
+        wire.release(0, piece)
+        wire.release(0, piece)  # twice is once
+        await wire.until(lambda: wire.link.arena_extents[0] == 1)
+
+    run(tmp_path, scenario)
+
+
+def test_death_of_a_worker_voids_its_tokens(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker, wire: Wire) -> None:
+        wire.link._respond(0, 5, b"x" * (10 * EXTENT_BYTES), 0, 0)
+        wire.link._respond(1, 6, b"y", 0, 0)
+        wire.link._send_waiting()
+        assert wire.link.arena_extents[0] == 11
+        wire.ask(0, 8, everything())
+        wire.control.set_endpoint_state(0, native.ProcessState.DEAD, 0)
+        wire.link.on_worker_death(0)
+        assert wire.link.arena_extents[0] == 1
+        await asyncio.sleep(0.02)
+        assert wire.link.request_count == 0
+        wire.ends[ACCEPTOR].flush()
+        assert [one.token for one in await wire.receive(0)] == [5], "the dead one's request was not answered"
+
+    run(tmp_path, scenario)
+
+
+# -- hand-off ------------------------------------------------------------------------------------------------------------------
+
+
+def test_packet_is_what_the_reactor_reads() -> None:
+    data = packet(3, ("192.0.2.1", 50000), ("198.51.100.2", 9092))
+    assert len(data) == 64 and data[:4] == b"ONC1"
+    magic, listener, flags, peer, peer_port, local_port, local = PACKET.unpack(data)
+    assert (magic, listener, flags, peer_port, local_port) == (MAGIC, 3, 0, 50000, 9092)
+    assert peer == bytes(10) + b"\xff\xff" + bytes([192, 0, 2, 1]) and local == bytes(10) + b"\xff\xff" + bytes([198, 51, 100, 2])
+    six = PACKET.unpack(packet(0, ("2001:db8::1", 1, 0, 0), ("fe80::1%eth0", 2, 0, 2)))
+    assert six[3].hex() == "20010db8000000000000000000000001" and six[6].hex() == "fe800000000000000000000000000001"
+
+
+class Handoffs:
+    """Sockets of `count` workers; small buffers when told so."""
+
+    def __init__(self, count: int, buffer_bytes: int = 0) -> None:
+        pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(count)]
+        self.acceptor, self.worker = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        for end in self.worker:
+            end.setblocking(False)
+        if buffer_bytes:
+            for end in self.acceptor:
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
+        self.taken: list[tuple[int, socket.socket]] = []
+
+    def take(self, worker: int) -> int:
+        count = 0
+        while True:
+            try:
+                data, fds, _, _ = socket.recv_fds(self.worker[worker], 64, 1)
+            except BlockingIOError:
+                return count
+            assert len(data) == 64 and len(fds) == 1
+            self.taken.append((worker, socket.socket(fileno=fds[0])))
+            count += 1
+
+    def close(self) -> None:
+        for end in [*self.acceptor, *self.worker, *(one for _, one in self.taken)]:
+            end.close()
+
+
+@pytest.mark.parametrize("buffer_bytes", [0, 1])
+def test_every_connection_is_handed_over(buffer_bytes: int) -> None:
+    """With the smallest buffers only a few fit before the workers take them: the rest waits, none is dropped."""
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        handoffs = Handoffs(2, buffer_bytes)
+        listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+        acceptor = Acceptor([listener], handoffs.acceptor, lambda worker: len([1 for other, _ in handoffs.taken if other == worker]), lambda worker: True)
+        acceptor.start(loop)
+        clients = [socket.create_connection(listener.getsockname()) for _ in range(200)]
+        for _ in range(2000):
+            await asyncio.sleep(0.001)
+            handoffs.take(0)
+            handoffs.take(1)
+            if len(handoffs.taken) == 200:
+                break
+        assert len(handoffs.taken) == 200 == acceptor.accepted_count
+        assert {connection.getpeername() for _, connection in handoffs.taken} == {client.getsockname() for client in clients}
+        assert all(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for _, connection in handoffs.taken)
+        per_worker = [sum(1 for worker, _ in handoffs.taken if worker == index) for index in (0, 1)]
+        assert min(per_worker) >= 60, per_worker
+        acceptor.stop()
+        for client in [*clients, listener]:
+            client.close()
+        handoffs.close()
+
+    asyncio.run(scenario())
+
+
+def test_worker_that_does_not_run_gets_connections_last() -> None:
+    async def scenario() -> None:
+        handoffs = Handoffs(2)
+        listener = socket.create_server(("127.0.0.1", 0))
+        running = {1}
+        acceptor = Acceptor([listener], handoffs.acceptor, lambda worker: 0, lambda worker: worker in running)
+        acceptor.start(asyncio.get_running_loop())
+        clients = []
+        for expected in (1, 0):
+            for _ in range(3):
+                clients.append(socket.create_connection(listener.getsockname()))
+            for _ in range(1000):
+                await asyncio.sleep(0.001)
+                if handoffs.take(expected) + handoffs.take(1 - expected) and len(handoffs.taken) == len(clients):
+                    break
+            running = {0}
+        assert [worker for worker, _ in handoffs.taken] == [1, 1, 1, 0, 0, 0]
+        acceptor.stop()
+        for one in [*clients, listener]:
+            one.close()
+        handoffs.close()
+
+    asyncio.run(scenario())
+
+
+def test_out_of_descriptors_pauses_and_recovers(monkeypatch: pytest.MonkeyPatch) -> None:
+    import errno
+
+    from mqd.acceptor import accepting
+
+    monkeypatch.setattr(accepting, "PAUSE_S", 0.01)
+
+    class Listener:
+        """A listening socket whose accept fails at first."""
+
+        def __init__(self, real: socket.socket) -> None:
+            self._real, self.refusals = real, 3
+
+        def __getattr__(self, name: str):
+            return getattr(self._real, name)
+
+        def accept(self):
+            if self.refusals:
+                self.refusals -= 1
+                raise OSError(errno.EMFILE, "Too many open files")
+            return self._real.accept()
+
+    async def scenario() -> None:
+        handoffs = Handoffs(1)
+        listener = Listener(socket.create_server(("127.0.0.1", 0)))
+        acceptor = Acceptor([listener], handoffs.acceptor, lambda worker: 0, lambda worker: True)  # type: ignore[list-item]
+        acceptor.start(asyncio.get_running_loop())
+        client = socket.create_connection(listener.getsockname())
+        for _ in range(1000):
+            await asyncio.sleep(0.001)
+            if handoffs.take(0):
+                break
+        assert len(handoffs.taken) == 1 and listener.refusals == 0
+        acceptor.stop()
+        for one in (client, listener):
+            one.close()
+        handoffs.close()
+
+    asyncio.run(scenario())
