@@ -229,6 +229,12 @@ def _require(ok: bool, message: str, name: str, config: Mapping[str, str]) -> No
         raise ConfigError(message, name, config.get(name))
 
 
+def _check_replicas(config: Mapping[str, str]) -> None:
+    # accepted and not kept it would be the worst of lies: acks=all from fewer replicas than were asked for
+    wanted = int(config["min.insync.replicas"])
+    _require(wanted <= 1, f"min.insync.replicas={wanted} cannot be met: one host keeps one replica of a partition; set it to 1", "min.insync.replicas", config)
+
+
 def _check_broker(config: Mapping[str, str]) -> None:
     def at_most(smaller: str, larger: str, factor: int, why: str) -> None:
         low, high = int(config[smaller]), int(config[larger])
@@ -246,6 +252,7 @@ def _check_broker(config: Mapping[str, str]) -> None:
         free < 0 or free > reserve,
         f"retention.free.bytes={free} must exceed log.dirs.free.bytes.min={reserve}: deleting would begin after Produce is refused", "retention.free.bytes", config,
     )
+    _check_replicas(config)
     parse_cpus(config["worker.cpus"])
     listeners = parse_listeners(config)
     advertised = advertised_listeners(config)
@@ -401,6 +408,7 @@ def validate_topic(config: Mapping[str, str | None]) -> dict[str, str]:
     effective = {name: canonical.get(name, prop.default or "") for name, prop in TOPIC.items()}
     low, high = int(effective["min.compaction.lag.ms"]), int(effective["max.compaction.lag.ms"])
     _require(low <= high, f"min.compaction.lag.ms={low} must not exceed max.compaction.lag.ms={high}", "min.compaction.lag.ms", effective)
+    _check_replicas(effective)
     return canonical
 
 

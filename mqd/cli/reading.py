@@ -1,16 +1,18 @@
 """Reading a topic without a group: assigned partitions, one starting point for all, an end that is noticed."""
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
-from mqd.cli.common import CliError
-from mqd.cli.kafka import REQUEST_TIMEOUT_S, base_config, metadata
+from mqd.cli.common import CliError, error_line
+from mqd.cli.kafka import REQUEST_TIMEOUT_S, base_config, metadata, unreachable
 from mqd.cli.records import Start
 
 _DRAIN_COUNT = 1000
 _WAIT_S = 0.5
+_OUTAGE_S = 10.0
 
 
 class Reader:
@@ -19,13 +21,30 @@ class Reader:
     def __init__(self, bootstrap: str, topic: str, properties: dict[str, str] | None = None, timeout_s: float = REQUEST_TIMEOUT_S):
         self.topic = topic
         self.timeout_s = timeout_s
+        self._bootstrap = bootstrap
+        self._down_since: float | None = None
+        self._outage_said = False
         config = base_config(bootstrap) | {
-            "group.id": "mqd-cli", "enable.auto.commit": False, "enable.auto.offset.store": False, "enable.partition.eof": True, "auto.offset.reset": "earliest",
+            "error_cb": self._on_error, "group.id": "mqd-cli", "enable.auto.commit": False, "enable.auto.offset.store": False, "enable.partition.eof": True, "auto.offset.reset": "earliest",
             "fetch.wait.max.ms": 100, "check.crcs": True,
         }
         self.consumer = Consumer(config | (properties or {}))
         self.metadata: Any = None
         self._stops: dict[int, int] = {}
+
+    def _on_error(self, error: Any) -> None:
+        if error.code() == KafkaError._ALL_BROKERS_DOWN and self._down_since is None:
+            self._down_since = time.monotonic()
+
+    def _judge_silence(self, exit_at_end: bool) -> None:
+        """Whoever waits for an end must hear that it will not come; whoever waits for more is told once."""
+        if self._down_since is None or time.monotonic() - self._down_since < _OUTAGE_S:
+            return
+        if exit_at_end:
+            raise unreachable(self._bootstrap)
+        if not self._outage_said:
+            error_line(f"no broker at {self._bootstrap} any more; waiting for it")
+            self._outage_said = True
 
     def partitions(self, wanted: list[int] | None) -> list[int]:
         """The topic's partitions, or the wanted ones of them. Raises CliError when the topic or one of them does not exist."""
@@ -76,8 +95,10 @@ class Reader:
         while left is None or left > 0:
             first = self.consumer.poll(_WAIT_S)
             if first is None:
+                self._judge_silence(exit_at_end)
                 yield []
                 continue
+            self._down_since, self._outage_said = None, False
             batch = []
             for message in [first, *self.consumer.consume(_DRAIN_COUNT if left is None else max(0, min(_DRAIN_COUNT, left - 1)), timeout=0)]:
                 if self._keep(message, exit_at_end, on_end):

@@ -152,6 +152,7 @@ def test_what_kafka_has_and_mqd_not_yet_is_said_so():
 def test_topic_values_are_made_canonical_and_null_means_the_brokers():
     assert c.validate_topic({"flush.on.ack": "False", "retention.ms": " 0060 ", "segment.ms": None}) == {"flush.on.ack": "false", "retention.ms": "60"}
     refused(lambda: c.validate_topic({"min.compaction.lag.ms": "5", "max.compaction.lag.ms": "4"}), "must not exceed")
+    refused(lambda: c.validate_topic({"min.insync.replicas": "2"}), "one host keeps one replica", "set it to 1")
 
 
 def test_sensitive_values_are_not_shown():
@@ -174,6 +175,7 @@ def test_sensitive_values_are_not_shown():
         ({"log.preallocate.bytes.min": "1048576", "log.preallocate.bytes.max": "65536"}, "first step"),
         ({"receive.arena.bytes": "16777217"}, "multiple of 65536"),
         ({"retention.free.bytes": "1000"}, "must exceed log.dirs.free.bytes.min"),
+        ({"min.insync.replicas": "2"}, "one host keeps one replica"),
         ({"worker.cpus": "0,a"}, "CPU numbers"),
         ({"worker.cpus": "3-1"}, "CPU numbers"),
         ({"worker.cpus": "0-2,1"}, "named twice"),
@@ -248,3 +250,13 @@ def test_cpus(tmp_path: Path):
 def test_the_manual_page_is_current():
     page = Path(__file__).parents[2] / "docs" / "configuration.md"
     assert page.read_text(encoding="utf-8") == c.markdown(), "run: python -m mqd.base.config --markdown > docs/configuration.md"
+
+
+def test_every_property_that_is_not_ignored_is_read_somewhere():
+    package = Path(c.__file__).parents[1]
+    tables = package / "base" / "properties.py"
+    code = "\n".join(path.read_text(encoding="utf-8") for path in package.rglob("*.py") if path != tables)
+    followed = {prop.broker_name for prop in TOPIC.values()}
+    unread = [name for table in (BROKER, TOPIC) for name, prop in table.items() if not prop.ignored and f'"{name}"' not in code and name not in followed]
+    # the broker stores batches as they come: the one allowed value is what it does
+    assert [name for name in unread if name != "compression.type"] == []
