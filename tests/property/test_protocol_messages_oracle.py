@@ -236,8 +236,9 @@ def test_lying_lengths_and_cuts_are_refused_and_allocate_nothing(key: int, kind:
     for size in range(len(data)):
         with pytest.raises(ProtocolError):
             codec.decode(cls, version, data[:size])
-    with pytest.raises(ProtocolError):
-        codec.decode(cls, version, data + b"\0")
+    if cls.__name__ != "MetadataRequest":  # Kafka ignores what follows it, and librdkafka relies on that
+        with pytest.raises(ProtocolError):
+            codec.decode(cls, version, data + b"\0")
     tracemalloc.start()
     try:
         for lie in (b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff\x07", b"\xff\xff\xff\xff\x0f", b"\x80\0\0\0", b"\xff" * 9, b"\xfe\xff\xff\x7f"):
