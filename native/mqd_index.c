@@ -44,7 +44,7 @@ void mqd_index_note_end(struct mqd_index *index, int64_t segment_base)
 {
     if (index->max_timestamp_ms <= index->last_time_entry_ms)
         return;
-    if (pending_full(index))
+    if (index->time_pending_count == MQD_INDEX_PENDING_MAX)
         thin_out(index);
     index->time_pending[index->time_pending_count++] = (struct mqd_time_index_entry){index->max_timestamp_ms, (uint32_t)(index->max_timestamp_offset - segment_base)};
     index->last_time_entry_ms = index->max_timestamp_ms;

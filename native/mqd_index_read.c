@@ -161,22 +161,38 @@ static int64_t file_size(const char *directory, int64_t segment_base, enum mqd_f
     return status.st_size;
 }
 
-/* The files hold what `index` would write already: entries that were left out of the load only to be made anew. */
-static bool settled(const struct mqd_index *index, const char *directory, int64_t segment_base)
+/* The files hold what `index` would write already: time entries that were left out of the load only to be made anew. 1, 0, -1 the disk failed. */
+static int settled(const struct mqd_index *index, const char *directory, int64_t segment_base)
 {
     int64_t time_bytes = index->time_file_bytes + index->time_pending_count * (int64_t)MQD_TIME_INDEX_ENTRY_BYTES;
-    if (index->pending_count || index->time_pending_count > 1 || file_size(directory, segment_base, MQD_FILE_INDEX) != index->file_bytes ||
+    uint8_t bytes[MQD_INDEX_PENDING_MAX * MQD_TIME_INDEX_ENTRY_BYTES];
+    uint32_t count;
+    if (index->pending_count || file_size(directory, segment_base, MQD_FILE_INDEX) != index->file_bytes ||
         file_size(directory, segment_base, MQD_FILE_TIME_INDEX) != time_bytes)
-        return false;
-    struct mqd_time_index_entry entry;
-    return index->time_pending_count == 0 || (mqd_time_index_lookup(directory, segment_base, INT64_MAX, &entry) == 1 &&
-           entry.timestamp_ms == index->time_pending[0].timestamp_ms && entry.relative_offset == index->time_pending[0].relative_offset);
+        return 0;
+    if (index->time_pending_count == 0)
+        return 1;
+    int fd = open_for_reading(directory, segment_base, MQD_FILE_TIME_INDEX, MQD_TIME_INDEX_ENTRY_BYTES, &count);
+    if (fd < 0)
+        return fd == -1 ? 0 : -1;
+    int result = pread_whole(fd, bytes, (size_t)index->time_pending_count * MQD_TIME_INDEX_ENTRY_BYTES, index->time_file_bytes) < 0 ? -1 : 1;
+    close(fd);
+    for (uint16_t i = 0; i < index->time_pending_count && result == 1; i++) {
+        struct mqd_time_index_entry entry = decode_time_entry(bytes + i * MQD_TIME_INDEX_ENTRY_BYTES);
+        result = entry.timestamp_ms == index->time_pending[i].timestamp_ms && entry.relative_offset == index->time_pending[i].relative_offset;
+    }
+    return result;
 }
 
 int mqd_index_settle(struct mqd_index *index, const char *directory, int64_t segment_base)
 {
     mqd_index_note_end(index, segment_base);
-    if (settled(index, directory, segment_base)) {
+    int same = settled(index, directory, segment_base);
+    if (same < 0) {
+        errno = EIO;
+        return -1;
+    }
+    if (same) {
         index->time_file_bytes += index->time_pending_count * (uint32_t)MQD_TIME_INDEX_ENTRY_BYTES;
         index->time_pending_count = 0;
         index->bytes_since_flush = 0;

@@ -34,6 +34,7 @@ struct tail { /* a segment under inspection */
     struct mqd_index index;
     int64_t valid_bytes, next_offset; /* where its sound part ends */
     int64_t first_timestamp_ms;
+    int64_t entry_position;    /* of the batch at which the walk began: it has an index entry; 0 = it has none */
     bool sound;      /* sound to the end of the file */
     bool unreadable; /* C1: damage below the recovery point, and nothing whole behind it */
 };
@@ -93,35 +94,71 @@ static int tail_take(struct recovery *recovery, struct tail *tail, const struct 
     if (mqd_index_add(&tail->index, tail->base_offset, partition->options.index_interval_bytes, batch, (uint32_t)position) &&
         mqd_index_flush(&tail->index, partition->path, tail->base_offset) < 0 && !tolerable(errno))
         return mqd_error_system(errno, "%s: cannot write the index of segment %lld", partition->path, (long long)tail->base_offset);
+    if (position == tail->entry_position && position > 0)
+        mqd_index_note_end(&tail->index, tail->base_offset); /* as when its entry was made */
     return 0;
+}
+
+struct held { /* the batch that the walk went over last, not yet taken */
+    struct mqd_batch batch;
+    int64_t position;
+    bool present;
+};
+
+/* C1: a header below the recovery point is believed without its CRC; but when the walk stumbles behind it, or it reaches beyond what is trusted, its own length or
+ * offsets may be what is wrong. Then the CRC is asked, and a wrong one makes the walk stand before this batch. -1: the disk failed. */
+static int doubt(struct mqd_walk *walk, struct held *held, int64_t trusted_below)
+{
+    if (!held->present || held->batch.base_offset >= trusted_below || (!walk->reason && mqd_batch_end_offset(&held->batch) <= trusted_below))
+        return 0;
+    const char *reason = walk->reason;
+    int valid = mqd_walk_check(walk, &held->batch, held->position);
+    if (valid < 0)
+        return -1;
+    walk->reason = valid ? reason : "a batch's CRC is wrong";
+    if (!valid) {
+        walk->position = held->position;
+        walk->next_offset = held->batch.base_offset;
+        held->present = false;
+    }
+    return 0;
+}
+
+/* Where the walk has ended: 1 it goes on behind damage that is to stay, 0 it has ended, -1 the disk failed. */
+static int tail_end(struct recovery *recovery, struct tail *tail, struct mqd_walk *walk, int64_t trusted_below)
+{
+    if (!walk->reason) {
+        tail->sound = true;
+        return 0;
+    }
+    note_corrupt(recovery, tail, walk->position);
+    if (walk->next_offset >= trusted_below)
+        return 0;
+    int found = mqd_walk_resync(walk);
+    tail->unreadable = found == 0;
+    return found;
 }
 
 /* Walks on until the end, the cut, or the first invalid byte that is not trusted. */
 static int tail_walk_from(struct recovery *recovery, struct tail *tail, struct mqd_walk *walk, int64_t trusted_below, int64_t cut_offset)
 {
     struct mqd_batch batch;
+    struct held held = {.present = false};
     int64_t position;
     for (;;) {
         int more = mqd_walk_next(walk, &batch, &position);
-        if (more == 0 && walk->reason) {
-            note_corrupt(recovery, tail, walk->position);
-            if (walk->next_offset < trusted_below) { /* C1 */
-                more = mqd_walk_resync(walk);
-                if (more == 1)
-                    continue;
-                tail->unreadable = more == 0;
-            }
-        }
-        if (more < 0)
+        if (more < 0 || (more == 0 && doubt(walk, &held, trusted_below) < 0))
             return -1;
-        if (more == 0) {
-            tail->sound = !walk->reason && !tail->unreadable;
-            return 0;
-        }
+        if (held.present && tail_take(recovery, tail, &held.batch, held.position) < 0)
+            return -1;
+        held.present = false;
+        if (more == 0 && (more = tail_end(recovery, tail, walk, trusted_below)) == 1)
+            continue;
+        if (more <= 0)
+            return more;
         if (mqd_batch_end_offset(&batch) > cut_offset)
             return 0;
-        if (tail_take(recovery, tail, &batch, position) < 0)
-            return -1;
+        held = (struct held){batch, position, true};
     }
 }
 
@@ -138,7 +175,7 @@ static int tail_start(struct tail *tail, struct mqd_walk *walk, struct mqd_index
         *start = (struct mqd_index_entry){0, 0};
     }
     tail->next_offset = tail->base_offset + start->relative_offset;
-    tail->valid_bytes = start->position;
+    tail->valid_bytes = tail->entry_position = start->position;
     if (start->position > 0 && pread(tail->fd, header, sizeof header, 0) == (ssize_t)sizeof header && mqd_batch_decode(header, sizeof header, &batch) == 0)
         tail->first_timestamp_ms = batch.max_timestamp_ms;
     return mqd_walk_begin(walk, tail->fd, tail->base_offset, start->position, tail->next_offset, tail->file_bytes, crc_from_offset);
@@ -153,6 +190,7 @@ static int tail_walk(struct recovery *recovery, struct tail *tail, struct bounds
     if (mqd_index_load(&tail->index, recovery->partition->path, tail->base_offset, tail->file_bytes, bounds.index_end, bounds.intact, &start) < 0 ||
         tail_start(tail, &walk, &start, bounds.crc_from_offset) < 0)
         return -1;
+    walk.gaps_allowed = recovery->partition->options.compacted;
     int result = tail_walk_from(recovery, tail, &walk, bounds.trusted_below, bounds.cut_offset);
     recovery->io->scanned_bytes += walk.read_bytes;
     mqd_walk_end(&walk);

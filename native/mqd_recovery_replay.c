@@ -102,33 +102,41 @@ static int replay_batch(const struct replay *replay, const struct mqd_batch *bat
     return 0;
 }
 
-/* Damage below the recovery point is stepped over, as in the walk that found the end. */
+/* Damage below the recovery point is stepped over, as in the walk that found the end. The length or offsets of the batch before may be what is wrong: so the
+ * search begins inside that one. */
 static int replay_walk(const struct replay *replay, struct mqd_walk *walk)
 {
     struct mqd_batch batch;
-    int64_t position;
+    int64_t position = -1, last_offset = walk->next_offset;
     for (;;) {
         int more = mqd_walk_next(walk, &batch, &position);
-        if (more == 0 && walk->reason)
+        if (more == 0 && walk->reason) {
+            if (position >= 0) {
+                walk->position = position;
+                walk->next_offset = last_offset;
+            }
             more = mqd_walk_resync(walk) == 1 ? mqd_walk_next(walk, &batch, &position) : 0;
+        }
         if (more <= 0)
             return more;
+        last_offset = batch.base_offset;
         if (replay_batch(replay, &batch) < 0)
             return -1;
     }
 }
 
-/* Where the walk of a segment may begin so as to meet every batch at or above `offset`. */
-static int64_t position_of(int fd, const char *directory, int64_t base_offset, int64_t offset, int64_t size_bytes)
+/* Where the walk of a segment may begin so as to meet every batch at or above `offset`: an index entry that names a batch, or the segment's beginning. */
+static struct mqd_index_entry start_of(int fd, const char *directory, int64_t base_offset, int64_t offset, int64_t size_bytes)
 {
+    const struct mqd_index_entry beginning = {0, 0};
     struct mqd_index_entry entry;
     struct mqd_batch batch;
     uint8_t header[MQD_BATCH_HEADER_BYTES];
     if (offset <= base_offset || mqd_index_lookup(directory, base_offset, offset, &entry) != 1 || entry.position > size_bytes - MQD_BATCH_HEADER_BYTES)
-        return 0;
+        return beginning;
     bool sound = pread(fd, header, sizeof header, entry.position) == (ssize_t)sizeof header && mqd_batch_decode(header, sizeof header, &batch) == 0 &&
                  batch.base_offset == base_offset + entry.relative_offset;
-    return sound ? entry.position : 0;
+    return sound ? entry : beginning;
 }
 
 static int replay_segment(const struct replay *replay, uint32_t i, int64_t from_offset)
@@ -147,8 +155,9 @@ static int replay_segment(const struct replay *replay, uint32_t i, int64_t from_
         return -1;
     }
     struct mqd_walk walk;
-    int64_t position = position_of(fd, partition->path, base_offset, from_offset, status.st_size);
-    int result = mqd_walk_begin(&walk, fd, base_offset, position, base_offset, status.st_size, INT64_MAX);
+    struct mqd_index_entry start = start_of(fd, partition->path, base_offset, from_offset, status.st_size);
+    int result = mqd_walk_begin(&walk, fd, base_offset, start.position, base_offset + start.relative_offset, status.st_size, INT64_MAX);
+    walk.gaps_allowed = partition->options.compacted;
     if (result == 0)
         result = replay_walk(replay, &walk);
     mqd_walk_end(&walk);

@@ -75,8 +75,8 @@ static const uint8_t *walk_read(struct mqd_walk *walk, int64_t position, int64_t
     return walk->buffer + (position - walk->buffer_position);
 }
 
-/* 1 valid, 0 not, -1 disk. Batches that do not fit into the buffer are read and summed in pieces. */
-static int walk_check_crc(struct mqd_walk *walk, const struct mqd_batch *batch, int64_t position)
+/* Batches that do not fit into the buffer are read and summed in pieces. */
+int mqd_walk_check(struct mqd_walk *walk, const struct mqd_batch *batch, int64_t position)
 {
     int64_t at = position + CRC_FROM, end = position + batch->size_bytes;
     uint32_t crc = 0;
@@ -120,10 +120,12 @@ int mqd_walk_next(struct mqd_walk *walk, struct mqd_batch *batch, int64_t *posit
         return walk_stop(walk, "the file ends inside a batch");
     if (batch->base_offset < walk->next_offset)
         return walk_stop(walk, "a batch's base offset is lower than the end of the batch before");
+    if (batch->base_offset > walk->next_offset && !walk->gaps_allowed)
+        return walk_stop(walk, "a batch's base offset is higher than the end of the batch before");
     if (batch->base_offset - walk->base_offset > INT32_MAX - (int64_t)batch->last_offset_delta)
         return walk_stop(walk, "a batch's offset is out of the segment's range");
     if (batch->base_offset >= walk->crc_from_offset) {
-        int valid = walk_check_crc(walk, batch, at);
+        int valid = mqd_walk_check(walk, batch, at);
         if (valid <= 0)
             return valid < 0 ? -1 : walk_stop(walk, "a batch's CRC is wrong");
     }
@@ -134,32 +136,40 @@ int mqd_walk_next(struct mqd_walk *walk, struct mqd_batch *batch, int64_t *posit
     return 1;
 }
 
-/* A byte is worth a try when it could begin a batch: magic 2, a length that fits. The CRC decides. */
+/* Is there a batch at `at`? Then the walk stands before it. */
+static int walk_try(struct mqd_walk *walk, int64_t at)
+{
+    struct mqd_batch batch;
+    int64_t position, next_offset = walk->next_offset;
+    walk->position = at;
+    int found = mqd_walk_next(walk, &batch, &position);
+    walk->position = at;
+    walk->next_offset = found == 1 ? batch.base_offset : next_offset;
+    return found;
+}
+
+/* A byte is worth a try when it could begin a batch of magic 2. The CRC decides. */
 int mqd_walk_resync(struct mqd_walk *walk)
 {
     int64_t crc_from_offset = walk->crc_from_offset, start = walk->position;
+    bool gaps_allowed = walk->gaps_allowed;
+    int found = 0;
     walk->crc_from_offset = 0;
-    for (int64_t at = start + 1; at + MQD_BATCH_HEADER_BYTES <= walk->end_position; at++) {
+    walk->gaps_allowed = true;
+    for (int64_t at = start + 1; found == 0 && at + MQD_BATCH_HEADER_BYTES <= walk->end_position; at++) {
         const uint8_t *bytes = walk_read(walk, at, MQD_BATCH_HEADER_BYTES, MQD_WALK_BUFFER_BYTES);
         if (!bytes)
-            return -1;
-        if (bytes[16] != 2)
-            continue;
-        struct mqd_batch batch;
-        int64_t position, next_offset = walk->next_offset;
-        walk->position = at;
-        int found = mqd_walk_next(walk, &batch, &position);
-        walk->position = found == 1 ? at : start;
-        walk->next_offset = found == 1 ? batch.base_offset : next_offset;
-        if (found != 0) {
-            walk->crc_from_offset = crc_from_offset;
-            walk->reason = NULL;
-            return found;
-        }
+            found = -1;
+        else if (bytes[16] == 2)
+            found = walk_try(walk, at);
     }
-    walk->position = start;
+    if (found == 1)
+        walk->reason = NULL;
+    else
+        walk->position = start;
     walk->crc_from_offset = crc_from_offset;
-    return 0;
+    walk->gaps_allowed = gaps_allowed;
+    return found;
 }
 
 static int scan_walk(struct mqd_walk *walk, struct mqd_scan_result *out)
@@ -194,6 +204,7 @@ int mqd_segment_scan(const char *log_path, int64_t base_offset, int64_t from_pos
     else if (from_position < 0 || from_position > status.st_size)
         mqd_error_set(MQD_E_INVALID, "%s holds %lld bytes; a scan cannot begin at %lld", log_path, (long long)status.st_size, (long long)from_position);
     else if (mqd_walk_begin(&walk, fd, base_offset, from_position, base_offset, status.st_size, check_crc ? 0 : INT64_MAX) == 0) {
+        walk.gaps_allowed = true;
         result = scan_walk(&walk, out);
         mqd_walk_end(&walk);
     }

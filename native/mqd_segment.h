@@ -1,7 +1,8 @@
 /* One segment's files: their names, and a forward walk over the record batches of a .log.
  *
- * Validity of a batch at position p (what recovery keeps): 61 bytes of header are there and decode; the whole batch is there; its base offset is at least the
- * one that follows the batch before (or the segment's base); its last offset is within int32 of the segment's base; and, where asked, its CRC32C holds.
+ * Validity of a batch at position p (what recovery keeps): 61 bytes of header are there and decode; the whole batch is there; its base offset is the one that
+ * follows the batch before (or the segment's base), or higher where gaps are allowed; its last offset is within int32 of the segment's base; and, where asked, its
+ * CRC32C holds. The base offset lies outside the CRC: without gaps its order is its check.
  * The walk stops at the first byte where this fails; an all-zero tail fails at its first byte (batch length 0).
  *
  * Memory: one buffer of MQD_WALK_BUFFER_BYTES; larger batches are checksummed in pieces. Reads by pread only: an I/O error is a value, never SIGBUS.
@@ -28,6 +29,7 @@ struct mqd_walk {
     int64_t end_position;    /* the walk never looks behind it: the file's size */
     int64_t position;        /* of the next batch: all before it was valid */
     int64_t next_offset;     /* least base offset that the next batch may have */
+    bool gaps_allowed;       /* a compacted log, or one of which nothing is known; set after begin */
     int64_t crc_from_offset; /* batches with base_offset below are believed by their header; INT64_MAX = never check */
     const char *reason;      /* why the walk ended before end_position; NULL = it did not */
     uint8_t *buffer;
@@ -40,6 +42,8 @@ struct mqd_walk {
 int mqd_walk_begin(struct mqd_walk *walk, int fd, int64_t base_offset, int64_t position, int64_t next_offset, int64_t end_position, int64_t crc_from_offset);
 /* 1: *batch begins at *position, walk->position is behind it. 0: the end, or the first invalid byte (walk->reason). -1: the disk failed (mqd_error set). */
 int mqd_walk_next(struct mqd_walk *walk, struct mqd_batch *batch, int64_t *position);
+/* The CRC of a batch that the walk went over: 1 right, 0 wrong, -1 the disk failed. */
+int mqd_walk_check(struct mqd_walk *walk, const struct mqd_batch *batch, int64_t position);
 /* From walk->position (invalid) on, finds the next position at which a batch with base_offset >= next_offset and a valid CRC begins, and sets the walk there.
  * 1 found, 0 not, -1 the disk failed. For damage in bytes that are trusted to have been whole. */
 int mqd_walk_resync(struct mqd_walk *walk);

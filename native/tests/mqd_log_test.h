@@ -41,7 +41,11 @@ __attribute__((unused)) static void log_fresh(void)
 {
     log_clean();
     mqd_file_watch(NULL, NULL);
+#ifdef LOG_TEST_IN_MEMORY
+    strcpy(log_root, access("/dev/shm", W_OK) == 0 ? "/dev/shm/mqd-log-XXXXXX" : "/tmp/mqd-log-XXXXXX");
+#else
     strcpy(log_root, "/tmp/mqd-log-XXXXXX");
+#endif
     CHECK(mkdtemp(log_root));
     snprintf(log_path, sizeof log_path, "%s/topic-0", log_root);
 }
@@ -211,7 +215,7 @@ __attribute__((unused)) static int64_t log_verify(struct mqd_partition *partitio
         int fd = open(log_file(base, ".log"), O_RDONLY);
         struct mqd_walk walk;
         struct mqd_batch batch;
-        int64_t position, next = base;
+        int64_t position, next = base, batches = 0;
         CHECK_OR(mqd_walk_begin(&walk, fd, base, 0, base, scan.valid_bytes, INT64_MAX) == 0, return -1);
         while (mqd_walk_next(&walk, &batch, &position) == 1) {
             CHECK_OR(batch.base_offset == next, mqd_walk_end(&walk); close(fd); return -1);
@@ -219,6 +223,8 @@ __attribute__((unused)) static int64_t log_verify(struct mqd_partition *partitio
                 CHECK_OR(false, break);
             next = mqd_batch_end_offset(&batch);
             struct mqd_index_entry entry;
+            if (++batches % 8)
+                continue;
             int found = mqd_index_lookup(log_path, base, batch.base_offset, &entry);
             CHECK_OR(found >= 0 && (found == 0 || entry.position <= position), break);
             if (found == 1 && base + entry.relative_offset == batch.base_offset)

@@ -1,0 +1,344 @@
+/* sources: mqd_batch.c mqd_crc32c.c mqd_epochs.c mqd_error.c mqd_file.c mqd_file_faults.c mqd_file_watch.c mqd_index.c mqd_index_read.c mqd_partition.c mqd_partition_close.c mqd_partition_sync.c mqd_partition_write.c mqd_producers.c mqd_recovery.c mqd_recovery_list.c mqd_recovery_replay.c mqd_segment.c */
+/* A seeded life of one partition against a model that a child could check: stages, writes, syncs, rolls, refusals of the disk, and crashes of three kinds, the worst
+ * of which keeps of each file only what a completed sync that began after the write covered, and of the rest any prefix, zeros or noise.
+ *
+ * Checked at every restart: what was durable is there, nothing is there that was not written, offsets are contiguous, retries of durable batches are duplicates.
+ * MQD_TEST_SEED=n runs that seed alone. */
+#define LOG_TEST_IN_MEMORY /* thousands of flushes: what the disk keeps is the model's business */
+#include "mqd_log_test.h"
+
+#define OFFSETS_MAX 60000
+#define PRODUCER_COUNT 4
+#define STAGED_BYTES 1400
+
+struct model {
+    uint64_t random, seed;
+    struct mqd_log_options options;
+    struct mqd_partition *partition;
+    uint64_t marks[OFFSETS_MAX]; /* by base offset, of what is written; 0 = inside a batch or nothing */
+    int64_t end, durable, start;
+    int64_t sync_end;            /* what the sync under way covers at most */
+    uint64_t next_mark;
+    int32_t next_sequence[PRODUCER_COUNT];
+    bool synced_once;
+};
+
+static uint64_t pick(struct model *model, uint64_t below)
+{
+    return test_random(&model->random) % below;
+}
+
+static uint8_t staged_bytes[64][STAGED_BYTES + 64];
+
+/* Stages some batches, writes them, with or without a disk that refuses. */
+static void do_write(struct model *model)
+{
+    struct { uint64_t mark; int64_t base; int32_t count; int producer; } staged[64];
+    uint32_t count = 1 + (uint32_t)pick(model, pick(model, 4) ? 6 : 60);
+    int32_t before[PRODUCER_COUNT];
+    memcpy(before, model->next_sequence, sizeof before);
+    int64_t expected = model->end;
+    for (uint32_t i = 0; i < count; i++) {
+        struct log_batch want = {.record_count = 1 + (int32_t)pick(model, 5), .body_bytes = 16 + (int32_t)pick(model, STAGED_BYTES - 100), .mark = ++model->next_mark,
+                                 .timestamp_ms = NOW + (int64_t)pick(model, 100000)};
+        int producer = (int)pick(model, PRODUCER_COUNT * 2);
+        if (producer < PRODUCER_COUNT) {
+            want.producer_id = 100 + producer;
+            want.base_sequence = model->next_sequence[producer];
+            model->next_sequence[producer] += want.record_count;
+        }
+        struct mqd_stage_result result;
+        CHECK_EQUAL(log_stage(model->partition, staged_bytes[i], want, &result), 0);
+        CHECK(!result.duplicate);
+        CHECK_EQUAL(result.base_offset, expected);
+        staged[i].mark = want.mark, staged[i].base = expected, staged[i].count = want.record_count;
+        expected += want.record_count;
+    }
+    bool rolled, refuse = pick(model, 6) == 0;
+    if (refuse) {
+        char rule[100];
+        snprintf(rule, sizeof rule, "%s:ENOSPC::after=%d:count=1,write:SHORT:.log:bytes=%d:count=3", pick(model, 3) ? "write" : "open", (int)pick(model, 6), 1 + (int)pick(model, 500));
+        CHECK_EQUAL(mqd_file_watch(NULL, rule), 0);
+    }
+    int result = mqd_partition_write(model->partition, NOW, &rolled), error = errno;
+    if (refuse)
+        mqd_file_watch(NULL, NULL);
+    if (result < 0) {
+        CHECK(refuse);
+        CHECK_EQUAL(error, ENOSPC);
+        memcpy(model->next_sequence, before, sizeof before);
+    } else {
+        for (uint32_t i = 0; i < count; i++)
+            model->marks[staged[i].base] = staged[i].mark;
+        model->end = expected;
+    }
+    CHECK_EQUAL(mqd_partition_log_end_offset(model->partition), model->end);
+}
+
+/* ---- what a disk holds -------------------------------------------------------------------------------------------- */
+
+/* Bytes of each file that a completed sync covered; the file layer's journal would say the same, this is the model's own account. */
+struct durable_file { int64_t base, bytes; };
+static struct durable_file durable_files[4096];
+static int durable_count;
+
+static int64_t *durable_bytes(int64_t base)
+{
+    for (int i = 0; i < durable_count; i++)
+        if (durable_files[i].base == base)
+            return &durable_files[i].bytes;
+    CHECK_OR(durable_count < 4096, return &durable_files[0].bytes);
+    durable_files[durable_count] = (struct durable_file){base, 0};
+    return &durable_files[durable_count++].bytes;
+}
+
+/* The base offset in the name of the open file; -1 when it is no .log. */
+static int64_t base_of_fd(int fd)
+{
+    char link[64], path[PATH_MAX];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(link, path, sizeof path - 1);
+    CHECK_OR(length > 24, return -1);
+    path[length] = 0;
+    return mqd_segment_offset_of(strrchr(path, '/') + 1, MQD_FILE_LOG);
+}
+
+static struct { int64_t base, bytes; } covering[4];
+static int covering_count;
+
+static void do_sync_begin(struct model *model)
+{
+    struct mqd_sync_fd fds[4];
+    int count = mqd_partition_sync_begin(model->partition, fds);
+    CHECK((count > 0) == mqd_partition_syncing(model->partition));
+    model->sync_end = model->end;
+    covering_count = 0;
+    for (int i = 0; i < count; i++) {
+        struct stat status;
+        int64_t base = fds[i].directory ? -1 : base_of_fd(fds[i].fd);
+        if (base < 0)
+            continue;
+        CHECK_EQUAL(fstat(fds[i].fd, &status), 0);
+        covering[covering_count].base = base;
+        covering[covering_count++].bytes = status.st_size;
+    }
+}
+
+static void do_sync_done(struct model *model)
+{
+    mqd_partition_sync_done(model->partition, 0);
+    for (int i = 0; i < covering_count; i++)
+        *durable_bytes(covering[i].base) = covering[i].bytes;
+    struct mqd_positions at = log_positions(model->partition);
+    CHECK(at.durable_offset >= model->durable && at.durable_offset <= model->sync_end);
+    model->durable = at.durable_offset;
+    CHECK_EQUAL(at.high_watermark, model->durable);
+    if (at.high_watermark_segment != at.log_end_segment || at.high_watermark_position > 0) /* the position is exact */
+        CHECK(log_file_bytes(at.high_watermark_segment, ".log") >= at.high_watermark_position);
+}
+
+/* Bytes of sealed segments were all flushed inline when the queue was full: then durable covers them. */
+static void lose_power(struct model *model)
+{
+    for (uint32_t i = 0; i < model->partition->segment_count; i++) {
+        int64_t base = model->partition->segments[i];
+        int64_t end = i + 1 < model->partition->segment_count ? model->partition->segments[i + 1] : model->end;
+        int64_t size_bytes = log_file_bytes(base, ".log"), kept = *durable_bytes(base);
+        if (end <= model->durable || size_bytes <= kept)
+            continue;
+        int64_t length = kept + (int64_t)pick(model, (uint64_t)(size_bytes - kept) + 1), from = kept + (int64_t)pick(model, (uint64_t)(length - kept) + 1);
+        CHECK_EQUAL(truncate(log_file(base, ".log"), length), 0);
+        int fd = open(log_file(base, ".log"), O_RDWR), kind = (int)pick(model, 3);
+        static uint8_t lost[2 << 20]; /* blocks that never reached the disk */
+        for (int64_t i = 0; i < length - from; i++)
+            lost[i] = kind == 1 ? 0 : (uint8_t)pick(model, 256);
+        if (kind > 0 && length > from)
+            CHECK_EQUAL(pwrite(fd, lost, (size_t)(length - from), from), length - from);
+        close(fd);
+        /* index files of what was not durable: any prefix */
+        for (int k = 0; k < 2; k++) {
+            const char *suffix = k ? ".timeindex" : ".index";
+            int64_t index_bytes = log_file_bytes(base, suffix);
+            if (index_bytes > 0)
+                CHECK_EQUAL(truncate(log_file(base, suffix), (off_t)pick(model, (uint64_t)index_bytes + 1)), 0);
+        }
+    }
+}
+
+/* ---- restart ------------------------------------------------------------------------------------------------------ */
+
+static void check_contents(struct model *model, int64_t end)
+{
+    static uint64_t found[OFFSETS_MAX];
+    memset(found, 0, sizeof found);
+    CHECK_EQUAL(log_verify(model->partition, found), end);
+    for (int64_t offset = model->partition->segments[0]; offset < end; offset++)
+        CHECK_EQUAL(found[offset], model->marks[offset]);
+}
+
+static void restart(struct model *model)
+{
+    struct mqd_recovery recovery = log_untrusted();
+    enum { CLEAN, PROCESS, POWER } kind = (int)pick(model, 3);
+    int64_t published = model->durable + (int64_t)pick(model, (uint64_t)(model->end - model->durable) + 1);
+    recovery.log_start_offset = model->start;
+    if (pick(model, 2))
+        recovery.recovery_point_offset = model->durable;
+    if (mqd_partition_syncing(model->partition))
+        mqd_partition_sync_done(model->partition, EIO); /* never heard of */
+    if (kind == CLEAN && model->partition->fenced)
+        kind = PROCESS;
+    if (kind == POWER)
+        lose_power(model);
+    CHECK_EQUAL(mqd_partition_close(model->partition, kind == CLEAN), 0);
+    recovery.clean_shutdown = kind == CLEAN;
+    while (published > model->durable && published < model->end && model->marks[published] == 0)
+        published--; /* a batch's boundary */
+    if (kind == PROCESS && pick(model, 2))
+        recovery.trusted_end_offset = published;
+    model->partition = log_open(&model->options, &recovery);
+    CHECK(model->partition);
+    if (kind == CLEAN || (kind == PROCESS && recovery.trusted_end_offset < 0))
+        CHECK_EQUAL(recovery.log_end_offset, model->end);
+    if (recovery.trusted_end_offset >= 0)
+        CHECK_EQUAL(recovery.log_end_offset, published);
+    CHECK(recovery.log_end_offset >= model->durable && recovery.log_end_offset <= model->end);
+    memset(model->marks + recovery.log_end_offset, 0, (size_t)(model->end - recovery.log_end_offset) * sizeof model->marks[0]);
+    model->end = model->durable = recovery.log_end_offset;
+    durable_count = 0;
+    for (uint32_t i = 0; i < model->partition->segment_count; i++)
+        *durable_bytes(model->partition->segments[i]) = log_file_bytes(model->partition->segments[i], ".log");
+    CHECK_EQUAL(log_positions(model->partition).high_watermark, model->end);
+    check_contents(model, model->end);
+}
+
+/* The sequences that the log ended with after a crash: each producer's last surviving batch is a duplicate, the one after it fits. */
+static void check_producers(struct model *model)
+{
+    for (int i = 0; i < PRODUCER_COUNT; i++) {
+        int32_t last_end = 0;
+        struct mqd_batch last = {.producer_id = -1};
+        for (uint32_t s = 0; s < model->partition->segment_count; s++) {
+            struct mqd_walk walk;
+            struct mqd_batch batch;
+            int64_t position;
+            int fd = open(log_file(model->partition->segments[s], ".log"), O_RDONLY);
+            CHECK_EQUAL(mqd_walk_begin(&walk, fd, model->partition->segments[s], 0, model->partition->segments[s], log_file_bytes(model->partition->segments[s], ".log"), INT64_MAX), 0);
+            while (mqd_walk_next(&walk, &batch, &position) == 1)
+                if (batch.producer_id == 100 + i) {
+                    last = batch;
+                    last_end = batch.base_sequence + batch.record_count;
+                }
+            mqd_walk_end(&walk);
+            close(fd);
+        }
+        model->next_sequence[i] = last_end;
+        bool duplicate;
+        int64_t base_offset = -1;
+        if (last.producer_id < 0)
+            continue;
+        CHECK_EQUAL(mqd_producers_check(&model->partition->producers, &last, &duplicate, &base_offset), 0);
+        CHECK(duplicate);
+        CHECK_EQUAL(base_offset, last.base_offset);
+        last.base_sequence = last_end + 1;
+        CHECK_EQUAL(mqd_producers_check(&model->partition->producers, &last, &duplicate, &base_offset), 45);
+    }
+}
+
+static void do_snapshot(struct model *model)
+{
+    size_t size_bytes;
+    int64_t offset;
+    uint8_t *bytes = mqd_partition_snapshot(model->partition, &size_bytes, &offset);
+    if (bytes)
+        CHECK_EQUAL(mqd_file_replace(log_file(offset, ".snapshot"), bytes, size_bytes), 0);
+    free(bytes);
+}
+
+static void do_advance_start(struct model *model)
+{
+    int64_t high_watermark = log_positions(model->partition).high_watermark, *old = malloc(model->partition->segment_count * sizeof *old);
+    memcpy(old, model->partition->segments, model->partition->segment_count * sizeof *old);
+    int64_t offset = model->start + (int64_t)pick(model, (uint64_t)(high_watermark - model->start) + 1);
+    mqd_partition_advance_start(model->partition, offset);
+    model->start = log_positions(model->partition).log_start_offset;
+    for (int i = 0; old[i] < model->partition->segments[0]; i++) /* what the worker does after the event */
+        for (int k = 0; k < 3; k++)
+            unlink(log_file(old[i], k == 0 ? ".log" : k == 1 ? ".index" : ".timeindex"));
+    free(old);
+}
+
+static void step(struct model *model)
+{
+    struct mqd_preallocation job;
+    switch (pick(model, 20)) {
+    case 0: case 1: case 2:
+        if (!mqd_partition_syncing(model->partition))
+            do_sync_begin(model);
+        break;
+    case 3: case 4: case 5:
+        if (mqd_partition_syncing(model->partition))
+            do_sync_done(model);
+        break;
+    case 6:
+        if (pick(model, 4) == 0)
+            CHECK_EQUAL(mqd_partition_roll(model->partition, NOW), 0);
+        break;
+    case 7:
+        if (mqd_partition_preallocate_begin(model->partition, &job))
+            mqd_partition_preallocate_done(model->partition, mqd_file_fallocate(job.fd, FALLOC_FL_KEEP_SIZE, job.offset, job.size_bytes) < 0 ? errno : 0);
+        break;
+    case 8:
+        do_snapshot(model);
+        break;
+    case 9:
+        if (pick(model, 8) == 0)
+            do_advance_start(model);
+        break;
+    case 10:
+        mqd_partition_expire_producers(model->partition, NOW + 20000);
+        break;
+    case 11:
+        if (pick(model, 4) == 0) {
+            restart(model);
+            check_producers(model);
+        }
+        break;
+    default:
+        if (model->end < OFFSETS_MAX - 400)
+            do_write(model);
+    }
+}
+
+static void live(uint64_t seed, int step_count)
+{
+    static struct model model;
+    memset(&model, 0, sizeof model);
+    model.seed = model.random = seed;
+    log_fresh();
+    model.options = log_options();
+    model.options.segment_bytes = (int64_t[]){3000, 20000, 200000, 1 << 20}[pick(&model, 4)];
+    model.options.index_interval_bytes = (int32_t[]){0, 500, 4096}[pick(&model, 3)];
+    model.partition = log_open(&model.options, NULL);
+    durable_count = 0;
+    for (int i = 0; i < step_count && !test_failed; i++)
+        step(&model);
+    if (!test_failed && mqd_partition_syncing(model.partition))
+        do_sync_done(&model);
+    if (!test_failed) {
+        CHECK_EQUAL(log_sync(model.partition), 0);
+        check_contents(&model, model.end);
+        CHECK_EQUAL(log_positions(model.partition).durable_offset, model.end);
+    }
+    mqd_partition_close(model.partition, 0);
+    if (test_failed)
+        test_message("MQD_TEST_SEED=%llu", (unsigned long long)seed);
+}
+
+TEST(any_life_keeps_what_was_durable)
+{
+    const char *chosen = getenv("MQD_TEST_SEED");
+    uint64_t first = chosen ? strtoull(chosen, NULL, 10) : 1, count = chosen ? 1 : test_long() ? 1000 : 40;
+    for (uint64_t seed = first; seed < first + count && !test_failed; seed++)
+        live(seed, 600);
+}
