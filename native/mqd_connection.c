@@ -93,7 +93,7 @@ static void adopt(struct mqd_reactor *r, int fd, const struct handoff *handoff)
 
 void mqd_handoff_accept(struct mqd_reactor *r)
 {
-    for (int i = 0; i < 256; i++) {
+    for (;;) { /* to the end: the socket is edge-triggered; its buffer bounds what can wait */
         struct handoff handoff;
         union { struct cmsghdr header; char bytes[CMSG_SPACE(sizeof(int))]; } control;
         struct iovec iov = {&handoff, sizeof handoff};
