@@ -40,7 +40,9 @@ int mqd_walk_begin(struct mqd_walk *walk, int fd, int64_t base_offset, int64_t p
 {
     *walk = (struct mqd_walk){.fd = fd, .base_offset = base_offset, .end_position = end_position, .position = position, .next_offset = next_offset,
                               .crc_from_offset = crc_from_offset};
-    walk->buffer = malloc(MQD_WALK_BUFFER_BYTES);
+    int64_t most = crc_from_offset == INT64_MAX ? SPAN_READ_BYTES : MQD_WALK_BUFFER_BYTES, left = end_position - position;
+    walk->capacity_bytes = left > most ? most : left > HEADER_READ_BYTES ? left : HEADER_READ_BYTES;
+    walk->buffer = malloc((size_t)walk->capacity_bytes);
     return walk->buffer ? 0 : mqd_error_set(ENOMEM, "no memory to read a segment");
 }
 
@@ -55,6 +57,8 @@ static const uint8_t *walk_read(struct mqd_walk *walk, int64_t position, int64_t
 {
     if (position >= walk->buffer_position && position + need <= walk->buffer_position + walk->buffer_bytes)
         return walk->buffer + (position - walk->buffer_position);
+    if (want > walk->capacity_bytes)
+        want = walk->capacity_bytes;
     if (want > walk->end_position - position)
         want = walk->end_position - position;
     if (want < need)
@@ -80,12 +84,12 @@ int mqd_walk_check(struct mqd_walk *walk, const struct mqd_batch *batch, int64_t
 {
     int64_t at = position + CRC_FROM, end = position + batch->size_bytes;
     uint32_t crc = 0;
-    if (batch->size_bytes <= MQD_WALK_BUFFER_BYTES) {
-        const uint8_t *bytes = walk_read(walk, position, batch->size_bytes, MQD_WALK_BUFFER_BYTES);
+    if (batch->size_bytes <= walk->capacity_bytes) {
+        const uint8_t *bytes = walk_read(walk, position, batch->size_bytes, walk->capacity_bytes);
         return bytes ? mqd_crc32c(0, bytes + CRC_FROM, (size_t)batch->size_bytes - CRC_FROM) == batch->crc : -1;
     }
     while (at < end) {
-        int64_t part = end - at < MQD_WALK_BUFFER_BYTES ? end - at : MQD_WALK_BUFFER_BYTES;
+        int64_t part = end - at < walk->capacity_bytes ? end - at : walk->capacity_bytes;
         const uint8_t *bytes = walk_read(walk, at, part, part);
         if (!bytes)
             return -1;
@@ -157,7 +161,7 @@ int mqd_walk_resync(struct mqd_walk *walk)
     walk->crc_from_offset = 0;
     walk->gaps_allowed = true;
     for (int64_t at = start + 1; found == 0 && at + MQD_BATCH_HEADER_BYTES <= walk->end_position; at++) {
-        const uint8_t *bytes = walk_read(walk, at, MQD_BATCH_HEADER_BYTES, MQD_WALK_BUFFER_BYTES);
+        const uint8_t *bytes = walk_read(walk, at, MQD_BATCH_HEADER_BYTES, walk->capacity_bytes);
         if (!bytes)
             found = -1;
         else if (bytes[16] == 2)

@@ -5,7 +5,7 @@
  * CRC32C holds. The base offset lies outside the CRC: without gaps its order is its check.
  * The walk stops at the first byte where this fails; an all-zero tail fails at its first byte (batch length 0).
  *
- * Memory: one buffer of MQD_WALK_BUFFER_BYTES; larger batches are checksummed in pieces. Reads by pread only: an I/O error is a value, never SIGBUS.
+ * Memory: one buffer, at most MQD_WALK_BUFFER_BYTES; larger batches are checksummed in pieces. Reads by pread only: an I/O error is a value, never SIGBUS.
  * Concurrency: none; several walks of one file may run at once.
  */
 #ifndef MQD_SEGMENT_H
@@ -33,6 +33,7 @@ struct mqd_walk {
     int64_t crc_from_offset; /* batches with base_offset below are believed by their header; INT64_MAX = never check */
     const char *reason;      /* why the walk ended before end_position; NULL = it did not */
     uint8_t *buffer;
+    int64_t capacity_bytes;
     int64_t buffer_position; /* file position of buffer[0] */
     int64_t buffer_bytes;
     int64_t read_bytes;      /* total, for the recovery's figures */
