@@ -1,0 +1,25 @@
+"""What all of tests/compat share: where unpacked clients live, a client by name, a kcat."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.compat.clients import NAMES, Client, client_of
+from tests.compat.kcat import Kcat, find_kcat
+
+
+@pytest.fixture(scope="session")
+def unpacked_clients(request: pytest.FixtureRequest) -> Path:
+    return Path(request.config.cache.mkdir("clients"))
+
+
+@pytest.fixture(scope="session", params=NAMES)
+def client(request: pytest.FixtureRequest, unpacked_clients: Path) -> Client:
+    return client_of(request.param, unpacked_clients)
+
+
+@pytest.fixture(scope="session")
+def kcat(unpacked_clients: Path) -> Kcat:
+    return find_kcat(unpacked_clients)
