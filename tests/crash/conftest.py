@@ -1,0 +1,20 @@
+"""How many rounds, and which seed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+
+@pytest.fixture
+def rounds(request: pytest.FixtureRequest) -> Callable[[int, int], int]:
+    """rounds(quick, long): as many as this tier runs."""
+    is_long = request.config.getoption("--tier") == "long"
+    return lambda quick, long: long if is_long else quick
+
+
+@pytest.fixture
+def seed() -> int:
+    return int(os.environ.get("MQD_CRASH_SEED", "1"))

@@ -1,0 +1,49 @@
+"""Killing one process of a broker, and waiting for the broker to be whole again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+
+from mqd.shm.attach import KeeperError
+from mqd.shm.keeper_messages import Status
+from mqd.shm.tools import KeeperTool
+from tests.broker import Broker
+from tests.crash.workload import wait_until
+
+READY_SECONDS = 20.0
+
+
+def status(broker: Broker) -> Status:
+    with KeeperTool(broker.data_dir) as tool:
+        return tool.status()
+
+
+def pids(broker: Broker) -> dict[str, int]:
+    return {process.name: process.pid for process in status(broker).processes}
+
+
+def kill(broker: Broker, name: str) -> int:
+    pid = pids(broker)[name]
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def kill_and_wait(broker: Broker, name: str, seconds: float = READY_SECONDS) -> None:
+    """kill -9; returns when its successor runs and the broker says that it is ready."""
+    before = kill(broker, name)
+    wait_until_whole(broker, {name: before}, seconds)
+
+
+def wait_until_whole(broker: Broker, before: dict[str, int], seconds: float = READY_SECONDS) -> None:
+    """Until the broker is ready with other processes than those of `before`."""
+
+    def whole() -> bool:
+        with contextlib.suppress(KeeperError, OSError):
+            now = status(broker)
+            alive = {process.name: process.pid for process in now.processes}
+            return now.ready and all(alive.get(name, 0) not in (0, pid) for name, pid in before.items())
+        return False
+
+    wait_until(whole, seconds, lambda: f"whole after kill -9 of {before}: {status(broker)}\n{broker.logs()}")
