@@ -56,6 +56,7 @@ class Catalog:
         self.owned: dict[Key, Owned] = {}
         self.broker_config: dict[str, str] = {}
         self._failed: dict[Key, bool] = {}  # -> may it pass by itself
+        self._names: dict[int, str] | None = None  # of all partitions, by slot; made when a log line asks
 
     def failed(self, key: Key, may_pass: bool = False) -> None:
         """It could not be opened: wanted all the same (W4). `may_pass`: for want of space, memory or descriptors."""
@@ -73,6 +74,12 @@ class Catalog:
 
     def topic_of(self, owned: Owned) -> TopicImage:
         return self.topics[owned.topic_id]
+
+    def partition_name(self, slot: int) -> str:
+        """Also of a partition that another worker owns: a batch is checked, and refused, where it is received."""
+        if self._names is None:
+            self._names = {partition.slot: f"{topic.name}-{partition.index}" for topic in self.topics.values() for partition in topic.partitions}
+        return self._names.get(slot, f"slot {slot}")
 
     # -- messages ----------------------------------------------------------------------------------------------------------
 
@@ -117,6 +124,7 @@ class Catalog:
 
     def _remove(self, topic: TopicImage, changes: Changes) -> None:
         del self.topics[topic.topic_id]
+        self._names = None
         changes.forget_topics.append(topic)
         for key in self._owned_of(topic):
             if key in self.owned:
@@ -126,6 +134,7 @@ class Catalog:
     def _put(self, topic: TopicImage, changes: Changes, broker_config_changed: bool, retry: set[Key]) -> None:
         before = self.topics.get(topic.topic_id)
         self.topics[topic.topic_id] = topic
+        self._names = None
         if before is None or _slots(before) != _slots(topic):
             changes.put_topics.append(topic)
         wanted = self._owned_of(topic)

@@ -220,8 +220,7 @@ class Worker:
         if event.connection:
             fields["connection"] = event.connection
         if event.slot != native.SLOT_NONE:
-            opened = self._partitions.by_slot.get(event.slot)
-            fields["partition"] = opened.owned.name if opened is not None else f"slot {event.slot}"
+            fields["partition"] = self._catalog.partition_name(event.slot)
         self._log.syslog(event.level, message, **fields)
 
     def _on_log_dir_failed(self, event: native.Event) -> None:
