@@ -166,6 +166,7 @@ class HostCore:
         self._log_dirs = dict(log_dirs)
         self._state = MetadataState()
         self._images: dict[str, messages.TopicImage] = {}
+        self._names: dict[bytes, str] = {}  # topic id -> name, of the images
         self._slots: dict[Partition, int] = {}
         self._free: list[int] = list(range(slot_count))  # heap
         self._retiring: dict[int, tuple[int, set[int]]] = {}  # slot -> (version of the removal, workers that may still use it)
@@ -201,7 +202,8 @@ class HostCore:
                 lost.append(seen)
         self._adopt_torn(event, used)
         self._free = [slot for slot in range(self._slot_count) if slot not in used]
-        in_place = {(seen.topic_id, seen.index): seen.leader_epoch for seen in event.slots if not seen.stale}
+        # A stale slot stays as it is until its new epoch is committed: it is the only witness of the death, should this controller die before.
+        in_place = {(seen.topic_id, seen.index): seen.leader_epoch for seen in event.slots}
         for topic in event.state.topics.values():
             actions += self._put(topic, in_place)
         for seen in lost:
@@ -238,8 +240,6 @@ class HostCore:
         for topic in event.removed:
             actions += self._remove(topic)
         for topic in event.topics:
-            if self._state.topics_by_id.get(topic.topic_id) is None:
-                continue  # removed again by a later batch of the same commit, whose publication follows
             actions += self._put(topic, {})
             if not self._waits_for_slots(topic):
                 actions += self._broadcast(messages.TopicPut(event.version, self._images[topic.name]))
@@ -262,6 +262,7 @@ class HostCore:
                 actions.append(AssignSlot(image.slot, topic.topic_id, image.index, image.owner, image.log_dir, image.leader_epoch))
         if images:
             self._images[topic.name] = messages.TopicImage(topic.name, topic.topic_id, images, topic.config, topic.name in INTERNAL_TOPICS)
+            self._names[topic.topic_id] = topic.name
         return actions
 
     def _image(self, topic_id: bytes, partition: PartitionState) -> messages.PartitionImage:
@@ -294,13 +295,14 @@ class HostCore:
         return slot
 
     def _remove(self, topic: TopicState) -> list[Action]:
+        for partition in topic.partitions:
+            self._unplaced.pop((topic.topic_id, partition.index), None)
         image = self._images.get(topic.name)
         if image is None or image.topic_id != topic.topic_id:
             return []
-        del self._images[topic.name]
+        del self._images[topic.name], self._names[topic.topic_id]
         slots = []
         for partition in image.partitions:
-            self._unplaced.pop((topic.topic_id, partition.index), None)
             slot = self._slots.pop((topic.topic_id, partition.index), -1)
             if slot >= 0:
                 self._retiring[slot] = (self._version, set(self._alive))
@@ -407,13 +409,18 @@ class HostCore:
             actions.append(RaiseEpochs(tuple(lost)))
         return actions + self._free_retired()
 
+    def _told(self, partition: Partition) -> messages.PartitionImage | None:
+        """As subscribers know it. The committed state may be ahead: several batches are committed at once, their publications come one by one."""
+        image = self._images.get(self._names.get(partition[0], ""))
+        return image.partitions[partition[1]] if image is not None and partition[1] < len(image.partitions) else None
+
     def _unfence(self) -> list[Action]:
         actions: list[Action] = []
         for index in list(self._fenced):
             waiting = self._fenced[index]
             for partition in list(waiting):
-                state = self._partition_state(partition)
-                if state is None or state.leader_epoch > waiting[partition]:
+                image = self._told(partition)
+                if image is None or image.leader_epoch > waiting[partition]:
                     del waiting[partition]
             if not waiting:
                 del self._fenced[index]
@@ -497,6 +504,7 @@ class HostCore:
                 assert self._slots[(image.topic_id, partition.index)] == partition.slot, "H1"
                 assert partition.owner in (OWNER_NONE, owner_of(image.topic_id, partition.index, self._worker_count)), "H5"
             assert image.name == name and [partition.index for partition in image.partitions] == list(range(len(image.partitions))), "H6"
+        assert {image.topic_id: name for name, image in self._images.items()} == self._names
         assert self._applied_version <= self._version, "H4"
 
 
