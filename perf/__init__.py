@@ -1,0 +1,1 @@
+"""What mqd costs: `make bench`. See README.md."""

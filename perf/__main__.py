@@ -1,0 +1,107 @@
+"""`make bench`, or `python -m perf [CASE...]`: measures mqd on this machine.
+
+    python -m perf                   everything, about ten minutes; appends one line to perf/history.jsonl
+    python -m perf produce fetch     these cases only; nothing is appended unless --record
+    python -m perf settings          what the settings buy; fills docs/performance.md
+    python -m perf --readme          fills README.md from the last line of perf/history.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import subprocess
+import sys
+from pathlib import Path
+
+from perf import report
+from perf.accounting import machine, wait_quiet
+from perf.bench import Bench
+from perf.brokers import Brokers
+from perf.cases import CASES
+from perf.loading import ROOT, LoadFailed, build
+from perf.settings import settings_page
+
+HISTORY = ROOT / "perf" / "history.jsonl"
+README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "performance.md"
+
+
+def _say(line: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+    else:
+        print(line, file=sys.stderr, flush=True)
+
+
+def _commit() -> str:
+    """Of the tree; ends in -dirty when files that matter differ from it."""
+    def git(*words: str) -> str:
+        return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True).stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", "mqd", "native", "perf/*.py", "perf/native")
+    return (git("rev-parse", "HEAD") or "unknown") + ("-dirty" if changed else "")
+
+
+def _arguments(words: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m perf", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"settings, or any of: {', '.join(CASES)} (all of these unless told)")
+    parser.add_argument("--readme", action="store_true", help="only fill README.md from the last run")
+    parser.add_argument("--quick", action="store_true", help="two repetitions and 1 GB instead of 10: to try the bench, not to judge the broker")
+    parser.add_argument("--record", action=argparse.BooleanOptionalAction, default=None, help="append to perf/history.jsonl (the default for a whole run that is not --quick)")
+    parser.add_argument("--directory", type=Path, help="where the brokers keep their data while they are measured (default: .build/perf, or MQD_PERF_DIR)")
+    arguments = parser.parse_args(words)
+    unknown = [case for case in arguments.cases if case not in (*CASES, "settings")]
+    if unknown:
+        parser.error(f"no case {unknown[0]}; there are: settings, {', '.join(CASES)}")
+    return arguments
+
+
+def _measure(bench: Bench, names: list[str]) -> None:
+    if "ready_full" not in names or bench.quick:
+        bench.warm()
+    for name, case in CASES.items():
+        if name in names:
+            case(bench)
+
+
+def main(words: list[str] | None = None) -> int:
+    arguments = _arguments(words)
+    if arguments.readme:
+        README.write_text(report.replace_block(README.read_text(), "perf", report.readme_block(report.last_run(HISTORY))))
+        return 0
+    build()
+    names = [case for case in arguments.cases if case != "settings"] or ([] if arguments.cases else list(CASES))
+    busy = wait_quiet(5.0)
+    if busy > 0.2:
+        print(f"Other programs use {busy:.0%} of the CPUs: rates and latencies will be theirs as much as ours; CPU time is less affected.", file=sys.stderr)
+    try:
+        with Brokers(arguments.directory) as brokers:
+            bench = Bench(brokers, _say, arguments.quick)
+            if "settings" in arguments.cases:
+                page = PAGE.read_text()
+                for block, text in settings_page(bench).items():
+                    page = report.replace_block(page, block, text)
+                PAGE.write_text(page)
+            if names:
+                _measure(bench, names)
+    except LoadFailed as error:
+        print(f"\n{error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    if names:
+        print("\n" + report.plain_table(bench.figures))
+        print(f"\n{bench.measured - bench.disturbed} of {bench.measured} CPU measurements were undisturbed by other programs.")
+    record = arguments.record if arguments.record is not None else not arguments.cases and not arguments.quick
+    if record:
+        facts = {**machine(), "disturbed": f"{bench.disturbed} of {bench.measured}"}
+        date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        with HISTORY.open("a") as history:
+            history.write(report.history_line(date, _commit(), facts, bench.figures) + "\n")
+        print(f"Added to {HISTORY.relative_to(ROOT)}; `python -m perf --readme` shows it in README.md.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""One run: its brokers, its repetitions, its figures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from perf import loading
+from perf.accounting import CpuTime, wait_quiet
+from perf.brokers import Brokers
+from perf.report import Figure
+
+REPETITIONS = 5
+WAITED_SHARE_MAX = 0.05  # of a measurement's time the reactor may have been kept from its CPU by others
+ATTEMPTS = 4
+WARM_MEGABYTES, WARM_MILLISECONDS = 2048, 15_000
+
+
+class Bench:
+    """`say` shows progress. `quick`: two repetitions, for trying the bench itself."""
+
+    def __init__(self, brokers: Brokers, say: Callable[[str], None], quick: bool = False) -> None:
+        self.brokers = brokers
+        self.figures: list[Figure] = []
+        self.quick = quick
+        self.disturbed = 0  # measurements that had to be taken although others used the CPUs
+        self.measured = 0
+        self._say = say
+        self._serial = 0
+        self._began = time.monotonic()
+
+    def serial(self) -> int:
+        """A number not given before: for names."""
+        self._serial += 1
+        return self._serial
+
+    def add(self, name: str, unit: str, values: list[float], target: float | None = None, *, at_least: bool = False, note: str = "") -> None:
+        figure = Figure(name, unit, values, target, at_least, note)
+        self.figures.append(figure)
+
+    def repeat(self, what: str, count: int = REPETITIONS) -> Iterator[int]:
+        """0, 1, ... with progress."""
+        count = min(count, 2) if self.quick else count
+        for number in range(count):
+            self._say(f"{time.monotonic() - self._began:4.0f} s  {what}: {number + 1} of {count}")
+            yield number
+
+    def warm(self) -> None:
+        """Touches memory once, so that the host's work at a page's first touch is not counted as the broker's."""
+        self._say("touching memory")
+        loading.run("warm", megabytes=WARM_MEGABYTES, milliseconds=WARM_MILLISECONDS)
+
+    def settle(self) -> None:
+        """Lets what others began (deletions, writeback, other programs) end, within reason."""
+        wait_quiet(3.0)
+
+    def undisturbed(self, measure: Callable[[], tuple[dict, CpuTime]]) -> tuple[dict, CpuTime]:
+        """Measures again, a few times at most, while other programs keep the reactor from its CPU; the calmest counts."""
+        best: tuple[float, dict, CpuTime] | None = None
+        self.measured += 1
+        for _ in range(1 if self.quick else ATTEMPTS):
+            result, spent = measure()
+            share = spent.waited_ns / 1e9 / result["seconds"]
+            if best is None or share < best[0]:
+                best = (share, result, spent)
+            if share <= WAITED_SHARE_MAX:
+                break
+        else:
+            self.disturbed += 1
+        assert best is not None
+        return best[1], best[2]

@@ -1,0 +1,112 @@
+"""Brokers for measuring: several at once, each with its own settings, started when first used, idle when not measured (which costs nothing).
+
+Worker 0 is pinned to CPU 0, the clients to the last one. Everything lives below one directory on a real disk, which is deleted at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from mqd.protocol.messages import CreateTopicsRequest, DeleteTopicsRequest
+from perf import loading
+from perf.accounting import CpuTime, cpu_time
+from tests.broker import Broker
+from tests.kafka_connection import KafkaConnection
+
+CREATE_TOPICS, DELETE_TOPICS = 19, 20
+
+
+class Measured:
+    """A broker and what is asked of it here."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.worker_pids = broker.pids("worker")
+        self.topics: set[str] = set()
+
+    @property
+    def port(self) -> int:
+        return self.broker.port
+
+    def pids(self) -> list[int]:
+        return [process["pid"] for process in self.broker.status()["processes"]]
+
+    def topic(self, name: str, partitions: int = 1, **config: object) -> str:
+        """Makes the topic unless it is there. Config names with _ for the dots."""
+        if name in self.topics:
+            return name
+        configs = [CreateTopicsRequest.Config(name=key.replace("_", "."), value=str(value)) for key, value in config.items()]
+        wanted = CreateTopicsRequest.Topic(name=name, num_partitions=partitions, replication_factor=1, configs=configs)
+        with KafkaConnection("127.0.0.1", self.port, timeout_s=60) as kafka:
+            answer = kafka.call(CREATE_TOPICS, 5, CreateTopicsRequest(topics=[wanted], timeout_ms=60000))
+        result = answer.topics[0]
+        if result.error_code:
+            raise loading.LoadFailed(f"cannot create {name}: error {result.error_code} {result.error_message}")
+        self.topics.add(name)
+        return name
+
+    def delete(self, name: str) -> None:
+        if name in self.topics:
+            with KafkaConnection("127.0.0.1", self.port, timeout_s=60) as kafka:
+                kafka.call(DELETE_TOPICS, 5, DeleteTopicsRequest(topic_names=[name], timeout_ms=60000))
+            self.topics.discard(name)
+
+    def load(self, what: str, **arguments: object) -> tuple[dict, CpuTime]:
+        """`timeout_s` and the generator's own arguments. A run of the load generator, and what all the workers' threads spent on it."""
+        before = cpu_time(self.worker_pids)
+        result = loading.run(what, port=self.port, **arguments)
+        return result, cpu_time(self.worker_pids) - before
+
+
+class Brokers:
+    """All brokers of one run, by name. Use as a context manager: everything is stopped and deleted at its end."""
+
+    SETTINGS: dict[str, tuple[int, dict[str, str]]] = {
+        "uring": (1, {"io.backend": "io_uring"}),
+        "epoll": (1, {"io.backend": "epoll"}),
+        "copy": (1, {"io.backend": "io_uring", "sendfile.bytes.min": str(2**31 - 1)}),
+        "two": (2, {"io.backend": "auto", "worker.cpus": "0,1"}),
+        "idle": (2, {"worker.cpus": ""}),
+    }
+    BASE = {"worker.cpus": "0", "admin.port": "0", "log.segment.delete.delay.ms": "0", "log.dirs.free.bytes.min": str(1 << 30)}
+
+    def __init__(self, parent: Path | None = None) -> None:
+        place = parent or os.environ.get("MQD_PERF_DIR") or loading.BUILD
+        Path(place).mkdir(parents=True, exist_ok=True)
+        self.directory = Path(tempfile.mkdtemp(prefix="bench-", dir=place))
+        self._running: dict[str, Measured] = {}
+
+    def get(self, name: str, workers: int | None = None, config: dict[str, str] | None = None) -> Measured:
+        """The running broker of that name; `workers` and `config` for names that are not in SETTINGS."""
+        if name not in self._running:
+            self._running[name] = Measured(self.make(name, workers, config).start())
+        return self._running[name]
+
+    def make(self, name: str, workers: int | None = None, config: dict[str, str] | None = None) -> Broker:
+        """Not started."""
+        known_workers, known_config = self.SETTINGS.get(name, (1, {}))
+        return Broker(self.directory / name, workers or known_workers, {**self.BASE, **known_config, **(config or {})})
+
+    def drop(self, name: str) -> None:
+        """Stops it and deletes its data."""
+        measured = self._running.pop(name, None)
+        if measured is not None:
+            measured.broker.stop()
+        shutil.rmtree(self.directory / name, ignore_errors=True)
+
+    def forget(self, name: str) -> None:
+        """Of a broker that was killed: deletes its data."""
+        self._running.pop(name, None)
+        shutil.rmtree(self.directory / name, ignore_errors=True)
+
+    def __enter__(self) -> Brokers:
+        return self
+
+    def __exit__(self, *_exc) -> None:
+        for name in list(self._running):
+            measured = self._running.pop(name)
+            measured.broker.kill_all()  # nothing of it is kept
+        shutil.rmtree(self.directory, ignore_errors=True)

@@ -1,0 +1,296 @@
+"""What is measured, case by case. Each takes a Bench and adds figures to it; what is compared is measured in turns, never one after the other.
+
+Names of figures are the keys of perf/history.jsonl: a new meaning needs a new name.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+import urllib.request
+from collections.abc import Callable
+
+from perf import loading
+from perf.accounting import CpuTime, cpu_time, pss_bytes
+from perf.bench import Bench
+from perf.brokers import Measured
+
+BACKENDS = ("uring", "epoll")
+SPOKEN = {"uring": "io_uring", "epoll": "epoll"}
+FILL_BATCH_COUNT = 20_000  # of 16 KiB: 328 MB
+
+# size of a batch -> how to saturate one worker with it: connections, batches in flight on each, of which so many in one send, batches of one measurement
+SATURATE: dict[int, dict[str, int]] = {
+    16384: {"connections": 4, "depth": 16, "burst": 8, "count": 24_000},
+    1024: {"connections": 8, "depth": 128, "burst": 64, "count": 240_000},
+    200: {"connections": 8, "depth": 256, "burst": 128, "count": 700_000},
+}
+
+
+def _microseconds_each(result: dict, spent: CpuTime) -> float:
+    return spent.run_us / result["count"]
+
+
+# -- produce ---------------------------------------------------------------------------------------------------------------
+
+
+def _produce_fresh(bench: Bench, broker: Measured, size: int, **more: object) -> tuple[dict, CpuTime]:
+    """Into a new topic that is deleted afterwards, so that the page cache stays small and every repetition starts alike."""
+    topic = broker.topic(f"produce-{size}-{bench.serial()}", flush_on_ack="false")
+    bench.settle()
+    try:
+        return broker.load("produce", topic=topic, batch=size, acks=1, milliseconds=10_000, **{**SATURATE[size], **more})
+    finally:
+        broker.delete(topic)
+
+
+def produce(bench: Bench) -> None:
+    """Appending, acks=1 without flush: what a batch costs, with its CRC."""
+    targets = {16384: 15.0, 1024: 3.0, 200: 1.0}
+    for size, target in targets.items():
+        cost: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
+        rate: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
+        for _ in bench.repeat(f"produce {size}"):
+            for backend in BACKENDS:
+                result, spent = bench.undisturbed(lambda backend=backend, size=size: _produce_fresh(bench, bench.brokers.get(backend), size))
+                cost[backend].append(_microseconds_each(result, spent))
+                rate[backend].append(result["count"] / result["seconds"])
+        for backend in BACKENDS:
+            what = f"{'16 KiB' if size == 16384 else '1 KiB' if size == 1024 else '200-byte'} batch appended, {SPOKEN[backend]}"
+            if size == 200:
+                bench.add(what, "batches/s per CPU-second of a worker", [1e6 / value for value in cost[backend]], 1e6, at_least=True)
+            else:
+                bench.add(what, "CPU-µs", cost[backend], target)
+            bench.add(f"{what}, rate", "batches/s", rate[backend])
+
+
+def flush(bench: Bench) -> None:
+    """acks=all with group commit: what the disk allows."""
+    cost: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
+    rate: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
+    for _ in bench.repeat("acks=all with flush", 3):
+        for backend in BACKENDS:
+            broker = bench.brokers.get(backend)
+            topic = broker.topic(f"flush-{bench.serial()}")
+            result, spent = broker.load("produce", topic=topic, batch=16384, acks=-1, connections=4, depth=16, burst=8, count=12_000, milliseconds=1500)
+            cost[backend].append(_microseconds_each(result, spent))
+            rate[backend].append(result["bytes"] / result["seconds"] / 1e6)
+            broker.delete(topic)
+    for backend in BACKENDS:
+        bench.add(f"16 KiB batch flushed (acks=all, 64 in flight), {SPOKEN[backend]}", "CPU-µs", cost[backend])
+        bench.add(f"16 KiB batch flushed, rate, {SPOKEN[backend]}", "MB/s", rate[backend])
+
+
+# -- fetch -----------------------------------------------------------------------------------------------------------------
+
+
+def filled_topic(broker: Measured, name: str = "filled", partitions: int = 1) -> str:
+    """A topic with 328 MB of 16 KiB batches, in the page cache."""
+    if name not in broker.topics:
+        broker.topic(name, partitions, flush_on_ack="false")
+        broker.load("produce", topic=name, partitions=partitions, batch=16384, acks=1, milliseconds=60_000, **{**SATURATE[16384], "count": FILL_BATCH_COUNT})
+    return name
+
+
+def fetch(bench: Bench) -> None:
+    """Hot reads of 64 KiB and catching up by 1 MiB; sendfile on both backends against copying."""
+    brokers = {"io_uring": bench.brokers.get("uring"), "epoll": bench.brokers.get("epoll"), "copying": bench.brokers.get("copy")}
+    topics = {name: filled_topic(broker) for name, broker in brokers.items()}
+    ways = {"64 KiB": {"bytes": 65536, "connections": 4}, "1 MiB": {"bytes": 1 << 20, "connections": 4}}
+    for way, arguments in ways.items():
+        cost: dict[str, list[float]] = {name: [] for name in brokers}
+        rate: dict[str, list[float]] = {name: [] for name in brokers}
+        for _ in bench.repeat(f"fetch {way}"):
+            for name, broker in brokers.items():
+                bench.settle()
+                result, spent = bench.undisturbed(
+                    lambda broker=broker, name=name, arguments=arguments: broker.load("fetch", topic=topics[name], milliseconds=500, **arguments)
+                )
+                cost[name].append(_microseconds_each(result, spent))
+                rate[name].append(result["bytes"] / result["seconds"] / 1e9)
+        for name in brokers:
+            hot = way == "64 KiB"
+            bench.add(f"fetch of {way}, {name}", "CPU-µs", cost[name], 20.0 if hot and name != "copying" else None)
+            bench.add(f"catch-up by {way}, {name}", "GB/s", rate[name], 2.0 if not hot and name != "copying" else None, at_least=True)
+        saved = [100 * (1 - sent / copied) for sent, copied in zip(cost["io_uring"], cost["copying"], strict=True)]
+        bench.add(f"sendfile saves of copying's CPU, {way}", "%", saved, note="the seed documents claim 65 %")
+
+
+def parked(bench: Bench) -> None:
+    """A hundred consumers that are caught up, against none. Nothing arrives."""
+    broker = bench.brokers.get("uring")
+    topic = broker.topic("parked")
+    without, with_them = [], []
+    for _ in bench.repeat("caught-up consumers", 3):
+        for values, count in ((without, 0), (with_them, 100)):
+            if not count:
+                values.append(_idle_microseconds(broker, 3.0))
+                continue
+            with loading.parked(port=broker.port, topic=topic, connections=count):
+                time.sleep(0.5)  # until the last of them is parked: the generator only knows that it has sent
+                values.append(_idle_microseconds(broker, 5.0))
+    more = [(busy - idle) / 100 for busy, idle in zip(with_them, without, strict=True)]
+    bench.add("caught-up consumer, nothing arrives", "CPU-µs/s", more, 10.0, note="100 consumers parked, less the same worker without any; 10 CPU-µs/s is 0.001 % of a core")
+
+
+def _idle_microseconds(broker: Measured, seconds: float) -> float:
+    """CPU-µs that the workers spend in a second while nobody wants anything."""
+    before, began = cpu_time(broker.worker_pids), time.monotonic()
+    time.sleep(seconds)
+    return (cpu_time(broker.worker_pids) - before).run_us / (time.monotonic() - began)
+
+
+# -- one at a time ---------------------------------------------------------------------------------------------------------
+
+
+def latency(bench: Bench) -> None:
+    """One record at a time: a client, an idle broker; echo and fdatasync in the same run."""
+    found: dict[str, list[float]] = {}
+
+    def keep(name: str, value: float) -> None:
+        found.setdefault(name, []).append(value)
+
+    for _ in bench.repeat("latency"):
+        for backend in BACKENDS:
+            broker = bench.brokers.get(backend)
+            flushed, unflushed = broker.topic("latency"), broker.topic("latency-unflushed", flush_on_ack="false")
+            spoken = SPOKEN[backend]
+            bench.settle()
+            one, _ = broker.load("latency", topic=flushed, batch=200, count=3000, acks=1, cpu=loading.WORKER_CPU)
+            keep(f"p50 {spoken}", one["produce"]["p50_us"])
+            keep(f"p99 {spoken}", one["produce"]["p99_us"])
+            keep(f"echo p50 {spoken}", one["echo"]["p50_us"])
+            keep(f"times echo {spoken}", one["produce"]["p99_us"] / one["echo"]["p99_us"])
+            every, _ = broker.load("latency", topic=flushed, batch=200, count=400, acks=-1, cpu=loading.WORKER_CPU, path=bench.brokers.directory / "fdatasync")
+            keep(f"all {spoken}", every["produce"]["p50_us"])
+            keep(f"sync {spoken}", every["fdatasync"]["p50_us"])
+            keep(f"above {spoken}", every["produce"]["p50_us"] - every["fdatasync"]["p50_us"])
+            for name, topic in (("e2e", unflushed), ("e2e flushed", flushed)):
+                result, _ = broker.load("end_to_end", topic=topic, batch=200, count=400, acks=1)
+                keep(f"{name} {spoken}", result["end_to_end"]["p50_us"])
+    for spoken in SPOKEN.values():
+        bench.add(f"produce one record, acks=1, p50, {spoken}", "µs", found[f"p50 {spoken}"], 80.0)
+        bench.add(f"produce one record, acks=1, p99, {spoken}", "µs", found[f"p99 {spoken}"])
+        bench.add(f"echo server beside it, p50, {spoken}", "µs", found[f"echo p50 {spoken}"])
+        bench.add(f"p99 as a multiple of the echo server's, {spoken}", "times", found[f"times echo {spoken}"], 5.0)
+        bench.add(f"produce one record, acks=all, p50, {spoken}", "µs", found[f"all {spoken}"])
+        bench.add(f"fdatasync beside it, p50, {spoken}", "µs", found[f"sync {spoken}"])
+        bench.add(f"acks=all above fdatasync, p50, {spoken}", "µs", found[f"above {spoken}"], 100.0)
+        bench.add(f"produce to consume, p50, flush.on.ack=false, {spoken}", "µs", found[f"e2e {spoken}"], 200.0)
+        bench.add(
+            f"produce to consume, p50, flush.on.ack=true, {spoken}", "µs", found[f"e2e flushed {spoken}"],
+            note="the default: a consumer sees a record only when it is on disk, so this has an fdatasync in it",
+        )
+
+
+# -- the whole broker ------------------------------------------------------------------------------------------------------
+
+
+def idle(bench: Bench) -> None:
+    """Memory and CPU of all processes of a 2-worker broker that nobody uses."""
+    broker = bench.brokers.get("idle")
+    pids = broker.pids()
+    time.sleep(3)  # start-up work is over
+    shares = []
+    for _ in bench.repeat("idle broker", 3):
+        before, began = cpu_time(pids).run_us, time.monotonic()
+        time.sleep(10 if not bench.quick else 3)
+        shares.append((cpu_time(pids).run_us - before) / 1e6 / (time.monotonic() - began) * 100)
+    bench.add("idle, all processes of a 2-worker broker", "% of a CPU", shares, 0.5)
+    bench.add("memory, all processes of an idle 2-worker broker", "MB (PSS)", [pss_bytes(pids) / 1e6], 250.0)
+    bench.brokers.drop("idle")
+
+
+def ready(bench: Bench) -> None:
+    """From the command to `mqd ready`, on an empty directory."""
+    seconds = []
+    for _ in bench.repeat("ready on an empty directory"):
+        bench.settle()
+        seconds.append(bench.brokers.get("idle").broker.ready_seconds)
+        bench.brokers.drop("idle")
+    bench.add("ready, empty directory, 2 workers", "s", seconds, 1.0)
+
+
+def ready_full(bench: Bench) -> None:
+    """The same after kill -9 with 10 GB of log, once from where the writers were and once again."""
+    gigabytes = 10 if not bench.quick else 1
+    broker = bench.brokers.get("full", workers=2, config={"worker.cpus": ""})
+    topic = broker.topic("full", 4, flush_on_ack="false")
+    seconds = []
+    for round_number in bench.repeat(f"ready with {gigabytes} GB", 3):
+        batches = gigabytes * 1_000_000_000 // 16384 if round_number == 0 else 20_000
+        broker.load("produce", topic=topic, partitions=4, connections=4, depth=16, burst=8, batch=16384, acks=1, count=batches, milliseconds=150_000, timeout_s=240)
+        broker.broker.kill_all()
+        bench.settle()
+        seconds.append(broker.broker.start().ready_seconds)
+        broker.worker_pids = broker.broker.pids("worker")
+    bench.add(f"ready, {gigabytes} GB of log after kill -9, 2 workers", "s", seconds, 3.0 if gigabytes == 10 else None)
+    broker.broker.kill_all()
+    bench.brokers.forget("full")
+
+
+def partitions(bench: Bench) -> None:
+    """2,000 partitions against one, by the same connections."""
+    broker = bench.brokers.get("many")
+    many = broker.topic("many", 2000, flush_on_ack="false")
+    for size, target in ((16384, 25.0), (1024, None)):
+        arguments = {**SATURATE[size], "connections": 8, "depth": 16, "burst": 8, "count": 24_000 if size == 16384 else 120_000}
+        lost, rate_lost = [], []
+        for _ in bench.repeat(f"2,000 partitions, {size}"):
+            one, one_spent = bench.undisturbed(lambda size=size, arguments=arguments: _produce_fresh(bench, broker, size, **arguments))
+            bench.settle()
+            two, two_spent = bench.undisturbed(
+                lambda size=size, arguments=arguments: broker.load("produce", topic=many, partitions=2000, batch=size, acks=1, milliseconds=20_000, **arguments)
+            )
+            lost.append(100 * (1 - _microseconds_each(one, one_spent) / _microseconds_each(two, two_spent)))
+            rate_lost.append(100 * (1 - (two["count"] / two["seconds"]) / (one["count"] / one["seconds"])))
+        spoken = "16 KiB" if size == 16384 else "1 KiB"
+        bench.add(f"1 → 2,000 partitions costs, {spoken} batches", "% of throughput per CPU-second", lost, target)
+        bench.add(f"1 → 2,000 partitions costs, {spoken} batches, by rate", "% of rate", rate_lost)
+    bench.brokers.drop("many")
+
+
+def _forwarded(broker: Measured) -> float:
+    """Batches that the workers have forwarded to one another, from the broker's own metrics."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{broker.broker.status()['metrics_port']}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    return sum(float(line.split()[-1]) for line in text.splitlines() if "batches_forwarded" in line and not line.startswith("#") and "_created" not in line)
+
+
+def forward(bench: Bench) -> None:
+    """Batches that arrive at the worker that owns their partition, against batches that are forwarded to the other one."""
+    broker = bench.brokers.get("two")
+    for size in (16384, 1024):
+        cost: dict[str, list[float]] = {"local": [], "forwarded": []}
+        for _ in bench.repeat(f"forwarding {size}", 3):
+            for shift in (0, 1):
+                topic = broker.topic(f"forward-{bench.serial()}", 2, flush_on_ack="false")
+                arguments = {**SATURATE[size], "connections": 2, "partitions": 2, "shift": shift, "count": SATURATE[size]["count"] // 2}
+                before = _forwarded(broker)
+                result, spent = broker.load("produce", topic=topic, batch=size, acks=1, milliseconds=10_000, **arguments)
+                share = (_forwarded(broker) - before) / result["count"]
+                broker.delete(topic)
+                if share < 0.05 or share > 0.95:
+                    cost["forwarded" if share > 0.5 else "local"].append(_microseconds_each(result, spent))
+        spoken = "16 KiB" if size == 16384 else "1 KiB"
+        for name, values in cost.items():
+            if values:
+                bench.add(f"{spoken} batch {name}, both workers", "CPU-µs", values)
+        if cost["local"] and cost["forwarded"]:
+            more = statistics.median(cost["forwarded"]) - statistics.median(cost["local"])
+            bench.add(f"forwarding a {spoken} batch costs", "CPU-µs more", [more])
+
+
+def disk(bench: Bench) -> None:
+    """The regime: this disk's fdatasync, alone."""
+    values = []
+    for _ in range(3):
+        values.append(loading.run("sync", path=bench.brokers.directory / "fdatasync", count=200)["fdatasync"]["p50_us"])
+    bench.add("fdatasync of 1 KiB, p50", "µs", values)
+
+
+# In the order in which they run: the largest first, since it touches the memory that the others then find warm.
+CASES: dict[str, Callable[[Bench], None]] = {
+    "ready_full": ready_full, "ready": ready, "idle": idle, "disk": disk, "latency": latency, "produce": produce, "fetch": fetch, "parked": parked,
+    "partitions": partitions, "forward": forward, "flush": flush,
+}

@@ -1,0 +1,65 @@
+"""The load generator (native/): built when its sources are newer, run pinned to a CPU of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+BUILD = ROOT / ".build" / "perf"
+SOURCES = Path(__file__).resolve().parent / "native"
+WORKER_CPU = 0
+
+
+def client_cpu() -> int:
+    """The last CPU we may use; the worker's when there is only one (then rates mean little, CPU time still does)."""
+    return max(os.sched_getaffinity(0))
+
+
+class LoadFailed(RuntimeError):
+    """The load generator could not do its work; the message is its own."""
+
+
+def build() -> Path:
+    """The program, compiled if need be. Raises LoadFailed."""
+    program = BUILD / "load"
+    newest = max(source.stat().st_mtime for source in SOURCES.iterdir())
+    if not program.exists() or program.stat().st_mtime < newest:
+        BUILD.mkdir(parents=True, exist_ok=True)
+        compiler = os.environ.get("CC") or shutil.which("cc") or "gcc"
+        sources = [str(source) for source in sorted(SOURCES.glob("*.c"))]
+        done = subprocess.run([compiler, "-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-o", str(program), *sources], capture_output=True, text=True)
+        if done.returncode:
+            raise LoadFailed(f"{compiler} cannot build the load generator:\n{done.stderr}")
+    return program
+
+
+def _words(what: str, arguments: dict[str, object]) -> list[str]:
+    return ["taskset", "-c", str(client_cpu()), str(build()), what, *(f"{name}={value}" for name, value in arguments.items())]
+
+
+def run(what: str, *, timeout_s: float = 120, **arguments: object) -> dict:
+    """One run; its JSON. Raises LoadFailed."""
+    try:
+        done = subprocess.run(_words(what, arguments), capture_output=True, text=True, timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        raise LoadFailed(f"load {what} {arguments}: not done within {timeout_s:.0f} s") from None
+    if done.returncode:
+        raise LoadFailed(f"load {what} {arguments}: {done.stderr.strip() or done.stdout.strip()}")
+    return json.loads(done.stdout)
+
+
+@contextlib.contextmanager
+def parked(**arguments: object) -> Iterator[None]:
+    """Caught-up consumers, for as long as the block runs."""
+    with subprocess.Popen(_words("parked", arguments), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        if process.stdout.readline() != "ready\n":
+            raise LoadFailed(f"load parked {arguments}: exit {process.wait()}")
+        yield
+        process.stdin.close()

@@ -1,0 +1,59 @@
+/* What the files of the load generator share. It costs next to nothing: frames are encoded once, replies are only counted, so that it measures the broker
+ * and not a client library. One thread; loopback only; every run is bounded by seconds or by a count.
+ */
+#ifndef MQD_LOAD_H
+#define MQD_LOAD_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* ---- arguments: NAME=VALUE words ---- */
+
+struct arguments { int count; char **word; };
+const char *argument_text(const struct arguments *arguments, const char *name, const char *otherwise); /* otherwise NULL: it must be there */
+int64_t argument_number(const struct arguments *arguments, const char *name, int64_t otherwise);       /* otherwise INT64_MIN: it must be there */
+
+/* ---- bytes ---- */
+
+struct bytes { uint8_t *at; size_t size; };
+void die(const char *what);
+void fail(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
+int64_t now_ns(void);
+uint32_t get32(const uint8_t *p);
+uint64_t get64(const uint8_t *p);
+void set64(uint8_t *p, uint64_t v);
+void *allocate(size_t size);
+
+/* ---- frames, with their length word ---- */
+
+struct bytes produce_frame(const char *topic, int partition, size_t batch_bytes, int records, int acks); /* v8; batch_bytes is met exactly where possible */
+struct bytes fetch_frame(const char *topic, int partition, int bytes_max, int bytes_min, int wait_ms);   /* v11; the offset is set by fetch_frame_offset */
+void fetch_frame_offset(struct bytes *frame, int64_t offset);
+struct bytes log_end_frame(const char *topic);
+
+/* Of a reply without its length word, for the only partition it holds. */
+int produce_reply_error(const uint8_t *reply, size_t size, size_t topic_bytes);
+struct fetched { int error; uint32_t records_bytes; const uint8_t *records; };
+struct fetched fetch_reply(const uint8_t *reply, size_t size, size_t topic_bytes);
+int64_t next_offset(const uint8_t *records, uint32_t size, int64_t offset); /* after the last whole batch */
+
+/* ---- sockets ---- */
+
+int dial(int port);
+void not_blocking(int fd);
+void send_all(int fd, const uint8_t *bytes, size_t size);
+void receive_all(int fd, uint8_t *bytes, size_t size);
+struct room { uint8_t *at; size_t capacity; uint32_t size; };
+void receive_frame(int fd, struct room *room); /* blocking; grows the room */
+
+/* ---- what it can do ---- */
+
+int produce_main(const struct arguments *arguments);
+int fetch_main(const struct arguments *arguments);
+int parked_main(const struct arguments *arguments);
+int latency_main(const struct arguments *arguments);
+int end_to_end_main(const struct arguments *arguments);
+int sync_main(const struct arguments *arguments);
+
+#endif
