@@ -1,0 +1,323 @@
+"""What ApiVersions promises is kept: every advertised version of every API is sent once, as bytes, and answered with bytes that decode to the last one."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from collections.abc import Callable
+
+import pytest
+
+from mqd.protocol import SUPPORTED, ErrorCode, encode_response
+from mqd.protocol.api import decode_request
+from mqd.protocol.messages import (
+    AlterConfigsRequest,
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    CreatePartitionsRequest,
+    CreateTopicsRequest,
+    DeleteRecordsRequest,
+    DeleteTopicsRequest,
+    DescribeClusterRequest,
+    DescribeConfigsRequest,
+    DescribeLogDirsRequest,
+    DescribeTopicPartitionsRequest,
+    FetchRequest,
+    FindCoordinatorRequest,
+    IncrementalAlterConfigsRequest,
+    InitProducerIdRequest,
+    ListOffsetsRequest,
+    MetadataRequest,
+    OffsetForLeaderEpochRequest,
+    ProduceRequest,
+)
+from tests.broker import Broker
+from tests.compat import topics
+from tests.compat.topics import API_VERSIONS, FETCH, PRODUCE
+from tests.kafka_connection import KafkaConnection
+
+TOPIC = 2  # a resource type
+RECORD_VERSIONS = range(3, 14)  # Produce 0-2 is advertised for librdkafka's sake (KAFKA-18659): its records are of magic 0 and 1
+
+
+@dataclasses.dataclass
+class Setting:
+    """What a request can be made of."""
+
+    broker: Broker
+    kafka: KafkaConnection
+    topic: str
+    topic_id: bytes
+
+    def fresh(self) -> str:
+        return topics.create_topic(self.broker, "versions-fresh")
+
+
+@pytest.fixture(scope="module")
+def setting(shared_broker: Broker):
+    topic = topics.create_topic(shared_broker, "versions", 2)
+    with topics.connect(shared_broker) as kafka:
+        topics.must_produce(kafka, topic, b"one", b"two", b"three")
+        yield Setting(shared_broker, kafka, topic, topics.topic_id(kafka, topic))
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """`errors` picks every error code out of a response; `right` says whether its content is what was asked for."""
+
+    request: Callable[[Setting, int], object]
+    errors: Callable[[object], list[int]]
+    right: Callable[[Setting, int, object], bool]
+
+
+def _produce(setting: Setting, version: int) -> ProduceRequest:
+    names = {"topic_id": setting.topic_id} if version >= 13 else {}
+    return topics.produce_request(setting.topic, topics.batch_of(b"versions"), 1, **names)
+
+
+def _fetch(setting: Setting, version: int) -> FetchRequest:
+    return topics.fetch_request([(setting.topic, 0, 0)], topic_ids={setting.topic: setting.topic_id}, session_epoch=-1)
+
+
+def _list_offsets(setting: Setting, version: int) -> ListOffsetsRequest:
+    asked = [ListOffsetsRequest.Partition(partition_index=0, timestamp=topics.EARLIEST)]
+    return ListOffsetsRequest(topics=[ListOffsetsRequest.Topic(name=setting.topic, partitions=asked)], timeout_ms=5000)
+
+
+def _metadata(setting: Setting, version: int) -> MetadataRequest:
+    by_id = version >= 12
+    asked = MetadataRequest.Topic(topic_id=setting.topic_id, name=None) if by_id else MetadataRequest.Topic(name=setting.topic)
+    return MetadataRequest(topics=[asked], allow_auto_topic_creation=False)
+
+
+def _find_coordinator(setting: Setting, version: int) -> FindCoordinatorRequest:
+    return FindCoordinatorRequest(key="a group", coordinator_keys=["a group"])
+
+
+def _found_coordinator(setting: Setting, version: int, response: object) -> bool:
+    found = response.coordinators[0] if version >= 4 else response
+    return (found.node_id, found.port) == (1, setting.broker.port)
+
+
+def _create_topics(setting: Setting, version: int) -> CreateTopicsRequest:
+    configs = [CreateTopicsRequest.Config(name="retention.ms", value="86400000")]
+    return CreateTopicsRequest(topics=[CreateTopicsRequest.Topic(name=topics.fresh_name("versions-created"), num_partitions=3, replication_factor=1, configs=configs)], timeout_ms=10_000)
+
+
+def _created_topics(setting: Setting, version: int, response: object) -> bool:
+    (created,) = response.topics
+    described = version < 5 or (created.num_partitions == 3 and "retention.ms" in {config.name for config in created.configs})
+    return described and (version < 7 or created.topic_id != bytes(16))
+
+
+def _delete_topics(setting: Setting, version: int) -> DeleteTopicsRequest:
+    name = setting.fresh()
+    return DeleteTopicsRequest(topics=[DeleteTopicsRequest.TopicState(name=name)], topic_names=[name], timeout_ms=10_000)
+
+
+def _delete_records(setting: Setting, version: int) -> DeleteRecordsRequest:
+    name = setting.fresh()
+    topics.must_produce(setting.kafka, name, b"a", b"b")
+    asked = DeleteRecordsRequest.Partition(partition_index=0, offset=1)
+    return DeleteRecordsRequest(topics=[DeleteRecordsRequest.Topic(name=name, partitions=[asked])], timeout_ms=10_000)
+
+
+def _epochs(setting: Setting, version: int) -> OffsetForLeaderEpochRequest:
+    asked = OffsetForLeaderEpochRequest.Partition(partition=0, current_leader_epoch=-1, leader_epoch=0)
+    return OffsetForLeaderEpochRequest(replica_id=-1, topics=[OffsetForLeaderEpochRequest.Topic(topic=setting.topic, partitions=[asked])])
+
+
+def _alter_configs(setting: Setting, version: int) -> AlterConfigsRequest:
+    config = AlterConfigsRequest.Config(name="retention.ms", value="1000000")
+    return AlterConfigsRequest(resources=[AlterConfigsRequest.Resource(resource_type=TOPIC, resource_name=setting.fresh(), configs=[config])])
+
+
+def _incremental_alter_configs(setting: Setting, version: int) -> IncrementalAlterConfigsRequest:
+    config = IncrementalAlterConfigsRequest.Config(name="retention.ms", config_operation=0, value="1000000")
+    return IncrementalAlterConfigsRequest(resources=[IncrementalAlterConfigsRequest.Resource(resource_type=TOPIC, resource_name=setting.fresh(), configs=[config])])
+
+
+def _describe_configs(setting: Setting, version: int) -> DescribeConfigsRequest:
+    resource = DescribeConfigsRequest.Resource(resource_type=TOPIC, resource_name=setting.topic, configuration_keys=None)
+    return DescribeConfigsRequest(resources=[resource], include_synonyms=True, include_documentation=True)
+
+
+def _described_configs(setting: Setting, version: int, response: object) -> bool:
+    configs = {config.name: config for config in response.results[0].configs}
+    return configs["flush.on.ack"].value == "true" and len(configs["retention.ms"].synonyms) > 0 and (version < 3 or bool(configs["retention.ms"].documentation))
+
+
+def _create_partitions(setting: Setting, version: int) -> CreatePartitionsRequest:
+    return CreatePartitionsRequest(topics=[CreatePartitionsRequest.Topic(name=setting.fresh(), count=2, assignments=None)], timeout_ms=10_000)
+
+
+def _describe_log_dirs(setting: Setting, version: int) -> DescribeLogDirsRequest:
+    return DescribeLogDirsRequest(topics=[DescribeLogDirsRequest.Topic(topic=setting.topic, partitions=[0, 1])])
+
+
+CASES: dict[int, Case] = {
+    0: Case(
+        _produce,
+        lambda r: [p.error_code for t in r.responses for p in t.partition_responses],
+        lambda s, v, r: r.responses[0].partition_responses[0].base_offset >= 0 and (v >= 13 or r.responses[0].name == s.topic),
+    ),
+    1: Case(
+        _fetch,
+        lambda r: [r.error_code, *(p.error_code for t in r.responses for p in t.partitions)],
+        lambda s, v, r: r.responses[0].partitions[0].high_watermark == 3 and len(topics.headers_in(r.responses[0].partitions[0].records)) == 1,
+    ),
+    2: Case(
+        _list_offsets,
+        lambda r: [p.error_code for t in r.topics for p in t.partitions],
+        lambda s, v, r: r.topics[0].partitions[0].offset == 0,
+    ),
+    3: Case(
+        _metadata,
+        lambda r: [r.error_code, *(t.error_code for t in r.topics), *(p.error_code for t in r.topics for p in t.partitions)],
+        lambda s, v, r: (r.topics[0].name, len(r.topics[0].partitions), r.brokers[0].port) == (s.topic, 2, s.broker.port),
+    ),
+    10: Case(
+        _find_coordinator,
+        lambda r: [r.error_code, *(c.error_code for c in r.coordinators)],
+        _found_coordinator,
+    ),
+    18: Case(
+        lambda s, v: ApiVersionsRequest(client_software_name="tests", client_software_version="1"),
+        lambda r: [r.error_code],
+        lambda s, v, r: {key.api_key for key in r.api_keys} >= {0, 1, 2, 3, 18},
+    ),
+    19: Case(_create_topics, lambda r: [t.error_code for t in r.topics], _created_topics),
+    20: Case(_delete_topics, lambda r: [t.error_code for t in r.responses], lambda s, v, r: len(r.responses) == 1),
+    21: Case(
+        _delete_records,
+        lambda r: [p.error_code for t in r.topics for p in t.partitions],
+        lambda s, v, r: r.topics[0].partitions[0].low_watermark == 1,
+    ),
+    22: Case(
+        lambda s, v: InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=0x7FFFFFFF),
+        lambda r: [r.error_code],
+        lambda s, v, r: r.producer_id >= 0 and r.producer_epoch == 0,
+    ),
+    23: Case(
+        _epochs,
+        lambda r: [p.error_code for t in r.topics for p in t.partitions],
+        lambda s, v, r: r.topics[0].partitions[0].end_offset == 3,
+    ),
+    32: Case(_describe_configs, lambda r: [x.error_code for x in r.results], _described_configs),
+    33: Case(_alter_configs, lambda r: [x.error_code for x in r.responses], lambda s, v, r: len(r.responses) == 1),
+    35: Case(
+        _describe_log_dirs,
+        lambda r: [r.error_code, *(d.error_code for d in r.results)],
+        lambda s, v, r: {p.partition_index for d in r.results for t in d.topics for p in t.partitions} == {0, 1},
+    ),
+    37: Case(_create_partitions, lambda r: [t.error_code for t in r.results], lambda s, v, r: len(r.results) == 1),
+    44: Case(_incremental_alter_configs, lambda r: [x.error_code for x in r.responses], lambda s, v, r: len(r.responses) == 1),
+    60: Case(
+        lambda s, v: DescribeClusterRequest(),
+        lambda r: [r.error_code],
+        lambda s, v, r: [(b.broker_id, b.port) for b in r.brokers] == [(1, s.broker.port)],
+    ),
+    75: Case(
+        lambda s, v: DescribeTopicPartitionsRequest(topics=[DescribeTopicPartitionsRequest.Topic(name=s.topic)]),
+        lambda r: [t.error_code for t in r.topics],
+        lambda s, v, r: [p.partition_index for p in r.topics[0].partitions] == [0, 1],
+    ),
+}
+
+
+def advertised(kafka: KafkaConnection, version: int = 4) -> dict[int, tuple[int, int]]:
+    response = kafka.call(API_VERSIONS, version, ApiVersionsRequest(client_software_name="tests", client_software_version="1"))
+    assert response.error_code == 0
+    return {key.api_key: (key.min_version, key.max_version) for key in response.api_keys}
+
+
+def test_every_advertised_api_is_tried_here(setting: Setting) -> None:
+    """Whoever adds an API adds its case: nothing is advertised that was never sent."""
+    assert advertised(setting.kafka) == {key: (spec.min_version, spec.max_version) for key, spec in SUPPORTED.items() if key in CASES}
+
+
+def spoken(key: int) -> range:
+    return RECORD_VERSIONS if key == PRODUCE else range(SUPPORTED[key].min_version, SUPPORTED[key].max_version + 1)
+
+
+@pytest.mark.parametrize(("key", "version"), [(key, version) for key in CASES for version in spoken(key)])
+def test_an_advertised_version_is_answered(setting: Setting, key: int, version: int) -> None:
+    case = CASES[key]
+    response = setting.kafka.call(key, version, case.request(setting, version))
+    assert not any(case.errors(response)), response
+    assert case.right(setting, version, response), response
+
+
+@pytest.mark.parametrize("version", range(RECORD_VERSIONS[0]))
+def test_old_produce_versions_are_answered_with_an_error(setting: Setting, version: int) -> None:
+    message = struct.pack(">bbii", 0, 0, -1, 5) + b"value"
+    record = struct.pack(">qiI", 0, len(message) + 4, 0) + message
+    response = setting.kafka.call(PRODUCE, version, topics.produce_request(setting.topic, record, 0, acks=1))
+    (result,) = response.responses[0].partition_responses
+    assert result.error_code in (ErrorCode.UNSUPPORTED_VERSION, ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, ErrorCode.INVALID_RECORD), response
+    assert result.base_offset == -1
+    assert topics.list_offset(setting.kafka, setting.topic, topics.LATEST).offset == 3, "nothing was appended"
+
+
+def test_all_versions_of_api_versions_say_the_same(setting: Setting) -> None:
+    assert len({tuple(sorted(advertised(setting.kafka, version).items())) for version in range(5)}) == 1
+
+
+def test_what_librdkafka_2_0_looks_for_is_advertised(setting: Setting) -> None:
+    """librdkafka 2.0.2 (Debian's) compares single versions before it uses a feature; the minima that break it are these."""
+    ranges = advertised(setting.kafka)
+    for key, version in [(0, 0), (0, 3), (0, 7), (1, 4), (1, 10), (2, 1), (3, 0), (10, 0), (18, 0), (22, 0)]:
+        assert ranges[key][0] <= version <= ranges[key][1], SUPPORTED[key].name
+
+
+def test_no_feature_is_finalized(setting: Setting) -> None:
+    """transaction.version 2 would make new clients leave out requests that nobody here stands in for."""
+    for version in (3, 4):
+        response = setting.kafka.call(API_VERSIONS, version, ApiVersionsRequest(client_software_name="tests", client_software_version="1"))
+        assert response.finalized_features == []
+
+
+@pytest.mark.parametrize("version", [5, 99, 0x7FFF])
+def test_an_unknown_version_of_api_versions_is_answered_in_version_0(shared_broker: Broker, version: int) -> None:
+    """KIP-511: error 35, response header 0, body 0, which lists what is spoken; the connection lives on."""
+    with topics.connect(shared_broker) as kafka:
+        kafka.send_frame(struct.pack(">hhih", API_VERSIONS, version, 77, -1) + b"\0\1\1\0")
+        frame = kafka.receive_frame()
+        correlation_id, error, count = struct.unpack_from(">ihi", frame)
+        assert (correlation_id, error) == (77, ErrorCode.UNSUPPORTED_VERSION)
+        keys = [struct.unpack_from(">hhh", frame, 10 + 6 * i) for i in range(count)]
+        assert len(frame) == 10 + 6 * count and (API_VERSIONS, 0, 4) in keys
+        assert advertised(kafka) == {key: (low, high) for key, low, high in keys}
+
+
+def test_every_produced_version_is_read_by_every_fetched_one(shared_broker: Broker) -> None:
+    name = topics.create_topic(shared_broker, "round-trip")
+    with topics.connect(shared_broker) as kafka:
+        topic_id = topics.topic_id(kafka, name)
+        batches = {version: topics.batch_of(f"produced with version {version}".encode(), b"x" * version) for version in RECORD_VERSIONS}
+        for version, batch in batches.items():
+            request = topics.produce_request(name, batch, **({"topic_id": topic_id} if version >= 13 else {}))
+            (result,) = kafka.call(PRODUCE, version, request).responses[0].partition_responses
+            assert (result.error_code, result.base_offset) == (0, 2 * (version - RECORD_VERSIONS[0])), version
+        for version in spoken(FETCH):
+            for start, batch in zip(range(0, 2 * len(batches), 2), batches.values(), strict=True):
+                part = topics.fetch(kafka, name, start, version=version, topic_ids={name: topic_id}, partition_max_bytes=1)
+                assert part.error_code == 0
+                assert _without_broker_fields(part.records) == _without_broker_fields(batch), (version, start)
+                assert [header.base_offset for header in topics.headers_in(part.records)] == [start]
+
+
+def _without_broker_fields(batch: bytes) -> bytes:
+    """A batch without base offset and leader epoch, the only bytes that a broker may set."""
+    return batch[8:12] + batch[16:]
+
+
+def test_the_worker_answers_api_versions_as_the_codec_writes_them(setting: Setting) -> None:
+    """Workers send ready-made bytes; they are what encode_response would have made."""
+    for version in range(5):
+        request = ApiVersionsRequest(client_software_name="tests", client_software_version="1")
+        setting.kafka.send(API_VERSIONS, version, request)
+        received = setting.kafka.receive()
+        header, _ = decode_request(struct.pack(">hhih", API_VERSIONS, version, received.correlation_id, -1) + (b"\0\1\1\0" if version >= 3 else b""))
+        assert isinstance(received.body, ApiVersionsResponse)
+        assert encode_response(header, received.body) == received.frame
