@@ -62,8 +62,9 @@ class Broker:
             readable, _, _ = select.select([self.process.stdout], [], [], max(left, 0))
             line = self.process.stdout.readline() if readable else ""
             if not line:
+                code, logs = self.process.poll(), self.logs()
                 self.kill_all()
-                raise BrokerFailed(f"no `mqd ready` within {START_SECONDS:.0f} s (exit {self.process.poll()})\n{self.logs()}")
+                raise BrokerFailed(f"no `mqd ready` within {START_SECONDS:.0f} s (exit {code})\n{logs}")
             self.ready_line = line
         self.ready_seconds = time.monotonic() - began
         return self
