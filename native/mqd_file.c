@@ -1,6 +1,6 @@
 /* The file layer; see mqd_file.h. Journal and faults live in mqd_file_watch.h and cost one predictable branch here.
  *
- * Calls that only C uses (open, pwritev, sync, ...) report by errno; those that Python uses set mqd_error as well.
+ * Every call that fails sets mqd_error; those that only C uses (open, pwritev, sync, ...) leave errno as the system set it, too.
  */
 #define _GNU_SOURCE
 #include "mqd_file.h"
@@ -18,16 +18,25 @@
 
 #define WATCHED __builtin_expect(mqd_file_watched, 0)
 
+/* Both channels tell the same: a caller that asks the other one must not take a failure for success. */
+static ssize_t told(ssize_t result, const char *call)
+{
+    if (result < 0) {
+        int error = errno;
+        mqd_error_system(error, "%s", call);
+        errno = error;
+    }
+    return result;
+}
+
 int mqd_file_open(const char *path, int flags, mode_t mode)
 {
-    flags |= O_CLOEXEC;
-    if (WATCHED)
-        return mqd_watched_open(path, flags, mode);
     int fd;
+    flags |= O_CLOEXEC;
     do
-        fd = open(path, flags, mode);
+        fd = WATCHED ? mqd_watched_open(path, flags, mode) : open(path, flags, mode);
     while (fd < 0 && errno == EINTR);
-    return fd;
+    return (int)told(fd, path);
 }
 
 ssize_t mqd_file_pwritev(int fd, const struct iovec *iov, int count, int64_t offset)
@@ -36,7 +45,7 @@ ssize_t mqd_file_pwritev(int fd, const struct iovec *iov, int count, int64_t off
     do
         written = WATCHED ? mqd_watched_pwritev(fd, iov, count, offset) : pwritev(fd, iov, count, offset);
     while (written < 0 && errno == EINTR);
-    return written;
+    return told(written, "write");
 }
 
 ssize_t mqd_file_pwrite(int fd, const void *bytes, size_t size_bytes, int64_t offset)
@@ -47,14 +56,12 @@ ssize_t mqd_file_pwrite(int fd, const void *bytes, size_t size_bytes, int64_t of
 
 int mqd_file_sync(int fd, bool directory)
 {
-    if (WATCHED)
-        return mqd_watched_sync(fd, directory);
-    return directory ? fsync(fd) : fdatasync(fd);
+    return (int)told(WATCHED ? mqd_watched_sync(fd, directory) : directory ? fsync(fd) : fdatasync(fd), "flush");
 }
 
 int mqd_file_syncfs(int fd, const char *root)
 {
-    return WATCHED ? mqd_watched_syncfs(fd, root) : syncfs(fd);
+    return (int)told(WATCHED ? mqd_watched_syncfs(fd, root) : syncfs(fd), "flush of the file system");
 }
 
 void mqd_file_sync_begin(int fd)
@@ -74,12 +81,12 @@ int mqd_file_truncate(int fd, int64_t size_bytes)
     do
         result = WATCHED ? mqd_watched_truncate(fd, size_bytes) : ftruncate(fd, size_bytes);
     while (result < 0 && errno == EINTR);
-    return result;
+    return (int)told(result, "truncate");
 }
 
 int mqd_file_rename(const char *from, const char *to)
 {
-    return WATCHED ? mqd_watched_rename(from, to) : rename(from, to);
+    return (int)told(WATCHED ? mqd_watched_rename(from, to) : rename(from, to), from);
 }
 
 int mqd_file_fallocate(int fd, int mode, int64_t offset, int64_t size_bytes)
@@ -88,7 +95,7 @@ int mqd_file_fallocate(int fd, int mode, int64_t offset, int64_t size_bytes)
     do
         result = WATCHED ? mqd_watched_fallocate(fd, mode, offset, size_bytes) : fallocate(fd, mode, offset, size_bytes);
     while (result < 0 && errno == EINTR);
-    return result;
+    return (int)told(result, "fallocate");
 }
 
 int mqd_file_close(int fd)

@@ -2,7 +2,7 @@
  *
  * Normal running: thin wrappers over the system calls (one predictable branch). With MQD_FILE_JOURNAL=PATH in the environment every call is also appended to PATH
  * (one file per process: PATH.PID) in the order it took effect, with its data; tests/crash rebuilds from it what a disk could hold after a power cut.
- * With MQD_FILE_FAULTS=SPEC calls fail as told (see mqd_file.c).
+ * With MQD_FILE_FAULTS=SPEC calls fail as told (both: mqd_file_watch.h).
  * The asynchronous fdatasync of io_uring reports through mqd_file_synced() when it has completed.
  */
 #ifndef MQD_FILE_H
@@ -13,7 +13,8 @@
 
 #include "mqd_native.h"
 
-int mqd_file_open(const char *path, int flags, mode_t mode);   /* names the fd for the journal */
+/* All: -1 with errno and mqd_error both set. */
+int mqd_file_open(const char *path, int flags, mode_t mode);   /* close-on-exec; names the fd for the journal */
 ssize_t mqd_file_pwritev(int fd, const struct iovec *iov, int count, int64_t offset);
 ssize_t mqd_file_pwrite(int fd, const void *bytes, size_t size_bytes, int64_t offset);
 int mqd_file_sync(int fd, bool directory);          /* fdatasync, or fsync for a directory */

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <endian.h>
 #include <errno.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -311,6 +312,15 @@ void mqd_partition_fence(struct mqd_partition *partition)
     partition->fenced = true;
 }
 
+void mqd_partition_rotate_snapshots(struct mqd_partition *partition, int64_t offset)
+{
+    char path[PATH_MAX];
+    if (partition->snapshot_previous >= 0 && mqd_segment_path(path, sizeof path, partition->path, partition->snapshot_previous, MQD_FILE_SNAPSHOT) == 0)
+        mqd_file_unlink(path);
+    partition->snapshot_previous = partition->snapshot_offset;
+    partition->snapshot_offset = offset;
+}
+
 /* A snapshot is due when producers changed, or when a segment was sealed since: an empty one spares recovery the walk over everything before it. */
 uint8_t *mqd_partition_snapshot(struct mqd_partition *partition, size_t *size_bytes, int64_t *offset)
 {
@@ -322,6 +332,7 @@ uint8_t *mqd_partition_snapshot(struct mqd_partition *partition, size_t *size_by
     if (!bytes)
         return NULL;
     partition->snapshot_changes = partition->producers.changes;
-    partition->snapshot_offset = *offset = partition->log_end_offset;
+    *offset = partition->log_end_offset;
+    mqd_partition_rotate_snapshots(partition, *offset);
     return bytes;
 }

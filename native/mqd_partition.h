@@ -23,12 +23,14 @@
 struct mqd_stage_result {
     int64_t base_offset;
     int64_t log_append_time_ms; /* -1 unless message.timestamp.type=LogAppendTime */
-    bool duplicate;             /* already in the log: base_offset is the original one, nothing was staged */
+    bool duplicate;             /* already in the log, or staged before it: base_offset is the original one, nothing was staged. At or behind log end, the
+                                   original's write decides the answer; with flush_on_ack, durable_offset does. */
 };
 
 /* `bytes` is the whole validated batch; it must stay readable until the write. patch_in_place: the header may be changed where it lies (own arena);
- * otherwise the first 16 (or 61) bytes are copied and patched. Returns a Kafka error code: 0; 2; 10 MESSAGE_TOO_LARGE; 32 INVALID_TIMESTAMP;
- * 45 OUT_OF_ORDER_SEQUENCE_NUMBER; 47 INVALID_PRODUCER_EPOCH; 59 UNKNOWN_PRODUCER_ID; 56 KAFKA_STORAGE_ERROR when fenced;
+ * otherwise the first 16 (or 61) bytes are copied and patched. Returns a Kafka error code: 0; 10 MESSAGE_TOO_LARGE; 18 RECORD_LIST_TOO_LARGE (than a segment);
+ * 32 INVALID_TIMESTAMP; 44 POLICY_VIOLATION (read-only); 45 OUT_OF_ORDER_SEQUENCE_NUMBER; 46 DUPLICATE_SEQUENCE_NUMBER; 47 INVALID_PRODUCER_EPOCH;
+ * 56 KAFKA_STORAGE_ERROR when fenced; 87 INVALID_RECORD (a control batch from a client);
  * or -1 when MQD_STAGE_COUNT_MAX are staged (write first, then stage again). now_ms: wall clock, for LogAppendTime and timestamp limits. */
 int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_batch *batch, uint8_t *bytes, bool patch_in_place, bool control_allowed, int64_t now_ms,
                             struct mqd_stage_result *result);
@@ -42,7 +44,8 @@ void mqd_partition_positions(const struct mqd_partition *partition, struct mqd_p
 bool mqd_partition_dirty(const struct mqd_partition *partition); /* something written is not flushed */
 int64_t mqd_partition_dirty_bytes(const struct mqd_partition *partition);
 
-/* What a flush must cover, at most 4 descriptors: dirty segment files, then the directory when a segment was created. Returns the count, 0 = clean.
+/* What a flush must cover, at most 4 descriptors: dirty segment files, then the directory when a segment was created. Returns the count; 0 = clean, or
+ * the directory could not be opened: then it is fenced, or still dirty when descriptors had run out (try again).
  * One sync at a time per partition. The fds stay valid until mqd_partition_sync_done. */
 struct mqd_sync_fd { int fd; bool directory; };
 int mqd_partition_sync_begin(struct mqd_partition *partition, struct mqd_sync_fd out[4]);
@@ -64,9 +67,11 @@ const struct mqd_log_options *mqd_partition_options(const struct mqd_partition *
 void mqd_partition_set_leader_epoch(struct mqd_partition *partition, int32_t leader_epoch);
 int32_t mqd_partition_leader_epoch(const struct mqd_partition *partition);
 const char *mqd_partition_path(const struct mqd_partition *partition);
-/* Forgets producers idle longer than the limit; called now and then. Returns how many remain. */
+/* Called now and then (seconds): forgets producers idle longer than the limit; gives back what a partition without writes holds (reserved blocks, index
+ * descriptors, staging memory). Returns how many producers remain. */
 uint32_t mqd_partition_expire_producers(struct mqd_partition *partition, int64_t now_ms);
-/* A producer snapshot as bytes (malloc'd; caller frees) and the offset it stands for; NULL when nothing changed since the last. Written by a helper thread. */
+/* A producer snapshot as bytes (malloc'd; caller frees) and the offset it stands for; NULL when nothing changed since the last. Written by a helper thread
+ * (mqd_file_replace, %020d.snapshot). Two are kept: the one before the last is deleted here. Due after each roll at least: recovery reads on from the last one. */
 uint8_t *mqd_partition_snapshot(struct mqd_partition *partition, size_t *size_bytes, int64_t *offset);
 void mqd_partition_fence(struct mqd_partition *partition);
 

@@ -50,6 +50,8 @@ static int write_snapshot(struct mqd_partition *partition)
         return -1;
     int result = mqd_file_replace(path, bytes, size_bytes);
     free(bytes);
+    if (result == 0)
+        mqd_partition_rotate_snapshots(partition, partition->log_end_offset);
     return result;
 }
 

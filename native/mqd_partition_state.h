@@ -92,6 +92,7 @@ struct mqd_partition {
     struct mqd_producers producers;
     uint64_t snapshot_changes;  /* producers.changes at the last snapshot */
     int64_t snapshot_offset;    /* of the last snapshot; -1 = none */
+    int64_t snapshot_previous;  /* of the one before, kept in case the last is damaged; -1 = none */
     struct mqd_epochs epochs;
     bool epochs_unwritten;      /* the file lags behind */
 };
@@ -116,6 +117,8 @@ int mqd_partition_queue_sync(struct mqd_partition *partition, int fd, const stru
 void mqd_partition_trim(struct mqd_partition *partition);
 /* Seals the active segment and begins another at log end. -1 with errno; then the old one is still active and whole. */
 int mqd_partition_roll_active(struct mqd_partition *partition);
+/* A snapshot at `offset` becomes the last one; the third last is deleted (best effort: the next recovery does it again). */
+void mqd_partition_rotate_snapshots(struct mqd_partition *partition, int64_t offset);
 void mqd_partition_free(struct mqd_partition *partition);
 
 #endif

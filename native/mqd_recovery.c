@@ -501,7 +501,7 @@ struct mqd_partition *mqd_partition_open(const char *path, const struct mqd_log_
     }
     partition->active.fd = partition->active.index.fd = partition->active.index.time_fd = -1;
     partition->preallocate_fd = partition->sync_directory_fd = -1;
-    partition->snapshot_offset = -1;
+    partition->snapshot_offset = partition->snapshot_previous = -1;
     partition->leader_epoch = leader_epoch;
     partition->last_write_ms = now_ms;
     mqd_partition_set_options(partition, options);

@@ -71,6 +71,8 @@ static int choose_snapshot(struct mqd_partition *partition, const struct mqd_lis
             useful = load_snapshot(partition, offset);
             if (useful)
                 partition->snapshot_offset = offset;
+        } else if (useful) {
+            partition->snapshot_previous = offset;
         }
         kept += useful;
         if (!useful && delete_snapshot(partition, offset) < 0)

@@ -453,6 +453,38 @@ TEST(a_write_over_segments_is_undone_at_every_step)
         }
 }
 
+/* The same while the queue of files that wait for a sync is full: its last mark must not tell of what was undone. */
+TEST(an_undone_write_leaves_no_mark_behind)
+{
+    for (int after = 0; after < 30; after++) {
+        log_fresh();
+        struct mqd_log_options options = log_options();
+        options.segment_bytes = 1000;
+        struct mqd_partition *partition = log_open(&options, NULL);
+        static uint8_t bytes[9][1024];
+        bool rolled;
+        for (int i = 0; i < 20; i++)
+            CHECK_EQUAL(log_append(partition, (struct log_batch){.body_bytes = 900}), 0);
+        CHECK_EQUAL(partition->sync_queue_count, MQD_SYNC_QUEUE_MAX);
+        for (int i = 0; i < 9; i++)
+            CHECK_EQUAL(log_stage(partition, bytes[i], (struct log_batch){.body_bytes = 900}, NULL), 0);
+        char rule[64];
+        snprintf(rule, sizeof rule, "write:ENOSPC::after=%d:count=1", after);
+        CHECK_EQUAL(mqd_file_watch(NULL, rule), 0);
+        bool failed = mqd_partition_write(partition, NOW, &rolled) < 0;
+        mqd_file_watch(NULL, NULL);
+        CHECK_EQUAL(mqd_partition_log_end_offset(partition), failed ? 20 : 29);
+        struct mqd_sync_fd fds[4];
+        while (mqd_partition_sync_begin(partition, fds) > 0) {
+            mqd_partition_sync_done(partition, 0);
+            CHECK(log_positions(partition).durable_offset <= (failed ? 20 : 29));
+        }
+        CHECK_EQUAL(log_positions(partition).durable_offset, failed ? 20 : 29);
+        CHECK_EQUAL(log_verify(partition, NULL), failed ? 20 : 29);
+        mqd_partition_close(partition, 0);
+    }
+}
+
 TEST(an_index_without_space_is_thinned_not_fatal)
 {
     log_fresh();

@@ -289,17 +289,19 @@ TEST(bad_snapshots_are_passed_over)
                 free(bytes);
             }
         }
+        CHECK_EQUAL(log_file_bytes(10, ".snapshot"), -1); /* two are kept */
         mqd_partition_close(partition, 0);
         if (damage == 0)
             log_flip(log_file(30, ".snapshot"), 30);
         if (damage == 1)
             CHECK_EQUAL(truncate(log_file(30, ".snapshot"), 0), 0);
         if (damage == 2) { /* one that stands for another offset, and one beyond the end */
-            CHECK_EQUAL(rename(log_file(10, ".snapshot"), log_file(30, ".snapshot")), 0);
+            CHECK_EQUAL(unlink(log_file(30, ".snapshot")), 0);
+            CHECK_EQUAL(link(log_file(20, ".snapshot"), log_file(30, ".snapshot")), 0);
             CHECK_EQUAL(link(log_file(20, ".snapshot"), log_file(31, ".snapshot")), 0);
         }
         if (damage == 3)
-            for (int64_t offset = 10; offset <= 30; offset += 10)
+            for (int64_t offset = 20; offset <= 30; offset += 10)
                 log_flip(log_file(offset, ".snapshot"), 9);
         struct mqd_recovery recovery = log_untrusted();
         partition = log_open(&options, &recovery);

@@ -302,6 +302,32 @@ TEST(index_files_are_rebuilt)
                 }
 }
 
+/* A loss of power may take more of the .timeindex than of the .index; the largest timestamp lies in what is lost. */
+TEST(the_largest_timestamp_is_found_behind_a_short_time_index)
+{
+    struct mqd_log_options options = log_options();
+    options.index_interval_bytes = 300;
+    for (int64_t kept = 0; kept < 100; kept += 9) {
+        log_fresh();
+        struct mqd_partition *partition = log_open(&options, NULL);
+        for (int i = 0; i < 400; i++)
+            CHECK_EQUAL(log_append(partition, (struct log_batch){.mark = (uint64_t)i, .timestamp_ms = NOW + (i < 280 ? i : 400 - i)}), 0);
+        CHECK_EQUAL(mqd_partition_close(partition, 1), 0);
+        CHECK(log_file_bytes(0, ".timeindex") > 12 * 90);
+        CHECK_EQUAL(truncate(log_file(0, ".timeindex"), 12 * kept), 0);
+        struct mqd_recovery recovery = log_untrusted();
+        recovery.recovery_point_offset = 400;
+        partition = log_open(&options, &recovery);
+        CHECK_EQUAL(partition->active.index.max_timestamp_ms, NOW + 279);
+        struct mqd_time_index_entry entry;
+        CHECK_EQUAL(mqd_time_index_lookup(log_path, 0, INT64_MAX, &entry), 1);
+        CHECK_EQUAL(entry.timestamp_ms, NOW + 279);
+        CHECK_EQUAL(entry.relative_offset, 279);
+        CHECK_EQUAL(log_verify(partition, NULL), 400);
+        mqd_partition_close(partition, 0);
+    }
+}
+
 TEST(leftovers_are_removed)
 {
     struct mqd_log_options options = log_options();
