@@ -7,7 +7,7 @@ Invariants (check())
     H1  a slot is free, used by one partition, or retiring; never two of them
     H2  a retiring slot is freed only after every worker that was alive when it retired has applied the removal or has died
     H3  a worker whose predecessor died is told nothing before each partition of that predecessor has a new leader epoch (or is gone)
-    H4  the applied version never falls and never passes what a subscribed worker has applied
+    H4  the applied version never falls, and rises only to what every worker that lives has applied
     H5  the owner of a partition is a function of topic id, index and worker count alone
     H6  subscribers are told of partitions that have a slot only; those are the first ones of their topic
 Bounds: COMMANDS_MAX commands under way.
@@ -120,7 +120,7 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class AppliedEverywhere(msgspec.Struct, frozen=True):
-    """Every subscribed worker serves this version: the control segment is told, and the metadata core."""
+    """Every worker that lives serves this version: the control segment is told, and the metadata core."""
 
     version: int
 
@@ -445,8 +445,11 @@ class HostCore:
         return actions + self._maybe_applied()
 
     def _maybe_applied(self) -> list[Action]:
-        applied = [subscriber.applied_version for subscriber in self._subscribers.values() if subscriber.role == "worker"]
-        version = min(applied, default=self._version)
+        """A worker that lives and has not subscribed (again), as all of them just after the controller was restarted, serves some older version."""
+        applied = {subscriber.index: subscriber.applied_version for subscriber in self._subscribers.values() if subscriber.role == "worker"}
+        if not self._alive <= applied.keys():
+            return []
+        version = min(applied.values(), default=self._version)
         if version <= self._applied_version:
             return []
         self._applied_version = version

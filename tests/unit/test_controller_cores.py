@@ -97,7 +97,8 @@ class World:
                         self.inbox.setdefault(action.client, []).append(action.message)
                 case host_core.AppliedEverywhere():
                     assert action.version > self.applied_version
-                    assert all(self.views[index]["version"] >= action.version for index in self.subscribed.values()), "a subscribed worker does not have it"
+                    known = self.views.keys() & self.alive  # without a view: just started, serves nothing
+                    assert all(self.views[index]["version"] >= action.version for index in known), "a worker that lives does not have it"
                     self.applied_version = action.version
                     self.metadata(metadata_core.AppliedByHost(action.version))
                 case host_core.RaiseEpochs():
@@ -324,6 +325,32 @@ def test_dead_worker_is_not_waited_for(world: World) -> None:
         world.apply(client)
     assert number not in world.answers
     world.die(1)
+    assert world.answers[number].error == 0
+
+
+def test_after_a_controller_restart_a_change_waits_for_workers_that_have_not_subscribed_again(world: World) -> None:
+    """Nobody subscribed is not everybody served: the workers live, and are on their way back."""
+    world.ask(create("orders", 3))
+    live = sorted(set(world.subscribed.values()))
+    world.start()
+    number = world.request(create("other", 3))
+    world.flush_log()
+    assert number not in world.answers
+    for index in live[:-1]:
+        world.apply(world.join(index))
+    assert number not in world.answers, "the last one has not even subscribed"
+    world.die(live[-1])
+    world.flush_log()
+    for client in list(world.subscribed):  # the new leader epochs of the dead worker's partitions are news too
+        world.apply(client)
+    assert world.answers[number].error == 0
+
+
+def test_without_any_living_worker_a_change_is_answered(world: World) -> None:
+    for index in range(world.worker_count):
+        world.die(index)
+    number = world.request(create("orders", 3))
+    world.flush_log()
     assert world.answers[number].error == 0
 
 
