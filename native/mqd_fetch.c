@@ -152,40 +152,6 @@ static void ready_again(struct mqd_fetch_entry *entry)
 
 /* ---- evaluation ---- */
 
-/* Goes through the ready entries: those that are read to the end wait on their slots. Returns the bytes there are to send, at least bytes_min when an error
- * has to be told. */
-static int64_t survey(struct mqd_reactor *r, struct mqd_request *request)
-{
-    struct mqd_fetch_set *set = request->set;
-    int64_t bytes_min = request->bytes_min > 0 ? request->bytes_min : 1, available = 0;
-    MQD_LIST_EACH(node, spare, &set->ready) {
-        struct mqd_fetch_entry *entry = MQD_CONTAINER(node, struct mqd_fetch_entry, ready);
-        struct mqd_positions positions;
-        uint32_t slot;
-        int16_t error = entry_check(r, entry, &slot, &positions);
-        if (error) {
-            available += bytes_min;
-            continue;
-        }
-        if (entry->fetch_offset >= readable_end(request, &positions)) {
-            if (entry_wait(r, entry, slot, positions.high_watermark))
-                mqd_list_remove(&entry->ready);
-            else
-                available += 1;
-            continue;
-        }
-        if (bytes_min == 1) {
-            available += 1;
-        } else {
-            uint64_t bytes = mqd_reader_available_bytes(r->reader, slot, &positions, entry->fetch_offset, &entry->cursor);
-            available += bytes > (uint64_t)entry->bytes_max ? entry->bytes_max : (int64_t)bytes;
-            if (!entry_wait(r, entry, slot, positions.high_watermark))
-                available += 1; /* stays ready and will be looked at again */
-        }
-    }
-    return available;
-}
-
 static void ensure_path(struct mqd_reactor *r, const struct mqd_fetch_entry *entry, uint32_t slot)
 {
     if (r->path_known[slot])
@@ -195,6 +161,52 @@ static void ensure_path(struct mqd_reactor *r, const struct mqd_fetch_entry *ent
     if (dir->path && asprintf(&path, "%s/%s-%d", dir->path, entry->topic->name, entry->partition_index) > 0 && mqd_reader_set_path(r->reader, slot, path) == 0)
         r->path_known[slot] = 1;
     free(path);
+}
+
+/* What an entry has towards min_bytes. Segments this worker has not listed yet, or that rolled since, are listed first: a guess would answer too early. */
+static int64_t entry_available(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint32_t slot, const struct mqd_positions *positions)
+{
+    uint64_t bytes = mqd_reader_available_bytes(r->reader, slot, positions, entry->fetch_offset, &entry->cursor);
+    if (bytes == UINT64_MAX) {
+        uint64_t generation = mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation);
+        struct mqd_range none; /* of no bytes, so it holds no segment */
+        ensure_path(r, entry, slot);
+        if (mqd_reader_find(r->reader, slot, positions, generation, entry->fetch_offset, 0, false, &entry->cursor, &none) == 0)
+            bytes = mqd_reader_available_bytes(r->reader, slot, positions, entry->fetch_offset, &entry->cursor);
+    }
+    return bytes > (uint64_t)entry->bytes_max ? entry->bytes_max : (int64_t)bytes;
+}
+
+/* What one entry has towards bytes_min, and makes it wait on its slot. When its high watermark moved while it was put there, its owner may have looked before:
+ * look again. An error has to be told now, whatever else there is. */
+static int64_t entry_survey(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry, int64_t bytes_min)
+{
+    for (int tries = 0; tries < 4; tries++) {
+        struct mqd_positions positions;
+        uint32_t slot;
+        if (entry_check(r, entry, &slot, &positions))
+            return bytes_min;
+        bool at_end = entry->fetch_offset >= readable_end(request, &positions);
+        if (!at_end && bytes_min == 1)
+            return 1;
+        int64_t bytes = at_end ? 0 : entry_available(r, entry, slot, &positions);
+        if (entry_wait(r, entry, slot, positions.high_watermark)) {
+            if (at_end)
+                mqd_list_remove(&entry->ready);
+            return bytes;
+        }
+    }
+    return bytes_min; /* records arrive faster than they can be counted */
+}
+
+/* Goes through the ready entries: those that are read to the end wait on their slots. Returns the bytes there are to send. */
+static int64_t survey(struct mqd_reactor *r, struct mqd_request *request)
+{
+    struct mqd_fetch_set *set = request->set;
+    int64_t bytes_min = request->bytes_min > 0 ? request->bytes_min : 1, available = 0;
+    MQD_LIST_EACH(node, spare, &set->ready)
+        available += entry_survey(r, request, MQD_CONTAINER(node, struct mqd_fetch_entry, ready), bytes_min);
+    return available;
 }
 
 static void find_range(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry, uint32_t slot, struct mqd_positions *positions, int64_t *budget, bool *first)
