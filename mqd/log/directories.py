@@ -120,7 +120,11 @@ def leftovers(log_dir: Path) -> list[Path]:
 
 def delete_tree(path: Path, files: Files) -> Iterator[Path]:
     """Deletes a directory set aside, file by file, yielding each file it is about to unlink (so that the caller can pace or stop). Raises OSError."""
-    for entry in sorted(path.iterdir()):
+    try:
+        entries = sorted(path.iterdir())
+    except FileNotFoundError:
+        return  # each worker that starts clears up, also beside the one that set it aside
+    for entry in entries:
         if entry.is_dir() and not entry.is_symlink():
             yield from delete_tree(entry, files)
             continue
