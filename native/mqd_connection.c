@@ -7,6 +7,7 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -70,6 +71,12 @@ static struct mqd_connection *connection_new(struct mqd_reactor *r, int fd, cons
 
 static void adopt(struct mqd_reactor *r, int fd, const struct handoff *handoff)
 {
+    int flags = fcntl(fd, F_GETFL);
+    if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0) { /* sendfile knows no other way not to wait for a client that does not read */
+        mqd_log(r, 3, 0, UINT32_MAX, "connection refused: it cannot be made non-blocking: %s", strerror(errno));
+        close(fd);
+        return;
+    }
     struct mqd_connection *c = connection_new(r, fd, handoff);
     if (!c) {
         mqd_stat(r, MQD_COUNT_CONNECTIONS_REFUSED, 1);

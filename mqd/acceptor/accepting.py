@@ -114,6 +114,7 @@ class Acceptor:
 
     def _take(self, connection: socket.socket, listener_id: int, peer: tuple) -> None:
         try:
+            connection.setblocking(False)  # the flag goes with the socket: a worker's sendfile must never wait for a client that does not read
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             message = packet(listener_id, peer, connection.getsockname())
         except OSError:
