@@ -24,7 +24,6 @@ HANDLER_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0
 
 _HELP = {
     "LOOPS": "Turns of the worker's loop",
-    "WAKEUPS_SENT": "Times the worker woke another process",
     "BYTES_IN": "Bytes received from clients",
     "BYTES_OUT": "Bytes sent to clients",
     "REQUESTS_PRODUCE": "Produce requests",
@@ -57,6 +56,7 @@ _HELP = {
     "SESSIONS": "Incremental fetch sessions",
     "PRODUCERS": "Idempotent producers known",
 }
+_NOT_COUNTED = {native.Counter.COUNT_WAKEUPS_SENT}  # the reactor leaves it at nought: a number that says nothing is not shown
 _TIMES = {
     "PRODUCE": "From a Produce request's arrival to its answer",
     "FETCH": "From a Fetch request's arrival to its answer, waiting for records included",
@@ -151,6 +151,8 @@ class Metrics:
             connections.add_metric(label, self._control.connection_count(worker))
             running.add_metric(label, self._control.endpoint_state(worker) == native.ProcessState.RUNNING)
             for member in native.Counter:
+                if member in _NOT_COUNTED:
+                    continue
                 kind, _, name = member.name.partition("_")
                 family = families.get(name)
                 if family is None:

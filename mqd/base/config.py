@@ -19,7 +19,7 @@ from mqd.base.properties import ALIASES, BROKER, INT_MAX, LONG_MAX, TOPIC, UNAVA
 
 __all__ = [
     "BROKER", "TOPIC", "ConfigError", "Listener", "Property", "advertised_listeners", "broker_effective", "broker_value", "load_broker", "parse_cpus",
-    "parse_listeners", "parse_properties", "parse_value", "property_of", "topic_effective", "topic_value", "usable_cpu_count", "validate_broker_dynamic", "validate_topic",
+    "parse_listeners", "parse_properties", "parse_value", "property_of", "topic_effective", "topic_value", "usable_cpu_count", "validate_broker_dynamic", "validate_topic", "without_effect",
 ]
 
 Value = int | float | bool | str | list[str]
@@ -219,6 +219,11 @@ def load_broker(file: Path | None, environment: Mapping[str, str], overrides: Ma
         config["receive.arena.bytes"] = str(max(int(config["receive.arena.bytes"]), -(-wanted // _ARENA_GRAIN_BYTES) * _ARENA_GRAIN_BYTES))
     _check_broker(config)
     return config
+
+
+def without_effect(config: Mapping[str, str]) -> list[str]:
+    """Names that were set to something else than the default and change nothing: for the log, so that nobody relies on them."""
+    return sorted(name for name, value in config.items() if name in BROKER and BROKER[name].ignored and value != BROKER[name].default)
 
 
 # -- checks between properties ---------------------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ def explain_kafka(error: BaseException) -> tuple[str, int]:
     text = inner.str()
     text = re.sub(r"^(Unable to produce message: )?(Broker: |Local: )?", "", text)
     way_out = _WAY_OUT.get(inner.code())
-    return f"{text}; {way_out}" if way_out and way_out not in text else text, EXIT_FAILED
+    return f"{text.rstrip('.')}; {way_out}" if way_out and way_out not in text else text, EXIT_FAILED
 
 
 def each_future(futures: dict[Any, Any], name_of: Any = str) -> tuple[list[tuple[str, Any]], list[tuple[str, KafkaException]]]:

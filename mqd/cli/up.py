@@ -26,14 +26,14 @@ def _listeners_with_port(config: dict[str, str], port: int) -> str:
 
 
 def _load(data_dir: Path, config_file: Path | None, overrides: dict[str, str], port: int | None) -> Settings:
-    """Raises ConfigError."""
-    from mqd.base.config import load_broker
+    """Raises ConfigError. The file is read once: it may be a pipe."""
+    from mqd.base.config import load_broker, parse_listeners
     from mqd.keeper.settings import properties_environment, resolve
 
-    environment = properties_environment(os.environ)
-    config = load_broker(config_file, environment, overrides)
+    config = load_broker(config_file, properties_environment(os.environ), overrides)
     if port is not None:
-        config = load_broker(config_file, environment, {**overrides, "listeners": _listeners_with_port(config, port)})
+        config["listeners"] = _listeners_with_port(config, port)
+        parse_listeners(config)
     return resolve(config, layout(data_dir))
 
 

@@ -32,6 +32,7 @@ def _ask_to_be_spared() -> None:
 def main() -> int:
     supervisor_pid = _supervisor_pid()
     log = logging.setup("keeper")
+    from mqd.base.config import without_effect
     from mqd.keeper import loop, resources
     from mqd.keeper.identity import IdentityError
     from mqd.shm.segments import SegmentError
@@ -48,6 +49,8 @@ def main() -> int:
     _ask_to_be_spared()
     host, port = made.addresses[0]
     log.info("keeper started", host=host, port=port, workers=settings.worker_count, data_dir=settings.places.data_dir, generation=made.generation)
+    if ineffective := without_effect(settings.config):
+        log.info("properties without effect; docs/configuration.md says why", names=",".join(ineffective))
     try:
         return loop.Keeper(settings, made, supervisor_pid).run()
     except Exception:

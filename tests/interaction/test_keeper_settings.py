@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 
 from mqd.base import paths
 from mqd.base.config import ConfigError, load_broker
+from mqd.cli import up
 from mqd.cli.up import _listeners_with_port
 from mqd.keeper import identity, loop, settings, sockets
 from mqd.shm.attach import KeeperClient
@@ -72,6 +74,16 @@ def test_variables_of_the_machinery_are_no_properties():
 def test_port_replaces_the_first_listeners(listeners, expected):
     overrides = {"listeners": listeners, "controller.listener.names": "CONTROLLER"} if listeners else {}
     assert _listeners_with_port(load_broker(None, {}, overrides), 7000) == expected
+
+
+def test_the_file_is_read_once_for_it_may_be_a_pipe(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=("num.partitions=7\nlisteners=PLAINTEXT://127.0.0.1:1\n",))
+    writer.start()
+    loaded = up._load(tmp_path / "data", pipe, {}, 7000)
+    writer.join()
+    assert loaded.config["num.partitions"] == "7" and loaded.config["listeners"] == "PLAINTEXT://127.0.0.1:7000"
 
 
 def test_an_identity_is_made_once(places):

@@ -260,3 +260,9 @@ def test_every_property_that_is_not_ignored_is_read_somewhere():
     unread = [name for table in (BROKER, TOPIC) for name, prop in table.items() if not prop.ignored and f'"{name}"' not in code and name not in followed]
     # the broker stores batches as they come: the one allowed value is what it does
     assert [name for name in unread if name != "compression.type"] == []
+
+
+def test_what_has_no_effect_is_named():
+    loaded = c.load_broker(None, {}, {"num.io.threads": "8", "log.flush.interval.messages": "1", "log.retention.hours": "1"})
+    assert c.without_effect(loaded) == ["log.flush.interval.messages", "num.io.threads"]
+    assert c.without_effect(c.load_broker(None, {}, {})) == []
