@@ -29,7 +29,7 @@ static int take_partitions(struct mqd_reactor *r, struct mqd_fetch_request *fetc
             if (mqd_fetch_next_partition(fetch, &partition) < 0)
                 return -1;
             if (!mqd_fetch_set_put(r, set, &topic.key, &partition))
-                return mqd_error_set(ENOMEM, "out of memory for another fetched partition");
+                return -1;
         }
     }
     int32_t forgotten_count;
@@ -43,7 +43,7 @@ static int take_partitions(struct mqd_reactor *r, struct mqd_fetch_request *fetc
             int32_t partition_index;
             if (mqd_fetch_next_forgotten_partition(fetch, &partition_index) < 0)
                 return -1;
-            mqd_fetch_set_forget(r, set, &topic.key, partition_index);
+            mqd_fetch_set_forget(set, &topic.key, partition_index);
         }
     }
     if (mqd_fetch_end(fetch) < 0)
@@ -109,10 +109,10 @@ static int64_t readable_end(const struct mqd_request *request, const struct mqd_
 /* The entry's error or 0, and its partition's positions as they are now. */
 static int16_t entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint32_t *slot_index, struct mqd_positions *positions)
 {
-    struct mqd_topic *topic = entry->topic;
     memset(positions, 0xff, sizeof *positions);
-    if (!topic || topic->removed)
+    if ((!entry->topic || entry->topic->removed) && !mqd_fetch_entry_resolve(r, entry))
         return entry->key.by_id ? MQD_KAFKA_UNKNOWN_TOPIC_ID : MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION;
+    const struct mqd_topic *topic = entry->topic;
     if (entry->partition_index < 0 || (uint32_t)entry->partition_index >= topic->partition_count)
         return MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION;
     *slot_index = topic->slots[entry->partition_index];
@@ -209,9 +209,34 @@ static int64_t survey(struct mqd_reactor *r, struct mqd_request *request)
     return available;
 }
 
+static struct mqd_cached_cursor *cursor_place(struct mqd_reactor *r, const struct mqd_fetch_entry *entry, int64_t offset)
+{
+    uint64_t hash = ((uint64_t)(uintptr_t)entry->topic >> 4) * 0x9e3779b97f4a7c15ull + (uint32_t)entry->partition_index * 0xc2b2ae3d27d4eb4full + (uint64_t)offset * 0x165667b19e3779f9ull;
+    return &r->cursors[hash >> 54 & (MQD_CURSOR_CACHE_COUNT - 1)];
+}
+
+static void cursor_recall(struct mqd_reactor *r, struct mqd_fetch_entry *entry)
+{
+    const struct mqd_cached_cursor *cached = cursor_place(r, entry, entry->fetch_offset);
+    if (!entry->cursor.valid && cached->cursor.valid && cached->cursor.offset == entry->fetch_offset && cached->partition_index == entry->partition_index &&
+        memcmp(cached->topic_id, entry->topic->topic_id, 16) == 0)
+        entry->cursor = cached->cursor;
+}
+
+static void cursor_keep(struct mqd_reactor *r, const struct mqd_fetch_entry *entry)
+{
+    if (entry->set->session_id || !entry->cursor.valid)
+        return; /* a session keeps its own */
+    struct mqd_cached_cursor *cached = cursor_place(r, entry, entry->cursor.offset);
+    memcpy(cached->topic_id, entry->topic->topic_id, 16);
+    cached->partition_index = entry->partition_index;
+    cached->cursor = entry->cursor;
+}
+
 static void find_range(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry, uint32_t slot, struct mqd_positions *positions, int64_t *budget, bool *first)
 {
     ensure_path(r, entry, slot);
+    cursor_recall(r, entry);
     uint32_t size_max = entry->bytes_max < *budget ? (uint32_t)(entry->bytes_max < 0 ? 0 : entry->bytes_max) : (uint32_t)(*budget < 0 ? 0 : *budget);
     int16_t error = -1;
     for (int tries = 0; tries < 4 && error == -1; tries++) {
@@ -229,6 +254,7 @@ static void find_range(struct mqd_reactor *r, struct mqd_request *request, struc
         *first = false;
         *budget -= entry->range.size_bytes;
         entry->outcome.records_bytes = entry->range.size_bytes;
+        cursor_keep(r, entry);
         mqd_stat(r, MQD_COUNT_FETCH_BYTES, entry->range.size_bytes);
     }
 }

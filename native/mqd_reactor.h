@@ -255,6 +255,10 @@ struct mqd_fetch_entry {
     struct mqd_topic_key key;   /* as the client named it; name bytes in `set->names` or the topic */
 };
 
+/* Where sequential readers without a session stand: their next request finds its place without a search. Direct-mapped; a collision costs a look-up. */
+#define MQD_CURSOR_CACHE_COUNT 1024
+struct mqd_cached_cursor { uint8_t topic_id[16]; int32_t partition_index; struct mqd_cursor cursor; };
+
 struct mqd_fetch_set {
     struct mqd_node ready;
     struct mqd_node woken;          /* in reactor->woken */
@@ -348,6 +352,7 @@ struct mqd_reactor {
     uint32_t overflow_count[MQD_ENDPOINT_COUNT_MAX], overflow_capacity[MQD_ENDPOINT_COUNT_MAX], overflow_head[MQD_ENDPOINT_COUNT_MAX];
 
     struct mqd_node sessions, woken;
+    struct mqd_cached_cursor cursors[MQD_CURSOR_CACHE_COUNT];
     struct mqd_fetch_set **session_table;
     uint32_t session_count;
     uint64_t seen_segments_generation;
@@ -488,7 +493,8 @@ void mqd_fetch_on_read_ahead(struct mqd_reactor *r, uint64_t id, int result);
 struct mqd_fetch_set *mqd_fetch_set_new(struct mqd_reactor *r);
 void mqd_fetch_set_free(struct mqd_reactor *r, struct mqd_fetch_set *set);
 struct mqd_fetch_entry *mqd_fetch_set_put(struct mqd_reactor *r, struct mqd_fetch_set *set, const struct mqd_topic_key *key, const struct mqd_fetch_partition *partition);
-void mqd_fetch_set_forget(struct mqd_reactor *r, struct mqd_fetch_set *set, const struct mqd_topic_key *key, int32_t partition_index);
+bool mqd_fetch_entry_resolve(struct mqd_reactor *r, struct mqd_fetch_entry *entry);
+void mqd_fetch_set_forget(struct mqd_fetch_set *set, const struct mqd_topic_key *key, int32_t partition_index);
 void mqd_fetch_set_compact(struct mqd_reactor *r, struct mqd_fetch_set *set);
 /* Which set serves this request: the session it names, a new one, or one of its own. Returns a Kafka error code. */
 int16_t mqd_session_find(struct mqd_reactor *r, const struct mqd_fetch_request *fetch, struct mqd_fetch_set **set, bool *full, bool *create);
