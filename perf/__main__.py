@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -58,8 +59,6 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
 
 
 def _measure(bench: Bench, names: list[str]) -> None:
-    if "ready_full" not in names or bench.quick:
-        bench.warm()
     for name, case in CASES.items():
         if name in names:
             case(bench)
@@ -70,6 +69,7 @@ def main(words: list[str] | None = None) -> int:
     if arguments.readme:
         README.write_text(report.replace_block(README.read_text(), "perf", report.readme_block(report.last_run(HISTORY))))
         return 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended from outside, it still stops its brokers and deletes their data
     build()
     names = [case for case in arguments.cases if case != "settings"] or ([] if arguments.cases else list(CASES))
     busy = wait_quiet(5.0)

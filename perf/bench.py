@@ -13,7 +13,7 @@ from perf.report import Figure
 REPETITIONS = 5
 WAITED_SHARE_MAX = 0.05  # of a measurement's time the reactor may have been kept from its CPU by others
 ATTEMPTS = 4
-WARM_MEGABYTES, WARM_MILLISECONDS = 2048, 15_000
+WARM_MILLISECONDS = 15_000
 
 
 class Bench:
@@ -45,14 +45,13 @@ class Bench:
             self._say(f"{time.monotonic() - self._began:4.0f} s  {what}: {number + 1} of {count}")
             yield number
 
-    def warm(self) -> None:
-        """Touches memory once, so that the host's work at a page's first touch is not counted as the broker's."""
-        self._say("touching memory")
-        loading.run("warm", megabytes=WARM_MEGABYTES, milliseconds=WARM_MILLISECONDS)
-
-    def settle(self) -> None:
-        """Lets what others began (deletions, writeback, other programs) end, within reason."""
+    def settle(self, megabytes: int = 0) -> None:
+        """Lets what others began (deletions, writeback, other programs) end, within reason. Then touches and frees so much memory, which the page cache is about
+        to take: a virtual machine's host backs a page at its first touch, and takes free ones back after seconds. Its work would be counted as the broker's:
+        it is up to five times what appending costs."""
         wait_quiet(3.0)
+        if megabytes:
+            loading.run("warm", megabytes=megabytes, milliseconds=WARM_MILLISECONDS)
 
     def undisturbed(self, measure: Callable[[], tuple[dict, CpuTime]]) -> tuple[dict, CpuTime]:
         """Measures again, a few times at most, while other programs keep the reactor from its CPU; the calmest counts."""

@@ -18,6 +18,7 @@ from perf.brokers import Measured
 BACKENDS = ("uring", "epoll")
 SPOKEN = {"uring": "io_uring", "epoll": "epoll"}
 FILL_BATCH_COUNT = 20_000  # of 16 KiB: 328 MB
+WARM_MEGABYTES = 600  # more than any measurement below appends
 
 # size of a batch -> how to saturate one worker with it: connections, batches in flight on each, of which so many in one send, batches of one measurement
 SATURATE: dict[int, dict[str, int]] = {
@@ -37,7 +38,7 @@ def _microseconds_each(result: dict, spent: CpuTime) -> float:
 def _produce_fresh(bench: Bench, broker: Measured, size: int, **more: object) -> tuple[dict, CpuTime]:
     """Into a new topic that is deleted afterwards, so that the page cache stays small and every repetition starts alike."""
     topic = broker.topic(f"produce-{size}-{bench.serial()}", flush_on_ack="false")
-    bench.settle()
+    bench.settle(WARM_MEGABYTES)
     try:
         return broker.load("produce", topic=topic, batch=size, acks=1, milliseconds=10_000, **{**SATURATE[size], **more})
     finally:
@@ -230,24 +231,31 @@ def ready_full(bench: Bench) -> None:
 
 
 def partitions(bench: Bench) -> None:
-    """2,000 partitions against one, by the same connections."""
+    """2,000 partitions against one, by the same connections. Saturated, one partition's batches of a turn share a write while 2,000 partitions' cannot; with a
+    single batch in flight neither's do, which shows what the number of partitions costs by itself."""
     broker = bench.brokers.get("many")
     many = broker.topic("many", 2000, flush_on_ack="false")
-    for size, target in ((16384, 25.0), (1024, None)):
-        arguments = {**SATURATE[size], "connections": 8, "depth": 16, "burst": 8, "count": 24_000 if size == 16384 else 120_000}
+    saturated = {"connections": 8, "depth": 16, "burst": 8}
+    ways = (
+        ("16 KiB batches", 16384, {**saturated, "count": 24_000}, 25.0), ("1 KiB batches", 1024, {**saturated, "count": 120_000}, None),
+        ("16 KiB batches, one in flight", 16384, {"connections": 1, "depth": 1, "burst": 1, "count": 8_000}, None),
+    )
+    broker.load("produce", topic=many, partitions=2000, batch=16384, acks=1, milliseconds=20_000, **{**saturated, "count": 16_000})  # every partition has its first segment
+    for spoken, size, arguments, target in ways:
         lost, rate_lost = [], []
-        for _ in bench.repeat(f"2,000 partitions, {size}"):
+        for _ in bench.repeat(f"2,000 partitions, {spoken}"):
             one, one_spent = bench.undisturbed(lambda size=size, arguments=arguments: _produce_fresh(bench, broker, size, **arguments))
-            bench.settle()
-            two, two_spent = bench.undisturbed(
-                lambda size=size, arguments=arguments: broker.load("produce", topic=many, partitions=2000, batch=size, acks=1, milliseconds=20_000, **arguments)
-            )
+            two, two_spent = bench.undisturbed(lambda size=size, arguments=arguments: _produce_many(bench, broker, many, size, arguments))
             lost.append(100 * (1 - _microseconds_each(one, one_spent) / _microseconds_each(two, two_spent)))
             rate_lost.append(100 * (1 - (two["count"] / two["seconds"]) / (one["count"] / one["seconds"])))
-        spoken = "16 KiB" if size == 16384 else "1 KiB"
-        bench.add(f"1 → 2,000 partitions costs, {spoken} batches", "% of throughput per CPU-second", lost, target)
-        bench.add(f"1 → 2,000 partitions costs, {spoken} batches, by rate", "% of rate", rate_lost)
+        bench.add(f"1 → 2,000 partitions costs, {spoken}", "% of throughput per CPU-second", lost, target)
+        bench.add(f"1 → 2,000 partitions costs, {spoken}, by rate", "% of rate", rate_lost)
     bench.brokers.drop("many")
+
+
+def _produce_many(bench: Bench, broker: Measured, topic: str, size: int, arguments: dict) -> tuple[dict, CpuTime]:
+    bench.settle(WARM_MEGABYTES)
+    return broker.load("produce", topic=topic, partitions=2000, batch=size, acks=1, milliseconds=20_000, **arguments)
 
 
 def _forwarded(broker: Measured) -> float:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from statistics import median
 
 from perf.accounting import cpu_time
 from perf.bench import Bench
 from perf.brokers import Measured
-from perf.cases import SATURATE
+from perf.cases import SATURATE, WARM_MEGABYTES
 from perf.report import markdown_table, number
 
 
-def _mean(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
 
 
 def _group_commit(bench: Bench) -> str:
@@ -29,7 +28,7 @@ def _group_commit(bench: Bench) -> str:
             result, spent = broker.load("produce", topic=topic, partitions=4, batch=1024, acks=-1, connections=16, depth=1, spin=0, milliseconds=800)
             many.append(result["count"] / result["seconds"])
             cost.append(spent.run_us / result["count"])
-        lines.append((str(window), number(_mean(single)), number(_mean(many)), number(_mean(cost))))
+        lines.append((str(window), number(median(single)), number(median(many)), number(median(cost))))
         bench.brokers.drop(f"window-{window}")
     return markdown_table(("`group.commit.window.us`", "one producer, p50 µs", "16 producers, batches/s", "CPU-µs a batch"), lines, right=range(4))
 
@@ -47,7 +46,7 @@ def _flush_on_ack(bench: Bench) -> str:
                 p99.append(result["produce"]["p99_us"])
                 result, _ = broker.load("produce", topic=topic, batch=16384, acks=acks, connections=4, depth=16, burst=8, count=8000, milliseconds=1000)
                 rate.append(result["bytes"] / result["seconds"] / 1e6)
-            lines.append((flush, "all" if acks < 0 else str(acks), number(_mean(p50)), number(_mean(p99)), number(_mean(rate))))
+            lines.append((flush, "all" if acks < 0 else str(acks), number(median(p50)), number(median(p99)), number(median(rate))))
         broker.delete(topic)
     return markdown_table(("`flush.on.ack`", "`acks`", "one record, p50 µs", "p99 µs", "16 KiB batches, 64 in flight, MB/s"), lines, right=range(2, 5))
 
@@ -60,13 +59,13 @@ def _batch_size(bench: Bench) -> str:
         cost, rate = [], []
         for _ in bench.repeat(f"batches of {size} bytes", 3):
             topic = broker.topic(f"batch-{bench.serial()}", flush_on_ack="false")
-            bench.settle()
+            bench.settle(WARM_MEGABYTES)
             result, spent = broker.load("produce", topic=topic, batch=size, acks=1, milliseconds=5000, **arguments)
             cost.append(spent.run_us / result["count"])
             rate.append(result["bytes"] / result["seconds"] / 1e6)
             broker.delete(topic)
-        each = _mean(cost)
-        lines.append((f"{size:,}", number(each), number(size / each), number(1e6 / each), number(_mean(rate))))
+        each = median(cost)
+        lines.append((f"{size:,}", number(each), number(size / each), number(1e6 / each), number(median(rate))))
     return markdown_table(("bytes of a batch", "CPU-µs a batch", "MB per CPU-second", "batches per CPU-second", "MB/s reached"), lines, right=range(5))
 
 
@@ -84,7 +83,7 @@ def _spin(bench: Bench) -> str:
             before, began = cpu_time(broker.worker_pids), time.monotonic()
             time.sleep(1)
             idle.append((cpu_time(broker.worker_pids) - before).run_us / (time.monotonic() - began) / 1e4)
-        lines.append((str(spin), number(_mean(p50)), number(_mean(p99)), number(_mean(cost)), number(_mean(idle))))
+        lines.append((str(spin), number(median(p50)), number(median(p99)), number(median(cost)), number(median(idle))))
         bench.brokers.drop(f"spin-{spin}")
     return markdown_table(("`worker.spin.us`", "one record, acks=1, p50 µs", "p99 µs", "CPU-µs a record", "idle worker, % of a CPU"), lines, right=range(5))
 
@@ -99,7 +98,7 @@ def _fetch_minimum(bench: Bench) -> str:
         for _ in bench.repeat(f"fetch.min.bytes={minimum}, wait {wait}", 3):
             result, _ = broker.load("end_to_end", topic=topic, batch=1024, count=100, acks=1, bytes_min=minimum, wait_ms=wait)
             delay.append(result["end_to_end"]["p50_us"])
-        lines.append((f"{minimum:,}", str(wait), number(_mean(delay))))
+        lines.append((f"{minimum:,}", str(wait), number(median(delay))))
     return markdown_table(("`fetch.min.bytes`", "`fetch.max.wait.ms`", "produce to consume of one 1 KiB record, p50 µs"), lines, right=range(3))
 
 
@@ -111,7 +110,7 @@ def _fetch_size(bench: Bench, named: list[tuple[str, Measured]], sizes: tuple[in
             for name, broker in named:
                 result, spent = broker.load("fetch", topic=_small_batches(broker), bytes=size, connections=4, milliseconds=300)
                 cost[name].append(spent.run_us / result["count"])
-        each = [_mean(cost[name]) for name, _ in named]
+        each = [median(cost[name]) for name, _ in named]
         lines.append((f"{size:,}", *(number(value) for value in each), f"{100 * (1 - each[0] / each[1]):.0f} %", number(size / each[0])))
     return lines
 
@@ -138,5 +137,4 @@ BLOCKS: dict[str, Callable[[Bench], str]] = {
 
 def settings_page(bench: Bench) -> dict[str, str]:
     """Block name -> Markdown. Needs several minutes."""
-    bench.warm()
     return {name: measure(bench) for name, measure in BLOCKS.items()}

@@ -1,0 +1,185 @@
+"""The bench's report: verdicts, spreads, pages, history; and the kernel's accounting it rests on."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import pytest
+
+from perf import __main__ as command
+from perf import accounting, report
+from perf.bench import Bench
+from perf.report import MISSED, REACHED, Figure
+
+
+def figures() -> list[Figure]:
+    return [
+        Figure("cost", "CPU-µs", [14.0, 9.0, 31.0], 15.0),
+        Figure("rate", "GB/s", [1.5, 2.5, 1.75], 2.0, at_least=True),
+        Figure("for information", "µs", [0.5], note="no target"),
+        Figure("fdatasync of 1 KiB, p50", "µs", [101.26]),
+    ]
+
+
+def test_the_median_decides_not_the_best_nor_the_worst() -> None:
+    cost, rate, information, _ = figures()
+    assert (cost.verdict, rate.verdict, information.verdict) == (REACHED, MISSED, "")
+    assert Figure("cost", "", [15.0], 15.0).verdict == REACHED, "a bound belongs to its range"
+    assert Figure("rate", "", [2.0], 2.0, at_least=True).verdict == REACHED
+    assert Figure("cost", "", [15.001], 15.0).verdict == MISSED
+    assert (cost.target_text, rate.target_text, information.target_text) == ("≤ 15", "≥ 2", "")
+
+
+def test_a_figure_without_values_is_refused() -> None:
+    with pytest.raises(ValueError, match="cost has no values"):
+        Figure("cost", "CPU-µs", [])
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (0.22341, "0.223"), (8.154, "8.15"), (15, "15"), (99.96, "100"), (999.9, "1000"), (1000, "1,000"), (2_428_613, "2,430,000"), (-68.24, "-68.2"), (-2640, "-2,640")],
+)
+def test_numbers_have_three_digits_that_count(value: float, text: str) -> None:
+    assert report.number(value) == text
+
+
+def test_the_plain_table_lines_up_and_keeps_notes() -> None:
+    lines = report.plain_table(figures()).splitlines()
+    assert lines[0].split() == list(report.HEADINGS)
+    assert lines[2].split() == ["cost", "14", "9–31", "CPU-µs", "≤", "15", "reached"]
+    column = lines[0].index("unit")
+    assert all(line[column - 2 : column] == "  " for line in lines[:6])
+    assert lines[-1] == "* for information: no target"
+
+
+def test_history_keeps_what_the_readme_shows(tmp_path) -> None:
+    history = tmp_path / "history.jsonl"
+    facts = {"cpu": "A CPU", "cores": 2, "kernel": "6.18"}
+    with history.open("a") as out:
+        out.write(report.history_line("2026-01-01T00:00:00", "older", facts, figures()[:1]) + "\n")
+        out.write(report.history_line("2026-11-21T05:00:00", "0123456789abcdef", facts, figures()) + "\n\n")
+    run = report.last_run(history)
+    assert run["commit"] == "0123456789abcdef"
+    assert run["figures"]["cost"] == {"unit": "CPU-µs", "median": 14, "min": 9, "max": 31, "repetitions": 3, "target": 15.0, "at_least": False, "verdict": "reached"}
+    block = report.readme_block(run)
+    assert "2 cores of A CPU, Linux 6.18, 2026-11-21, commit 0123456789; the disk's fdatasync took 101 µs" in block
+    assert "1 of 2 targets reached" in block
+    assert "| cost | **14** CPU-µs | 9–31 | ≤ 15 | reached |" in block
+    assert "| rate | **1.75** GB/s | 1.5–2.5 | ≥ 2 | missed |" in block
+    assert "for information" not in block
+    for line in history.read_text().split("\n"):
+        assert not line or json.loads(line)
+
+
+def test_a_figure_survives_history() -> None:
+    for figure in figures():
+        again = Figure.from_json(figure.name, json.loads(json.dumps(figure.to_json())))
+        assert (again.median, again.verdict, again.note) == (pytest.approx(figure.median, rel=1e-3), figure.verdict, figure.note)
+        assert report.spread(again) == report.spread(figure)
+
+
+def test_no_history_says_what_to_do(tmp_path) -> None:
+    with pytest.raises(ValueError, match="make bench"):
+        report.last_run(tmp_path / "missing.jsonl")
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(ValueError, match="make bench"):
+        report.last_run(tmp_path / "empty.jsonl")
+
+
+PAGE = "# head\n<!-- perf:begin -->\nold\n<!-- perf:end -->\n<!-- other:begin --><!-- other:end -->tail\n"
+
+
+def test_a_block_is_replaced_and_nothing_else() -> None:
+    page = report.replace_block(PAGE, "perf", r"new \1 \g<0>")
+    assert page == PAGE.replace("old", r"new \1 \g<0>"), "backslashes are text, not references"
+    assert report.replace_block(page, "perf", "old") == PAGE
+
+
+@pytest.mark.parametrize(
+    "page", ["", "<!-- perf:begin -->", "<!-- perf:end --><!-- perf:begin -->", PAGE + PAGE, PAGE.replace("<!-- perf:end -->", "")], ids=["none", "no end", "crossed", "twice", "open"]
+)
+def test_a_page_without_its_marks_is_refused(page: str) -> None:
+    with pytest.raises(ValueError, match="perf:begin"):
+        report.replace_block(page, "perf", "new")
+
+
+def test_pages_have_the_marks_that_the_bench_fills() -> None:
+    from perf.settings import BLOCKS
+
+    for name in BLOCKS:
+        report.replace_block(command.PAGE.read_text(), name, "")
+    report.replace_block(command.README.read_text(), "perf", "")
+
+
+def test_readme_is_filled_from_the_last_line(tmp_path, monkeypatch) -> None:
+    history, readme = tmp_path / "history.jsonl", tmp_path / "README.md"
+    history.write_text(report.history_line("2026-11-21T05:00:00", "abc", {"cpu": "A CPU", "cores": 2, "kernel": "6.18"}, figures()) + "\n")
+    readme.write_text(PAGE)
+    monkeypatch.setattr(command, "HISTORY", history)
+    monkeypatch.setattr(command, "README", readme)
+    assert command.main(["--readme"]) == 0
+    assert "| cost | **14** CPU-µs" in readme.read_text()
+    assert readme.read_text().endswith("tail\n")
+
+
+def test_an_unknown_case_is_refused_before_anything_is_measured(capsys) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        command.main(["produse"])
+    assert exit_.value.code == 2
+    assert "no case produse; there are: settings," in capsys.readouterr().err
+
+
+# -- accounting ------------------------------------------------------------------------------------------------------------
+
+
+def test_cpu_time_is_the_kernels() -> None:
+    before, own_before = accounting.cpu_time([os.getpid()]), time.process_time_ns()
+    while time.process_time_ns() - own_before < 20_000_000:
+        pass
+    spent, own = accounting.cpu_time([os.getpid()]) - before, time.process_time_ns() - own_before
+    assert 20_000_000 <= spent.run_ns <= own + 50_000_000
+    assert spent.reactor_ns == 0, "no thread of that name here"
+
+
+def test_a_process_that_is_gone_is_an_error_not_a_zero() -> None:
+    with pytest.raises(OSError):
+        accounting.cpu_time([2**22 + 1])
+
+
+def test_memory_and_machine() -> None:
+    assert 1 << 20 < accounting.pss_bytes([os.getpid()]) < 1 << 33
+    facts = accounting.machine()
+    assert facts["cores"] == os.cpu_count() and facts["kernel"]
+    assert 0 <= accounting.busy_share(0.05) <= 1
+
+
+# -- disturbed measurements ------------------------------------------------------------------------------------------------
+
+
+def _runs(*waited_shares: float):
+    """A measurement that was kept from its CPU for these shares of its second, one after the other."""
+    left = list(waited_shares)
+    return lambda: ({"seconds": 1.0, "count": len(left)}, accounting.CpuTime(10, 10, int(left.pop(0) * 1e9)))
+
+
+def test_a_disturbed_measurement_is_repeated_until_it_is_calm() -> None:
+    bench = Bench(None, lambda line: None)  # type: ignore[arg-type]  # no broker is asked for
+    result, spent = bench.undisturbed(_runs(0.5, 0.3, 0.01, 0.0))
+    assert spent.waited_ns == 10_000_000
+    assert result["count"] == 2, "the fourth was not made"
+    assert (bench.measured, bench.disturbed) == (1, 0)
+
+
+def test_when_all_are_disturbed_the_calmest_counts_and_it_is_said() -> None:
+    bench = Bench(None, lambda line: None)  # type: ignore[arg-type]
+    _, spent = bench.undisturbed(_runs(0.5, 0.3, 0.2, 0.4))
+    assert spent.waited_ns == 200_000_000
+    assert (bench.measured, bench.disturbed) == (1, 1)
+
+
+def test_quick_runs_repeat_twice() -> None:
+    said: list[str] = []
+    assert list(Bench(None, said.append, quick=True).repeat("case")) == [0, 1]  # type: ignore[arg-type]
+    assert said[1].endswith("case: 2 of 2")
