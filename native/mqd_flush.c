@@ -46,12 +46,22 @@ static void finish(struct mqd_reactor *r, struct mqd_owned *owned, int error)
     mqd_owned_maybe_close(r, owned);
 }
 
+/* Nothing to flush: clean, or the flush could not even begin. Whoever waits for it must not wait for his time-out. */
+static void nothing_begun(struct mqd_reactor *r, struct mqd_owned *owned)
+{
+    if (mqd_partition_fenced(owned->partition))
+        mqd_owner_fence_dir(r, owned->log_dir, mqd_error_code() ? mqd_error_code() : EIO, "flush");
+    mqd_owned_maybe_close(r, owned);
+}
+
 static void start_one(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_sync_fd fds[4];
     int count = mqd_partition_sync_begin(owned->partition, fds);
-    if (count == 0)
+    if (count == 0) {
+        nothing_begun(r, owned);
         return;
+    }
     owned->sync_started_ns = r->now_ns;
     owned->sync_error = 0;
     owned->syncs_pending = (uint32_t)count;
@@ -68,8 +78,10 @@ static void start_syncfs(struct mqd_reactor *r, struct mqd_log_directory *dir, u
     while ((node = mqd_list_pop(&dir->to_sync))) {
         struct mqd_owned *owned = MQD_CONTAINER(node, struct mqd_owned, sync_node);
         struct mqd_sync_fd fds[4];
-        if (mqd_partition_sync_begin(owned->partition, fds) == 0)
+        if (mqd_partition_sync_begin(owned->partition, fds) == 0) {
+            nothing_begun(r, owned);
             continue;
+        }
         owned->sync_started_ns = r->now_ns;
         owned->in_syncfs = 1;
         mqd_list_append(&dir->in_syncfs, &owned->sync_node);

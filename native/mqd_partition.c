@@ -307,6 +307,11 @@ const char *mqd_partition_path(const struct mqd_partition *partition)
     return partition->path;
 }
 
+bool mqd_partition_fenced(const struct mqd_partition *partition)
+{
+    return partition->fenced;
+}
+
 void mqd_partition_fence(struct mqd_partition *partition)
 {
     partition->fenced = true;

@@ -74,5 +74,6 @@ uint32_t mqd_partition_expire_producers(struct mqd_partition *partition, int64_t
  * (mqd_file_replace, %020d.snapshot). Two are kept: the one before the last is deleted here. Due after each roll at least: recovery reads on from the last one. */
 uint8_t *mqd_partition_snapshot(struct mqd_partition *partition, size_t *size_bytes, int64_t *offset);
 void mqd_partition_fence(struct mqd_partition *partition);
+bool mqd_partition_fenced(const struct mqd_partition *partition);
 
 #endif
