@@ -3,8 +3,12 @@
  * A set keeps two orders: `entries` (as the client named them) and `ready` (those worth looking at). An entry that has been read to the high watermark leaves
  * `ready` and waits on its slot; so a session of thousands of quiet partitions costs only what changed.
  *
- * Bounds: session_count_max sessions; when full, one that has been idle for MQD_SESSION_IDLE_MS makes room, else the client gets session id 0 (full fetches).
+ * Entries are kept by what the client called them, not by the topic found: it may come later, or be deleted and created anew under its name, and a client that
+ * names an unknown partition in every request adds nothing.
+ *
+ * Bounds: MQD_PARTITION_SLOT_COUNT partitions in a set, for there can be no more; session_count_max sessions; when full, one that has been idle for MQD_SESSION_IDLE_MS makes room, else the client gets session id 0 (full fetches).
  */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,10 +17,23 @@
 #define MQD_SESSION_IDLE_MS 120000
 #define SESSION_TABLE_COUNT 65536
 
-static uint32_t hash_key(const struct mqd_topic *topic, int32_t partition_index, uint32_t bucket_count)
+static uint32_t hash_key(const struct mqd_topic_key *key, int32_t partition_index, uint32_t bucket_count)
 {
-    uint64_t hash = ((uint64_t)(uintptr_t)topic >> 4) * 0x9e3779b97f4a7c15ull + (uint32_t)partition_index * 0xc2b2ae3d27d4eb4full;
+    const uint8_t *bytes = key->by_id ? key->topic_id : key->name.bytes;
+    int32_t size_bytes = key->by_id ? 16 : key->name.size_bytes;
+    uint64_t hash = 0xcbf29ce484222325ull ^ (uint32_t)partition_index * 0xc2b2ae3d27d4eb4full;
+    for (int32_t i = 0; i < size_bytes; i++)
+        hash = (hash ^ bytes[i]) * 0x100000001b3ull;
     return (uint32_t)(hash >> 32) & (bucket_count - 1);
+}
+
+static bool same_key(const struct mqd_topic_key *a, const struct mqd_topic_key *b)
+{
+    if (a->by_id != b->by_id)
+        return false;
+    if (a->by_id)
+        return memcmp(a->topic_id, b->topic_id, 16) == 0;
+    return a->name.size_bytes == b->name.size_bytes && (a->name.size_bytes <= 0 || memcmp(a->name.bytes, b->name.bytes, (size_t)a->name.size_bytes) == 0);
 }
 
 struct mqd_fetch_set *mqd_fetch_set_new(struct mqd_reactor *r)
@@ -66,39 +83,63 @@ static void rehash(struct mqd_fetch_set *set)
     set->bucket_count = count;
     for (uint32_t i = 0; i < set->entry_count; i++) {
         struct mqd_fetch_entry *entry = set->entries[i];
-        if (!entry->topic || entry->forgotten)
+        if (entry->forgotten)
             continue;
-        uint32_t bucket = hash_key(entry->topic, entry->partition_index, count);
+        uint32_t bucket = hash_key(&entry->key, entry->partition_index, count);
         entry->hash_next = buckets[bucket];
         buckets[bucket] = entry;
     }
 }
 
-static struct mqd_fetch_entry *lookup(struct mqd_fetch_set *set, const struct mqd_topic *topic, int32_t partition_index)
+static struct mqd_fetch_entry *lookup(struct mqd_fetch_set *set, const struct mqd_topic_key *key, int32_t partition_index)
 {
-    if (!set->bucket_count || !topic)
+    if (!set->bucket_count)
         return NULL;
-    struct mqd_fetch_entry *entry = set->buckets[hash_key(topic, partition_index, set->bucket_count)];
-    while (entry && (entry->topic != topic || entry->partition_index != partition_index || entry->forgotten))
+    struct mqd_fetch_entry *entry = set->buckets[hash_key(key, partition_index, set->bucket_count)];
+    while (entry && (entry->partition_index != partition_index || entry->forgotten || !same_key(&entry->key, key)))
         entry = entry->hash_next;
     return entry;
 }
 
-static struct mqd_fetch_entry *entry_new(struct mqd_reactor *r, struct mqd_fetch_set *set, const struct mqd_topic_key *key, struct mqd_topic *topic)
+/* The topic of this name or id, where the entry has none or one that was deleted. Nothing known of the old one holds for it. */
+bool mqd_fetch_entry_resolve(struct mqd_reactor *r, struct mqd_fetch_entry *entry)
 {
+    struct mqd_topic *topic = mqd_topics_find(&r->topics, &entry->key);
+    if (!topic)
+        return false;
+    topic->reference_count++;
+    entry->key.name = (struct mqd_text){(const uint8_t *)topic->name, (int32_t)topic->name_bytes};
+    mqd_topic_release(entry->topic);
+    entry->topic = topic;
+    entry->cursor = (struct mqd_cursor){0};
+    entry->sent_once = 0;
+    mqd_list_remove(&entry->waiter);
+    return true;
+}
+
+static struct mqd_fetch_entry *entry_new(struct mqd_fetch_set *set, const struct mqd_topic_key *key, struct mqd_topic *topic)
+{
+    if (set->entry_count >= MQD_PARTITION_SLOT_COUNT) {
+        mqd_error_set(MQD_E_INVALID, "a fetch of more than %d partitions, which is more than a broker can have", MQD_PARTITION_SLOT_COUNT);
+        return NULL;
+    }
     if (set->entry_count == set->entry_capacity) {
         uint32_t capacity = set->entry_capacity ? set->entry_capacity * 2 : 8;
         struct mqd_fetch_entry **entries = realloc(set->entries, sizeof *entries * capacity);
-        if (!entries)
+        if (!entries) {
+            mqd_error_set(ENOMEM, "out of memory for another fetched partition");
             return NULL;
+        }
         set->entries = entries;
         set->entry_capacity = capacity;
     }
     /* An unknown topic's name is kept behind the entry, to be echoed. */
     uint32_t name_bytes = topic || key->by_id || key->name.size_bytes < 0 ? 0 : (uint32_t)key->name.size_bytes;
     struct mqd_fetch_entry *entry = calloc(1, sizeof *entry + name_bytes);
-    if (!entry)
+    if (!entry) {
+        mqd_error_set(ENOMEM, "out of memory for another fetched partition");
         return NULL;
+    }
     mqd_list_init(&entry->waiter);
     mqd_list_init(&entry->ready);
     entry->set = set;
@@ -113,23 +154,21 @@ static struct mqd_fetch_entry *entry_new(struct mqd_reactor *r, struct mqd_fetch
     }
     entry->order = set->entry_count;
     set->entries[set->entry_count++] = entry;
-    (void)r;
     return entry;
 }
 
 struct mqd_fetch_entry *mqd_fetch_set_put(struct mqd_reactor *r, struct mqd_fetch_set *set, const struct mqd_topic_key *key, const struct mqd_fetch_partition *partition)
 {
-    struct mqd_topic *topic = mqd_topics_find(&r->topics, key);
-    struct mqd_fetch_entry *entry = set->session_id ? lookup(set, topic, partition->partition_index) : NULL;
+    struct mqd_fetch_entry *entry = set->session_id ? lookup(set, key, partition->partition_index) : NULL;
     if (!entry) {
-        entry = entry_new(r, set, key, topic);
+        entry = entry_new(set, key, mqd_topics_find(&r->topics, key));
         if (!entry)
             return NULL;
         entry->partition_index = partition->partition_index;
         if (set->bucket_count && set->entry_count * 2 > set->bucket_count) {
             rehash(set);
-        } else if (set->bucket_count && topic) {
-            uint32_t bucket = hash_key(topic, entry->partition_index, set->bucket_count);
+        } else if (set->bucket_count) {
+            uint32_t bucket = hash_key(&entry->key, entry->partition_index, set->bucket_count);
             entry->hash_next = set->buckets[bucket];
             set->buckets[bucket] = entry;
         }
@@ -143,18 +182,10 @@ struct mqd_fetch_entry *mqd_fetch_set_put(struct mqd_reactor *r, struct mqd_fetc
     return entry;
 }
 
-void mqd_fetch_set_forget(struct mqd_reactor *r, struct mqd_fetch_set *set, const struct mqd_topic_key *key, int32_t partition_index)
+void mqd_fetch_set_forget(struct mqd_fetch_set *set, const struct mqd_topic_key *key, int32_t partition_index)
 {
-    struct mqd_topic *topic = mqd_topics_find(&r->topics, key);
-    for (uint32_t i = 0; i < set->entry_count && !topic; i++) { /* the topic is deleted by now, or was never there */
-        struct mqd_fetch_entry *entry = set->entries[i];
-        bool same = key->by_id ? memcmp(entry->key.topic_id, key->topic_id, 16) == 0
-                               : entry->key.name.size_bytes == key->name.size_bytes && memcmp(entry->key.name.bytes, key->name.bytes, (size_t)key->name.size_bytes) == 0;
-        if (same && entry->partition_index == partition_index)
-            entry->forgotten = 1;
-    }
-    struct mqd_fetch_entry *entry = lookup(set, topic, partition_index);
-    if (entry)
+    struct mqd_fetch_entry *entry;
+    while ((entry = lookup(set, key, partition_index))) /* a request may have named it twice */
         entry->forgotten = 1;
 }
 
