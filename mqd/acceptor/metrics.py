@@ -134,7 +134,7 @@ class Metrics:
             yield from self._disks()
             used, total = self._arena()
             yield GaugeMetricFamily("mqd_acceptor_arena_extents_used", "Extents of the acceptor's arena that hold answers", value=used)
-            yield GaugeMetricFamily("mqd_acceptor_arena_extents_total", "Extents of the acceptor's arena", value=total)
+            yield GaugeMetricFamily("mqd_acceptor_arena_extents_max", "Extents of the acceptor's arena", value=total)
             yield GaugeMetricFamily("mqd_metadata_version", "Version of the metadata that the acceptor serves", value=self._broker.metadata.version)
 
     def describe(self) -> list[Any]:
@@ -157,7 +157,8 @@ class Metrics:
                 family = families.get(name)
                 if family is None:
                     make = CounterMetricFamily if kind == "COUNT" else GaugeMetricFamily
-                    family = families[name] = make(f"mqd_{name.lower()}", _HELP.get(name, name.lower().replace("_", " ")), labels=["worker"])
+                    shown = name.lower().replace("_total", "_max")  # in Prometheus only a counter ends in _total
+                    family = families[name] = make(f"mqd_{shown}", _HELP.get(name, name.lower().replace("_", " ")), labels=["worker"])
                 family.add_metric(label, int(counters[member]))
             for time_kind in native.Histogram:
                 if time_kind.name in times:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mqd.base.paths import Layout, default_data_dir, layout
-from mqd.cli.common import EXIT_UNREACHABLE, CliError
+from mqd.cli.common import EXIT_UNREACHABLE, CliError, emit_json
 
 if TYPE_CHECKING:
     from mqd.shm.tools import KeeperTool
@@ -97,7 +97,9 @@ def _wait_until_free(places: Layout, pidfd: int | None, timeout_s: float) -> boo
 @click.command(short_help="Stop a broker.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="The broker's data directory.  [env: MQD_DATA_DIR; default: ~/.local/share/mqd]")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(0.1), default=60.0, show_default=True, help="Seconds to wait for it to end.")
-def command(data_dir: Path | None, timeout_s: float) -> int:
+@click.option("--format", "output_format", type=click.Choice(["text", "json"]), help="Form of the output.  [default: text]")
+@click.pass_context
+def command(ctx: click.Context, data_dir: Path | None, timeout_s: float, output_format: str | None) -> int:
     """Stop the broker of a data directory, cleanly, and wait until it has ended."""
     from mqd.shm.locks import is_locked
 
@@ -120,5 +122,8 @@ def command(data_dir: Path | None, timeout_s: float) -> int:
     finally:
         if pidfd is not None:
             os.close(pidfd)
-    click.echo(f"stopped the broker in {places.data_dir}")
+    if (output_format or (ctx.find_root().obj or {}).get("output_format")) == "json":
+        emit_json({"data_dir": str(places.data_dir), "stopped": True})
+    else:
+        click.echo(f"stopped the broker in {places.data_dir}")
     return 0

@@ -163,8 +163,9 @@ def test_down_stops_the_broker_and_waits(start):
     up = start()
     up.ready()
     pids = up.pids()
-    done = mqd("down", "--data-dir", up.data_dir)
+    done = mqd("down", "--data-dir", up.data_dir, "--format", "json")
     assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"data_dir": str(up.data_dir), "stopped": True}
     assert _ended(pids.values())
     assert up.process.wait(PATIENCE_S) == 0
     _nothing_left(up)

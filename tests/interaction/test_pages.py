@@ -1,0 +1,38 @@
+"""The pages that say what a broker speaks and measures, held against a running one."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+from pathlib import Path
+
+from mqd.acceptor.dispatch import HANDLERS
+from mqd.protocol import table
+from mqd.protocol.messages import ApiVersionsRequest
+from tests.broker import Broker
+from tests.kafka_connection import KafkaConnection
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+API_VERSIONS = 18
+
+
+def test_the_protocol_page_is_current() -> None:
+    assert (DOCS / "protocol.md").read_text() == table.page(), "run: python -m mqd.protocol.table > docs/protocol.md"
+
+
+def test_the_protocol_page_says_what_a_broker_advertises(shared_broker: Broker) -> None:
+    rows = re.findall(r"^\| (\d+) \| (\w+) \| (\d+)(?:-(\d+))? \| [\d-]+ \|$", (DOCS / "protocol.md").read_text(), re.M)
+    told = {int(key): (int(first), int(last or first)) for key, _, first, last in rows}
+    with KafkaConnection(port=shared_broker.port) as kafka:
+        answer = kafka.call(API_VERSIONS, 3, ApiVersionsRequest(client_software_name="test", client_software_version="1"))
+    assert told == {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}
+    assert told.keys() == HANDLERS.keys()
+
+
+def test_operations_names_every_metric_of_a_broker(shared_broker: Broker) -> None:
+    with urllib.request.urlopen(f"http://127.0.0.1:{shared_broker.status()['metrics_port']}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    measured = {name.removesuffix("_total").removesuffix("_created") for name in re.findall(r"^# TYPE (mqd_\w+)", text, re.M)}
+    named = set(re.findall(r"`(mqd_\w+)`", (DOCS / "operations.md").read_text()))
+    assert measured - named == set(), "not on the page"
+    assert {name.removesuffix("_total") for name in named} - measured == set(), "on the page only"
