@@ -8,6 +8,8 @@
 
 #include "mqd_reactor.h"
 
+#define ZSTD_SINCE_VERSION 7 /* KIP-110 */
+
 static bool request_size(struct mqd_reactor *r, struct mqd_request *request, uint32_t topic_count, uint32_t append_count)
 {
     (void)r;
@@ -45,7 +47,7 @@ static int measure(const uint8_t *body, uint32_t size_bytes, int16_t version, st
     return mqd_produce_end(&walk);
 }
 
-static int16_t check_batch(const struct mqd_produce_partition *partition, struct mqd_batch *batch, const char **message)
+static int16_t check_batch(const struct mqd_produce_partition *partition, int16_t version, struct mqd_batch *batch, const char **message)
 {
     if (partition->size_bytes <= 0) {
         *message = "the partition came without a record batch";
@@ -60,6 +62,10 @@ static int16_t check_batch(const struct mqd_produce_partition *partition, struct
         *message = "clients may not write control batches";
         return MQD_KAFKA_INVALID_RECORD;
     }
+    if (error == 0 && version < ZSTD_SINCE_VERSION && (batch->attributes & 7) == 4) {
+        *message = "zstd needs Produce version 7 or newer";
+        return MQD_KAFKA_UNSUPPORTED_COMPRESSION_TYPE;
+    }
     return error;
 }
 
@@ -71,7 +77,7 @@ static void route(struct mqd_reactor *r, struct mqd_request *request, struct mqd
         mqd_append_done(r, append, !topic && by_id ? MQD_KAFKA_UNKNOWN_TOPIC_ID : MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION);
         return;
     }
-    int16_t error = check_batch(partition, &batch, &append->message);
+    int16_t error = check_batch(partition, request->version, &batch, &append->message);
     if (error) {
         mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
         mqd_log(r, 4, request->connection ? request->connection->id : 0, topic->slots[partition->partition_index], "batch refused: %s",
@@ -89,10 +95,11 @@ static void route(struct mqd_reactor *r, struct mqd_request *request, struct mqd
         return;
     }
     uint64_t owner_generation = mqd_load_acquire(&slot->owner_generation);
-    bool serving = owner < r->options.endpoint_count && mqd_load_acquire(&slot->state) == MQD_SLOT_ONLINE &&
+    uint8_t state = mqd_load_acquire(&slot->state);
+    bool serving = owner < r->options.endpoint_count && state == MQD_SLOT_ONLINE &&
                    owner_generation == mqd_load_acquire(&mqd_control_worker(r->options.control, owner)->generation);
-    if (!serving) {
-        mqd_append_done(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
+    if (!serving) { /* the same error as from the owner itself: a fenced directory is no reason to look for another leader */
+        mqd_append_done(r, append, state == MQD_SLOT_OFFLINE ? MQD_KAFKA_STORAGE_ERROR : MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
         return;
     }
     uint64_t offset = (uint64_t)(partition->records - r->options.arenas[r->options.self]);
