@@ -24,7 +24,7 @@ NOTES = """
 * **FindCoordinator** names this broker; the group APIs are not there yet, so clients assign partitions themselves.
 * **Fetch** has incremental sessions (KIP-227) and long polls. Requests with a replica id are for clusters.
 * **ListOffsets** knows earliest (-2, -4), latest (-1), by time, the largest timestamp (-3); tiered offsets (-5, -6) answer -1.
-* Bytes behind a whole request are ignored.
+* Bytes behind a whole request are ignored, as librdkafka 2.16 sends some; in Produce, Fetch and ListOffsets they end the connection.
 
 ## Error codes
 

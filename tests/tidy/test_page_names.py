@@ -1,0 +1,43 @@
+"""What the pages name exists: links, files, properties; and every room has its page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from mqd.base.config import BROKER, TOPIC
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = sorted({path.parent for path in (ROOT / "mqd").glob("*/__init__.py")} | {ROOT / "native", ROOT / "native" / "tests", ROOT / "tests"})
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(room / "README.md" for room in ROOMS)])
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=_name)
+def test_every_room_has_its_page(room: Path) -> None:
+    assert (room / "README.md").is_file()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
+    assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_files_that_are_named_exist(page: Path) -> None:
+    named = re.findall(r"`((?:native|mqd|tests|docs|perf)/[\w/.-]+\.\w+)`", page.read_text())
+    written_by_make = {"perf/history.jsonl"}
+    assert [name for name in named if name not in written_by_make and not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "operations.md", ROOT / "docs" / "durability.md"], ids=_name)
+def test_properties_that_are_set_exist(page: Path) -> None:
+    """NAME=VALUE, as a reader would copy it."""
+    named = set(re.findall(r"(?<![\w.-])([a-z]+(?:\.[a-z]+)+)=", page.read_text()))
+    assert named - BROKER.keys() - TOPIC.keys() == set()
