@@ -352,12 +352,12 @@ static void handle_window(struct mqd_reactor *r, struct mqd_connection *c, uint3
         if (end - at - 4 < length)
             break;
         c->expects_large = length + 4 > LARGE_FRAME_BYTES;
+        r->window_used = at + 4 + length; /* whatever becomes of the connection: a staged batch lies here until it is written */
         mqd_frame_on(r, c, arena + at + 4, length, window + at + 4);
         if (c->fd < 0)
             return;
         at += 4 + length;
     }
-    r->window_used = at;
     keep_rest(r, c, arena + at, end - at);
     if (c->fd >= 0 && c->partial_bytes == 0 && c->partial_capacity)
         partial_drop(r, c);

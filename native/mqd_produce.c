@@ -114,7 +114,8 @@ static void keep_topic(struct mqd_produce_topic_entry *entry, const struct mqd_p
         uint32_t bytes = topic->key.name.size_bytes > 0 ? (uint32_t)topic->key.name.size_bytes : 0;
         if (bytes > MQD_TOPIC_NAME_BYTES_MAX)
             bytes = MQD_TOPIC_NAME_BYTES_MAX;
-        memcpy(entry->name, topic->key.name.bytes, bytes);
+        if (bytes)
+            memcpy(entry->name, topic->key.name.bytes, bytes);
         entry->key.name.size_bytes = (int32_t)bytes;
     }
 }
@@ -163,8 +164,9 @@ void mqd_produce_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
     mqd_arena_hold(r->arena, (uint64_t)arena_offset);
     request->arena_offset = arena_offset;
     request->pending = append_count + 1; /* + 1: not before all are routed */
+    request->arena_pins = 1;             /* an append that is refused at once must not release the bytes of those after it */
     produce_topics(r, request, &produce);
-    if (request->arena_pins == 0) {
+    if (--request->arena_pins == 0) {
         mqd_arena_release(r->arena, (uint64_t)request->arena_offset);
         request->arena_offset = -1;
     }
