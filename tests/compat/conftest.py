@@ -11,11 +11,14 @@ from tests.compat.kcat import Kcat, find_kcat
 
 
 @pytest.fixture(scope="session")
-def unpacked_clients(request: pytest.FixtureRequest) -> Path:
-    return Path(request.config.cache.mkdir("clients"))
+def unpacked_clients(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Kept between runs; for this run alone where pytest's cache is switched off."""
+    cache = getattr(request.config, "cache", None)
+    return Path(cache.mkdir("clients")) if cache is not None else tmp_path_factory.mktemp("clients")
 
 
-@pytest.fixture(scope="session", params=NAMES)
+# Not of the session: pytest would then order tests by client first and start the shared brokers anew for each.
+@pytest.fixture(params=NAMES)
 def client(request: pytest.FixtureRequest, unpacked_clients: Path) -> Client:
     return client_of(request.param, unpacked_clients)
 
