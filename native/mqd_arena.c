@@ -165,6 +165,15 @@ int mqd_arena_release(struct mqd_arena *arena, uint64_t offset)
     return 1;
 }
 
+/* Puts the free extents in order, the lowest on top: after a while of coming and going, single extents lie where a long run would have to. */
+void mqd_arena_settle(struct mqd_arena *arena)
+{
+    arena->free_head = NO_EXTENT;
+    for (uint32_t index = arena->extent_count; index-- > 0;)
+        if (arena->free_bits[index >> 6] >> (index & 63) & 1)
+            free_list_push(arena, index);
+}
+
 uint32_t mqd_arena_extents_used(struct mqd_arena *arena)
 {
     return arena->used_count;

@@ -3,7 +3,8 @@
  * Receiving. Bytes are received into the window, one hot extent of the arena that all connections share within a turn; whole frames are handled where they lie.
  * What is left of a frame that is not whole waits on the heap (small) or in a run of extents of its own (large): no extent is held by a quiet client.
  *
- * Bounds: inflight_count_max requests, MQD_OUT_BYTES_MAX unsent bytes, heap_bytes_max for everything on the heap. At a bound a connection is not read.
+ * Bounds: inflight_count_max requests (frames beyond it stay as bytes), MQD_OUT_BYTES_MAX unsent bytes, heap_bytes_max for everything on the heap. At a bound a
+ * connection is not read.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -17,7 +18,9 @@
 
 #define LARGE_FRAME_BYTES 32768
 #define READ_BYTES_MIN 16384
-#define EVICT_IDLE_MS 200
+#define EVICT_MS 200       /* while others wait for room in the arena */
+#define RELIEVE_MS 10
+#define WINDOW_SHARE 16    /* this part of the arena is not for large frames */
 #define FRAME_BYTES_MIN 8 /* api key, version, correlation id */
 
 /* ---- hand-off ---- */
@@ -198,16 +201,6 @@ static void stall(struct mqd_reactor *r, struct mqd_connection *c)
         mqd_list_append(&r->stalled, &c->stall_node);
 }
 
-void mqd_connections_resume_stalled(struct mqd_reactor *r)
-{
-    struct mqd_node stalled;
-    mqd_list_init(&stalled);
-    mqd_list_move_all(&stalled, &r->stalled);
-    struct mqd_node *node;
-    while ((node = mqd_list_pop(&stalled)))
-        mqd_connection_resume(r, MQD_CONTAINER(node, struct mqd_connection, stall_node));
-}
-
 /* ---- frames ---- */
 
 static uint32_t read_length(const uint8_t *bytes)
@@ -243,9 +236,13 @@ static bool partial_keep(struct mqd_reactor *r, struct mqd_connection *c, const 
     return true;
 }
 
-/* A run of extents for one whole frame of `total` bytes (with its length word); what is there of it moves in. */
+/* A run of extents for one whole frame of `total` bytes (with its length word); what is there of it moves in. Some extents stay for windows: large frames
+ * that do not end must not stop the small ones. */
 static bool run_begin(struct mqd_reactor *r, struct mqd_connection *c, uint32_t total, const uint8_t *bytes, uint32_t size_bytes)
 {
+    uint32_t extents = mqd_arena_extents_total(r->arena), wanted = (total + MQD_EXTENT_BYTES - 1) / MQD_EXTENT_BYTES;
+    if (mqd_arena_extents_used(r->arena) + wanted > extents - extents / WINDOW_SHARE)
+        return false;
     int64_t offset = mqd_arena_allocate(r->arena, total);
     if (offset < 0)
         return false;
@@ -253,22 +250,53 @@ static bool run_begin(struct mqd_reactor *r, struct mqd_connection *c, uint32_t 
     c->run_offset = offset;
     c->run_bytes = total;
     c->run_filled = size_bytes;
+    c->run_began_ms = r->now_ms;
     return true;
 }
 
-/* Under pressure: large frames whose senders pause are moved from the arena to the heap. */
-static void evict_idle_runs(struct mqd_reactor *r)
+/* Others wait for room: large frames that have had their time move from the arena to the heap with what they have. By their age, for a client that sends a
+ * byte now and then is never idle. Where the heap is full too, the active ones stay and the idle ones go. */
+static void evict_runs(struct mqd_reactor *r)
 {
     for (uint32_t i = 0; i < r->connection_capacity; i++) {
         struct mqd_connection *c = r->connections[i];
-        if (!c || c->fd < 0 || c->run_offset < 0 || r->now_ms - c->last_active_ms < EVICT_IDLE_MS)
+        if (!c || c->fd < 0 || c->run_offset < 0 || r->now_ms - c->run_began_ms < EVICT_MS)
+            continue;
+        if (r->now_ms - c->last_active_ms < EVICT_MS && r->heap_bytes + c->run_filled > r->options.heap_bytes_max)
             continue;
         int64_t offset = c->run_offset;
         c->run_offset = -1;
-        if (partial_keep(r, c, r->options.arenas[r->options.self] + offset, c->run_filled, c->run_bytes))
+        if (partial_keep(r, c, r->options.arenas[r->options.self] + offset, c->run_filled, c->run_filled))
             mqd_log(r, 7, c->id, UINT32_MAX, "a half-received frame of %u bytes moved to the heap", c->run_bytes);
         mqd_arena_release(r->arena, (uint64_t)offset);
     }
+}
+
+/* What can be done for the stalled: old runs leave, and the empty window moves to the low end. Where it stood it may have cut the free extents in two, and the
+ * largest frame needs nearly all of them in one piece. */
+static void relieve(struct mqd_reactor *r)
+{
+    if (r->now_ms - r->relieved_ms < RELIEVE_MS)
+        return;
+    r->relieved_ms = r->now_ms;
+    evict_runs(r);
+    if (r->window_offset >= 0)
+        mqd_arena_release(r->arena, (uint64_t)r->window_offset);
+    r->window_offset = -1;
+    mqd_arena_settle(r->arena);
+}
+
+void mqd_connections_resume_stalled(struct mqd_reactor *r)
+{
+    relieve(r);
+    if (mqd_arena_extents_used(r->arena) == mqd_arena_extents_total(r->arena))
+        return;
+    struct mqd_node stalled;
+    mqd_list_init(&stalled);
+    mqd_list_move_all(&stalled, &r->stalled);
+    struct mqd_node *node;
+    while ((node = mqd_list_pop(&stalled)))
+        mqd_connection_resume(r, MQD_CONTAINER(node, struct mqd_connection, stall_node));
 }
 
 static bool window_ready(struct mqd_reactor *r, uint32_t need)
@@ -279,8 +307,6 @@ static bool window_ready(struct mqd_reactor *r, uint32_t need)
         mqd_arena_release(r->arena, (uint64_t)r->window_offset);
     r->window_offset = mqd_arena_allocate(r->arena, MQD_EXTENT_BYTES);
     r->window_used = 0;
-    if (r->window_offset < 0)
-        evict_idle_runs(r);
     return r->window_offset >= 0;
 }
 
@@ -339,6 +365,13 @@ static void keep_rest(struct mqd_reactor *r, struct mqd_connection *c, const uin
     partial_keep(r, c, rest, rest_bytes, total > LARGE_FRAME_BYTES ? rest_bytes : total);
 }
 
+/* Whole frames beyond inflight_count_max wait until their turn comes. */
+static void keep_frames(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frames, uint32_t size_bytes)
+{
+    if (partial_keep(r, c, frames, size_bytes, size_bytes))
+        c->readable = 1; /* there is something to be read, here if not in the socket */
+}
+
 static void handle_window(struct mqd_reactor *r, struct mqd_connection *c, uint32_t begin, uint32_t size_bytes)
 {
     uint8_t *arena = r->options.arenas[r->options.self] + r->window_offset;
@@ -351,6 +384,10 @@ static void handle_window(struct mqd_reactor *r, struct mqd_connection *c, uint3
             return;
         if (end - at - 4 < length)
             break;
+        if (c->inflight >= r->options.inflight_count_max) {
+            keep_frames(r, c, arena + at, end - at);
+            return;
+        }
         c->expects_large = length + 4 > LARGE_FRAME_BYTES;
         r->window_used = at + 4 + length; /* whatever becomes of the connection: a staged batch lies here until it is written */
         mqd_frame_on(r, c, arena + at + 4, length, window + at + 4);
@@ -367,12 +404,21 @@ static void handle_window(struct mqd_reactor *r, struct mqd_connection *c, uint3
 static bool revive_large(struct mqd_reactor *r, struct mqd_connection *c, uint32_t total)
 {
     if (!run_begin(r, c, total, c->partial, c->partial_bytes)) {
-        evict_idle_runs(r);
         stall(r, c);
         return false;
     }
     partial_drop(r, c);
     return true;
+}
+
+static void read_kept(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    if (!window_ready(r, c->partial_bytes)) {
+        stall(r, c);
+        return;
+    }
+    memcpy(r->options.arenas[r->options.self] + r->window_offset + r->window_used, c->partial, c->partial_bytes);
+    handle_window(r, c, r->window_used, c->partial_bytes);
 }
 
 void mqd_connection_read(struct mqd_reactor *r, struct mqd_connection *c)
@@ -382,6 +428,10 @@ void mqd_connection_read(struct mqd_reactor *r, struct mqd_connection *c)
     uint32_t total = 0;
     if (c->run_offset < 0 && c->partial_bytes >= 4) {
         total = 4 + read_length(c->partial);
+        if (c->partial_bytes >= total) {
+            read_kept(r, c);
+            return;
+        }
         if (total > LARGE_FRAME_BYTES && !revive_large(r, c, total))
             return;
     }
@@ -414,7 +464,7 @@ void mqd_connections_sweep(struct mqd_reactor *r)
         return;
     for (uint32_t i = 0; i < r->connection_capacity; i++) {
         struct mqd_connection *c = r->connections[i];
-        if (c && c->fd >= 0 && c->last_active_ms < oldest && !c->inflight)
+        if (c && c->fd >= 0 && c->last_active_ms < oldest && (!c->inflight || c->hangup)) /* hung up: what it asked for may wait for ever */
             mqd_connection_close(r, c, "idle longer than connections.max.idle.ms");
     }
 }

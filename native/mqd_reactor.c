@@ -334,7 +334,7 @@ static void turn(struct mqd_reactor *r, const struct mqd_poll_event *events, int
     mqd_links_drain(r);
     mqd_commands_run(r);
     sweep_segments(r);
-    if (!mqd_list_empty(&r->stalled) && mqd_arena_extents_used(r->arena) < mqd_arena_extents_total(r->arena))
+    if (!mqd_list_empty(&r->stalled))
         mqd_connections_resume_stalled(r);
     if (!r->stop)
         read_ready(r);

@@ -220,6 +220,7 @@ struct mqd_connection {
     uint8_t *partial;
     uint32_t partial_bytes, partial_capacity;
     int64_t run_offset;          /* -1 = none */
+    int64_t run_began_ms;
     uint32_t run_bytes, run_filled;
     /* requests, oldest first */
     struct mqd_request *head, *tail;
@@ -318,6 +319,7 @@ struct mqd_reactor {
     struct mqd_reader *reader;
     int64_t window_offset;           /* receive window: one extent; -1 = arena full */
     uint32_t window_used;
+    int64_t relieved_ms;             /* when stalled connections were last helped */
     int64_t now_ns, now_ms, wall_ms;
     int64_t housekeeping_ms;
     uint32_t turn_bytes;             /* received since the last write: more than the L2 keeps is written at once */
@@ -419,7 +421,8 @@ void mqd_connection_fail(struct mqd_reactor *r, struct mqd_connection *c, const 
 void mqd_connection_resume(struct mqd_reactor *r, struct mqd_connection *c); /* reading may go on */
 bool mqd_connection_may_read(const struct mqd_reactor *r, const struct mqd_connection *c);
 void mqd_connections_sweep(struct mqd_reactor *r); /* idle ones */
-void mqd_connections_resume_stalled(struct mqd_reactor *r);
+void mqd_connections_resume_stalled(struct mqd_reactor *r); /* at the beginning of a turn, while nothing lies in the window */
+void mqd_arena_settle(struct mqd_arena *arena);             /* mqd_arena.c: single extents come from the low end again */
 
 /* mqd_output.c */
 void mqd_output_append(struct mqd_reactor *r, struct mqd_connection *c, const void *bytes, uint32_t size_bytes);
