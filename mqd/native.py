@@ -529,11 +529,12 @@ class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recovery(msgspec.Struct, kw_only=True):
-    """struct mqd_recovery: the first four say what is trusted (log_start_offset also comes back), the rest what was found."""
+    """struct mqd_recovery: the first five say what is trusted (log_start_offset also comes back), the rest what was found."""
 
     recovery_point_offset: int = -1
     trusted_end_offset: int = -1
     clean_shutdown: bool = False
+    rewrite: bool = False
     log_start_offset: int = 0
     log_end_offset: int = 0
     truncated_bytes: int = 0
@@ -564,7 +565,7 @@ class Partition:
             raise _error(path)
         for name in recovery.__struct_fields__:
             setattr(recovery, name, getattr(told, name))
-        recovery.clean_shutdown = bool(recovery.clean_shutdown)
+        recovery.clean_shutdown, recovery.rewrite = bool(recovery.clean_shutdown), bool(recovery.rewrite)
         return cls(pointer)
 
     @property

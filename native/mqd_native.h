@@ -222,6 +222,7 @@ struct mqd_recovery { /* in: what is trusted; out: what was found */
     int64_t recovery_point_offset;   /* in: bytes of segments below are trusted; -1 = trust nothing */
     int64_t trusted_end_offset;      /* in: >= 0: page cache is intact up to here (process crash): cut there, no CRC scan; -1 = unknown */
     uint8_t clean_shutdown;          /* in: marker was found: trust everything */
+    uint8_t rewrite;                 /* in: a flush has failed: what lies above the recovery point is written anew before it is flushed */
     int64_t log_start_offset;        /* in: checkpointed start (DeleteRecords), 0 if none; out: real */
     int64_t log_end_offset;          /* out */
     int64_t truncated_bytes;         /* out: cut off the end */

@@ -17,6 +17,8 @@
 #include "mqd_error.h"
 #include "mqd_file.h"
 
+#define REWRITE_CHUNK_BYTES (1 << 20)
+
 enum mode { MODE_CLEAN, MODE_TRUSTED, MODE_CHECKED };
 
 struct recovery {
@@ -428,10 +430,31 @@ static int settle_epochs(struct recovery *recovery, bool changed)
     return error ? mqd_error_system(error, "%s: cannot flush the leader epochs", partition->path) : 0;
 }
 
+/* The same bytes to the same place: what was in the page cache only becomes dirty again. */
+static int rewrite_file(const struct recovery *recovery, const struct tail *tail)
+{
+    uint8_t *chunk = malloc(REWRITE_CHUNK_BYTES);
+    int result = chunk ? 0 : mqd_error_set(ENOMEM, "no memory to write a segment anew");
+    for (int64_t position = 0; result == 0 && position < tail->file_bytes;) {
+        ssize_t size = pread(tail->fd, chunk, REWRITE_CHUNK_BYTES, position);
+        if (size < 0 && errno == EINTR)
+            continue;
+        ssize_t written = size > 0 ? mqd_file_pwrite(tail->fd, chunk, (size_t)size, position) : size;
+        if (written <= 0)
+            result = mqd_error_system(written < 0 ? errno : EIO, "%s: cannot write segment %lld anew after a failed flush", recovery->partition->path,
+                                      (long long)tail->base_offset);
+        position += written;
+    }
+    free(chunk);
+    return result;
+}
+
 static int flush_segment(struct recovery *recovery, int64_t base_offset)
 {
     struct tail tail;
     int result = tail_open(recovery, &tail, base_offset);
+    if (result == 0 && recovery->io->rewrite)
+        result = rewrite_file(recovery, &tail);
     if (result == 0 && mqd_file_sync(tail.fd, false) < 0)
         result = mqd_error_system(errno, "%s: cannot flush segment %lld", recovery->partition->path, (long long)base_offset);
     tail_close(&tail);

@@ -9,7 +9,8 @@
  * Invariants
  *   C1  nothing below recovery_point_offset is cut or deleted. A damaged batch there stays for readers to meet; the walk goes on behind it. When nothing
  *       whole is found behind it, the file is left as it is and a new segment begins at the recovery point.
- *   C2  afterwards everything below log end is on disk (high watermark = log end): files with bytes above the recovery point are flushed.
+ *   C2  afterwards everything below log end is on disk (high watermark = log end): files with bytes above the recovery point are flushed. Where a flush has
+ *       failed before (`rewrite`) they are written anew first: the kernel calls pages clean that it could not write, so a flush alone would prove nothing.
  *   C3  offsets are never given twice: a log start beyond the end moves the end there.
  */
 #ifndef MQD_RECOVERY_H

@@ -1,5 +1,9 @@
 """One entry of log.dirs as this worker sees it: its checkpoints, its space, whether it failed.
 
+A directory in which a flush has failed holds flush-failed.W until its partitions were written anew (`doubtful`): what the kernel could not write it calls clean,
+so a successor that finds it in the page cache must not believe it to be on the disk. The mark has to outlive processes, not a power cut, which empties
+the page cache as well: so it is neither flushed nor written through the file layer, and needs no disk that works.
+
 Checkpoint files are written by one thread at a time (Background.slow of this directory, or the start and the end, when that is idle).
 """
 
@@ -14,14 +18,18 @@ from mqd.log.segments import ScanMaxTimestamp, TimestampCache
 from mqd.log.space import SpaceGuard
 
 
+FLUSH_FAILED = "flush-failed"
+
+
 class LogDirectory:
-    """`failure`: why nothing in it is served; "" = it is sound."""
+    """`failure`: why nothing in it is served; "" = it is sound. `doubtful`: an earlier life could not flush something in it."""
 
     def __init__(self, index: int, path: Path, worker: int, worker_count: int, reserve_bytes: int, files: Files, scan: ScanMaxTimestamp):
         self.index = index
         self.path = path
         self.failure = ""
         self.settled = False
+        self.doubtful = False
         self.guard = SpaceGuard(reserve_bytes)
         self.timestamps = TimestampCache(scan)
         self.trust: Trust | None = None
@@ -34,6 +42,7 @@ class LogDirectory:
     def open(self) -> list[Path]:
         """Blocking. Reads what may be believed and removes the marker. Returns what an earlier life had set aside for deletion and is this worker's to delete."""
         try:
+            self.doubtful = any(self.path.glob(f"{FLUSH_FAILED}.*"))
             found = checkpoints.open_directory(self.path, self._worker, self._worker_count, self._files)
             for problem in found.problems:
                 self._log.warning("checkpoint cannot be read; its partitions will be scanned", reason=problem)
@@ -52,12 +61,28 @@ class LogDirectory:
         self._log.error("log directory failed; its partitions are offline", reason=reason)
         return True
 
+    def mark_doubtful(self) -> None:
+        """Blocking."""
+        try:
+            (self.path / f"{FLUSH_FAILED}.{self._worker}").touch()
+        except OSError as error:
+            self._log.error("failed flush cannot be noted; restart this host rather than mqd alone", reason=str(error))
+
+    def _unmark_doubtful(self) -> None:
+        """What this worker has open was written anew. Worker 0 clears up after workers that are no more."""
+        for path in self.path.glob(f"{FLUSH_FAILED}.*"):
+            suffix = path.name.rpartition(".")[2]
+            if suffix == str(self._worker) or (self._worker == 0 and not (suffix.isdigit() and int(suffix) < self._worker_count)):
+                path.unlink(missing_ok=True)
+
     def settle(self, still_wanted: list[tuple[str, int]]) -> None:
         """Blocking. Every worker has its own checkpoints: forget what was carried for others. Worker 0 removes the files of workers that are no more."""
         if self._writer is None or self.failure:
             return
         self._writer.settle(still_wanted)
         self.settled = True
+        if not still_wanted:
+            self._unmark_doubtful()
         if self._worker == 0:
             for path in checkpoints.remove_orphans(self.path, self._worker_count, self._files):
                 self._log.info("checkpoint of a worker that is no more was removed", path=str(path))

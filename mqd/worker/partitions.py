@@ -140,7 +140,8 @@ class PartitionSet:
 
     def _recovery_inputs(self, owned: Owned, view: native.SlotView, log_dir: LogDirectory) -> native.Recovery:
         """What is trusted: the checkpoints; and when a predecessor of this worker published positions in this life of the keeper, the page cache is as it left
-        it. A published durable offset counts only in that case: the machine has not lost power since, or the control segment were gone."""
+        it. A published durable offset counts only in that case: the machine has not lost power since, or the control segment were gone. OFFLINE says that the
+        predecessor met an error there, perhaps a flush that failed."""
         trust = log_dir.trust
         assert trust is not None
         name = (owned.topic, owned.index, owned.topic_id)
@@ -152,6 +153,9 @@ class PartitionSet:
             recovery.recovery_point_offset = max(recovery.recovery_point_offset, view.durable_offset)
             recovery.log_start_offset = max(recovery.log_start_offset, view.log_start_offset)
             recovery.clean_shutdown = False
+            recovery.rewrite = view.state == native.SlotState.OFFLINE
+        if log_dir.doubtful:
+            recovery.rewrite, recovery.clean_shutdown = True, False
         return recovery
 
     async def _make_durable(self, opened: list[_Opened]) -> None:

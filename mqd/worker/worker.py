@@ -229,6 +229,7 @@ class Worker:
         log_dir = self._log_dirs[event.log_dir]
         if not log_dir.fail(event.text or os.strerror(event.error)):
             return
+        self._aside(self._background.urgent(log_dir.mark_doubtful))
         for opened in self._partitions.open.values():
             if opened.owned.log_dir == log_dir.index:
                 self._partitions.failures[opened.owned.slot] = f"{opened.owned.name}: its log directory {log_dir.path} failed: {log_dir.failure}"
