@@ -63,22 +63,32 @@ static bool chunk_push(struct mqd_connection *c, const struct mqd_chunk *chunk)
     return true;
 }
 
+/* All of it or nothing: half an answer must not be sent, nor anything after it. */
 void mqd_output_scratch(struct mqd_reactor *r, struct mqd_connection *c)
 {
     uint64_t base = c->out_base + c->out.size_bytes;
+    uint32_t pushed = 0;
     bool failed = r->scratch.failed;
-    for (uint32_t i = 0; i < r->scratch_chunk_count; i++) {
-        struct mqd_chunk chunk = r->scratch_chunks[i];
+    if (!failed) {
+        mqd_output_append(r, c, r->scratch.bytes, r->scratch.size_bytes);
+        failed = c->out.failed;
+    }
+    for (; pushed < r->scratch_chunk_count && !failed; pushed++) {
+        struct mqd_chunk chunk = r->scratch_chunks[pushed];
         chunk.memory_end += base;
-        if (failed || !chunk_push(c, &chunk)) {
+        if (!chunk_push(c, &chunk)) {
             failed = true;
-            mqd_range_release(r->reader, &chunk.range);
+            break;
         }
     }
+    if (failed) {
+        c->chunk_count -= pushed; /* their ranges are released below */
+        c->out.size_bytes = (uint32_t)(base - c->out_base);
+        for (uint32_t i = 0; i < r->scratch_chunk_count; i++)
+            mqd_range_release(r->reader, &r->scratch_chunks[i].range);
+        mqd_output_close_after(r, c);
+    }
     r->scratch_chunk_count = 0;
-    mqd_output_append(r, c, r->scratch.bytes, r->scratch.size_bytes);
-    if (failed)
-        c->closing = 1; /* out of memory: half an answer must not be sent */
     r->scratch.size_bytes = 0;
     r->scratch.failed = false;
 }
@@ -105,9 +115,12 @@ static void out_compact(struct mqd_connection *c)
 /* 1: went on, 0: the socket is full, -1: the connection is broken. */
 static int send_memory(struct mqd_reactor *r, struct mqd_connection *c, uint64_t end, bool more)
 {
-    ssize_t n = send(c->fd, c->out.bytes + (c->out_sent - c->out_base), end - c->out_sent, MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0));
+    ssize_t n;
+    do /* no signal comes to this thread, but a tracer's */
+        n = send(c->fd, c->out.bytes + (c->out_sent - c->out_base), end - c->out_sent, MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0));
+    while (n < 0 && errno == EINTR);
     if (n < 0)
-        return errno == EAGAIN || errno == EINTR ? 0 : -1;
+        return errno == EAGAIN ? 0 : -1;
     mqd_stat(r, MQD_COUNT_BYTES_OUT, (uint64_t)n);
     c->out_sent += (uint64_t)n;
     return c->out_sent == end ? 1 : 0;
@@ -117,9 +130,12 @@ static int send_range(struct mqd_reactor *r, struct mqd_connection *c, struct mq
 {
     off_t position = range->position;
     uint32_t step = range->size_bytes < SENDFILE_STEP_BYTES ? range->size_bytes : SENDFILE_STEP_BYTES;
-    ssize_t n = sendfile(c->fd, mqd_segment_ref_fd(range->segment), &position, step);
+    ssize_t n;
+    do
+        n = sendfile(c->fd, mqd_segment_ref_fd(range->segment), &position, step);
+    while (n < 0 && errno == EINTR);
     if (n < 0)
-        return errno == EAGAIN || errno == EINTR ? 0 : -1;
+        return errno == EAGAIN ? 0 : -1;
     if (n == 0) { /* shorter than published: the file was damaged under us; half an answer cannot be mended */
         mqd_log(r, 3, c->id, UINT32_MAX, "a segment file ended %u bytes before its published end; closing the connection", range->size_bytes);
         return -1;

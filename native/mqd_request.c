@@ -127,7 +127,7 @@ static void encode(struct mqd_reactor *r, struct mqd_request *request)
 
 void mqd_connection_answer(struct mqd_reactor *r, struct mqd_connection *c)
 {
-    while (c->head) {
+    while (c->head && !c->closing) {
         struct mqd_request *request = c->head;
         if (!request->complete && request->kind == MQD_REQUEST_FETCH && !request->set->request && !request->evaluated) {
             /* a fetch is evaluated when its turn has come, so that its data is as fresh as its answer */
