@@ -464,7 +464,7 @@ void mqd_connections_sweep(struct mqd_reactor *r)
         return;
     for (uint32_t i = 0; i < r->connection_capacity; i++) {
         struct mqd_connection *c = r->connections[i];
-        if (c && c->fd >= 0 && c->last_active_ms < oldest && (!c->inflight || c->hangup)) /* hung up: what it asked for may wait for ever */
+        if (c && c->fd >= 0 && c->last_active_ms < oldest && (!c->inflight || c->hangup || c->closing)) /* hung up: what it asked for may wait for ever */
             mqd_connection_close(r, c, "idle longer than connections.max.idle.ms");
     }
 }

@@ -1,7 +1,8 @@
 /* Requests that Python answers: sent to the acceptor over the link, kept until the answer has come, cached where the answer may be given again.
  *
  * A frame waits in the control arena (the last quarter of this worker's mapping), apart from the receive window: a request that Python takes long over
- * must not hold bytes that the hot path needs. It stays there until it is answered, so that a restarted acceptor can be asked again.
+ * must not hold bytes that the hot path needs. It stays there until it is answered, so that a restarted acceptor can be asked again. Requests are sent in
+ * order; one that could not be sent even into an empty arena would stop all behind it, so it is refused.
  *
  * When the acceptor dies: questions (which change nothing) are asked again, a connection with any other request pending is closed, for nobody knows whether
  * the change was made.
@@ -12,6 +13,8 @@
 #include <string.h>
 
 #include "mqd_reactor.h"
+
+#define CONTROL_SHARE 4 /* of the control arena, for one request */
 
 static bool is_question(int16_t api_key)
 {
@@ -68,7 +71,8 @@ static bool send_one(struct mqd_reactor *r, struct mqd_request *request)
 {
     uint32_t acceptor = mqd_control_worker_count(r->options.control);
     struct mqd_worker_slot *slot = mqd_control_worker(r->options.control, acceptor);
-    if (mqd_load_acquire(&slot->state) != MQD_PROCESS_RUNNING || mqd_endpoint_free_count(r->endpoint, acceptor) == 0)
+    if (mqd_load_acquire(&slot->state) != MQD_PROCESS_RUNNING || mqd_endpoint_free_count(r->endpoint, acceptor) == 0 ||
+        r->overflow_head[acceptor] != r->overflow_count[acceptor]) /* what waits there outlives an acceptor */
         return false;
     if (request->control_offset < 0) {
         int64_t offset = mqd_arena_allocate(r->control_arena, request->frame_bytes);
@@ -76,6 +80,9 @@ static bool send_one(struct mqd_reactor *r, struct mqd_request *request)
             return false;
         request->control_offset = offset;
         memcpy(r->options.arenas[r->options.self] + r->control_arena_base + offset, request->frame, request->frame_bytes);
+        mqd_heap_give(r, request->frame_bytes);
+        free(request->frame);
+        request->frame = NULL;
     }
     struct mqd_connection *c = request->connection;
     struct mqd_descriptor ask = {.kind = MQD_LINK_REQUEST, .slot = c->local_port, .token = (uint64_t)r->control[request->control_index].sequence << 16 | request->control_index,
@@ -104,12 +111,21 @@ void mqd_control_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
         mqd_connection_fail(r, c, "too many control requests are under way on this worker (4096); the client may connect again");
         return;
     }
-    if (!mqd_heap_take(r, size_bytes) || !(request->frame = malloc(size_bytes))) {
+    if (size_bytes > (uint64_t)mqd_arena_extents_total(r->control_arena) * MQD_CONTROL_EXTENT_BYTES / CONTROL_SHARE) {
+        mqd_connection_fail(r, c, "a request of this kind may take a sixteenth of receive.arena.bytes at most");
+        return;
+    }
+    if (!mqd_heap_take(r, size_bytes)) {
         mqd_connection_fail(r, c, "no memory for another control request (queued.max.request.bytes)");
         return;
     }
-    memcpy(request->frame, frame, size_bytes);
     request->frame_bytes = size_bytes;
+    if (!(request->frame = malloc(size_bytes))) {
+        mqd_heap_give(r, size_bytes);
+        mqd_connection_fail(r, c, "out of memory for another control request");
+        return;
+    }
+    memcpy(request->frame, frame, size_bytes);
     mqd_stat(r, MQD_COUNT_REQUESTS_FORWARDED_CONTROL, 1);
     if (header->api_key == MQD_API_METADATA) {
         struct mqd_control_entry *entry = &r->control[request->control_index];
@@ -157,10 +173,8 @@ void mqd_control_on_response(struct mqd_reactor *r, const struct mqd_descriptor 
         mqd_forward_send(r, from, &release);
     if (!request)
         return;
-    if (!good && request->connection) {
-        mqd_connection_fail(r, request->connection, "the acceptor's answer could not be taken over");
-        return;
-    }
+    if (!good && request->connection)
+        mqd_connection_fail(r, request->connection, "the acceptor's answer could not be taken over"); /* the request stays: it was sent */
     if (!(descriptor->flags & MQD_RESPONSE_MORE))
         finish(r, request, descriptor);
 }
