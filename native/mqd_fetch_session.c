@@ -76,11 +76,11 @@ static void rehash(struct mqd_fetch_set *set)
     while (count < set->entry_count * 2)
         count *= 2;
     struct mqd_fetch_entry **buckets = calloc(count, sizeof *buckets);
+    free(set->buckets); /* also without memory for others: they may name entries that are gone */
+    set->buckets = buckets;
+    set->bucket_count = buckets ? count : 0;
     if (!buckets)
         return;
-    free(set->buckets);
-    set->buckets = buckets;
-    set->bucket_count = count;
     for (uint32_t i = 0; i < set->entry_count; i++) {
         struct mqd_fetch_entry *entry = set->entries[i];
         if (entry->forgotten)

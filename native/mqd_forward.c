@@ -16,6 +16,11 @@ static bool overflow_push(struct mqd_reactor *r, uint32_t to, const struct mqd_d
 {
     if (r->overflow_head[to] == r->overflow_count[to])
         r->overflow_head[to] = r->overflow_count[to] = 0;
+    if (r->overflow_count[to] == r->overflow_capacity[to] && r->overflow_head[to] > r->overflow_capacity[to] / 2) { /* never quite empty: use the front again */
+        r->overflow_count[to] -= r->overflow_head[to];
+        memmove(r->overflow[to], r->overflow[to] + r->overflow_head[to], r->overflow_count[to] * sizeof *r->overflow[to]);
+        r->overflow_head[to] = 0;
+    }
     if (r->overflow_count[to] == r->overflow_capacity[to]) {
         uint32_t capacity = r->overflow_capacity[to] ? r->overflow_capacity[to] * 2 : 256;
         struct mqd_descriptor *grown = realloc(r->overflow[to], sizeof *grown * capacity);
@@ -64,9 +69,9 @@ static uint32_t forward_take(struct mqd_reactor *r)
 {
     if (r->forward_free == UINT32_MAX) {
         uint32_t capacity = r->forward_capacity ? r->forward_capacity * 2 : 1024;
-        struct mqd_forward_entry *grown = realloc(r->forwards, sizeof *grown * capacity);
-        if (!grown || capacity > 0xffffff)
-            abort(); /* bounded by connections x inflight_count_max: this is an error of ours */
+        struct mqd_forward_entry *grown = capacity > 0xffffff ? NULL : realloc(r->forwards, sizeof *grown * capacity);
+        if (!grown)
+            return UINT32_MAX; /* millions of tiny batches in one arena */
         for (uint32_t i = r->forward_capacity; i < capacity; i++)
             grown[i] = (struct mqd_forward_entry){NULL, 0, i + 1 < capacity ? i + 1 : UINT32_MAX};
         r->forwards = grown;
@@ -103,6 +108,11 @@ void mqd_forward_append(struct mqd_reactor *r, struct mqd_append *append, uint16
     append->peer = owner;
     append->peer_generation = owner_generation;
     append->forward_index = forward_take(r);
+    if (append->forward_index == UINT32_MAX) {
+        append->message = "too many batches are on their way to other workers";
+        mqd_append_done(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER); /* retriable; nothing was written */
+        return;
+    }
     struct mqd_forward_entry *entry = &r->forwards[append->forward_index];
     entry->append = append;
     mqd_list_append(&r->forwarded_to[owner], &append->node);
@@ -227,7 +237,6 @@ void mqd_forward_endpoint_died(struct mqd_reactor *r, uint32_t endpoint)
         mqd_append_done(r, append, MQD_KAFKA_REQUEST_TIMED_OUT);
     }
     for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT; slot++)
-        if (!mqd_list_empty(&r->waiting[slot]) && mqd_load_relaxed(&mqd_control_partition(r->options.control, slot)->owner) == endpoint)
-            mqd_fetch_wake_slot(r, slot); /* they set their bit anew: the dead one may have taken it */
+        mqd_fetch_wake_slot(r, slot); /* all set their bits anew: the dead one may have taken them, and the slot may have another owner by now */
     mqd_control_send_queued(r);
 }
