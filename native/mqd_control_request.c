@@ -14,7 +14,7 @@
 
 #include "mqd_reactor.h"
 
-#define CONTROL_SHARE 4 /* of the control arena, for one request */
+#define CONTROL_SHARE 2 /* of the control arena, for one request */
 
 static bool is_question(int16_t api_key)
 {
@@ -112,7 +112,7 @@ void mqd_control_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
         return;
     }
     if (size_bytes > (uint64_t)mqd_arena_extents_total(r->control_arena) * MQD_CONTROL_EXTENT_BYTES / CONTROL_SHARE) {
-        mqd_connection_fail(r, c, "a request of this kind may take a sixteenth of receive.arena.bytes at most");
+        mqd_connection_fail(r, c, "a request of this kind may take an eighth of receive.arena.bytes at most");
         return;
     }
     if (!mqd_heap_take(r, size_bytes)) {
