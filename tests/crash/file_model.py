@@ -11,7 +11,8 @@ Rules
     D2  of every other write any set of 512-byte sectors may be there, in any order; a length may have grown without its data (zeros)
     D3  a name (creation, rename, removal) is durable when its directory was flushed so; else it may be there or not, however durable the file is.
         A rename within one directory is never half-done; the changes of one name stay in order
-    D4  a directory that exists without the journal's knowledge (made before watching began) is durable; a write to a file of which nothing is known is an
+    D4  what a failed flush should have covered is on no disk, whatever flush succeeds later: the kernel has called its pages clean
+    D5  a directory that exists without the journal's knowledge (made before watching began) is durable; a write to a file of which nothing is known is an
         error: a change that went past the layer would make all this worthless
 
 A file or directory keeps its identity (`_Node`) through renames, as an inode does.
@@ -74,19 +75,22 @@ def read_journals(directory: Path, name: str) -> list[Operation]:
 
 
 class _Node:
-    """`pending` holds (serial, change) in order; a flush makes all below a serial durable."""
+    """`pending` holds (serial, change) in order; a flush makes all below a serial durable, but for those below `dropped` (D4)."""
 
     def __init__(self) -> None:
         self.pending: list[tuple[int, object]] = []
+        self.dropped = 0
 
     def make_durable(self, below: int) -> None:
-        count = 0
+        kept = [one for one in self.pending if one[0] >= below or one[0] < self.dropped]
         for serial, change in self.pending:
-            if serial >= below:
-                break
-            self.carry_out(change)
-            count += 1
-        del self.pending[:count]
+            if self.dropped <= serial < below:
+                self.carry_out(change)
+        self.pending = kept
+
+    def drop(self, below: int) -> None:
+        if any(serial < below for serial, _ in self.pending):
+            self.dropped = max(self.dropped, below)
 
     def carry_out(self, change: object) -> None:
         raise NotImplementedError
@@ -237,7 +241,7 @@ class Disk:
         _ACTIONS[operation.kind](self, operation)
 
     def _parent(self, path: str) -> tuple[_Directory, str]:
-        """Its directory, made known where it is not (D4), and its name in there."""
+        """Its directory, made known where it is not (D5), and its name in there."""
         *directories, name = path.strip("/").split("/")
         node = self._root
         for part in directories:
@@ -314,8 +318,10 @@ class Disk:
 
     def _on_done(self, operation: Operation) -> None:
         serial, nodes = self._begun.pop((operation.process, operation.reference), (0, []))
-        if operation.result == 0 and not self._ignore(operation):
-            for node in nodes:
+        for node in nodes:
+            if operation.result:
+                node.drop(serial)
+            elif not self._ignore(operation):
                 node.make_durable(serial)
 
     def _on_nothing(self, operation: Operation) -> None:

@@ -93,6 +93,19 @@ def test_a_failed_flush_covers_nothing(story):
     assert b"" in contents(story, "/d/a")
 
 
+def test_what_a_failed_flush_dropped_is_durable_only_when_written_again(story):
+    story.create("/d/a", b"xx")
+    story.sync("/d")
+    story.sync("/d/a", result=-5)
+    story(WRITE, "/d/a", offset=2, data=b"y", length=1)
+    story.sync("/d/a")
+    assert story.disk.harshest().files["/d/a"] == b"\0\0y"
+    assert story.disk.present().files["/d/a"] == b"xxy"
+    story(WRITE, "/d/a", offset=0, data=b"xx", length=2)
+    story.sync("/d/a")
+    assert story.disk.harshest().files["/d/a"] == b"xxy"
+
+
 def test_a_flush_that_is_ignored_covers_nothing():
     story = Story()
     story.disk = Disk(ignore=lambda operation: operation.path == "/d/a")

@@ -12,6 +12,7 @@ length, for progress). Times are CLOCK_MONOTONIC ns, as in the file layer's jour
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
@@ -31,6 +32,7 @@ PROGRESS_SECONDS = 30.0
 FINISH_SECONDS = 60.0
 EARLIEST, LATEST = -2, -1
 _FETCH, _LIST_OFFSETS = 1, 2
+_STATISTICS_MS = 100
 _QUICK_RETRIES = {"reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 200, "log_level": 0, "topic.metadata.refresh.interval.ms": 2000}
 
 
@@ -40,6 +42,18 @@ def wait_until(condition: Callable[[], bool], seconds: float, what: Callable[[],
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {seconds:.0f} s: {what()}")
         time.sleep(0.01)  # other processes, and threads of librdkafka: nothing to wait on
+
+
+class ConnectionCount:
+    """What librdkafka says of its connections: `opened` and `lost`, over all brokers that it knows."""
+
+    def __init__(self) -> None:
+        self.opened = self.lost = 0
+
+    def on_statistics(self, text: str) -> None:
+        brokers = json.loads(text)["brokers"].values()
+        self.opened = sum(broker.get("connects", 0) for broker in brokers)
+        self.lost = sum(broker.get("disconnects", 0) for broker in brokers)
 
 
 def create_topics(bootstrap: str, partitions: dict[str, int], config: dict[str, dict[str, str]] | None = None) -> None:
@@ -58,7 +72,7 @@ class LoadProducer(threading.Thread):
         self.acknowledged: list[Acknowledged] = []
         self.failed: list[str] = []
         self.errors: list[str] = []
-        self.disconnects = 0
+        self.connections = ConnectionCount()
         self.sent = 0
         self._rate = rate
         self._topics = [(topic, partition) for topic, count in topics.items() for partition in range(count)]
@@ -66,14 +80,14 @@ class LoadProducer(threading.Thread):
         self._ending = threading.Event()
         self.idempotent = bool(settings.get("enable.idempotence"))
         self._producer = Producer({
-            "bootstrap.servers": bootstrap, "client.id": name, "linger.ms": 2, "message.timeout.ms": 120_000, "request.timeout.ms": 5_000,
-            "retry.backoff.ms": 20, "retry.backoff.max.ms": 200, "error_cb": self._on_error, **_QUICK_RETRIES, **settings,
+            "bootstrap.servers": bootstrap, "client.id": name, "linger.ms": 2, "batch.size": 16_000, "message.timeout.ms": 120_000, "request.timeout.ms": 5_000,
+            "retry.backoff.ms": 20, "retry.backoff.max.ms": 200, "error_cb": self._on_error, "statistics.interval.ms": _STATISTICS_MS, "stats_cb": self.connections.on_statistics,
+            **_QUICK_RETRIES, **settings,
         })  # fmt: skip
 
     def _on_error(self, error: KafkaError) -> None:
         if error.fatal():
             self.errors.append(f"{self.name}: fatal: {error}")
-        self.disconnects += error.code() in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
 
     def run(self) -> None:
         due = time.monotonic()
@@ -124,15 +138,13 @@ class LoadConsumer(threading.Thread):
         self.positions: dict[tuple[str, int], int] = {}
         self.until: dict[tuple[str, int], int] | None = None  # set: end when these offsets are reached
         self._ending = threading.Event()
-        self.disconnects = 0
+        self.connections = ConnectionCount()
         self._consumer = Consumer({
             "bootstrap.servers": bootstrap, "client.id": name, "group.id": name, "enable.auto.commit": False, "enable.auto.offset.store": False,
-            "auto.offset.reset": "error", "check.crcs": True, "fetch.wait.max.ms": 100, "fetch.error.backoff.ms": 20, "error_cb": self._on_error, **_QUICK_RETRIES,
+            "auto.offset.reset": "error", "check.crcs": True, "fetch.wait.max.ms": 100, "fetch.error.backoff.ms": 20, "error_cb": lambda _error: None,
+            "statistics.interval.ms": _STATISTICS_MS, "stats_cb": self.connections.on_statistics, **_QUICK_RETRIES,
         })  # fmt: skip
         self._consumer.assign([TopicPartition(topic, partition, 0) for topic, count in topics.items() for partition in range(count)])
-
-    def _on_error(self, error: KafkaError) -> None:
-        self.disconnects += error.code() in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
 
     def run(self) -> None:
         while not self._ending.is_set() and not self._at_end():
