@@ -78,6 +78,7 @@ static void start_syncfs(struct mqd_reactor *r, struct mqd_log_directory *dir, u
     while ((node = mqd_list_pop(&dir->to_sync))) {
         struct mqd_owned *owned = MQD_CONTAINER(node, struct mqd_owned, sync_node);
         struct mqd_sync_fd fds[4];
+        dir->to_sync_count--;
         if (mqd_partition_sync_begin(owned->partition, fds) == 0) {
             nothing_begun(r, owned);
             continue;
@@ -86,7 +87,6 @@ static void start_syncfs(struct mqd_reactor *r, struct mqd_log_directory *dir, u
         owned->in_syncfs = 1;
         mqd_list_append(&dir->in_syncfs, &owned->sync_node);
     }
-    dir->to_sync_count = 0;
     dir->syncfs_running = true;
     mqd_stat(r, MQD_COUNT_SYNCS, 1);
     if (mqd_poll_syncfs(r->poll, dir->fd, mqd_token(MQD_TOKEN_SYNCFS, log_dir)) < 0)
@@ -108,9 +108,10 @@ void mqd_flush_start_all(struct mqd_reactor *r)
             continue;
         }
         struct mqd_node *node;
-        while ((node = mqd_list_pop(&dir->to_sync)))
+        while ((node = mqd_list_pop(&dir->to_sync))) {
+            dir->to_sync_count--;
             start_one(r, MQD_CONTAINER(node, struct mqd_owned, sync_node));
-        dir->to_sync_count = 0;
+        }
     }
 }
 
@@ -175,7 +176,7 @@ static int preallocate(void *argument)
 void mqd_preallocate_maybe(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_preallocation wanted;
-    if (owned->preallocating || owned->closing || !mqd_partition_preallocate_begin(owned->partition, &wanted))
+    if (owned->preallocating || owned->closing || !r->poll || !mqd_partition_preallocate_begin(owned->partition, &wanted))
         return;
     struct preallocate_job *job = malloc(sizeof *job);
     if (job) {
@@ -215,7 +216,7 @@ void mqd_snapshot_maybe(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     int64_t offset;
     struct snapshot_job *job;
-    if (owned->snapshotting || owned->closing || !(job = calloc(1, sizeof *job)))
+    if (owned->snapshotting || owned->closing || !r->poll || !(job = calloc(1, sizeof *job))) /* no poll: not started or stopped; closing writes one */
         return;
     job->bytes = mqd_partition_snapshot(owned->partition, &job->size_bytes, &offset);
     if (job->bytes && asprintf(&job->path, "%s/%020lld.snapshot", mqd_partition_path(owned->partition), (long long)offset) > 0 &&
@@ -242,8 +243,14 @@ void mqd_owned_maybe_close(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     if (!owned->closing || owned->syncs_pending || owned->in_syncfs || owned->preallocating || owned->snapshotting)
         return;
+    if (mqd_list_linked(&owned->sync_node))
+        r->log_dirs[owned->log_dir].to_sync_count--;
     mqd_list_remove(&owned->sync_node);
-    mqd_list_remove(&owned->publish_node);
+    if (mqd_list_linked(&owned->publish_node)) { /* its last flush moved the high watermark: readers are still there */
+        mqd_list_remove(&owned->publish_node);
+        mqd_fence_full();
+        mqd_owner_wake_slot(r, owned->slot);
+    }
     mqd_list_remove(&owned->write_node);
     mqd_owner_fail_all(r, owned, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
     r->owned[owned->slot] = NULL;

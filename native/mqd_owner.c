@@ -121,6 +121,10 @@ static void write_one(struct mqd_reactor *r, struct mqd_owned *owned)
         write_failed(r, owned, mqd_error_code());
         return;
     }
+    if (r->log_dirs[owned->log_dir].failed) { /* duplicates alone were staged; no flush will ever answer them */
+        write_failed(r, owned, EIO);
+        return;
+    }
     check_senders(r, owned);
     if (rolled) {
         mqd_stat(r, MQD_COUNT_ROLLS, 1);
