@@ -17,9 +17,9 @@
 void mqd_reactor_emit(struct mqd_reactor *r, const struct mqd_event *event)
 {
     pthread_mutex_lock(&r->mutex);
-    bool log_line = event->kind == MQD_EVENT_LOG;
-    if (r->event_count >= (log_line ? MQD_EVENT_COUNT_MAX / 2 : MQD_EVENT_COUNT_MAX)) {
-        r->events_dropped++; /* log lines give way first; a command's answer has room: there are at most MQD_COMMAND_COUNT_MAX */
+    bool gives_way = event->kind == MQD_EVENT_LOG || event->kind == MQD_EVENT_ROLLED;
+    if (r->event_count >= (gives_way ? MQD_EVENT_COUNT_MAX / 2 : MQD_EVENT_COUNT_MAX)) {
+        r->events_dropped++; /* log lines and news that retention finds out by itself give way first; a command's answer has room: there are at most MQD_COMMAND_COUNT_MAX */
     } else {
         r->events[(r->event_head + r->event_count++) % MQD_EVENT_COUNT_MAX] = *event;
         if (r->event_count == 1)
@@ -70,8 +70,36 @@ static void set_log_dir(struct mqd_reactor *r, const struct mqd_command *command
     mqd_command_done(r, command->token, error, UINT32_MAX, 0, NULL, error ? strerror(error) : "");
 }
 
+/* Whoever waits on its partitions finds it removed. */
+static void drop_topic(struct mqd_reactor *r, struct mqd_topic *topic)
+{
+    for (uint32_t i = 0; i < topic->partition_count; i++) {
+        uint32_t slot = topic->slots[i];
+        r->path_known[slot] = 0;
+        mqd_reader_set_path(r->reader, slot, NULL);
+        mqd_fetch_wake_slot(r, slot); /* they are looked at later in this turn */
+    }
+    mqd_topics_remove(&r->topics, topic);
+}
+
+/* What a new description makes of the old one: a namesake is gone, and whoever waits on a slot that is no longer the partition's looks for the new one. */
+static void topic_changes(struct mqd_reactor *r, const struct mqd_command *command)
+{
+    struct mqd_topic_key key = {.name = {(const uint8_t *)command->text, (int32_t)strlen(command->text)}};
+    struct mqd_topic *topic = mqd_topics_find_id(&r->topics, command->topic_id), *namesake = mqd_topics_find(&r->topics, &key);
+    if (namesake && namesake != topic)
+        drop_topic(r, namesake);
+    for (uint32_t i = 0; topic && i < topic->partition_count; i++) {
+        if (i < command->number && command->slots[i] == topic->slots[i])
+            continue;
+        memset(r->cursors, 0, sizeof r->cursors);
+        mqd_fetch_wake_slot(r, topic->slots[i]);
+    }
+}
+
 static void topic_put(struct mqd_reactor *r, const struct mqd_command *command)
 {
+    topic_changes(r, command);
     struct mqd_topic *topic = mqd_topics_put(&r->topics, command->topic_id, command->text, command->slots, command->number);
     for (uint32_t i = 0; topic && i < topic->partition_count; i++) {
         uint32_t slot = topic->slots[i];
@@ -86,18 +114,8 @@ static void topic_put(struct mqd_reactor *r, const struct mqd_command *command)
 static void topic_remove(struct mqd_reactor *r, const struct mqd_command *command)
 {
     struct mqd_topic *topic = mqd_topics_find_id(&r->topics, command->topic_id);
-    if (topic) {
-        for (uint32_t i = 0; i < topic->partition_count; i++) {
-            uint32_t slot = topic->slots[i];
-            r->path_known[slot] = 0;
-            mqd_reader_set_path(r->reader, slot, NULL);
-        }
-        topic->reference_count++;
-        mqd_topics_remove(&r->topics, topic);
-        for (uint32_t i = 0; i < topic->partition_count; i++)
-            mqd_fetch_wake_slot(r, topic->slots[i]); /* they find the topic removed */
-        mqd_topic_release(topic);
-    }
+    if (topic)
+        drop_topic(r, topic);
     mqd_command_done(r, command->token, 0, UINT32_MAX, 0, NULL, "");
 }
 
@@ -312,7 +330,7 @@ int mqd_reactor_log_dir(struct mqd_reactor *r, uint64_t token, uint32_t log_dir,
     if (log_dir >= MQD_LOG_DIR_COUNT_MAX)
         return mqd_error_set(MQD_E_INVALID, "log directory %u: at most %d", log_dir, MQD_LOG_DIR_COUNT_MAX);
     struct mqd_command command = {.kind = MQD_COMMAND_LOG_DIR, .token = token, .number = log_dir, .text = strdup(path)};
-    return post(r, &command);
+    return command.text ? post(r, &command) : mqd_error_set(ENOMEM, "out of memory for a log directory's path");
 }
 
 int mqd_reactor_log_dir_full(struct mqd_reactor *r, uint64_t token, uint32_t log_dir, int full)

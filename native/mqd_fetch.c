@@ -14,6 +14,7 @@
 #include "mqd_reactor.h"
 
 #define CLUSTER_AUTHORIZATION_FAILED 31
+#define COLD_READ_COUNT_MAX 128 /* of 256 file operations that may be under way; beyond it only the first of a request */
 #define COLD_CHECK_TAIL_BYTES (16u << 20) /* this close to the high watermark the pages are surely cached */
 
 /* ---- arrival ---- */
@@ -289,8 +290,8 @@ static void collect_one(struct mqd_reactor *r, struct mqd_request *request, stru
     entry->outcome.log_start_offset = bare ? -1 : positions.log_start_offset;
     bool changed = !entry->sent_once || entry->outcome.error != entry->sent_error || entry->outcome.high_watermark != entry->sent_high_watermark ||
                    entry->outcome.log_start_offset != entry->sent_log_start || entry->outcome.last_stable_offset != entry->sent_last_stable;
-    if (request->full || entry->range.size_bytes || entry->outcome.error || changed)
-        include(request->set, entry);
+    if ((request->full || entry->range.size_bytes || entry->outcome.error || changed) && !include(request->set, entry))
+        mqd_range_release(r->reader, &entry->range);
     if (request->set->session_id && !has_data && !entry->outcome.error && mqd_list_linked(&entry->ready) && entry_wait(r, entry, slot, positions.high_watermark))
         mqd_list_remove(&entry->ready);
 }
@@ -348,9 +349,16 @@ static void read_cold(struct mqd_reactor *r, struct mqd_request *request)
                         positions.high_watermark_position - entry->range.position < COLD_CHECK_TAIL_BYTES;
         if (near_end || mqd_range_cached(&entry->range))
             continue;
+        if (r->cold_read_count >= COLD_READ_COUNT_MAX && request->pending) { /* flushes need their places too: the client asks again for this one */
+            entry->outcome.records_bytes = 0;
+            entry->cursor.valid = false;
+            mqd_range_release(r->reader, &entry->range);
+            continue;
+        }
         if (mqd_poll_read_ahead(r->poll, mqd_segment_ref_fd(entry->range.segment), entry->range.position, entry->range.size_bytes,
                                 mqd_token(MQD_TOKEN_READ_AHEAD, (uint64_t)(uintptr_t)request)) == 0) {
             request->pending++;
+            r->cold_read_count++;
             mqd_stat(r, MQD_COUNT_FETCH_COLD, 1);
         }
     }
@@ -386,6 +394,7 @@ void mqd_fetch_on_read_ahead(struct mqd_reactor *r, uint64_t id, int result)
     struct mqd_request *request = (struct mqd_request *)(uintptr_t)id;
     if (result < 0)
         mqd_log(r, 4, request->connection ? request->connection->id : 0, UINT32_MAX, "reading ahead failed: %s", strerror(-result));
+    r->cold_read_count--;
     if (--request->pending)
         return;
     if (request->connection)

@@ -26,6 +26,7 @@
 #define STOP_MS_MAX 10000
 #define STOP_ANSWER_MS_MAX 1000
 #define SESSION_TABLE_COUNT 65536
+#define SCRATCH_KEEP_BYTES (1u << 20)
 
 void mqd_time(struct mqd_reactor *r, enum mqd_histogram histogram, int64_t elapsed_ns)
 {
@@ -151,6 +152,20 @@ int mqd_reactor_backend(struct mqd_reactor *r)
     return r->backend;
 }
 
+/* Those whose clients are gone and whose answer never came. */
+static void destroy_requests(struct mqd_reactor *r)
+{
+    for (uint32_t i = 0; i < MQD_PARTITION_SLOT_COUNT; i++)
+        if (r->owned[i])
+            mqd_owner_fail_all(r, r->owned[i], MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
+    for (uint32_t i = 0; i < MQD_ENDPOINT_COUNT_MAX; i++)
+        while (!mqd_list_empty(&r->forwarded_to[i]))
+            mqd_append_done(r, MQD_CONTAINER(r->forwarded_to[i].next, struct mqd_append, node), MQD_KAFKA_REQUEST_TIMED_OUT);
+    for (uint32_t i = 0; i < MQD_CONTROL_REQUEST_COUNT_MAX; i++)
+        if (r->control[i].request)
+            mqd_request_free(r, r->control[i].request);
+}
+
 void mqd_reactor_destroy(struct mqd_reactor *r)
 {
     if (!r)
@@ -166,6 +181,7 @@ void mqd_reactor_destroy(struct mqd_reactor *r)
         if (r->log_dirs[i].fd >= 0)
             close(r->log_dirs[i].fd);
     }
+    destroy_requests(r);
     for (uint32_t i = 0; i < MQD_PARTITION_SLOT_COUNT; i++)
         free(r->owned[i]); /* the partition itself is the caller's */
     for (uint32_t i = 0; i < MQD_ENDPOINT_COUNT_MAX; i++)
@@ -316,6 +332,8 @@ static void housekeeping(struct mqd_reactor *r)
     mqd_gauge(r, MQD_GAUGE_ARENA_EXTENTS_USED, mqd_arena_extents_used(r->arena));
     mqd_gauge(r, MQD_GAUGE_ARENA_EXTENTS_TOTAL, mqd_arena_extents_total(r->arena));
     mqd_gauge(r, MQD_GAUGE_HEAP_BYTES, r->heap_bytes);
+    if (r->scratch.capacity_bytes > SCRATCH_KEEP_BYTES)
+        mqd_buffer_free(&r->scratch);
     uint64_t producers = 0;
     for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT && r->owned_count; slot++)
         if (r->owned[slot])
@@ -356,6 +374,7 @@ static void turn(struct mqd_reactor *r, const struct mqd_poll_event *events, int
 static int64_t sleep_ns(struct mqd_reactor *r)
 {
     if (!mqd_list_empty(&r->ready) || !mqd_list_empty(&r->to_answer) || !mqd_list_empty(&r->to_send) || !mqd_list_empty(&r->woken) || !mqd_list_empty(&r->to_write) ||
+        !mqd_list_empty(&r->to_wake) ||
         mqd_load_acquire(&r->command_waiting))
         return r->stop ? 1000000 : 0;
     int64_t until_ns = r->now_ns + HOUSEKEEPING_MS * 1000000ll;
@@ -430,7 +449,28 @@ static void wind_down(struct mqd_reactor *r, struct mqd_poll_event *events)
     for (uint32_t i = 0; i < r->connection_capacity; i++)
         if (r->connections[i] && r->connections[i]->fd >= 0)
             mqd_connection_close(r, r->connections[i], "the broker stops");
+    while (r->cold_read_count && r->now_ms - began_ms <= STOP_MS_MAX)
+        turn(r, events, wait_events(r, events));
     mqd_forward_flush(r);
+}
+
+/* mqd_poll is gone, and the events of what was still under way with it: a flush of unknown outcome is a failed one. */
+static void end_file_work(struct mqd_reactor *r)
+{
+    for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT && r->owned_count; slot++) {
+        struct mqd_owned *owned = r->owned[slot];
+        if (!owned)
+            continue;
+        if (owned->syncs_pending || owned->in_syncfs) {
+            mqd_list_remove(&owned->sync_node);
+            owned->syncs_pending = owned->in_syncfs = 0;
+            mqd_partition_sync_done(owned->partition, EIO);
+        }
+        if (owned->preallocating)
+            mqd_partition_preallocate_done(owned->partition, EAGAIN);
+        owned->preallocating = owned->snapshotting = 0;
+        mqd_owned_maybe_close(r, owned);
+    }
 }
 
 static void pin(struct mqd_reactor *r)
@@ -481,6 +521,7 @@ static void *run(void *argument)
     if (r->poll)
         mqd_poll_destroy(r->poll);
     r->poll = NULL;
+    end_file_work(r);
     return NULL;
 }
 

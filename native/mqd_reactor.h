@@ -358,6 +358,7 @@ struct mqd_reactor {
     struct mqd_cached_cursor cursors[MQD_CURSOR_CACHE_COUNT];
     struct mqd_fetch_set **session_table;
     uint32_t session_count;
+    uint32_t cold_read_count; /* read-aheads under way */
     uint64_t seen_segments_generation;
     uint64_t random_state;
 
