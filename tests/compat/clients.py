@@ -50,8 +50,11 @@ class Confluent:
 
     def consume(self, bootstrap: str, topic: str, counts: dict[int, int]) -> Read:
         consumer = confluent_kafka.Consumer(
-            {"bootstrap.servers": bootstrap, "group.id": "by hand", "enable.auto.commit": False, "check.crcs": True, "auto.offset.reset": "error"}
-        )
+            {
+                "bootstrap.servers": bootstrap, "group.id": "by hand", "enable.auto.commit": False, "check.crcs": True, "auto.offset.reset": "error",
+                "fetch.wait.max.ms": 50,  # closing waits for the last long poll
+            }
+        )  # fmt: skip
         try:
             consumer.assign([confluent_kafka.TopicPartition(topic, partition, confluent_kafka.OFFSET_BEGINNING) for partition in counts])
 
