@@ -48,6 +48,7 @@ class Image(msgspec.Struct, tag=True, frozen=True):
     topics: list[TopicImage]
     broker_config: dict[str, str]  # set at run time (IncrementalAlterConfigs on the broker), in force on this broker
     broker_default_config: dict[str, str] = {}  # the part of it that was set for all brokers (resource name "")
+    removed_topic_ids: list[bytes] = []  # the newest: a worker that was down when they were removed deletes what it still has of them
 
 
 class TopicPut(msgspec.Struct, tag=True, frozen=True):

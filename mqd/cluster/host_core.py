@@ -370,7 +370,7 @@ class HostCore:
         state = self._state
         brokers = [messages.BrokerImage(broker.node_id, broker.host, broker.port, broker.rack, broker.epoch) for broker in state.brokers.values()]
         config = state.broker_config(self.node_id)
-        return messages.Image(self._version, state.cluster_id, self._controller_id, brokers, list(self._images.values()), config, state.broker_configs.get("", {}))
+        return messages.Image(self._version, state.cluster_id, self._controller_id, brokers, list(self._images.values()), config, state.broker_configs.get("", {}), list(state.removed))
 
     def _broadcast(self, message: messages.FromController) -> list[Action]:
         return [Send(subscriber.client, message) for subscriber in self._subscribers.values() if not subscriber.held]

@@ -9,6 +9,7 @@ Invariants (check())
     S3  no two topic names differ only in '.' and '_'
     S4  partition_counts is what counting the partitions per directory gives
     S5  next_producer_id never falls
+    S6  removed holds ids of removed topics only, the newest REMOVED_COUNT_MAX in the order of their removal
 """
 
 import msgspec
@@ -29,6 +30,7 @@ from mqd.cluster.metadata_records import (
     TopicState,
 )
 
+REMOVED_COUNT_MAX = 4096  # what a worker that was down meanwhile may delete from its disk; older ones it sets aside
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 
 
@@ -42,6 +44,7 @@ class Snapshot(msgspec.Struct, frozen=True, tag="snapshot/1"):
     topics: list[TopicState]
     broker_configs: dict[str, dict[str, str]]
     next_producer_id: int
+    removed_topic_ids: list[bytes] = []
 
 
 def collision_key(name: str) -> str:
@@ -50,7 +53,7 @@ def collision_key(name: str) -> str:
 
 
 class MetadataState:
-    __slots__ = ("version", "cluster_id", "created_ms", "brokers", "topics", "topics_by_id", "collisions", "broker_configs", "next_producer_id", "partition_counts", "partition_count")
+    __slots__ = ("version", "cluster_id", "created_ms", "brokers", "topics", "topics_by_id", "collisions", "broker_configs", "next_producer_id", "partition_counts", "partition_count", "removed")
 
     def __init__(self) -> None:
         self.version = 0  # offset after the last applied record
@@ -64,6 +67,7 @@ class MetadataState:
         self.next_producer_id = 0
         self.partition_counts: dict[tuple[int, str], int] = {}  # (node id, directory id) -> replicas there
         self.partition_count = 0
+        self.removed: dict[bytes, None] = {}
 
     def copy(self) -> "MetadataState":
         other = MetadataState()
@@ -123,6 +127,9 @@ class MetadataState:
         topic = self._topic(record.topic_id)
         del self.topics[topic.name], self.topics_by_id[topic.topic_id], self.collisions[collision_key(topic.name)]
         self._count(topic.partitions, -1)
+        self.removed[topic.topic_id] = None
+        if len(self.removed) > REMOVED_COUNT_MAX:
+            del self.removed[next(iter(self.removed))]
 
     def _on_topic_configured(self, record: TopicConfigured) -> None:
         self._put(msgspec.structs.replace(self._topic(record.topic_id), config=dict(record.config)))
@@ -168,6 +175,7 @@ class MetadataState:
             topics=list(self.topics.values()),
             broker_configs=self.broker_configs,
             next_producer_id=self.next_producer_id,
+            removed_topic_ids=list(self.removed),
         )
 
     @classmethod
@@ -179,6 +187,7 @@ class MetadataState:
             state._on_topic_created(TopicCreated(topic))
         state.broker_configs = dict(snapshot.broker_configs)
         state.next_producer_id = snapshot.next_producer_id
+        state.removed = dict.fromkeys(snapshot.removed_topic_ids)
         state.version = snapshot.version
         return state
 
@@ -198,6 +207,7 @@ class MetadataState:
                 assert partition.leader == -1 or partition.leader in partition.in_sync_replicas, "S2"
                 for key in zip(partition.replicas, partition.directories):
                     counts[key] = counts.get(key, 0) + 1
+        assert self.removed.keys().isdisjoint(self.topics_by_id) and len(self.removed) <= REMOVED_COUNT_MAX, "S6"
         assert counts == self.partition_counts and self.partition_count == sum(len(topic.partitions) for topic in self.topics.values()), "S4"
 
 

@@ -22,7 +22,7 @@ from mqd.log.files import Files
 
 METADATA = "partition.metadata"
 _NAME_BYTES_MAX = 255
-_DELETED = re.compile(r".+\.[0-9a-f]{32}-delete")
+_DELETED = re.compile(r".*-([0-9]+)\.[0-9a-f]{32}-delete")
 
 
 class TopicIdMismatch(ValueError):
@@ -118,12 +118,20 @@ def leftovers(log_dir: Path) -> list[Path]:
     return sorted(path for path in log_dir.iterdir() if _DELETED.fullmatch(path.name) and path.is_dir() and not path.is_symlink())
 
 
+def aside_index(path: Path) -> int:
+    """The partition of a directory set aside for deletion."""
+    match = _DELETED.fullmatch(path.name)
+    assert match is not None, path
+    return int(match[1])
+
+
 def delete_tree(path: Path, files: Files) -> Iterator[Path]:
     """Deletes a directory set aside, file by file, yielding each file it is about to unlink (so that the caller can pace or stop). Raises OSError."""
     try:
         entries = sorted(path.iterdir())
     except FileNotFoundError:
         return  # each worker that starts clears up, also beside the one that set it aside
+    entries.sort(key=lambda entry: entry.name == METADATA)  # last: it tells whose this was
     for entry in entries:
         if entry.is_dir() and not entry.is_symlink():
             yield from delete_tree(entry, files)

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 from mqd.base import logging
+from mqd.cluster.host_core import owner_of
 from mqd.log import checkpoints, directories
 from mqd.log.checkpoints import CheckpointWriter, Entry, Trust
 from mqd.log.files import Files
@@ -48,10 +49,18 @@ class LogDirectory:
                 self._log.warning("checkpoint cannot be read; its partitions will be scanned", reason=problem)
             self.trust = found.index(self._worker)
             self._writer = CheckpointWriter(self.path, self._worker, self._files, found)
-            return [path for path in directories.leftovers(self.path) if sum(path.name.encode()) % self._worker_count == self._worker]
+            return [path for path in directories.leftovers(self.path) if self._deletes(path)]
         except OSError as error:
             self.fail(f"cannot be used: {error}")
             return []
+
+    def _deletes(self, leftover: Path) -> bool:
+        """Whoever owned the partition set it aside, and comes back to it: nobody else meets a deletion that is under way. partition.metadata goes last."""
+        try:
+            topic_id, index = directories.parse_metadata((leftover / directories.METADATA).read_bytes()), directories.aside_index(leftover)
+        except (OSError, directories.TopicIdMismatch):
+            return sum(leftover.name.encode()) % self._worker_count == self._worker
+        return owner_of(topic_id, index, self._worker_count) == self._worker
 
     def fail(self, reason: str) -> bool:
         """False when it had failed before."""

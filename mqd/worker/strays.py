@@ -1,5 +1,5 @@
-"""Partition directories that no topic of the image accounts for: a topic whose removal was committed, but not carried out before everything ended; or a log
-directory that was brought from elsewhere. They are moved aside, never deleted: to delete is the administrator's choice."""
+"""Partition directories that no topic of the image accounts for. Of a topic that was removed while this worker was down: set aside for deletion. Of a topic of
+which nothing is known, as in a log directory that was brought from elsewhere: moved aside, never deleted, for to delete is the administrator's choice."""
 
 import os
 import re
@@ -15,21 +15,24 @@ from mqd.worker.log_directory import LogDirectory
 _PARTITION = re.compile(r"(.+)-([0-9]+)")
 
 
-def set_strays_aside(log_dirs: list[LogDirectory], image: Image, worker: int, worker_count: int, files: Files) -> list[Path]:
-    """Blocking. Each worker looks after the directories that it would own, so that none meets what another has just created. Returns the new paths."""
+def set_strays_aside(log_dirs: list[LogDirectory], image: Image, worker: int, worker_count: int, files: Files) -> list[tuple[LogDirectory, Path]]:
+    """Blocking. Each worker looks after the directories that it would own, so that none meets what another has just created. Returns those to be deleted."""
     known = {(topic.topic_id, partition.index): partition.log_dir for topic in image.topics for partition in topic.partitions}
-    moved = []
+    removed = frozenset(image.removed_topic_ids)
+    doomed = []
     for log_dir in log_dirs:
         if not log_dir.failure:
             try:
-                moved += _in_directory(log_dir, known, worker, worker_count, files)
+                doomed += [(log_dir, path) for path in _in_directory(log_dir, known, removed, worker, worker_count, files)]
             except OSError as error:
                 log_dir.fail(f"cannot be searched: {error}")
-    return moved
+    return doomed
 
 
-def _in_directory(log_dir: LogDirectory, known: dict[tuple[bytes, int], int], worker: int, worker_count: int, files: Files) -> list[Path]:
-    moved = []
+def _in_directory(
+    log_dir: LogDirectory, known: dict[tuple[bytes, int], int], removed: frozenset[bytes], worker: int, worker_count: int, files: Files
+) -> list[Path]:
+    doomed, moved = [], 0
     for entry in list(os.scandir(log_dir.path)):
         match = _PARTITION.fullmatch(entry.name)
         if match is None or not entry.is_dir(follow_symlinks=False):
@@ -41,10 +44,15 @@ def _in_directory(log_dir: LogDirectory, known: dict[tuple[bytes, int], int], wo
         index = int(match[2])
         if owner_of(topic_id, index, worker_count) != worker or known.get((topic_id, index), log_dir.index + 1) == log_dir.index:
             continue
+        moved += 1
+        if topic_id in removed:
+            target = log_dir.path / directories.aside_name(match[1], index, "delete")
+            files.rename(Path(entry.path), target)
+            doomed.append(target)
+            continue
         target = log_dir.path / directories.aside_name(match[1], index, "stray")
         files.rename(Path(entry.path), target)
         logging.get("worker.strays").warning("partition of no known topic was moved aside; delete it when nobody needs it", path=entry.path, moved_to=str(target))
-        moved.append(target)
     if moved:
         files.sync_directory(log_dir.path)
-    return moved
+    return doomed

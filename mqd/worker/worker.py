@@ -157,7 +157,9 @@ class Worker:
     async def _on_image(self, image: Image) -> None:
         changes = self._catalog.on_image(image)
         if not self._ready:
-            await self._background.urgent(set_strays_aside, self._log_dirs, image, self._index, self._client.welcome.worker_count, self._files)
+            doomed = await self._background.urgent(set_strays_aside, self._log_dirs, image, self._index, self._client.welcome.worker_count, self._files)
+            for log_dir, path in doomed:
+                self._partitions.delete_later(log_dir, path)
         await self._apply(changes, image.version)
         self._upkeep.settle_when_applied(image.version)
         if not self._ready:

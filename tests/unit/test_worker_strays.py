@@ -1,0 +1,101 @@
+"""What a worker that was down finds on its disk: of removed topics it deletes, of unknown ones it keeps; and who finishes a deletion."""
+
+from pathlib import Path
+
+import msgspec
+
+from mqd.cluster import metadata_state
+from mqd.cluster.controller_messages import Image
+from mqd.cluster.host_core import owner_of
+from mqd.cluster.metadata_records import PartitionState, TopicCreated, TopicRemoved, TopicState
+from mqd.cluster.metadata_state import MetadataState, Snapshot
+from mqd.log import directories
+from mqd.worker.log_directory import LogDirectory
+from mqd.worker.strays import set_strays_aside
+
+WORKERS = 2
+
+
+class PlainFiles:
+    def replace(self, path: Path, data: bytes) -> None:
+        path.write_bytes(data)
+
+    def unlink(self, path: Path) -> None:
+        path.unlink()
+
+    def rename(self, source: Path, target: Path) -> None:
+        source.rename(target)
+
+    def make_directory(self, path: Path) -> None:
+        path.mkdir()
+
+    def sync_directory(self, path: Path) -> None:
+        assert path.is_dir()
+
+
+def topic_id(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def log_directory(path: Path, worker: int) -> LogDirectory:
+    return LogDirectory(0, path, worker, WORKERS, 0, PlainFiles(), lambda _path: -1)
+
+
+def partition(path: Path, name: str, index: int, number: int) -> Path:
+    directory, _ = directories.prepare(path, name, index, topic_id(number), PlainFiles())
+    (directory / "00000000000000000000.log").write_bytes(b"records")
+    return directory
+
+
+def names(path: Path, ending: str) -> set[str]:
+    return {entry.name.split(".")[0] for entry in path.iterdir() if entry.name.endswith(ending)}
+
+
+def test_partitions_of_removed_topics_are_deleted_and_of_unknown_ones_kept(tmp_path: Path):
+    for index in range(4):
+        partition(tmp_path, "removed", index, 1)
+        partition(tmp_path, "unknown", index, 2)
+    image = Image(1, "cluster", 1, [], [], {}, removed_topic_ids=[topic_id(1)])
+    doomed = [path for worker in range(WORKERS) for _, path in set_strays_aside([log_directory(tmp_path, worker)], image, worker, WORKERS, PlainFiles())]
+    assert names(tmp_path, "-delete") == {f"removed-{index}" for index in range(4)} == {path.name.split(".")[0] for path in doomed}
+    assert names(tmp_path, "-stray") == {f"unknown-{index}" for index in range(4)}
+    assert all((entry / "00000000000000000000.log").exists() for entry in tmp_path.iterdir())
+
+
+def test_whoever_owned_a_partition_finishes_its_deletion(tmp_path: Path):
+    for index in range(8):
+        partition(tmp_path, "t", index, 7)
+        aside = directories.set_aside_for_deletion(tmp_path, "t", index, PlainFiles())
+        assert aside is not None and directories.aside_index(aside) == index
+    finishes = {worker: log_directory(tmp_path, worker).open() for worker in range(WORKERS)}
+    assert sorted(path for paths in finishes.values() for path in paths) == directories.leftovers(tmp_path)
+    for worker, paths in finishes.items():
+        assert {owner_of(topic_id(7), directories.aside_index(path), WORKERS) for path in paths} <= {worker}
+
+
+def test_the_file_that_tells_whose_it_was_goes_last(tmp_path: Path):
+    directory = partition(tmp_path, "t", 0, 7)
+    (directory / "zzz").write_bytes(b"")
+    assert [path.name for path in directories.delete_tree(directory, PlainFiles())][-1] == directories.METADATA
+    assert list(directories.delete_tree(directory, PlainFiles())) == [], "another worker was faster"
+
+
+def test_the_metadata_remembers_the_newest_removed_topics(monkeypatch):
+    monkeypatch.setattr(metadata_state, "REMOVED_COUNT_MAX", 3)
+    state = MetadataState()
+    for number in range(5):
+        one = PartitionState(index=0, replicas=(1,), directories=("d",), in_sync_replicas=(1,), leader=1, leader_epoch=0, partition_epoch=0)
+        state.apply(TopicCreated(TopicState(name=f"t{number}", topic_id=topic_id(number), partitions=(one,), config={})))
+        if number != 1:
+            state.apply(TopicRemoved(topic_id(number)))
+        state.check()
+    assert list(state.removed) == [topic_id(2), topic_id(3), topic_id(4)]
+    stored = msgspec.msgpack.decode(msgspec.msgpack.encode(state.snapshot()), type=Snapshot)
+    again = MetadataState.from_snapshot(stored)
+    assert again == state and list(again.removed) == list(state.removed)
+
+
+def test_a_checkpoint_from_before_is_read():
+    old = msgspec.to_builtins(MetadataState().snapshot())
+    del old["removed_topic_ids"]
+    assert MetadataState.from_snapshot(msgspec.convert(old, Snapshot)).removed == {}
