@@ -24,6 +24,7 @@ class Reader:
         self._bootstrap = bootstrap
         self._down_since: float | None = None
         self._outage_said = False
+        self._silent_since = time.monotonic()
         config = base_config(bootstrap) | {
             "error_cb": self._on_error, "group.id": "mqd-cli", "enable.auto.commit": False, "enable.auto.offset.store": False, "enable.partition.eof": True, "auto.offset.reset": "earliest",
             "fetch.wait.max.ms": 100, "check.crcs": True,
@@ -38,13 +39,26 @@ class Reader:
 
     def _judge_silence(self, exit_at_end: bool) -> None:
         """Whoever waits for an end must hear that it will not come; whoever waits for more is told once."""
-        if self._down_since is None or time.monotonic() - self._down_since < _OUTAGE_S:
-            return
-        if exit_at_end:
-            raise unreachable(self._bootstrap)
-        if not self._outage_said:
-            error_line(f"no broker at {self._bootstrap} any more; waiting for it")
-            self._outage_said = True
+        now = time.monotonic()
+        if self._down_since is not None:
+            if now - self._down_since < _OUTAGE_S:
+                return
+            if exit_at_end:
+                raise unreachable(self._bootstrap)
+            if not self._outage_said:
+                error_line(f"no broker at {self._bootstrap} any more; waiting for it")
+                self._outage_said = True
+        elif exit_at_end and now - self._silent_since >= _OUTAGE_S:
+            self._silent_since = now
+            self._judge_partitions()
+
+    def _judge_partitions(self) -> None:
+        """Raises CliError when an end is awaited of partitions that nobody serves."""
+        known = metadata(self.consumer, self.topic, self.timeout_s).topics[self.topic].partitions
+        offline = sorted(index for index in self._open if index not in known or known[index].leader < 0)
+        if offline:
+            which = f"partition{'s' if len(offline) > 1 else ''} {', '.join(map(str, offline))}"
+            raise CliError(f"topic {self.topic}: nobody serves {which}: the log directory may be offline (see the broker's logs); -p NUMBER reads the others")
 
     def partitions(self, wanted: list[int] | None) -> list[int]:
         """The topic's partitions, or the wanted ones of them. Raises CliError when the topic or one of them does not exist."""
@@ -98,7 +112,7 @@ class Reader:
                 self._judge_silence(exit_at_end)
                 yield []
                 continue
-            self._down_since, self._outage_said = None, False
+            self._down_since, self._outage_said, self._silent_since = None, False, time.monotonic()
             batch = []
             for message in [first, *self.consumer.consume(_DRAIN_COUNT if left is None else max(0, min(_DRAIN_COUNT, left - 1)), timeout=0)]:
                 if self._keep(message, exit_at_end, on_end):
