@@ -31,6 +31,10 @@ test-long: venv
 	$(MAKE) -C native/tests check-long
 	$(BIN)/python -m pytest -q --tier=long
 
+# Kills, power cuts and failing disks, all rounds.
+chaos: venv
+	$(BIN)/python -m pytest -q --tier=long tests/crash
+
 fuzz:
 	$(MAKE) -C native/tests fuzz
 
