@@ -111,7 +111,8 @@ def _unpack(cache: Path) -> None:
         ["apt-cache", "depends", "--recurse", "--no-recommends", "--no-suggests", "--no-conflicts", "--no-breaks", "--no-replaces", "--no-enhances", "kcat"],
         capture_output=True, text=True, check=True, timeout=DEADLINE_SECONDS,
     )  # fmt: skip
-    names = sorted({line for line in wanted.stdout.splitlines() if re.fullmatch(r"kcat|lib(rdkafka|yajl|avro|serdes|jansson|snappy|lz4-|curl3-gnutls)[a-z0-9.+-]*", line)})
+    # Everything it is linked with, but for what each system has and must not be given twice.
+    names = sorted({line for line in wanted.stdout.splitlines() if re.fullmatch(r"kcat|zlib1g|lib(?!c6|gcc|crypt1|stdc)[a-z0-9.+-]+", line)})
     if "kcat" not in names:
         raise OSError("apt knows no package kcat")
     subprocess.run(["apt-get", "download", *names], cwd=cache, check=True, capture_output=True, timeout=DEADLINE_SECONDS)

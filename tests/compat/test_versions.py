@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from mqd.protocol import SUPPORTED, ErrorCode, encode_response
+from mqd.protocol import SUPPORTED, ErrorCode, decode_response, encode_request, encode_response
 from mqd.protocol.api import decode_request
+from mqd.protocol.framing import decode_request_header
 from mqd.protocol.messages import (
     AlterConfigsRequest,
     ApiVersionsRequest,
@@ -321,3 +322,73 @@ def test_the_worker_answers_api_versions_as_the_codec_writes_them(setting: Setti
         header, _ = decode_request(struct.pack(">hhih", API_VERSIONS, version, received.correlation_id, -1) + (b"\0\1\1\0" if version >= 3 else b""))
         assert isinstance(received.body, ApiVersionsResponse)
         assert encode_response(header, received.body) == received.frame
+
+
+_UNKNOWN_TAGS = b"\2" + b"\x63\3abc" + b"\xff\xff\3\0"  # tag 99 of three bytes, tag 65535 of none
+
+
+def _tagged(frame: bytes) -> bytes:
+    """The frame with unknown tagged fields in its header and at the end of its body."""
+    start = decode_request_header(frame).body_position
+    assert frame[start - 1 : start] == frame[-1:] == b"\0"
+    return frame[: start - 1] + _UNKNOWN_TAGS + frame[start:-1] + _UNKNOWN_TAGS
+
+
+def _with_rest(frame: bytes) -> bytes:
+    """librdkafka 2.x puts bytes of its own behind some requests; Kafka does not look at them."""
+    return frame + b"\1\2\3"
+
+
+FLEXIBLE = [key for key in CASES if SUPPORTED[key].is_flexible(SUPPORTED[key].max_version)]
+
+
+def _check_changed(setting: Setting, key: int, changed: Callable[[bytes], bytes]) -> None:
+    version, case = SUPPORTED[key].max_version, CASES[key]
+    with topics.connect(setting.broker) as kafka:
+        kafka.send_frame(changed(encode_request(case.request(setting, version), version, 4711, "a client")))
+        correlation_id, response = decode_response(kafka.receive_frame(), key, version)
+        assert correlation_id == 4711 and not any(case.errors(response)), response
+        assert case.right(setting, version, response), response
+        assert advertised(kafka), "and the connection goes on"
+
+
+@pytest.mark.parametrize("key", FLEXIBLE)
+def test_unknown_tagged_fields_are_ignored(setting: Setting, key: int) -> None:
+    """KIP-482: in header and body, by workers and by the acceptor."""
+    _check_changed(setting, key, _tagged)
+
+
+@pytest.mark.parametrize("key", sorted(set(FLEXIBLE) - {PRODUCE, FETCH}))
+def test_bytes_behind_a_request_are_ignored(setting: Setting, key: int) -> None:
+    """Not so Produce and Fetch, where no client sends any and lengths that do not add up are a fault."""
+    _check_changed(setting, key, _with_rest)
+
+
+@pytest.mark.parametrize("client_id", [None, "", "ümlaut", "x" * 1000])
+def test_client_ids(shared_broker: Broker, client_id: str | None) -> None:
+    with topics.connect(shared_broker, client_id=client_id) as kafka:
+        for version in (0, 3):
+            assert advertised(kafka, version)
+        assert kafka.call(3, 12, MetadataRequest(topics=None)).brokers
+
+
+def test_all_topics_and_none(setting: Setting) -> None:
+    """Version 0 asks for all by an empty list; later an empty list is none and null is all."""
+    for version in (0, 1, 5, 8, 12, 13):
+        everything = setting.kafka.call(3, version, MetadataRequest(topics=[] if version == 0 else None))
+        assert setting.topic in {found.name for found in everything.topics}
+        if version > 0:
+            assert setting.kafka.call(3, version, MetadataRequest(topics=[])).topics == []
+
+
+def test_the_metadata_of_two_connections_is_of_one_cluster(shared_broker: Broker) -> None:
+    """Answers are cached by workers: the second is the first's bytes but for the correlation id, until a topic comes."""
+    with topics.connect(shared_broker) as one, topics.connect(shared_broker) as two:
+        answers = []
+        for kafka in (one, two, one, two):
+            kafka.send(3, 12, MetadataRequest(topics=None))
+            answers.append(kafka.receive().frame[4:])
+        assert len(set(answers)) == 1
+        name = topics.create_topic(shared_broker, "versions-new")
+        for kafka in (one, two):
+            assert name in {found.name for found in kafka.call(3, 12, MetadataRequest(topics=None)).topics}
