@@ -59,7 +59,7 @@ class Confluent:
             consumer.assign([confluent_kafka.TopicPartition(topic, partition, confluent_kafka.OFFSET_BEGINNING) for partition in counts])
 
             def poll() -> Iterable[tuple[int, Message]]:
-                for message in consumer.consume(100, 0.5):
+                for message in consumer.consume(100, 0.05):
                     assert message.error() is None, message.error()
                     headers = tuple((name, value) for name, value in message.headers() or ())
                     yield message.offset(), Message(message.partition(), message.key(), message.value(), headers, message.timestamp()[1])
