@@ -12,25 +12,14 @@ from confluent_kafka import TopicPartition as Place
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
 
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.messages import ProduceRequest
-from mqd.protocol.records import Record, encode_batch
 from tests.broker import Broker
 from tests.crash.checker import check, make_value, summary
 from tests.crash.file_model import Disk, read_journals
 from tests.crash.processes import kill_and_wait
-from tests.crash.workload import Load, create_topics, fetch_records, read_all, read_log, wait_until
+from tests.crash.workload import Load, create_topics, fetch_records, produce, read_all, read_log, wait_until
 from tests.kafka_connection import KafkaConnection
 
-PRODUCE = 0
 RETRIABLE_WHEN_FULL = {ErrorCode.KAFKA_STORAGE_ERROR}
-
-
-def produce(kafka: KafkaConnection, topic: str, partition: int, value: bytes, acks: int = -1, **batch) -> tuple[int, int]:
-    """(error code, base offset)"""
-    data = [ProduceRequest.PartitionData(index=partition, records=encode_batch([Record(value, timestamp_ms=time.time_ns() // 10**6)], **batch))]
-    answer = kafka.call(PRODUCE, 9, ProduceRequest(acks=acks, timeout_ms=5000, topic_data=[ProduceRequest.TopicData(name=topic, partition_data=data)]))
-    one = answer.responses[0].partition_responses[0]
-    return one.error_code, one.base_offset
 
 
 class Faulty:

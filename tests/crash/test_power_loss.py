@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,10 +20,13 @@ from tests.broker import Broker
 from tests.crash.checker import Acknowledged, History, Violation, check, make_value, summary
 from tests.crash.file_model import SYNC_DONE, WRITE, Disk, Operation, Tree, read_journals
 from tests.crash.processes import kill_and_wait
-from tests.crash.workload import Load, create_topics, read_all
+from tests.crash.workload import Load, create_topics, produce, read_all
+from tests.kafka_connection import ConnectionEnded, KafkaConnection
 
 TOPICS = {"plain": 3, "rolling": 3}
 RELAXED = {"relaxed": 2}
+RETRIED = {"retried": 1}
+ALL_TOPICS = {**TOPICS, **RELAXED, **RETRIED}
 CONFIG = {"rolling": {"segment.bytes": "32768", "segment.index.bytes": "4096"}, "relaxed": {"flush.on.ack": "false", "segment.bytes": "65536"}}
 CUTS_PER_RECORDING = 20
 
@@ -41,9 +45,60 @@ class Recording:
     root: Path
     operations: list[Operation]
     history: History
+    retries: Retries
     changes: dict[str, TopicChange]
     begin_ns: int  # topics exist from here on
     end_ns: int
+
+
+class Retries(threading.Thread):
+    """An idempotent producer without librdkafka: one batch at a time, and the means to send one again after the power cut, as a producer would that had no answer."""
+
+    NAME, PRODUCER_ID = "retries", 1 << 40
+
+    def __init__(self, port: int) -> None:
+        super().__init__(daemon=True)
+        self._port = port
+        self._ending = threading.Event()
+        self.sent = 0
+        self.acknowledged: list[Acknowledged] = []
+
+    def run(self) -> None:
+        while not self._ending.is_set():
+            try:
+                with KafkaConnection("127.0.0.1", self._port, timeout_s=10) as kafka:
+                    while not self._ending.is_set():
+                        counter = len(self.acknowledged)
+                        self.sent = counter + 1
+                        error, offset = self.send(kafka, counter)
+                        if error == 0:
+                            self.acknowledged.append(Acknowledged(self.NAME, counter, "retried", 0, offset, time.monotonic_ns()))
+                        self._ending.wait(0.005)
+            except (ConnectionEnded, OSError):
+                self._ending.wait(0.02)  # a worker was killed: the same batch once more
+
+    def end(self) -> None:
+        self._ending.set()
+        self.join(15)
+
+    def send(self, kafka: KafkaConnection, counter: int) -> tuple[int, int]:
+        return produce(kafka, "retried", 0, make_value(self.NAME, counter), producer_id=self.PRODUCER_ID, producer_epoch=0, base_sequence=counter)
+
+    def check_after_restart(self, port: int, at_ns: int) -> list[Violation]:
+        """Nobody can tell a lost answer from a lost record: the last acknowledged batch and the one that was under way are sent again."""
+        acknowledged = [ack for ack in self.acknowledged if ack.at_ns < at_ns]
+        violations = []
+        with KafkaConnection("127.0.0.1", port, timeout_s=10) as kafka:
+            if acknowledged:
+                last = acknowledged[-1]
+                answer = self.send(kafka, last.counter)
+                if answer != (0, last.offset):
+                    violations.append(Violation("duplicate", f"a repeated batch of offset {last.offset} is answered with {answer}"))
+            due = acknowledged[-1].offset + 1 if acknowledged else 0
+            answer = self.send(kafka, len(acknowledged))
+            if answer != (0, due):
+                violations.append(Violation("reordered", f"the batch that follows offset {due - 1} is answered with {answer}"))
+        return violations
 
 
 def record(directory: Path, seed: int, config: dict[str, str], kills: bool) -> Recording:
@@ -54,8 +109,10 @@ def record(directory: Path, seed: int, config: dict[str, str], kills: bool) -> R
     changes: dict[str, TopicChange] = {}
     try:
         broker.start()
-        create_topics(broker.bootstrap, {**TOPICS, **RELAXED}, CONFIG)
+        create_topics(broker.bootstrap, ALL_TOPICS, CONFIG)
         begin_ns = time.monotonic_ns()
+        retries = Retries(broker.port)
+        retries.start()
         with Load(broker, TOPICS, relaxed=RELAXED, seed=seed) as load:
             admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
             for turn in range(6):
@@ -67,12 +124,17 @@ def record(directory: Path, seed: int, config: dict[str, str], kills: bool) -> R
             load.wait_for_progress()
             end_ns = time.monotonic_ns()
             broker.kill_all()
+            retries.end()
             for client in (*load.producers, *load.consumers):
                 client.end()
             for producer in load.producers:
                 producer._producer.purge()  # nobody will answer any more
         assert not [error for one in load.producers for error in one.errors if "fatal" in error]
-        return Recording(broker.data_dir, read_journals(directory, "journal"), load.history(), changes, begin_ns, end_ns)
+        history = load.history()
+        history.acknowledged += retries.acknowledged
+        history.sent[retries.NAME] = retries.sent + 1
+        history.idempotent.add(retries.NAME)
+        return Recording(broker.data_dir, read_journals(directory, "journal"), history, retries, changes, begin_ns, end_ns)
     finally:
         broker.kill_all()
 
@@ -99,15 +161,16 @@ def restart_and_check(recording: Recording, tree: Tree, at_ns: int, directory: P
     broker = Broker(data_dir)
     try:
         broker.start()
-        found = read_all(broker.port, {**TOPICS, **RELAXED})
-        violations = check(recording.history.until(at_ns), found, volatile_topics=RELAXED)
+        violations = recording.retries.check_after_restart(broker.port, at_ns)
+        found = read_all(broker.port, ALL_TOPICS)
+        violations += check(recording.history.until(at_ns), found, volatile_topics=RELAXED)
         violations += _check_topics(broker, recording.changes, at_ns)
         with Load(broker, TOPICS, relaxed=RELAXED, seed=10**6, producers=1, consumers=0) as load:
             load.wait_for_progress()
         if twice:
             broker.kill_all()
             broker.start()
-            again = read_all(broker.port, {**TOPICS, **RELAXED})
+            again = read_all(broker.port, ALL_TOPICS)
             for key, log in found.items():
                 if again[key].records[: len(log.records)] != log.records:
                     violations.append(Violation("changed", f"{key} reads differently after another restart"))

@@ -22,8 +22,8 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from mqd.protocol.messages import FetchRequest, ListOffsetsRequest
-from mqd.protocol.records import decode_records
+from mqd.protocol.messages import FetchRequest, ListOffsetsRequest, ProduceRequest
+from mqd.protocol.records import Record, decode_records, encode_batch
 from tests.broker import Broker
 from tests.crash.checker import Acknowledged, FinalLog, History, Seen, make_value
 from tests.kafka_connection import KafkaConnection
@@ -31,7 +31,7 @@ from tests.kafka_connection import KafkaConnection
 PROGRESS_SECONDS = 30.0
 FINISH_SECONDS = 60.0
 EARLIEST, LATEST = -2, -1
-_FETCH, _LIST_OFFSETS = 1, 2
+_PRODUCE, _FETCH, _LIST_OFFSETS = 0, 1, 2
 _STATISTICS_MS = 100
 _QUICK_RETRIES = {"reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 200, "log_level": 0, "topic.metadata.refresh.interval.ms": 2000}
 
@@ -233,7 +233,15 @@ class Load:
         return final
 
 
-# -- reading everything ----------------------------------------------------------------------------------------------------------
+# -- without librdkafka -----------------------------------------------------------------------------------------------------------
+
+
+def produce(kafka: KafkaConnection, topic: str, partition: int, value: bytes, acks: int = -1, **batch) -> tuple[int, int]:
+    """One record in one batch. Returns (error code, base offset)."""
+    data = [ProduceRequest.PartitionData(index=partition, records=encode_batch([Record(value, timestamp_ms=time.time_ns() // 10**6)], **batch))]
+    answer = kafka.call(_PRODUCE, 9, ProduceRequest(acks=acks, timeout_ms=5000, topic_data=[ProduceRequest.TopicData(name=topic, partition_data=data)]))
+    one = answer.responses[0].partition_responses[0]
+    return one.error_code, one.base_offset
 
 
 def list_offset(kafka: KafkaConnection, topic: str, partition: int, timestamp: int) -> int:
