@@ -163,6 +163,8 @@ void mqd_connection_close(struct mqd_reactor *r, struct mqd_connection *c, const
     if (c->run_offset >= 0)
         mqd_arena_release(r->arena, (uint64_t)c->run_offset);
     c->run_offset = -1;
+    if (r->run_first == c)
+        r->run_first = NULL;
     for (struct mqd_request *request = c->head, *next; request; request = next) {
         next = request->next;
         mqd_request_orphan(r, request);
@@ -240,6 +242,8 @@ static bool partial_keep(struct mqd_reactor *r, struct mqd_connection *c, const 
  * that do not end must not stop the small ones. */
 static bool run_begin(struct mqd_reactor *r, struct mqd_connection *c, uint32_t total, const uint8_t *bytes, uint32_t size_bytes)
 {
+    if (r->run_first && r->run_first != c)
+        return false; /* a short run now would be taken from a long one that waits */
     uint32_t extents = mqd_arena_extents_total(r->arena), wanted = (total + MQD_EXTENT_BYTES - 1) / MQD_EXTENT_BYTES;
     if (mqd_arena_extents_used(r->arena) + wanted > extents - extents / WINDOW_SHARE)
         return false;
@@ -251,6 +255,7 @@ static bool run_begin(struct mqd_reactor *r, struct mqd_connection *c, uint32_t 
     c->run_bytes = total;
     c->run_filled = size_bytes;
     c->run_began_ms = r->now_ms;
+    r->run_first = NULL;
     return true;
 }
 
@@ -295,8 +300,12 @@ void mqd_connections_resume_stalled(struct mqd_reactor *r)
     mqd_list_init(&stalled);
     mqd_list_move_all(&stalled, &r->stalled);
     struct mqd_node *node;
-    while ((node = mqd_list_pop(&stalled)))
-        mqd_connection_resume(r, MQD_CONTAINER(node, struct mqd_connection, stall_node));
+    while ((node = mqd_list_pop(&stalled))) {
+        struct mqd_connection *c = MQD_CONTAINER(node, struct mqd_connection, stall_node);
+        mqd_connection_resume(r, c);
+        if (r->run_first == c && !mqd_list_linked(&c->ready_node))
+            r->run_first = NULL; /* it takes its replies first */
+    }
 }
 
 static bool window_ready(struct mqd_reactor *r, uint32_t need)
@@ -404,6 +413,8 @@ static void handle_window(struct mqd_reactor *r, struct mqd_connection *c, uint3
 static bool revive_large(struct mqd_reactor *r, struct mqd_connection *c, uint32_t total)
 {
     if (!run_begin(r, c, total, c->partial, c->partial_bytes)) {
+        if (!r->run_first)
+            r->run_first = c;
         stall(r, c);
         return false;
     }

@@ -320,6 +320,7 @@ struct mqd_reactor {
     int64_t window_offset;           /* receive window: one extent; -1 = arena full */
     uint32_t window_used;
     int64_t relieved_ms;             /* when stalled connections were last helped */
+    struct mqd_connection *run_first; /* stalled for a run of extents longer than any other, or NULL: no other takes one before it */
     int64_t now_ns, now_ms, wall_ms;
     int64_t housekeeping_ms;
     uint32_t turn_bytes;             /* received since the last write: more than the L2 keeps is written at once */
