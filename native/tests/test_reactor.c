@@ -1,0 +1,493 @@
+/* sources: mqd_arena.c mqd_batch.c mqd_buffer.c mqd_command.c mqd_connection.c mqd_control_request.c mqd_crc32c.c mqd_dispatch.c mqd_epochs.c mqd_error.c mqd_fetch.c mqd_fetch_session.c mqd_file.c mqd_file_faults.c mqd_file_watch.c mqd_flush.c mqd_forward.c mqd_index.c mqd_index_read.c mqd_link.c mqd_list_offsets.c mqd_output.c mqd_owner.c mqd_partition.c mqd_partition_close.c mqd_partition_sync.c mqd_partition_write.c mqd_poll.c mqd_poll_epoll.c mqd_poll_uring.c mqd_pool.c mqd_produce.c mqd_producers.c mqd_reactor.c mqd_reader.c mqd_reader_files.c mqd_recovery.c mqd_recovery_list.c mqd_recovery_replay.c mqd_request.c mqd_ring.c mqd_segment.c mqd_shm_layout.c mqd_topics.c mqd_uring.c mqd_wire.c mqd_wire_fetch.c mqd_wire_list_offsets.c mqd_wire_produce.c; tsan */
+/* The reactor's parts one by one, over real sockets and files, with both I/O backends; test_reactor_mix.c does everything at once. */
+#include "mqd_reactor_test.h"
+
+#include "../mqd_poll.h"
+
+static bool backend_works(int backend)
+{
+    struct mqd_poll *poll;
+    if (mqd_poll_create(&poll, backend, 16) < 0) {
+        test_message("left out: %s", mqd_error_message());
+        return false;
+    }
+    mqd_poll_destroy(poll);
+    return true;
+}
+#define BOTH(function)                                                                                     \
+    static void function(int backend);                                                                     \
+    TEST(function##_uring) { if (backend_works(MQD_BACKEND_IO_URING)) function(MQD_BACKEND_IO_URING); }    \
+    TEST(function##_epoll) { function(MQD_BACKEND_EPOLL); }                                                \
+    static void function(int backend)
+
+static struct part part(int32_t partition, uint64_t mark, int32_t body_bytes)
+{
+    return (struct part){partition, {.mark = mark, .body_bytes = body_bytes}};
+}
+
+/* ---- produce ---- */
+
+BOTH(produce_here_and_through_another_worker)
+{
+    struct bench *b = bench_start(backend, NULL);
+    struct fetched *fetched = calloc(1, sizeof *fetched);
+    for (uint32_t worker = 0; worker < REACTORS; worker++) {
+        struct client client = client_open(b, worker);
+        struct frame silent = {0};
+        for (int acks = -1; acks <= 1; acks++) {
+            struct part parts[4];
+            for (int32_t p = 0; p < 4; p++)
+                parts[p] = part(p, worker * 1000 + (uint64_t)(acks + 1) * 10 + (uint64_t)p, p * 9000 + 64);
+            if (acks == 0) {
+                put_produce(&silent, 1, 0, 1000, parts, 4);
+                CHECK(client_send(&client, &silent));
+                continue;
+            }
+            struct produced out = client_produce(&client, acks, parts, 4);
+            CHECK_EQUAL(out.count, 4);
+            for (uint32_t i = 0; i < 4; i++) {
+                CHECK_EQUAL(out.error[i], 0);
+                CHECK_EQUAL(out.base_offset[i], worker * 3 + (acks == 1 ? 2 : 0)); /* in order, with the silent one between */
+            }
+        }
+        frame_free(&silent);
+        client_close(&client);
+    }
+    for (uint32_t worker = 0; worker < REACTORS; worker++) { /* any worker serves any partition; small ones are copied, large ones sent from the file */
+        struct client client = client_open(b, worker);
+        for (int32_t p = 0; p < 4; p++) {
+            struct asked asked = {p, 0};
+            client_fetch(&client, (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1, .bytes_max = 8 << 20, .session_epoch = -1}, &asked, 1, fetched);
+            CHECK_EQUAL(fetched->batch_count, 6);
+            for (uint32_t i = 0; i < 6; i++)
+                CHECK_EQUAL(fetched->batches[i].mark, i / 3 * 1000 + i % 3 * 10 + (uint64_t)p);
+        }
+        client_close(&client);
+    }
+    free(fetched);
+    bench_stop(b);
+}
+
+BOTH(a_refused_batch_does_not_free_those_after_it)
+{
+    struct bench *b = bench_start(backend, NULL);
+    struct client client = client_open(b, 0), other = client_open(b, 0);
+    struct part first = part(0, 1, 64), parts[2] = {part(0, 2, 64), part(4, 3, 5000)};
+    first.batch.producer_id = parts[0].batch.producer_id = 5;
+    parts[0].batch.base_sequence = 17; /* out of order: refused by its owner, at once */
+    CHECK_EQUAL(client_produce(&client, 1, &first, 1).error[0], 0);
+    struct frame frame = {0};
+    put_produce(&frame, 1, 1, LIMIT_MS, parts, 2);
+    CHECK(client_send(&client, &frame));
+    uint32_t from;
+    struct mqd_descriptor lent = bench_expect(b, FAKE, MQD_LINK_PRODUCE, &from);
+    for (uint64_t i = 0; i < 64; i++) { /* the windows of as many turns */
+        struct part noise = part(0, 1000 + i, 20000);
+        CHECK_EQUAL(client_produce(&other, 1, &noise, 1).error[0], 0);
+    }
+    struct mqd_batch batch;
+    const char *reason;
+    CHECK_EQUAL(lent.size_bytes, MQD_BATCH_HEADER_BYTES + 5000);
+    CHECK_EQUAL(mqd_batch_validate(b->arenas[0] + lent.offset, lent.size_bytes, &batch, &reason), 0);
+    bench_say(b, FAKE, from, (struct mqd_descriptor){.kind = MQD_LINK_PRODUCED, .token = lent.token, .a = 99});
+    CHECK_EQUAL(client_receive(&client), 1);
+    struct produced out = take_produced(&client);
+    CHECK_EQUAL(out.error[0], 45);
+    CHECK_EQUAL(out.error[1], 0);
+    CHECK_EQUAL(out.base_offset[1], 99);
+    frame_free(&frame);
+    client_close(&client);
+    client_close(&other);
+    bench_stop(b);
+}
+
+BOTH(a_bad_frame_does_not_free_the_good_one_before_it)
+{
+    struct bench *b = bench_start(backend, NULL);
+    struct client client = client_open(b, 0), other = client_open(b, 0);
+    struct part lone = part(4, 3, 5000);
+    struct frame frame = {0};
+    uint32_t from;
+    put_produce(&frame, 1, 1, LIMIT_MS, &lone, 1);
+    put(&frame, 4, 0x7fffffff);
+    CHECK(client_send(&client, &frame));
+    struct mqd_descriptor lent = bench_expect(b, FAKE, MQD_LINK_PRODUCE, &from);
+    CHECK_EQUAL(client_receive(&client), 0);
+    for (uint64_t i = 0; i < 64; i++) {
+        struct part noise = part(0, 1000 + i, 20000);
+        CHECK_EQUAL(client_produce(&other, 1, &noise, 1).error[0], 0);
+    }
+    struct mqd_batch batch;
+    const char *reason;
+    CHECK_EQUAL(mqd_batch_validate(b->arenas[0] + lent.offset, lent.size_bytes, &batch, &reason), 0);
+    bench_say(b, FAKE, from, (struct mqd_descriptor){.kind = MQD_LINK_PRODUCED, .token = lent.token});
+    frame_free(&frame);
+    client_close(&client);
+    client_close(&other);
+    bench_stop(b);
+}
+
+BOTH(a_forwarded_batch_times_out_and_its_late_answer_is_not_heard)
+{
+    struct bench *b = bench_start(backend, NULL);
+    struct client client = client_open(b, 1);
+    struct part lone = part(4, 3, 500);
+    struct frame frame = {0};
+    uint32_t from;
+    put_produce(&frame, 1, -1, 50, &lone, 1);
+    CHECK(client_send(&client, &frame));
+    struct mqd_descriptor lent = bench_expect(b, FAKE, MQD_LINK_PRODUCE, &from), again;
+    bench_say(b, FAKE, from, (struct mqd_descriptor){.kind = MQD_LINK_RELEASE, .token = lent.token});
+    CHECK_EQUAL(client_receive(&client), 1);
+    CHECK_EQUAL(take_produced(&client).error[0], 7);
+    CHECK(client_send(&client, &frame));
+    again = bench_expect(b, FAKE, MQD_LINK_PRODUCE, NULL);
+    CHECK(again.token != lent.token);
+    bench_say(b, FAKE, from, (struct mqd_descriptor){.kind = MQD_LINK_PRODUCED, .token = lent.token, .a = 1});
+    bench_say(b, FAKE, from, (struct mqd_descriptor){.kind = MQD_LINK_PRODUCED, .token = again.token, .a = 2});
+    CHECK_EQUAL(client_receive(&client), 1);
+    struct produced out = take_produced(&client);
+    CHECK(out.error[0] == 0 ? out.base_offset[0] == 2 : out.error[0] == 7); /* 7: this one took longer than 50 ms too */
+    CHECK(client_send(&client, &frame)); /* its client leaves; then its owner dies */
+    bench_expect(b, FAKE, MQD_LINK_PRODUCE, NULL);
+    client_close(&client);
+    frame_free(&frame);
+    bench_stop(b);
+}
+
+BOTH(an_owner_dies_with_a_batch)
+{
+    struct bench *b = bench_start(backend, NULL);
+    struct client client = client_open(b, 0);
+    struct part lone = part(4, 3, 500);
+    struct frame frame = {0};
+    put_produce(&frame, 1, 1, LIMIT_MS, &lone, 1);
+    CHECK(client_send(&client, &frame));
+    bench_expect(b, FAKE, MQD_LINK_PRODUCE, NULL);
+    mqd_endpoint_set_state(b->control, FAKE, MQD_PROCESS_DEAD, 0);
+    CHECK_EQUAL(mqd_reactor_endpoint_died(b->reactors[0], ++b->token, FAKE), 0);
+    bench_done(b, 0, b->token);
+    CHECK_EQUAL(client_receive(&client), 1);
+    CHECK_EQUAL(take_produced(&client).error[0], 7);
+    CHECK(client_send(&client, &frame));
+    CHECK_EQUAL(client_receive(&client), 1);
+    CHECK_EQUAL(take_produced(&client).error[0], 6);
+    frame_free(&frame);
+    client_close(&client);
+    bench_stop(b);
+}
+
+/* ---- fetch ---- */
+
+BOTH(a_parked_fetch_wakes_wherever_it_waits)
+{
+    struct bench *b = bench_start(backend, NULL);
+    struct client readers[2] = {client_open(b, 0), client_open(b, 1)}, writer = client_open(b, 0);
+    struct fetched *fetched = calloc(1, sizeof *fetched);
+    for (int64_t round = 0; round < 200; round++) {
+        struct asked asked = {0, round};
+        struct frame frame = {0};
+        put_fetch(&frame, (struct fetch){.correlation_id = (int32_t)round, .wait_ms = LIMIT_MS * 2, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1}, &asked, 1);
+        CHECK(client_send(&readers[0], &frame) && client_send(&readers[1], &frame));
+        frame_free(&frame);
+        struct part lone = part(0, (uint64_t)round, 64);
+        CHECK_EQUAL(client_produce(&writer, round % 2 ? -1 : 1, &lone, 1).error[0], 0);
+        for (int i = 0; i < 2; i++) {
+            CHECK_EQUAL(client_receive(&readers[i]), 1);
+            take_fetched(&readers[i], fetched);
+            CHECK_EQUAL(fetched->batch_count, 1);
+            CHECK_EQUAL(fetched->batches[0].mark, (uint64_t)round);
+        }
+    }
+    free(fetched);
+    client_close(&readers[0]);
+    client_close(&readers[1]);
+    client_close(&writer);
+    bench_stop(b);
+}
+
+BOTH(sessions)
+{
+    struct bench *b = bench_start(backend, NULL);
+    struct client reader = client_open(b, 1), writer = client_open(b, 0);
+    struct fetched *fetched = calloc(1, sizeof *fetched);
+    struct asked asked[4] = {{0, 0}, {1, 0}, {2, 0}, {3, 0}};
+    struct fetch fetch = {.wait_ms = 0, .bytes_min = 0, .bytes_max = 1 << 20};
+    client_fetch(&reader, fetch, asked, 4, fetched);
+    CHECK_EQUAL(fetched->partition_count, 4);
+    CHECK(fetched->session_id != 0);
+    fetch.session_id = fetched->session_id, fetch.session_epoch = 1;
+    client_fetch(&reader, fetch, NULL, 0, fetched);
+    CHECK_EQUAL(fetched->partition_count, 0); /* nothing changed */
+    for (uint64_t round = 0; round < 50; round++) {
+        struct part lone = part((int32_t)(round % 4), round, 64);
+        CHECK_EQUAL(client_produce(&writer, 1, &lone, 1).error[0], 0);
+        fetch.session_epoch++, fetch.wait_ms = LIMIT_MS, fetch.bytes_min = 1;
+        client_fetch(&reader, fetch, asked, 0, fetched);
+        CHECK_EQUAL(fetched->partition_count, 1);
+        CHECK_EQUAL(fetched->partition[0], (int)(round % 4));
+        CHECK_EQUAL(fetched->batch_count, 1);
+        CHECK_EQUAL(fetched->batches[0].mark, round);
+        asked[round % 4].offset++;
+        fetch.session_epoch++, fetch.wait_ms = 0, fetch.bytes_min = 0;
+        client_fetch(&reader, fetch, &asked[round % 4], 1, fetched);
+        CHECK_EQUAL(fetched->batch_count, 0);
+    }
+    fetch.session_epoch++, fetch.forget = 1; /* partition 0 */
+    client_fetch(&reader, fetch, NULL, 0, fetched);
+    struct part lone = part(0, 1000, 64);
+    CHECK_EQUAL(client_produce(&writer, -1, &lone, 1).error[0], 0);
+    fetch.session_epoch++, fetch.forget = 0;
+    client_fetch(&reader, fetch, NULL, 0, fetched);
+    CHECK_EQUAL(fetched->partition_count, 0);
+    fetch.session_epoch += 5;
+    client_fetch(&reader, fetch, NULL, 0, fetched);
+    CHECK_EQUAL(fetched->top_error, 71);
+    fetch.session_id ^= 1;
+    client_fetch(&reader, fetch, NULL, 0, fetched);
+    CHECK_EQUAL(fetched->top_error, 70);
+    free(fetched);
+    client_close(&reader);
+    client_close(&writer);
+    bench_stop(b);
+}
+
+/* The topic goes while fetches wait on it, and comes again under its name with another id and other slots. */
+BOTH(a_topic_goes_and_comes_while_fetches_wait)
+{
+    struct bench *b = bench_start(backend, NULL);
+    struct client reader = client_open(b, 1), session = client_open(b, 1), writer = client_open(b, 0);
+    struct fetched *fetched = calloc(1, sizeof *fetched);
+    struct asked asked = {0, 0};
+    struct frame frame = {0}, more = {0};
+    uint8_t id[16];
+    memset(id, 9, 16);
+    client_fetch(&session, (struct fetch){.bytes_max = 1 << 20}, &asked, 1, fetched);
+    struct fetch fetch = {.wait_ms = LIMIT_MS * 2, .bytes_min = 1, .bytes_max = 1 << 20, .session_id = fetched->session_id, .session_epoch = 1};
+    put_fetch(&frame, (struct fetch){.wait_ms = LIMIT_MS * 2, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1}, &asked, 1);
+    put_fetch(&more, fetch, NULL, 0);
+    for (int replaced = 0; replaced < 2; replaced++) {
+        CHECK(client_send(&reader, &frame));
+        if (!replaced)
+            CHECK(client_send(&session, &more));
+        while (mqd_load_acquire(&mqd_control_partition(b->control, 0)->waiters) == 0)
+            usleep(1000); /* parked */
+        if (replaced) { /* by a namesake; then its partition 0 moves to another slot and worker */
+            uint32_t slots[4] = {5, 1, 2, 3};
+            id[0] = 10;
+            bench_topic_put(b, id, "quick", bench_slots, 4);
+            bench_partition_close(b, 0);
+            bench_partition_open(b, 5, 0);
+            bench_topic_put(b, id, "quick", slots, 4);
+            struct part lone = part(0, 5, 64);
+            CHECK_EQUAL(client_produce(&writer, 1, &lone, 1).error[0], 0); /* answers the fetch, which waited on slot 0 */
+        } else {
+            bench_topic_remove(b, b->topic_id);
+            CHECK_EQUAL(client_receive(&session), 1);
+            take_fetched(&session, fetched);
+            CHECK_EQUAL(fetched->error[0], 3);
+        }
+        CHECK_EQUAL(client_receive(&reader), 1);
+        take_fetched(&reader, fetched);
+        CHECK_EQUAL(fetched->error[0], replaced ? 0 : 3);
+        CHECK_EQUAL(fetched->batch_count, replaced);
+        if (!replaced)
+            bench_topic_put(b, id, "quick", bench_slots, 4);
+    }
+    free(fetched);
+    frame_free(&frame);
+    frame_free(&more);
+    client_close(&reader);
+    client_close(&session);
+    client_close(&writer);
+    bench_stop(b);
+}
+
+/* ---- connections ---- */
+
+/* The acceptor of worker 0; where two questions wait, it answers the second first. */
+static void answer_until_readable(struct bench *b, struct client *client)
+{
+    struct mqd_descriptor ask, held = {0};
+    struct pollfd wait = {client->fd, POLLIN, 0};
+    uint32_t from;
+    static uint64_t at; /* lent until the worker has taken it over: round and round, no question waits that long */
+    for (int64_t end_ns = test_now_ns() + LIMIT_MS * 1000000ll; poll(&wait, 1, 0) == 0 && test_now_ns() < end_ns;) {
+        bool got = bench_take(b, ACCEPTOR, &ask, &from, 2);
+        if (got && ask.kind != MQD_LINK_REQUEST)
+            continue;
+        if (got && !held.kind) {
+            held = ask;
+            continue;
+        }
+        if (got)
+            bench_respond(b, 0, &ask, "answer", 0, true, (at += 64) % ARENA_BYTES);
+        if (held.kind)
+            bench_respond(b, 0, &held, "answer", 0, true, (at += 64) % ARENA_BYTES);
+        held.kind = 0;
+    }
+    if (held.kind)
+        bench_respond(b, 0, &held, "answer", 0, true, (at += 64) % ARENA_BYTES);
+}
+
+BOTH(replies_keep_their_order)
+{
+    struct bench *b = bench_start(backend, NULL);
+    struct client client = client_open(b, 0);
+    struct fetched *fetched = calloc(1, sizeof *fetched);
+    struct frame frame = {0};
+    enum { COUNT = 600 }; /* inflight_count_max is 16, and many lie in one window */
+    mqd_control_set_api_versions(b->control, 0, (const uint8_t *)"abc", 3);
+    for (int32_t i = 0; i < COUNT; i++) {
+        struct asked asked = {i % 4, 0};
+        struct part lone = part(i % 4, (uint64_t)i, 64);
+        switch (i % 4) {
+        case 0: put_produce(&frame, i, i % 3 ? 1 : -1, LIMIT_MS, &lone, 1); break;
+        case 1: put_fetch(&frame, (struct fetch){.correlation_id = i, .wait_ms = i % 8 == 1 ? 3 : 0, .bytes_min = 1 << 20, .bytes_max = 300, .session_epoch = -1}, &asked, 1); break;
+        case 2: frame_end(&frame, frame_begin(&frame, 18, 0, i)); break;
+        default: frame_end(&frame, frame_begin(&frame, 10, 1, i)); break; /* FindCoordinator: the acceptor's */
+        }
+    }
+    CHECK(client_send(&client, &frame));
+    for (int32_t i = 0; i < COUNT; i++) {
+        answer_until_readable(b, &client);
+        CHECK_EQUAL(client_receive(&client), 1);
+        int32_t correlation_id = (int32_t)take(&client, 4);
+        CHECK_EQUAL(correlation_id, i);
+        client.at = 0;
+        if (i % 4 == 0)
+            CHECK_EQUAL(take_produced(&client).error[0], 0);
+        if (i % 4 == 1)
+            take_fetched(&client, fetched);
+    }
+    free(fetched);
+    frame_free(&frame);
+    client_close(&client);
+    bench_stop(b);
+}
+
+BOTH(large_frames_in_pieces)
+{
+    struct bench *b = bench_start(backend, NULL);
+    struct client client = client_open(b, 0), other = client_open(b, 0);
+    struct part large = part(0, 1, 40000), most = part(1, 2, 1000000), lone = part(2, 3, 64);
+    struct frame frame = {0};
+    put_produce(&frame, 1, 1, LIMIT_MS, &large, 1);
+    for (uint32_t at = 0; at < frame.size_bytes;) { /* byte by byte where it matters, then in growing steps */
+        uint32_t step = at < 200 || at > frame.size_bytes - 50 || (at > 32700 && at < 32800) ? 1 : 977;
+        if (step > frame.size_bytes - at)
+            step = frame.size_bytes - at;
+        CHECK(send(client.fd, frame.bytes + at, step, MSG_NOSIGNAL) == (ssize_t)step);
+        at += step;
+        if (at % 64 == 0)
+            CHECK_EQUAL(client_produce(&other, 1, &lone, 1).error[0], 0);
+    }
+    CHECK_EQUAL(client_receive(&client), 1);
+    CHECK_EQUAL(take_produced(&client).error[0], 0);
+    for (int i = 0; i < 20; i++) {
+        struct part both[2] = {part(0, 10, 900000), most};
+        CHECK_EQUAL(client_produce(&client, 1, both, 2).error[1], 0); /* nearly request_bytes_max */
+        CHECK_EQUAL(client_produce(&other, 1, &lone, 1).error[0], 0);
+        struct client brief = client_open(b, (uint32_t)i % 2);
+        CHECK(send(brief.fd, frame.bytes, (size_t)(i * 2001), MSG_NOSIGNAL) == i * 2001); /* half a frame, then nothing */
+        client_close(&brief);
+    }
+    frame_free(&frame);
+    client_close(&client);
+    client_close(&other);
+    bench_stop(b);
+}
+
+/* Clients that never end their large frames, but send a byte now and then, against one that sends a maximal frame and one with small ones. */
+BOTH(dripping_clients_hold_nobody_up)
+{
+    struct bench *b = bench_start(backend, NULL);
+    enum { DRIPS = 6 };
+    struct client drips[DRIPS], large = client_open(b, 0), small = client_open(b, 0);
+    for (int i = 0; i < DRIPS; i++) {
+        drips[i] = client_open(b, 0);
+        CHECK(send(drips[i].fd, "\0\x10\0\0\0\0\0\7", 8, MSG_NOSIGNAL) == 8); /* 1 MiB to come */
+    }
+    struct part both[2] = {part(0, 10, 900000), part(1, 11, 1000000)}, lone = part(2, 3, 64);
+    struct frame frame = {0};
+    put_produce(&frame, 1, 1, LIMIT_MS, both, 2);
+    uint32_t sent = 0;
+    bool answered = false;
+    int64_t end_ns = test_now_ns() + LIMIT_MS * 1000000ll;
+    while (!answered && test_now_ns() < end_ns) {
+        for (int i = 0; i < DRIPS; i++)
+            send(drips[i].fd, "x", 1, MSG_NOSIGNAL);
+        ssize_t n = sent < frame.size_bytes ? send(large.fd, frame.bytes + sent, frame.size_bytes - sent, MSG_NOSIGNAL | MSG_DONTWAIT) : 0;
+        sent += n > 0 ? (uint32_t)n : 0;
+        CHECK_EQUAL(client_produce(&small, 1, &lone, 1).error[0], 0);
+        struct pollfd wait = {large.fd, POLLIN, 0};
+        answered = poll(&wait, 1, 5) == 1;
+    }
+    CHECK(answered);
+    CHECK_EQUAL(client_receive(&large), 1);
+    CHECK_EQUAL(take_produced(&large).error[1], 0);
+    for (int i = 0; i < DRIPS; i++)
+        client_close(&drips[i]);
+    frame_free(&frame);
+    client_close(&large);
+    client_close(&small);
+    bench_stop(b);
+}
+
+/* ---- what the acceptor answers ---- */
+
+BOTH(control_requests)
+{
+    struct bench *b = bench_start(backend, NULL);
+    struct client client = client_open(b, 0), other = client_open(b, 0), change = client_open(b, 0);
+    struct frame frame = {0}, large = {0}, creation = {0};
+    uint32_t from;
+    frame_end(&frame, frame_begin(&frame, 10, 1, 5));
+    CHECK(client_send(&client, &frame));
+    struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, &from);
+    bench_respond(b, 0, &ask, "one", MQD_RESPONSE_MORE, true, 0); /* in fragments */
+    bench_respond(b, 0, &ask, "two", MQD_RESPONSE_MORE, false, 64);
+    bench_respond(b, 0, &ask, "three", 0, false, 128);
+    CHECK_EQUAL(client_receive(&client), 1);
+    CHECK_EQUAL(client.reply_bytes, 4 + 11);
+    CHECK(memcmp(client.reply + 4, "onetwothree", 11) == 0);
+    /* one that is larger than its arena ends its own connection and nothing else */
+    uint32_t begin = frame_begin(&large, 19, 1, 6);
+    for (int i = 0; i < 1 << 17; i++)
+        put(&large, 8, 0);
+    frame_end(&large, begin);
+    CHECK(client_send(&other, &large));
+    CHECK_EQUAL(client_receive(&other), 0);
+    client_close(&other);
+    other = client_open(b, 0);
+    /* the acceptor dies: a question is asked again, a change ends its connection, a client that left leaves nothing */
+    CHECK(client_send(&client, &frame));
+    ask = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, &from);
+    frame_end(&creation, frame_begin(&creation, 19, 1, 8));
+    CHECK(client_send(&change, &creation));
+    bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, &from);
+    CHECK(client_send(&other, &frame));
+    bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, &from);
+    client_close(&other);
+    mqd_endpoint_set_state(b->control, ACCEPTOR, MQD_PROCESS_DEAD, 0);
+    bench_respond(b, 0, &ask, "from the grave", 0, true, 0);
+    mqd_endpoint_close(b->endpoints[ACCEPTOR]);
+    b->endpoints[ACCEPTOR] = mqd_endpoint_open(b->control, b->links, ACCEPTOR, ENDPOINTS, b->eventfds);
+    mqd_endpoint_set_state(b->control, ACCEPTOR, MQD_PROCESS_RUNNING, getpid());
+    CHECK_EQUAL(mqd_reactor_endpoint_died(b->reactors[0], ++b->token, ACCEPTOR), 0);
+    bench_done(b, 0, b->token);
+    CHECK_EQUAL(client_receive(&change), 0);
+    answer_until_readable(b, &client); /* also what was asked of the dead one, to nobody */
+    CHECK_EQUAL(client_receive(&client), 1);
+    CHECK(client.reply_bytes == 10 && memcmp(client.reply + 4, "answer", 6) == 0);
+    CHECK(client_send(&client, &frame));
+    ask = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, &from);
+    bench_say(b, ACCEPTOR, 0, (struct mqd_descriptor){.kind = MQD_LINK_CLOSE, .token = ask.token});
+    CHECK_EQUAL(client_receive(&client), 0);
+    frame_free(&frame);
+    frame_free(&large);
+    frame_free(&creation);
+    client_close(&client);
+    client_close(&change);
+    bench_stop(b);
+}
