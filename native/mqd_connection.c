@@ -3,8 +3,8 @@
  * Receiving. Bytes are received into the window, one hot extent of the arena that all connections share within a turn; whole frames are handled where they lie.
  * What is left of a frame that is not whole waits on the heap (small) or in a run of extents of its own (large): no extent is held by a quiet client.
  *
- * Bounds: inflight_count_max requests (frames beyond it stay as bytes), MQD_OUT_BYTES_MAX unsent bytes, heap_bytes_max for everything on the heap. At a bound a
- * connection is not read.
+ * Bounds: inflight_count_max requests and MQD_HELD_BYTES_MAX for them and their finished replies (frames beyond it stay as bytes), MQD_OUT_BYTES_MAX unsent
+ * bytes, heap_bytes_max for everything on the heap. At a bound a connection is not read.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -187,7 +187,9 @@ void mqd_connection_fail(struct mqd_reactor *r, struct mqd_connection *c, const 
 
 bool mqd_connection_may_read(const struct mqd_reactor *r, const struct mqd_connection *c)
 {
-    return c->fd >= 0 && !c->closing && c->inflight < r->options.inflight_count_max && mqd_output_pending_bytes(c) <= MQD_OUT_BYTES_MAX;
+    if (c->fd < 0 || c->closing || c->inflight >= r->options.inflight_count_max || !mqd_output_has_room(r, c))
+        return false;
+    return c->held_bytes == 0 || (c->held_bytes <= MQD_HELD_BYTES_MAX && !mqd_heap_pressed(r)); /* its own answers make it readable again */
 }
 
 void mqd_connection_resume(struct mqd_reactor *r, struct mqd_connection *c)
@@ -374,7 +376,7 @@ static void keep_rest(struct mqd_reactor *r, struct mqd_connection *c, const uin
     partial_keep(r, c, rest, rest_bytes, total > LARGE_FRAME_BYTES ? rest_bytes : total);
 }
 
-/* Whole frames beyond inflight_count_max wait until their turn comes. */
+/* Whole frames beyond the connection's bounds wait until their turn comes. */
 static void keep_frames(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frames, uint32_t size_bytes)
 {
     if (partial_keep(r, c, frames, size_bytes, size_bytes))
@@ -393,7 +395,7 @@ static void handle_window(struct mqd_reactor *r, struct mqd_connection *c, uint3
             return;
         if (end - at - 4 < length)
             break;
-        if (c->inflight >= r->options.inflight_count_max) {
+        if (!mqd_connection_may_read(r, c)) {
             keep_frames(r, c, arena + at, end - at);
             return;
         }
@@ -475,7 +477,7 @@ void mqd_connections_sweep(struct mqd_reactor *r)
         return;
     for (uint32_t i = 0; i < r->connection_capacity; i++) {
         struct mqd_connection *c = r->connections[i];
-        if (c && c->fd >= 0 && c->last_active_ms < oldest && (!c->inflight || c->hangup || c->closing)) /* hung up: what it asked for may wait for ever */
+        if (c && c->fd >= 0 && c->last_active_ms < oldest && (!c->inflight || c->hangup || c->closing || c->chunk_count || mqd_output_pending_bytes(c))) /* hung up, or takes no answer: may wait for ever */
             mqd_connection_close(r, c, "idle longer than connections.max.idle.ms");
     }
 }

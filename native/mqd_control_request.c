@@ -127,7 +127,7 @@ void mqd_control_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
     }
     memcpy(request->frame, frame, size_bytes);
     mqd_stat(r, MQD_COUNT_REQUESTS_FORWARDED_CONTROL, 1);
-    if (header->api_key == MQD_API_METADATA) {
+    if (header->api_key == MQD_API_METADATA && mqd_request_hold(r, request, size_bytes)) {
         struct mqd_control_entry *entry = &r->control[request->control_index];
         entry->key_hash = mqd_reply_key(c, header, frame, size_bytes, &entry->key, &entry->key_bytes);
     }
@@ -136,16 +136,6 @@ void mqd_control_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
 }
 
 /* ---- answers ---- */
-
-static bool append_reply(struct mqd_request *request, const uint8_t *bytes, uint32_t size_bytes)
-{
-    mqd_buffer_reserve(&request->reply, size_bytes);
-    if (request->reply.failed)
-        return false;
-    memcpy(request->reply.bytes + request->reply.size_bytes, bytes, size_bytes);
-    request->reply.size_bytes += size_bytes;
-    return true;
-}
 
 static void finish(struct mqd_reactor *r, struct mqd_request *request, const struct mqd_descriptor *descriptor)
 {
@@ -167,7 +157,7 @@ void mqd_control_on_response(struct mqd_reactor *r, const struct mqd_descriptor 
     struct mqd_request *request = request_of(r, descriptor->token);
     uint64_t arena_bytes = r->options.arena_bytes[from];
     bool inside = r->options.arenas[from] && descriptor->offset <= arena_bytes && descriptor->size_bytes <= arena_bytes - descriptor->offset;
-    bool good = inside && (!request || append_reply(request, r->options.arenas[from] + descriptor->offset, descriptor->size_bytes));
+    bool good = inside && (!request || mqd_request_reply(r, request, r->options.arenas[from] + descriptor->offset, descriptor->size_bytes));
     struct mqd_descriptor release = {.kind = MQD_LINK_RELEASE, .token = descriptor->token, .offset = descriptor->offset};
     if (!(descriptor->flags & MQD_RESPONSE_NONE))
         mqd_forward_send(r, from, &release);
@@ -269,18 +259,15 @@ bool mqd_reply_cache_find(struct mqd_reactor *r, struct mqd_connection *c, const
     struct mqd_request *request;
     if (!found || !(request = mqd_request_new(r, c, header, MQD_REQUEST_READY)))
         return false;
-    mqd_buffer_reserve(&request->reply, found->size_bytes);
-    if (request->reply.failed) {
-        mqd_connection_close(r, c, "out of memory");
+    if (!mqd_request_reply(r, request, found->bytes, found->size_bytes)) {
+        mqd_connection_fail(r, c, "no memory for another answer (queued.max.request.bytes)");
         return true;
     }
-    memcpy(request->reply.bytes, found->bytes, found->size_bytes);
     uint32_t id = (uint32_t)header->correlation_id;
     request->reply.bytes[0] = (uint8_t)(id >> 24);
     request->reply.bytes[1] = (uint8_t)(id >> 16);
     request->reply.bytes[2] = (uint8_t)(id >> 8);
     request->reply.bytes[3] = (uint8_t)id;
-    request->reply.size_bytes = found->size_bytes;
     found->last_used = ++r->cache_clock;
     mqd_stat(r, MQD_COUNT_REQUESTS_CACHED, 1);
     mqd_request_complete(r, request);

@@ -12,14 +12,10 @@ static void ready_reply(struct mqd_reactor *r, struct mqd_connection *c, const s
     }
     uint32_t id = (uint32_t)header->correlation_id;
     uint8_t correlation_id[4] = {(uint8_t)(id >> 24), (uint8_t)(id >> 16), (uint8_t)(id >> 8), (uint8_t)id};
-    mqd_buffer_reserve(&request->reply, 4 + size_bytes);
-    if (request->reply.failed) {
-        mqd_connection_close(r, c, "out of memory");
+    if (!mqd_request_reply(r, request, correlation_id, 4) || !mqd_request_reply(r, request, body, size_bytes)) {
+        mqd_connection_fail(r, c, "no memory for another answer (queued.max.request.bytes)");
         return;
     }
-    memcpy(request->reply.bytes, correlation_id, 4);
-    memcpy(request->reply.bytes + 4, body, size_bytes);
-    request->reply.size_bytes = 4 + size_bytes;
     mqd_request_complete(r, request);
 }
 

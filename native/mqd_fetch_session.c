@@ -6,7 +6,7 @@
  * Entries are kept by what the client called them, not by the topic found: it may come later, or be deleted and created anew under its name, and a client that
  * names an unknown partition in every request adds nothing.
  *
- * Bounds: MQD_PARTITION_SLOT_COUNT partitions in a set, for there can be no more; session_count_max sessions; when full, one that has been idle for MQD_SESSION_IDLE_MS makes room, else the client gets session id 0 (full fetches).
+ * Bounds: MQD_PARTITION_SLOT_COUNT partitions in a set, for there can be no more; session_count_max sessions and half of heap_bytes_max for them; when full, one that has been idle for MQD_SESSION_IDLE_MS makes room, else the client gets session id 0 (full fetches).
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -16,6 +16,7 @@
 
 #define MQD_SESSION_IDLE_MS 120000
 #define SESSION_TABLE_COUNT 65536
+#define ENTRY_SHARE_BYTES (6 * sizeof(void *)) /* of entries, buckets, included */
 
 static uint32_t hash_key(const struct mqd_topic_key *key, int32_t partition_index, uint32_t bucket_count)
 {
@@ -48,8 +49,17 @@ struct mqd_fetch_set *mqd_fetch_set_new(struct mqd_reactor *r)
     return set;
 }
 
+static void set_hold(struct mqd_reactor *r, struct mqd_fetch_set *set, int64_t bytes)
+{
+    set->heap_bytes += (uint64_t)bytes;
+    if (set->session_id)
+        r->session_heap_bytes += (uint64_t)bytes;
+}
+
 static void entry_free(struct mqd_reactor *r, struct mqd_fetch_entry *entry)
 {
+    mqd_heap_give(r, entry->heap_bytes);
+    set_hold(r, entry->set, -(int64_t)entry->heap_bytes);
     mqd_list_remove(&entry->waiter);
     mqd_list_remove(&entry->ready);
     if (entry->range.segment)
@@ -117,7 +127,7 @@ bool mqd_fetch_entry_resolve(struct mqd_reactor *r, struct mqd_fetch_entry *entr
     return true;
 }
 
-static struct mqd_fetch_entry *entry_new(struct mqd_fetch_set *set, const struct mqd_topic_key *key, struct mqd_topic *topic)
+static struct mqd_fetch_entry *entry_new(struct mqd_reactor *r, struct mqd_fetch_set *set, const struct mqd_topic_key *key, struct mqd_topic *topic)
 {
     if (set->entry_count >= MQD_PARTITION_SLOT_COUNT) {
         mqd_error_set(MQD_E_INVALID, "a fetch of more than %d partitions, which is more than a broker can have", MQD_PARTITION_SLOT_COUNT);
@@ -135,11 +145,14 @@ static struct mqd_fetch_entry *entry_new(struct mqd_fetch_set *set, const struct
     }
     /* An unknown topic's name is kept behind the entry, to be echoed. */
     uint32_t name_bytes = topic || key->by_id || key->name.size_bytes < 0 ? 0 : (uint32_t)key->name.size_bytes;
-    struct mqd_fetch_entry *entry = calloc(1, sizeof *entry + name_bytes);
+    uint32_t heap_bytes = (uint32_t)sizeof(struct mqd_fetch_entry) + name_bytes + ENTRY_SHARE_BYTES;
+    struct mqd_fetch_entry *entry = mqd_heap_take(r, heap_bytes) ? calloc(1, sizeof *entry + name_bytes) : NULL;
     if (!entry) {
-        mqd_error_set(ENOMEM, "out of memory for another fetched partition");
+        mqd_error_set(ENOMEM, "no memory for another fetched partition (queued.max.request.bytes)");
         return NULL;
     }
+    entry->heap_bytes = heap_bytes;
+    set_hold(r, set, heap_bytes);
     mqd_list_init(&entry->waiter);
     mqd_list_init(&entry->ready);
     entry->set = set;
@@ -161,7 +174,7 @@ struct mqd_fetch_entry *mqd_fetch_set_put(struct mqd_reactor *r, struct mqd_fetc
 {
     struct mqd_fetch_entry *entry = set->session_id ? lookup(set, key, partition->partition_index) : NULL;
     if (!entry) {
-        entry = entry_new(set, key, mqd_topics_find(&r->topics, key));
+        entry = entry_new(r, set, key, mqd_topics_find(&r->topics, key));
         if (!entry)
             return NULL;
         entry->partition_index = partition->partition_index;
@@ -229,6 +242,7 @@ void mqd_session_remove(struct mqd_reactor *r, struct mqd_fetch_set *set)
     r->session_table[(uint32_t)set->session_id % SESSION_TABLE_COUNT] = NULL;
     mqd_list_remove(&set->session_node);
     set->session_id = 0;
+    r->session_heap_bytes -= set->heap_bytes;
     r->session_count--;
     mqd_gauge(r, MQD_GAUGE_SESSIONS, r->session_count);
     if (set->request_count)
@@ -238,12 +252,13 @@ void mqd_session_remove(struct mqd_reactor *r, struct mqd_fetch_set *set)
 
 void mqd_session_create(struct mqd_reactor *r, struct mqd_fetch_set *set)
 {
-    if (r->session_count >= r->options.session_count_max && !mqd_list_empty(&r->sessions)) {
+    bool full = r->session_count >= r->options.session_count_max || r->session_heap_bytes + set->heap_bytes > r->options.heap_bytes_max / 2;
+    if (full && !mqd_list_empty(&r->sessions)) {
         struct mqd_fetch_set *oldest = MQD_CONTAINER(r->sessions.next, struct mqd_fetch_set, session_node);
         if (!oldest->request_count && r->now_ms - oldest->last_used_ms > MQD_SESSION_IDLE_MS)
             mqd_session_remove(r, oldest);
     }
-    if (r->session_count >= r->options.session_count_max)
+    if (r->session_count >= r->options.session_count_max || r->session_heap_bytes + set->heap_bytes > r->options.heap_bytes_max / 2)
         return;
     for (int tries = 0; tries < 64; tries++) {
         int32_t id = (int32_t)(next_random(r) & 0x7fffffff);
@@ -252,6 +267,7 @@ void mqd_session_create(struct mqd_reactor *r, struct mqd_fetch_set *set)
         r->session_table[(uint32_t)id % SESSION_TABLE_COUNT] = set;
         set->session_id = id;
         set->session_epoch = 1;
+        r->session_heap_bytes += set->heap_bytes;
         r->session_count++;
         mqd_gauge(r, MQD_GAUGE_SESSIONS, r->session_count);
         mqd_list_append(&r->sessions, &set->session_node);

@@ -80,14 +80,11 @@ bool mqd_list_offsets_on(struct mqd_reactor *r, struct mqd_connection *c, const 
     mqd_list_offsets_response_end(out, version);
     mqd_stat(r, MQD_COUNT_REQUESTS_LIST_OFFSETS, 1);
     uint32_t length = out->size_bytes - 4; /* a READY reply begins with the correlation id; its length word is written when it leaves */
-    mqd_buffer_reserve(&request->reply, length);
-    if (out->failed || request->reply.failed) {
+    if (out->failed || !mqd_request_reply(r, request, out->bytes + 4, length)) {
         out->failed = false;
-        mqd_connection_close(r, c, "out of memory");
+        mqd_connection_fail(r, c, "no memory for another answer (queued.max.request.bytes)");
         return true;
     }
-    memcpy(request->reply.bytes, out->bytes + 4, length);
-    request->reply.size_bytes = length;
     mqd_request_complete(r, request);
     return true;
 }

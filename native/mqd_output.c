@@ -13,12 +13,18 @@
 
 #include "mqd_reactor.h"
 
-#define OUT_KEEP_BYTES 65536    /* an idle connection keeps no larger buffer */
+#define OUT_KEEP_BYTES 8192     /* an idle connection keeps no larger buffer */
 #define SENDFILE_STEP_BYTES (1u << 20)
 
 uint64_t mqd_output_pending_bytes(const struct mqd_connection *c)
 {
     return c->out_base + c->out.size_bytes - c->out_sent;
+}
+
+bool mqd_output_has_room(const struct mqd_reactor *r, const struct mqd_connection *c)
+{
+    uint64_t pending = mqd_output_pending_bytes(c);
+    return pending == 0 || (pending <= MQD_OUT_BYTES_MAX && !mqd_heap_pressed(r));
 }
 
 static void want_send(struct mqd_reactor *r, struct mqd_connection *c)
@@ -35,7 +41,9 @@ void mqd_output_close_after(struct mqd_reactor *r, struct mqd_connection *c)
 
 void mqd_output_append(struct mqd_reactor *r, struct mqd_connection *c, const void *bytes, uint32_t size_bytes)
 {
+    uint32_t before = c->out.capacity_bytes;
     mqd_buffer_reserve(&c->out, size_bytes);
+    r->heap_bytes += c->out.capacity_bytes - before; /* the answer exists: it is counted, and who waits for room waits */
     if (c->out.failed) {
         c->closing = 1;
     } else {
@@ -93,13 +101,19 @@ void mqd_output_scratch(struct mqd_reactor *r, struct mqd_connection *c)
     r->scratch.failed = false;
 }
 
+static void out_free(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    mqd_heap_give(r, c->out.capacity_bytes);
+    mqd_buffer_free(&c->out);
+}
+
 /* Everything is sent: start the buffer anew, and give a large one back. */
-static void out_reset(struct mqd_connection *c)
+static void out_reset(struct mqd_reactor *r, struct mqd_connection *c)
 {
     c->out_base = c->out_sent;
     c->out.size_bytes = 0;
-    if (c->out.capacity_bytes > OUT_KEEP_BYTES)
-        mqd_buffer_free(&c->out);
+    if (c->out.capacity_bytes > OUT_KEEP_BYTES || mqd_heap_pressed(r))
+        out_free(r, c);
 }
 
 static void out_compact(struct mqd_connection *c)
@@ -179,7 +193,7 @@ void mqd_output_send(struct mqd_reactor *r, struct mqd_connection *c)
             c->last_active_ms = r->now_ms;
     }
     if (!c->chunk_count && !mqd_output_pending_bytes(c)) {
-        out_reset(c);
+        out_reset(r, c);
         if (c->closing)
             mqd_connection_close(r, c, NULL);
         else
@@ -198,6 +212,6 @@ void mqd_output_clear(struct mqd_reactor *r, struct mqd_connection *c)
     free(c->chunks);
     c->chunks = NULL;
     c->chunk_count = c->chunk_capacity = c->chunk_head = 0;
-    mqd_buffer_free(&c->out);
+    out_free(r, c);
     mqd_list_remove(&c->output_node);
 }

@@ -12,9 +12,11 @@
 
 static bool request_size(struct mqd_reactor *r, struct mqd_request *request, uint32_t topic_count, uint32_t append_count)
 {
-    (void)r;
+    uint64_t bytes = (append_count > 1 ? sizeof *request->appends * append_count : 0) + (topic_count > 1 ? sizeof *request->topics * topic_count : 0);
     request->appends = &request->inline_append;
     request->topics = &request->inline_topic;
+    if (bytes && !mqd_request_hold(r, request, bytes))
+        return false;
     if (append_count > 1 && !(request->appends = malloc(sizeof *request->appends * append_count)))
         return false;
     if (topic_count > 1 && !(request->topics = malloc(sizeof *request->topics * topic_count))) {
@@ -33,6 +35,8 @@ static int measure(const uint8_t *body, uint32_t size_bytes, int16_t version, st
         return -1;
     struct mqd_produce_request walk = *produce;
     *append_count = 0;
+    if (produce->topic_count > MQD_PARTITION_SLOT_COUNT)
+        return mqd_error_set(MQD_E_INVALID, "a Produce of %d topics, which is more than a broker can have", produce->topic_count);
     for (int32_t t = 0; t < produce->topic_count; t++) {
         struct mqd_produce_topic topic;
         if (mqd_produce_next_topic(&walk, &topic) < 0)
@@ -43,6 +47,8 @@ static int measure(const uint8_t *body, uint32_t size_bytes, int16_t version, st
                 return -1;
         }
         *append_count += (uint32_t)topic.partition_count;
+        if (*append_count > MQD_PARTITION_SLOT_COUNT)
+            return mqd_error_set(MQD_E_INVALID, "a Produce of more than %d partitions, which is more than a broker can have", MQD_PARTITION_SLOT_COUNT);
     }
     return mqd_produce_end(&walk);
 }
@@ -157,7 +163,7 @@ void mqd_produce_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
     }
     struct mqd_request *request = mqd_request_new(r, c, header, MQD_REQUEST_PRODUCE);
     if (!request || !request_size(r, request, (uint32_t)produce.topic_count, append_count)) {
-        mqd_connection_close(r, c, "out of memory");
+        mqd_connection_fail(r, c, "no memory for another Produce (queued.max.request.bytes)");
         return;
     }
     request->no_reply = produce.required_acks == 0;

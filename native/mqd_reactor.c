@@ -232,8 +232,11 @@ static void on_event(struct mqd_reactor *r, const struct mqd_poll_event *event)
         struct mqd_connection *c = mqd_connection_by_token(r, value);
         if (!c)
             return;
-        if (event->flags & MQD_POLL_HANGUP)
+        if (event->flags & MQD_POLL_HANGUP) {
             c->hangup = 1;
+            if (c->head && c->head->kind == MQD_REQUEST_FETCH && c->head->set && c->head->set->request == c->head)
+                mqd_fetch_evaluate(r, c->head, true);
+        }
         if (event->flags & (MQD_POLL_READABLE | MQD_POLL_HANGUP))
             c->readable = 1;
         if (event->flags & MQD_POLL_WRITABLE) {
@@ -291,7 +294,7 @@ static void answer_and_send(struct mqd_reactor *r)
         struct mqd_connection *c = MQD_CONTAINER(node, struct mqd_connection, output_node);
         mqd_output_send(r, c);
         /* answers may have been held back by what is sent now */
-        if (c->fd >= 0 && c->head && c->head->complete && mqd_output_pending_bytes(c) <= MQD_OUT_BYTES_MAX && !mqd_list_linked(&c->answer_node))
+        if (c->fd >= 0 && c->head && c->head->complete && mqd_output_has_room(r, c) && !mqd_list_linked(&c->answer_node))
             mqd_list_append(&r->to_answer, &c->answer_node);
     }
 }

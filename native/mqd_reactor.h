@@ -33,6 +33,7 @@
 #define MQD_CONTROL_EXTENT_BYTES 1024
 #define MQD_CONTROL_REQUEST_COUNT_MAX 4096
 #define MQD_OUT_BYTES_MAX (1u << 20)  /* a connection that does not take its replies is not read beyond this */
+#define MQD_HELD_BYTES_MAX (1u << 20) /* nor one whose requests and finished replies, waiting for an earlier one, take more than this */
 #define MQD_READS_PER_TURN 64         /* fairness: a turn ends after so many reads, the rest stays ready */
 #define MQD_COMMAND_COUNT_MAX 4096
 #define MQD_EVENT_COUNT_MAX 8192
@@ -167,6 +168,7 @@ struct mqd_request {
     uint32_t timer_index;
     uint32_t pending;                     /* appends not done; cold reads not done */
     uint64_t id;
+    uint64_t heap_bytes;                  /* taken of heap_bytes_max, given back with the request */
     /* produce */
     int64_t arena_offset;                 /* -1 = none */
     uint32_t arena_pins;
@@ -225,6 +227,7 @@ struct mqd_connection {
     /* requests, oldest first */
     struct mqd_request *head, *tail;
     uint32_t inflight;
+    uint64_t held_bytes;         /* heap_bytes of these requests */
     /* sending */
     struct mqd_buffer out;
     uint64_t out_base;           /* stream position of out.bytes[0] */
@@ -251,6 +254,7 @@ struct mqd_fetch_entry {
     int64_t sent_high_watermark, sent_log_start, sent_last_stable;
     int16_t sent_error;
     uint8_t sent_once, forgotten;
+    uint32_t heap_bytes;
     /* outcome of the evaluation under way */
     struct mqd_fetch_outcome outcome;
     struct mqd_range range;
@@ -273,6 +277,7 @@ struct mqd_fetch_set {
     uint32_t request_count;         /* requests that name it: it is not freed before they end */
     struct mqd_fetch_entry **included;
     uint32_t included_count, included_capacity;
+    uint64_t heap_bytes;            /* of its entries */
     int32_t session_id;             /* 0 = one request only */
     int32_t session_epoch;
     bool by_id;
@@ -359,6 +364,7 @@ struct mqd_reactor {
     struct mqd_cached_cursor cursors[MQD_CURSOR_CACHE_COUNT];
     struct mqd_fetch_set **session_table;
     uint32_t session_count;
+    uint64_t session_heap_bytes;
     uint32_t cold_read_count; /* read-aheads under way */
     uint64_t seen_segments_generation;
     uint64_t random_state;
@@ -431,6 +437,7 @@ void mqd_output_append(struct mqd_reactor *r, struct mqd_connection *c, const vo
 void mqd_output_scratch(struct mqd_reactor *r, struct mqd_connection *c); /* takes r->scratch and its chunks */
 void mqd_output_send(struct mqd_reactor *r, struct mqd_connection *c);
 uint64_t mqd_output_pending_bytes(const struct mqd_connection *c);
+bool mqd_output_has_room(const struct mqd_reactor *r, const struct mqd_connection *c); /* another answer may be added */
 void mqd_output_close_after(struct mqd_reactor *r, struct mqd_connection *c); /* closes when what is pending has left */
 void mqd_output_clear(struct mqd_reactor *r, struct mqd_connection *c);
 
@@ -446,6 +453,9 @@ void mqd_timers_run(struct mqd_reactor *r);
 int64_t mqd_timers_next_ms(const struct mqd_reactor *r); /* -1 = none */
 bool mqd_heap_take(struct mqd_reactor *r, uint64_t bytes);
 void mqd_heap_give(struct mqd_reactor *r, uint64_t bytes);
+bool mqd_heap_pressed(const struct mqd_reactor *r); /* little is left: who holds some gets no more */
+bool mqd_request_hold(struct mqd_reactor *r, struct mqd_request *request, uint64_t bytes); /* false: no room */
+bool mqd_request_reply(struct mqd_reactor *r, struct mqd_request *request, const void *bytes, uint32_t size_bytes); /* appends to `reply`; false: no room */
 
 /* mqd_dispatch.c */
 void mqd_frame_on(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *frame, uint32_t size_bytes, int64_t arena_offset);

@@ -20,16 +20,51 @@ void mqd_heap_give(struct mqd_reactor *r, uint64_t bytes)
     r->heap_bytes -= bytes;
 }
 
+/* The last quarter is for those who hold nothing yet: somebody who takes all he can gets less, the others are served. */
+bool mqd_heap_pressed(const struct mqd_reactor *r)
+{
+    return r->heap_bytes > r->options.heap_bytes_max - r->options.heap_bytes_max / 4;
+}
+
+bool mqd_request_hold(struct mqd_reactor *r, struct mqd_request *request, uint64_t bytes)
+{
+    if (!mqd_heap_take(r, bytes))
+        return false;
+    request->heap_bytes += bytes;
+    if (request->connection)
+        request->connection->held_bytes += bytes;
+    return true;
+}
+
+bool mqd_request_reply(struct mqd_reactor *r, struct mqd_request *request, const void *bytes, uint32_t size_bytes)
+{
+    uint32_t before = request->reply.capacity_bytes;
+    if (request->heap_bytes + size_bytes > r->options.heap_bytes_max)
+        return false;
+    mqd_buffer_reserve(&request->reply, size_bytes);
+    if (request->reply.failed || (request->reply.capacity_bytes > before && !mqd_request_hold(r, request, request->reply.capacity_bytes - before)))
+        return false;
+    memcpy(request->reply.bytes + request->reply.size_bytes, bytes, size_bytes);
+    request->reply.size_bytes += size_bytes;
+    return true;
+}
+
 struct mqd_request *mqd_request_new(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header, enum mqd_request_kind kind)
 {
+    if (!mqd_heap_take(r, sizeof(struct mqd_request)))
+        return NULL;
     struct mqd_request *request = r->free_requests;
     if (request)
         r->free_requests = request->next;
-    else if (!(request = malloc(sizeof *request)))
+    else if (!(request = malloc(sizeof *request))) {
+        mqd_heap_give(r, sizeof *request);
         return NULL;
+    }
     memset(request, 0, offsetof(struct mqd_request, inline_append));
     memset(&request->set, 0, sizeof *request - offsetof(struct mqd_request, set));
     request->connection = c;
+    request->heap_bytes = sizeof *request;
+    c->held_bytes += sizeof *request;
     request->correlation_id = header->correlation_id;
     request->api_key = header->api_key;
     request->version = header->api_version;
@@ -80,6 +115,9 @@ void mqd_request_free(struct mqd_reactor *r, struct mqd_request *request)
     }
     if (request->reply.bytes)
         mqd_buffer_free(&request->reply);
+    mqd_heap_give(r, request->heap_bytes);
+    if (request->connection)
+        request->connection->held_bytes -= request->heap_bytes;
     request->next = r->free_requests;
     r->free_requests = request;
 }
@@ -132,9 +170,9 @@ void mqd_connection_answer(struct mqd_reactor *r, struct mqd_connection *c)
         if (!request->complete && request->kind == MQD_REQUEST_FETCH && !request->set->request && !request->evaluated) {
             /* a fetch is evaluated when its turn has come, so that its data is as fresh as its answer */
             request->set->request = request;
-            mqd_fetch_evaluate(r, request, false);
+            mqd_fetch_evaluate(r, request, c->hangup); /* who has hung up does not wait for records, and keeps nothing waiting behind */
         }
-        if (!request->complete || mqd_output_pending_bytes(c) > MQD_OUT_BYTES_MAX)
+        if (!request->complete || !mqd_output_has_room(r, c))
             break;
         encode(r, request);
         c->head = request->next;
