@@ -91,15 +91,10 @@ class Brokers:
         return Broker(self.directory / name, workers or known_workers, {**self.BASE, **known_config, **(config or {})})
 
     def drop(self, name: str) -> None:
-        """Stops it and deletes its data."""
+        """Ends it and deletes its data: nothing of it is kept, so it is killed. A broker that is not there is no error."""
         measured = self._running.pop(name, None)
         if measured is not None:
-            measured.broker.stop()
-        shutil.rmtree(self.directory / name, ignore_errors=True)
-
-    def forget(self, name: str) -> None:
-        """Of a broker that was killed: deletes its data."""
-        self._running.pop(name, None)
+            measured.broker.kill_all()
         shutil.rmtree(self.directory / name, ignore_errors=True)
 
     def __enter__(self) -> Brokers:
@@ -107,6 +102,5 @@ class Brokers:
 
     def __exit__(self, *_exc) -> None:
         for name in list(self._running):
-            measured = self._running.pop(name)
-            measured.broker.kill_all()  # nothing of it is kept
+            self.drop(name)
         shutil.rmtree(self.directory, ignore_errors=True)

@@ -226,8 +226,7 @@ def ready_full(bench: Bench) -> None:
         seconds.append(broker.broker.start().ready_seconds)
         broker.worker_pids = broker.broker.pids("worker")
     bench.add(f"ready, {gigabytes} GB of log after kill -9, 2 workers", "s", seconds, 3.0 if gigabytes == 10 else None)
-    broker.broker.kill_all()
-    bench.brokers.forget("full")
+    bench.brokers.drop("full")
 
 
 def partitions(bench: Bench) -> None:
@@ -251,6 +250,13 @@ def partitions(bench: Bench) -> None:
         bench.add(f"1 → 2,000 partitions costs, {spoken}", "% of throughput per CPU-second", lost, target)
         bench.add(f"1 → 2,000 partitions costs, {spoken}, by rate", "% of rate", rate_lost)
     bench.brokers.drop("many")
+    alone: dict[int, list[float]] = {1: [], 2000: []}
+    for _ in bench.repeat("the file system alone", 3):
+        for files, values in alone.items():
+            bench.settle(2 * WARM_MEGABYTES)
+            values.append(loading.run("files", path=bench.brokers.directory, files=files, batch=16380, count=24_000)["cpu_us_each"])
+    for files, values in alone.items():
+        bench.add(f"the file system alone: a write of 16 KiB to one of {files:,} files", "CPU-µs", values)
 
 
 def _produce_many(bench: Bench, broker: Measured, topic: str, size: int, arguments: dict) -> tuple[dict, CpuTime]:

@@ -55,5 +55,6 @@ int parked_main(const struct arguments *arguments);
 int latency_main(const struct arguments *arguments);
 int end_to_end_main(const struct arguments *arguments);
 int sync_main(const struct arguments *arguments);
+int files_main(const struct arguments *arguments);
 
 #endif
