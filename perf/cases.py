@@ -101,6 +101,7 @@ def fetch(bench: Bench) -> None:
     for way, arguments in ways.items():
         cost: dict[str, list[float]] = {name: [] for name in brokers}
         rate: dict[str, list[float]] = {name: [] for name in brokers}
+        per_second: dict[str, list[float]] = {name: [] for name in brokers}
         for _ in bench.repeat(f"fetch {way}"):
             for name, broker in brokers.items():
                 bench.settle()
@@ -109,10 +110,12 @@ def fetch(bench: Bench) -> None:
                 )
                 cost[name].append(_microseconds_each(result, spent))
                 rate[name].append(result["bytes"] / result["seconds"] / 1e9)
+                per_second[name].append(result["bytes"] / spent.run_ns)
         for name in brokers:
             hot = way == "64 KiB"
             bench.add(f"fetch of {way}, {name}", "CPU-µs", cost[name], 20.0 if hot and name != "copying" else None)
             bench.add(f"catch-up by {way}, {name}", "GB/s", rate[name], 2.0 if not hot and name != "copying" else None, at_least=True)
+            bench.add(f"catch-up by {way}, {name}, of a whole core", "GB per CPU-second", per_second[name])
         saved = [100 * (1 - sent / copied) for sent, copied in zip(cost["io_uring"], cost["copying"], strict=True)]
         bench.add(f"sendfile saves of copying's CPU, {way}", "%", saved, note="the seed documents claim 65 %")
 
