@@ -117,7 +117,7 @@ def fetch(bench: Bench) -> None:
             bench.add(f"catch-up by {way}, {name}", "GB/s", rate[name], 2.0 if not hot and name != "copying" else None, at_least=True)
             bench.add(f"catch-up by {way}, {name}, of a whole core", "GB per CPU-second", per_second[name])
         saved = [100 * (1 - sent / copied) for sent, copied in zip(cost["io_uring"], cost["copying"], strict=True)]
-        bench.add(f"sendfile saves of copying's CPU, {way}", "%", saved, note="the seed documents claim 65 %")
+        bench.add(f"sendfile saves of copying's CPU, {way}", "%", saved, note="expected beforehand: 65 %")
 
 
 def parked(bench: Bench) -> None:
