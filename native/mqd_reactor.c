@@ -359,12 +359,14 @@ static void turn(struct mqd_reactor *r, const struct mqd_poll_event *events, int
         mqd_connections_resume_stalled(r);
     if (!r->stop)
         read_ready(r);
+    mqd_links_drain(r); /* a fetch that was just read must see what was acknowledged before it was sent: the note may have come meanwhile */
     mqd_owner_write_all(r);
     mqd_owner_wake_all(r);
     mqd_fetch_run_woken(r);
     mqd_timers_run(r);
     mqd_flush_start_all(r);
     mqd_reactor_refresh_clock(r);
+    mqd_forward_flush(r); /* readers hear of a record before its producer does */
     answer_and_send(r);
     mqd_control_send_queued(r);
     mqd_forward_flush(r);
