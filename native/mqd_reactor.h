@@ -1,7 +1,8 @@
 /* What the files of the reactor share: its state, connections, requests and appends. Private to the reactor thread but for the command and event queues.
  *
  * One turn of the loop, in this order (mqd_reactor_turn):
- *   wait -> links in -> commands -> read ready sockets -> write staged batches -> publish -> wake readers -> flush -> answer -> send -> links out
+ *   wait -> links in -> commands -> read ready sockets -> links in -> write staged batches -> publish -> wake readers -> flush -> links out -> answer -> send
+ *   -> links out
  * so that everything that arrived in a turn costs one pwritev per partition, one flush, one send per connection and one wake-up per peer.
  *
  * Invariants
@@ -383,7 +384,7 @@ struct mqd_reactor {
     pthread_mutex_t mutex;
     struct mqd_command *commands; /* ring */
     uint32_t command_head, command_count;
-    _Atomic uint32_t command_waiting;
+    uint32_t command_waiting; /* by mqd_atomic.h */
     int command_fd;
     struct mqd_event *events; /* ring */
     uint32_t event_head, event_count;
