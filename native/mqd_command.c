@@ -172,10 +172,11 @@ static void advance_start(struct mqd_reactor *r, struct mqd_owned *owned, const 
     struct mqd_positions positions;
     mqd_partition_positions(owned->partition, &positions);
     int64_t offset = command->offset < 0 || command->offset > positions.high_watermark ? positions.high_watermark : command->offset;
+    bool again = offset == positions.log_start_offset; /* the files are gone now: descriptors that readers kept, or opened meanwhile, go too */
     int dropped = mqd_partition_advance_start(owned->partition, offset);
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, command->slot);
     mqd_owner_publish(r, owned);
-    if (dropped > 0) {
+    if (dropped > 0 || again) {
         mqd_fetch_add(&slot->segments_generation, 1);
         mqd_fetch_add(&r->header->segments_generation, 1);
         for (uint32_t worker = 0; worker < mqd_control_worker_count(r->options.control); worker++) {

@@ -101,8 +101,12 @@ static void adopt(struct mqd_reactor *r, int fd, const struct handoff *handoff)
     mqd_list_append(&r->ready, &c->ready_node); /* bytes may have come before the edge was armed */
 }
 
+/* Not before the process is ready: it would say of every topic that it does not exist. Connections wait in the channel meanwhile. */
 void mqd_handoff_accept(struct mqd_reactor *r)
 {
+    if (!r->serving && mqd_load_acquire(&r->slot->state) != MQD_PROCESS_RUNNING)
+        return;
+    r->serving = true;
     for (;;) { /* to the end: the socket is edge-triggered; its buffer bounds what can wait */
         struct handoff handoff;
         union { struct cmsghdr header; char bytes[CMSG_SPACE(sizeof(int))]; } control;

@@ -64,6 +64,11 @@ int mqd_file_syncfs(int fd, const char *root)
     return (int)told(WATCHED ? mqd_watched_syncfs(fd, root) : syncfs(fd), "flush of the file system");
 }
 
+bool mqd_file_sync_delays(void)
+{
+    return WATCHED && mqd_watched_sync_delays();
+}
+
 void mqd_file_sync_begin(int fd)
 {
     if (WATCHED)

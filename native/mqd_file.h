@@ -19,6 +19,7 @@ ssize_t mqd_file_pwritev(int fd, const struct iovec *iov, int count, int64_t off
 ssize_t mqd_file_pwrite(int fd, const void *bytes, size_t size_bytes, int64_t offset);
 int mqd_file_sync(int fd, bool directory);          /* fdatasync, or fsync for a directory */
 int mqd_file_syncfs(int fd, const char *root);
+bool mqd_file_sync_delays(void);                     /* tests make flushes slow: not on a thread that must not wait */
 void mqd_file_sync_begin(int fd);                    /* an asynchronous flush of fd starts: what it covers is what was written until here */
 int mqd_file_synced(int fd, bool directory, int result); /* ... has ended with result (0 or -errno); returns the result, which a fault may have replaced */
 int mqd_file_truncate(int fd, int64_t size_bytes);

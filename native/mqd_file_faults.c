@@ -175,6 +175,16 @@ static bool strikes(struct rule *rule, uint64_t size_bytes, struct mqd_file_faul
     return true;
 }
 
+bool mqd_file_faults_may_delay(enum mqd_file_call call)
+{
+    if (faults.control[0])
+        reread_control();
+    for (int i = 0; i < faults.count; i++)
+        if (faults.rules[i].what == WHAT_DELAY && (faults.rules[i].call == call || faults.rules[i].call == MQD_CALL_ANY))
+            return true;
+    return false;
+}
+
 struct mqd_file_fault mqd_file_faults_judge(enum mqd_file_call call, const char *path, uint64_t size_bytes)
 {
     struct mqd_file_fault fault = {.bytes_max = -1};

@@ -269,6 +269,14 @@ int mqd_watched_syncfs(int fd, const char *root)
     return sync_through(MQD_CALL_SYNCFS, MQD_FILE_SYNCFS_BEGIN, MQD_FILE_SYNCFS_DONE, name, fd, syncfs);
 }
 
+bool mqd_watched_sync_delays(void)
+{
+    pthread_mutex_lock(&watch.mutex);
+    bool delays = mqd_file_faults_may_delay(MQD_CALL_SYNC);
+    pthread_mutex_unlock(&watch.mutex);
+    return delays;
+}
+
 void mqd_watched_sync_begin(int fd)
 {
     char name[PATH_MAX];

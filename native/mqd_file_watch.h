@@ -66,6 +66,7 @@ int mqd_watched_open(const char *path, int flags, mode_t mode);
 ssize_t mqd_watched_pwritev(int fd, const struct iovec *iov, int count, int64_t offset);
 int mqd_watched_sync(int fd, bool directory);
 int mqd_watched_syncfs(int fd, const char *root);
+bool mqd_watched_sync_delays(void); /* a rule may make flushes sleep: they belong on a thread that may */
 void mqd_watched_sync_begin(int fd);
 int mqd_watched_synced(int fd, int result);
 int mqd_watched_truncate(int fd, int64_t size_bytes);
@@ -81,6 +82,7 @@ struct mqd_file_fault {
     uint32_t delay_ms;
 };
 int mqd_file_faults_configure(const char *spec);
+bool mqd_file_faults_may_delay(enum mqd_file_call call);
 struct mqd_file_fault mqd_file_faults_judge(enum mqd_file_call call, const char *path, uint64_t size_bytes);
 
 #endif

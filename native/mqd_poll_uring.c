@@ -225,6 +225,8 @@ static int refuse_operation(struct body *body, struct operation *operation)
 static int sync_fd(struct mqd_poll *poll, int fd, bool directory, uint64_t token)
 {
     struct body *body = poll->body;
+    if (mqd_file_sync_delays())
+        return mqd_pool_submit(poll->pool, &(struct mqd_pool_request){.kind = MQD_POOL_SYNC, .fd = fd, .directory = directory, .token = token});
     struct operation *operation = take_operation(body, fd, token);
     if (!operation)
         return -1;

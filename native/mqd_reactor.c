@@ -22,6 +22,7 @@
 
 #define EVENTS_PER_WAIT 256
 #define WRITE_EARLY_BYTES (96u << 10) /* staged bytes beyond this leave the L2 before the turn ends */
+#define SERVE_LOOK_NS 2000000 /* between two looks whether the process is ready by now; once in its life */
 #define HOUSEKEEPING_MS 1000
 #define STOP_MS_MAX 10000
 #define STOP_ANSWER_MS_MAX 1000
@@ -354,6 +355,8 @@ static void turn(struct mqd_reactor *r, const struct mqd_poll_event *events, int
         on_event(r, &events[i]);
     mqd_links_drain(r);
     mqd_commands_run(r);
+    if (!r->serving && r->options.handoff_fd >= 0)
+        mqd_handoff_accept(r); /* what was handed over while nobody was here */
     sweep_segments(r);
     if (!mqd_list_empty(&r->stalled))
         mqd_connections_resume_stalled(r);
@@ -388,7 +391,7 @@ static int64_t sleep_ns(struct mqd_reactor *r)
         until_ns = timer_ms * 1000000;
     if (r->group_commit_deadline_ns && (int64_t)r->group_commit_deadline_ns < until_ns)
         until_ns = (int64_t)r->group_commit_deadline_ns;
-    int64_t limit_ns = r->stop ? 1000000 : mqd_forward_pending(r) ? 100000 : !mqd_list_empty(&r->stalled) || !mqd_list_empty(&r->control_queue) ? 20000000 : INT64_MAX;
+    int64_t limit_ns = !r->serving && r->options.handoff_fd >= 0 ? SERVE_LOOK_NS : r->stop ? 1000000 : mqd_forward_pending(r) ? 100000 : !mqd_list_empty(&r->stalled) || !mqd_list_empty(&r->control_queue) ? 20000000 : INT64_MAX;
     int64_t ns = until_ns - r->now_ns;
     return ns < 0 ? 0 : ns < limit_ns ? ns : limit_ns;
 }
@@ -515,8 +518,6 @@ static void *run(void *argument)
     bool good = r->start_error == 0;
     sem_post(&r->start_done);
     if (good) {
-        if (r->options.handoff_fd >= 0)
-            mqd_handoff_accept(r); /* what was handed over while nobody was here */
         while (!r->stop) {
             int count = wait_events(r, events);
             turn(r, events, count < 0 ? 0 : count);

@@ -396,6 +396,7 @@ struct mqd_reactor {
     char start_message[256];
     int backend;
     bool started;
+    bool serving; /* connections are taken over */
     _Atomic bool stop;
     bool stopped;
 };

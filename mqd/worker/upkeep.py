@@ -209,21 +209,25 @@ class Upkeep:
         opened.log_start_offset = event.offset
         written = await self.checkpoint(log_dir)
         try:
-            await self._background.slow(log_dir.index, self._remove_below, opened.path, event.offset, log_dir)
+            removed = await self._background.slow(log_dir.index, self._remove_below, opened.path, event.offset, log_dir)
+            if removed and not opened.closing:  # readers look anew: a file that one of them has open gives no space back
+                await self._commands.run(self._reactor.advance_start, opened.owned.slot, event.offset)
         except OSError as error:
             self._log.warning("files of deleted segments cannot be removed; it is tried again", partition=opened.owned.name, reason=str(error))
         if not written:
             await self.checkpoint(log_dir)  # the disk was full: now there may be room
         return event.offset
 
-    def _remove_below(self, path: Path, log_start_offset: int, log_dir: LogDirectory) -> None:
-        """Blocking. Files of whole segments below the start; the segment that holds the start stays."""
+    def _remove_below(self, path: Path, log_start_offset: int, log_dir: LogDirectory) -> bool:
+        """Blocking. Files of whole segments below the start; the segment that holds the start stays. Whether there were any."""
         kept = max((base for base in segments.base_offsets(path) if base <= log_start_offset), default=None)
         if kept is None:
-            return
-        for file in segments.files_below(path, kept):
+            return False
+        doomed = list(segments.files_below(path, kept))
+        for file in doomed:
             self._files.unlink(file)
         log_dir.timestamps.forget(path, below=kept)
+        return bool(doomed)
 
     async def _free_space(self) -> None:
         wanted_free = int(broker_value(self._partitions.broker_config, "retention.free.bytes"))  # type: ignore[arg-type]

@@ -163,7 +163,8 @@ class Watch:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 if set(sample.labels) == {"worker"}:
-                    found.setdefault(sample.name.removeprefix("mqd_").removesuffix("_total"), {})[sample.labels["worker"]] = sample.value
+                    name = sample.name.removesuffix("_total") if family.type == "counter" else sample.name
+                    found.setdefault(name.removeprefix("mqd_"), {})[sample.labels["worker"]] = sample.value
         return found
 
     def total(self, name: str) -> int:

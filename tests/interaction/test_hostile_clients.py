@@ -1,0 +1,277 @@
+"""Clients that behave badly for a long time: they stop reading, send a byte now and then, do nothing at all by the thousand. They cost little and harm nobody."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import struct
+import threading
+import time
+
+import pytest
+
+from mqd.protocol import encode_request, with_length
+from mqd.protocol.messages import MetadataRequest
+from tests.interaction.traffic import (
+    API_VERSIONS, FETCH, FETCH_VERSION, METADATA, PRODUCE_VERSION, Watch, batch, cpu_seconds, create_topic, eventually, fetch_request, must_produce, one_outcome, produce_request,
+    rss_bytes, send_produce,
+)
+from tests.kafka_connection import ConnectionEnded, KafkaConnection
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def watch(start_broker, io_backend) -> Watch:
+    """A broker of its own, for memory is measured."""
+    return Watch(start_broker(config={"io.backend": io_backend, "log.flush.on.ack": "false"}))
+
+
+def _others_are_served(connections: list[KafkaConnection], topic: str, seconds: float, values: int = 20) -> None:
+    """Each partition takes records through each worker, none later than `seconds`."""
+    for kafka in connections:
+        for partition in (0, 1):
+            for _ in range(values):
+                began = time.monotonic()
+                must_produce(kafka, topic, partition, bytes(1000))
+                assert time.monotonic() - began < seconds
+
+
+def test_a_client_that_stops_reading_is_not_read_and_costs_little(watch):
+    with watch.connection_to_each_worker() as connections:
+        create_topic(connections[0], "read", 2)
+        create_topic(connections[0], "others", 2)
+        create_topic(connections[0], "wide", 500)
+        for partition in (0, 1):
+            for _ in range(40):
+                must_produce(connections[0], "read", partition, bytes(100_000))
+        _others_are_served(connections, "others", 2.0)
+        before = watch.worker_rss_bytes()
+        deaf = [watch.connect(timeout_s=30) for _ in range(16)]
+        sent = [0] * len(deaf)
+        for index, kafka in enumerate(deaf):  # as many as the sockets take
+            kafka.socket.setblocking(False)
+            large = with_length(encode_request(fetch_request("read", {index % 2: 0}, bytes_max=4 * MIB), FETCH_VERSION, 1, "deaf"))
+            small = with_length(encode_request(fetch_request("read", {index % 2: 0}, bytes_max=4000), FETCH_VERSION, 1, "deaf"))
+            every = with_length(encode_request(MetadataRequest(topics=None), 9, 1, "deaf"))
+            frame = (large, small, every)[index % 3]
+            try:
+                for _ in range(20_000):
+                    taken = kafka.socket.send(frame)
+                    sent[index] += taken == len(frame)
+                    if taken < len(frame):
+                        break
+            except BlockingIOError:
+                pass
+        _others_are_served(connections, "others", 2.0)
+        grown = watch.worker_rss_bytes() - before
+        assert grown < len(deaf) * 4 * MIB, f"{len(deaf)} deaf clients cost {grown / MIB:.0f} MiB"
+        for index in (0, 1, 2):  # who reads again is served on, in order
+            deaf[index].socket.settimeout(30)
+            answers = min(sent[index], 60)
+            for _ in range(answers):
+                (correlation_id,) = struct.unpack_from(">i", deaf[index].receive_frame())
+                assert correlation_id == 1
+        for kafka in deaf:
+            kafka.close()
+        watch.wait_quiet(connections=32)
+
+
+def test_frames_that_trickle_do_not_take_the_arena(watch):
+    """Together they announce many times what the arena has, each sends a byte now and then and is never idle. Everybody else still produces, large batches too."""
+    arena_extents = int(min(watch.counters()["arena_extents_max"].values()) or 192)
+    with watch.connection_to_each_worker() as connections:
+        create_topic(connections[0], "others", 2)
+        frame = with_length(encode_request(produce_request("others", {0: batch(bytes(1_000_000))}), PRODUCE_VERSION, 1, "slow"))
+        count = 2 * 3 * arena_extents * 65536 // len(frame)
+        slow = [watch.connect() for _ in range(count)]
+        for index, kafka in enumerate(slow):
+            kafka.send_raw(frame[: 40_000 + index])
+        at = [40_000 + index for index in range(count)]
+        stop = threading.Event()
+
+        def trickle() -> None:
+            """Every connection some fifty times a second: by its last byte none of them is ever idle."""
+            while not stop.is_set():
+                for index, kafka in enumerate(slow):
+                    try:
+                        kafka.socket.send(frame[at[index] : at[index] + 1])
+                        at[index] += 1
+                    except OSError:
+                        pass  # shown the door: that is a bound too
+                stop.wait(0.01)
+
+        sender = threading.Thread(target=trickle)
+        sender.start()
+        try:
+            began, rounds = time.monotonic(), 0
+            while time.monotonic() - began < 3.0:
+                _others_are_served(connections, "others", 2.0, values=1)
+                for kafka in connections:
+                    must_produce(kafka, "others", 0, bytes(900_000))
+                rounds += 1
+        finally:
+            stop.set()
+            sender.join()
+        assert rounds >= 3
+        heap = watch.counters()["heap_bytes"]
+        assert max(heap.values()) <= 64 * MIB, heap
+        served = 0
+        for index, kafka in enumerate(slow[:8]):  # whoever was slow and not too many is served in the end
+            try:
+                kafka.send_raw(frame[at[index] :])
+                served += len(kafka.receive_frame()) > 0
+            except (OSError, ConnectionEnded):
+                continue
+        assert served, "no slow client was served"
+        for kafka in slow:
+            kafka.close()
+        watch.wait_quiet(connections=32)
+        _others_are_served(connections, "others", 2.0)
+
+
+def test_small_frames_that_trickle(watch):
+    """A byte at a time from three hundred: each costs its own few bytes."""
+    frame = with_length(encode_request(produce_request("others", {0: batch(bytes(500))}), PRODUCE_VERSION, 1, "slow"))
+    with watch.connection_to_each_worker() as connections:
+        create_topic(connections[0], "others", 2)
+        _others_are_served(connections, "others", 2.0)
+        before = watch.worker_rss_bytes()
+        slow = [watch.connect() for _ in range(300)]
+        for at in range(len(frame)):
+            for kafka in slow:
+                kafka.send_raw(frame[at : at + 1])
+            if at % 100 == 0:
+                _others_are_served(connections, "others", 2.0, values=1)
+        for kafka in slow:
+            assert len(kafka.receive_frame()) > 0
+        assert watch.worker_rss_bytes() - before < 16 * MIB
+        for kafka in slow:
+            kafka.close()
+    watch.wait_quiet(connections=0)
+
+
+IDLE = 5000
+
+
+def test_thousands_of_idle_connections(watch):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < IDLE + 500:
+        pytest.skip(f"the limit of open files is {hard}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 20_000), hard))
+    idle: list[socket.socket] = []
+    try:
+        with watch.connection_to_each_worker() as connections:
+            create_topic(connections[0], "others", 2)
+            _others_are_served(connections, "others", 2.0)
+            pids = watch.worker_pids()
+            before = sum(map(rss_bytes, pids))
+            for _ in range(IDLE):
+                idle.append(socket.create_connection(("127.0.0.1", watch.broker.port), timeout=20))
+            eventually(lambda: watch.total("connections") >= IDLE, lambda: f"{watch.counters()['connections']}", 30)
+            assert watch.total("connections_refused") == 0
+            eventually(lambda: abs(watch.counters()["connections"]["0"] - watch.counters()["connections"]["1"]) < IDLE // 4, lambda: f"{watch.counters()['connections']}")
+            grown = sum(map(rss_bytes, pids)) - before
+            assert grown < 32 * MIB, f"{IDLE} idle connections cost the workers {grown / MIB:.0f} MiB"
+            _others_are_served(connections, "others", 2.0)
+            with watch.connect() as one_more:
+                one_more.call(API_VERSIONS, 3)
+                must_produce(one_more, "others", 0, b"one more")
+            for one in idle[:: IDLE // 50]:  # none of them is forgotten
+                one.sendall(with_length(encode_request(MetadataRequest(topics=[]), 9, 3, "late")))
+                assert one.recv(4)
+            cpu, began = sum(map(cpu_seconds, pids)), time.monotonic()
+            time.sleep(2.0)  # measures what idling costs
+            busy = (sum(map(cpu_seconds, pids)) - cpu) / (time.monotonic() - began)
+            assert busy < 0.05, f"the workers use {100 * busy:.1f} % of a CPU for idle connections"
+    finally:
+        for one in idle:
+            one.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    eventually(lambda: watch.total("connections") == 0, lambda: f"{watch.counters()['connections']}", 30)
+
+
+def test_idle_connections_are_closed_in_the_end(start_broker, io_backend):
+    watch = Watch(start_broker(config={"io.backend": io_backend, "connections.max.idle.ms": "500"}))
+    with watch.connect() as idle, watch.connect() as busy, watch.connect() as polling:
+        create_topic(busy, "t")
+        polling.send(FETCH, FETCH_VERSION, fetch_request("t", {0: 0}, max_wait_ms=2000))
+        began = time.monotonic()
+        while time.monotonic() - began < 1.6:
+            must_produce(busy, "t", 0, b"x") if time.monotonic() - began > 1.3 else busy.call(API_VERSIONS, 0)
+            time.sleep(0.05)  # a busy client's own pace
+        assert idle.is_closed_by_peer()
+        assert one_outcome(polling.receive().body).records  # who waits for records is not idle
+
+
+def test_more_connections_than_allowed_are_closed_at_once_and_told_of(start_broker, io_backend):
+    watch = Watch(start_broker(config={"io.backend": io_backend, "max.connections": "40"}))
+    opened = [watch.connect() for _ in range(60)]
+    served = 0
+    for kafka in opened:
+        try:
+            kafka.call(API_VERSIONS, 0)
+            served += 1
+        except (OSError, ConnectionEnded):  # closed, at whatever moment
+            pass
+    assert 20 <= served <= 40
+    watch.wait_logged("connection refused", "max.connections")
+    for kafka in opened:
+        kafka.close()
+
+    def again() -> bool:
+        with watch.connect() as kafka:
+            try:
+                return bool(kafka.call(API_VERSIONS, 0))
+            except (OSError, ConnectionEnded):
+                return False
+
+    eventually(again, "a place becomes free")
+
+
+def test_acks_0_that_fails_ends_the_connection_and_nothing_else(watch):
+    with watch.connect() as kafka, watch.connect() as other:
+        create_topic(other, "t")
+        send_produce(kafka, "t", 0, batch(b"good"), acks=0)
+        send_produce(kafka, "nowhere", 0, batch(b"lost"), acks=0)
+        assert kafka.is_closed_by_peer()
+        assert must_produce(other, "t", 0, b"next") == 1
+
+
+@pytest.mark.parametrize("how", ["metadata", "sessions", "produce"])
+def test_what_waits_behind_a_long_poll_is_bounded(watch, how):
+    """Replies leave in order, so everything behind a parked fetch is kept. The memory for it has a bound, whatever is asked."""
+    with watch.connection_to_each_worker() as connections:
+        create_topic(connections[0], "t", 2)
+        create_topic(connections[0], "wide", 1000)
+        connections[0].call(METADATA, 9, MetadataRequest(topics=None))
+        before = watch.worker_rss_bytes()
+        waiting = [watch.connect(timeout_s=2) for _ in range(60)]
+        names = {index: 0 for index in range(3000)}
+        frame = {
+            "metadata": with_length(encode_request(MetadataRequest(topics=None), 9, 1, "many")),
+            "sessions": with_length(encode_request(fetch_request("unheard-of", names), FETCH_VERSION, 1, "many")),
+            "produce": with_length(encode_request(produce_request("unheard-of", dict.fromkeys(names)), PRODUCE_VERSION, 1, "many")),
+        }[how]
+        for kafka in waiting:
+            kafka.send(FETCH, FETCH_VERSION, fetch_request("t", {0: 0}, max_wait_ms=6_000))
+            kafka.socket.setblocking(False)
+            try:
+                for _ in range(200):
+                    if kafka.socket.send(frame) < len(frame):
+                        break
+            except (BlockingIOError, BrokenPipeError, ConnectionResetError):
+                pass
+        for _ in range(5):
+            for kafka in connections:
+                assert must_produce(kafka, "t", 1, b"x") >= 0
+        high = sum(_peak_bytes(pid) for pid in watch.worker_pids())
+        assert high - before < 2 * 64 * MIB + 48 * MIB, f"grew by {(high - before) / MIB:.0f} MiB"
+        for kafka in waiting:
+            kafka.close()
+    watch.wait_quiet(connections=0)
+
+
+def _peak_bytes(pid: int) -> int:
+    with open(f"/proc/{pid}/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))

@@ -1,0 +1,586 @@
+"""The traps of this architecture, each with a test that would catch whoever falls into it again.
+
+TRAPS maps each to the tests that guard it; a test below checks that they exist. What concerns several hosts comes with replication and is named in LATER.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from mqd import native
+from mqd.base import paths
+from mqd.protocol.messages import FetchRequest, IncrementalAlterConfigsRequest
+from mqd.protocol.records import decode_batch_header, iterate_batches
+from mqd.shm.attach import MESSAGE_BYTES_MAX, _decode, connect_keeper, receive_packet, send_message
+from mqd.shm.keeper_messages import Hello
+from tests.broker import Broker, BrokerFailed
+from tests.interaction.traffic import (
+    FETCH, FETCH_VERSION, NOT_LEADER, PRODUCE, PRODUCE_VERSION, STORAGE_ERROR, TIMED_OUT, UNKNOWN_TOPIC, Watch, allocated_bytes, batch, create_topic, delete_records, delete_topic,
+    deleted_files_open, eventually, fetch, fetch_request, log_end, must_produce, new_producer_id, one_outcome, produce, produce_request, read_batches, send_produce,
+)
+from tests.kafka_connection import ConnectionEnded, KafkaConnection
+
+TRAPS = {
+    "partial restart": [
+        "interaction/test_traps.py::test_a_worker_killed_alone_comes_back_with_everything_and_with_its_producers",
+        "interaction/test_traps.py::test_restarted_processes_never_give_a_producer_id_twice",
+        "unit/test_worker_process.py::test_a_killed_worker_takes_its_partitions_back",
+        "unit/test_worker_process.py::test_a_restarted_controller_changes_nothing",
+    ],
+    "forwarded produce": [
+        "interaction/test_traps.py::test_forwarded_batches_of_a_producer_never_overtake_each_other",
+        "interaction/test_traps.py::test_a_retry_through_another_worker_gets_the_original_offset",
+    ],
+    "deleted segments": [
+        "interaction/test_traps.py::test_the_space_of_deleted_records_comes_back",
+        "interaction/test_traps.py::test_the_space_of_a_deleted_topic_comes_back",
+        "interaction/test_traps.py::test_a_client_that_stops_reading_does_not_keep_deleted_files_for_ever",
+    ],
+    "arena": [
+        "interaction/test_traps.py::test_the_arena_is_empty_after_traffic",
+        "interaction/test_traps.py::test_a_killed_worker_gives_back_what_it_had_borrowed",
+        "interaction/test_hostile_clients.py::test_frames_that_trickle_do_not_take_the_arena",
+        "interaction/test_hostile_frames.py::test_connections_that_end_within_a_frame_leave_nothing",
+    ],
+    "preallocation": ["interaction/test_traps.py::test_quiet_partitions_take_little_disk"],
+    "a stalled disk": ["interaction/test_traps.py::test_a_stalled_disk_leaves_the_other_alone", "unit/test_worker_process.py::test_a_failed_flush_fences_its_directory_and_no_other"],
+    "acks=all waiting": [
+        "interaction/test_traps.py::test_acks_all_is_answered_in_time_when_the_disk_is_not",
+        "interaction/test_traps.py::test_requests_that_wait_for_a_disk_are_bounded_and_all_answered",
+        "interaction/test_traps.py::test_requests_that_wait_are_answered_when_their_topic_goes",
+    ],
+    "waiters": ["interaction/test_traps.py::test_a_long_poll_wakes_through_any_worker", "interaction/test_traps.py::test_more_workers_than_the_bitmap_has_bits_are_refused"],
+    "producer ids and fetch sessions": [
+        "interaction/test_traps.py::test_producers_are_bounded_and_forgotten_in_the_end",
+        "interaction/test_traps.py::test_fetch_sessions_are_bounded",
+        "interaction/test_traps.py::test_a_session_survives_its_topics_second_life",
+    ],
+    "between hosts": ["interaction/test_traps.py::test_nobody_is_a_follower_by_saying_so", "interaction/test_hostile_frames.py::test_an_unknown_api_ends_the_connection"],
+    "versions": ["interaction/test_traps.py::test_a_process_of_another_build_is_refused_with_the_way_out", "unit/test_shm_native.py::test_zeroes_are_not_a_control_segment"],
+}
+LATER = {
+    "truncation and sendfile": "on one host nothing below a published position is ever cut: only recovery truncates, before anybody serves",
+    "local client, remote leader": "there are no local clients yet, and no remote leaders",
+}
+TESTS = Path(__file__).parents[1]
+MIB = 1 << 20
+
+
+def test_every_trap_has_its_tests():
+    for trap, names in TRAPS.items():
+        for name in names:
+            path, _, function = name.partition("::")
+            assert re.search(rf"^def {function}\(", (TESTS / path).read_text(), re.MULTILINE), f"{trap}: {name} does not exist"
+
+
+@pytest.fixture(scope="module")
+def watch(shared_broker: Broker) -> Watch:
+    return Watch(shared_broker)
+
+
+@pytest.fixture
+def name(request) -> str:
+    """A topic name of this test's own."""
+    return re.sub(r"[^a-z0-9]+", "-", request.node.name.lower())[-100:]
+
+
+# -- partial restart -----------------------------------------------------------------------------------------------------------
+
+
+class IdempotentProducer:
+    """One partition's producer: retries what was not answered, like a real one, and keeps what was acknowledged."""
+
+    def __init__(self, topic: str, partition: int, ids: tuple[int, int]) -> None:
+        self.topic, self.partition, self.ids = topic, partition, ids
+        self.acknowledged: list[tuple[int, bytes]] = []  # (offset, batch)
+
+    def next_batch(self) -> bytes:
+        number = len(self.acknowledged)
+        return batch(b"%d-%d" % (self.partition, number), producer_id=self.ids[0], producer_epoch=self.ids[1], base_sequence=number)
+
+    def produce(self, watch: Watch, deadline: float) -> None:
+        """One record, however often it takes."""
+        data = self.next_batch()
+        while True:
+            assert time.monotonic() < deadline, f"{self.topic}-{self.partition} does not come back\n{watch.broker.logs()}"
+            try:
+                with watch.connect(timeout_s=5) as kafka:
+                    outcome = produce(kafka, self.topic, self.partition, data, timeout_ms=1000)
+            except (ConnectionEnded, OSError):
+                continue
+            if outcome.error_code == 0:
+                self.acknowledged.append((outcome.base_offset, data))
+                return
+            assert outcome.error_code in (NOT_LEADER, TIMED_OUT, STORAGE_ERROR), outcome
+
+
+def test_a_worker_killed_alone_comes_back_with_everything_and_with_its_producers(start_broker, io_backend):
+    watch = Watch(start_broker(config={"io.backend": io_backend}))
+    with watch.connect() as kafka:
+        create_topic(kafka, "t", 4)
+        producers = [IdempotentProducer("t", partition, new_producer_id(kafka)) for partition in range(4)]
+    deadline = time.monotonic() + 60
+    for victim in (0, 1, 0):
+        for producer in producers:
+            for _ in range(8):
+                producer.produce(watch, deadline)
+        pids = watch.worker_pids()
+        os.kill(pids[victim], signal.SIGKILL)
+        for producer in producers:
+            for _ in range(3):
+                producer.produce(watch, deadline)
+        survivors = [pid for index, pid in enumerate(watch.worker_pids()) if index != victim]
+        assert survivors == [pid for index, pid in enumerate(pids) if index != victim], "another worker fell with it"
+    with watch.connection_to_each_worker() as connections:
+        for producer in producers:
+            offsets = [offset for offset, _ in producer.acknowledged]
+            assert offsets == list(range(len(offsets))), "a record was written twice, or lost"
+            for kafka in connections:
+                for offset, data in producer.acknowledged[-5:]:  # what a client may still repeat
+                    outcome = produce(kafka, "t", producer.partition, data)
+                    assert (outcome.error_code, outcome.base_offset) == (0, offset)
+                stored = [bytes(data[61:]) for data in read_batches(kafka, "t", producer.partition)]
+                assert stored == [data[61:] for _, data in producer.acknowledged]
+
+
+def test_restarted_processes_never_give_a_producer_id_twice(start_broker):
+    watch = Watch(start_broker())
+    given: list[int] = []
+
+    def ask() -> bool:
+        try:
+            with watch.connect(timeout_s=5) as kafka:
+                given.append(new_producer_id(kafka)[0])
+            return True
+        except (ConnectionEnded, OSError, AssertionError):
+            return False
+
+    for role in (None, "acceptor", "controller", "acceptor", "controller"):
+        if role:
+            os.kill(watch.broker.pids(role)[0], signal.SIGKILL)
+        for _ in range(3):
+            eventually(ask, "a producer id")
+    assert len(set(given)) == len(given), given
+
+
+# -- forwarded produce ---------------------------------------------------------------------------------------------------------
+
+
+def test_forwarded_batches_of_a_producer_never_overtake_each_other(watch, name):
+    """Five in flight, through the worker that does not own the partition, among large and small requests of others that take another way."""
+    with watch.connection_to_each_worker() as connections:
+        create_topic(connections[0], name, 2)
+        chance = random.Random(7)
+        for partition in (0, 1):
+            owner = watch.owner_of(connections, name, partition)
+            through = connections[1 - owner]
+            before = watch.total("batches_forwarded")
+            producer_id, epoch = new_producer_id(through)
+            sequence, start = 0, log_end(through, name, partition)
+            for _ in range(150):
+                for _ in range(5):
+                    values = [bytes(chance.choice((1, 100, 3000, 60_000)))]
+                    send_produce(through, name, partition, batch(*values, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence), acks=chance.choice((1, -1)))
+                    sequence += 1
+                for expected in range(sequence - 5, sequence):
+                    outcome = one_outcome(through.receive().body)
+                    assert (outcome.error_code, outcome.base_offset) == (0, start + expected)
+            assert watch.total("batches_forwarded") - before == 750
+
+
+def test_a_retry_through_another_worker_gets_the_original_offset(watch, name):
+    with watch.connection_to_each_worker() as connections:
+        create_topic(connections[0], name, 1)
+        producer_id, epoch = new_producer_id(connections[0])
+        for sequence in range(20):
+            data = batch(b"%d" % sequence, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence)
+            first, again = connections if sequence % 2 else reversed(connections)
+            assert produce(first, name, 0, data).base_offset == sequence
+            assert produce(again, name, 0, data).base_offset == sequence
+        skipped = batch(b"gap", producer_id=producer_id, producer_epoch=epoch, base_sequence=30)
+        assert [produce(kafka, name, 0, skipped).error_code for kafka in connections] == [45, 45]  # OUT_OF_ORDER_SEQUENCE_NUMBER
+        assert log_end(connections[0], name, 0) == 20
+
+
+# -- deleted segments ----------------------------------------------------------------------------------------------------------
+
+
+def _fill(kafka: KafkaConnection, topic: str, count: int = 60, size: int = 100_000) -> None:
+    for _ in range(count):
+        must_produce(kafka, topic, 0, bytes(size))
+
+
+def _nothing_deleted_is_open(watch: Watch, topic: str) -> None:
+    def held() -> list[str]:
+        return [f"{pid}: {path}" for pid in watch.worker_pids() for path in deleted_files_open(pid) if f"/{topic}-" in path]
+
+    eventually(lambda: not held(), lambda: f"still open: {held()[:5]}")
+
+
+def test_the_space_of_deleted_records_comes_back(watch, name):
+    with watch.connection_to_each_worker() as connections:
+        create_topic(connections[0], name, 1, segment_bytes="300000")
+        _fill(connections[0], name)
+        for kafka in connections:  # every worker has the segments open
+            assert sum(1 for _ in read_batches(kafka, name, 0)) == 60
+        directory = watch.broker.data_dir / "log" / f"{name}-0"
+        assert allocated_bytes(directory) > 5_000_000
+        assert delete_records(connections[0], name, 0, 60) == 60
+        eventually(lambda: allocated_bytes(directory) < 1_000_000, lambda: f"{allocated_bytes(directory)} bytes are still there")
+        _nothing_deleted_is_open(watch, name)
+        for kafka in connections:
+            assert fetch(kafka, name, 0, 10).error_code == 1  # OFFSET_OUT_OF_RANGE
+            must_produce(kafka, name, 0, b"goes on")
+            assert fetch(kafka, name, 0, 60).records
+
+
+def test_the_space_of_a_deleted_topic_comes_back(watch, name):
+    with watch.connection_to_each_worker() as connections:
+        create_topic(connections[0], name, 1, segment_bytes="300000")
+        _fill(connections[0], name)
+        for kafka in connections:
+            assert sum(1 for _ in read_batches(kafka, name, 0)) == 60
+        delete_topic(connections[0], name)
+        log = watch.broker.data_dir / "log"
+        eventually(lambda: not [path for path in log.iterdir() if path.name.startswith(name)], lambda: f"{sorted(path.name for path in log.iterdir())}")
+        _nothing_deleted_is_open(watch, name)
+        for kafka in connections:
+            assert fetch(kafka, name, 0, 0).error_code == UNKNOWN_TOPIC
+
+
+def test_a_client_that_stops_reading_does_not_keep_deleted_files_for_ever(start_broker, io_backend):
+    watch = Watch(start_broker(config={"io.backend": io_backend, "connections.max.idle.ms": "1500"}))
+    with watch.connect() as kafka, watch.connect() as deaf:
+        create_topic(kafka, "t", 1, segment_bytes="1000000")
+        deaf.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        _fill(kafka, "t", count=60, size=500_000)
+        for offset in range(0, 60, 2):
+            deaf.send(FETCH, FETCH_VERSION, fetch_request("t", {0: offset}, bytes_max=MIB))
+        eventually(lambda: any("/t-0/" in os.readlink(f"/proc/{pid}/fd/{fd}") for pid in watch.worker_pids() for fd in _descriptors(pid)), "segments are open")
+        delete_records(kafka, "t", 0, 60)
+
+        def gone() -> bool:
+            must_produce(kafka, "t", 0, b"not idle")
+            return not [path for pid in watch.worker_pids() for path in deleted_files_open(pid)]
+
+        eventually(gone, "the deaf client keeps deleted segments open")
+
+
+def _descriptors(pid: int) -> list[str]:
+    return [path.name for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink() and os.path.lexists(path)]
+
+
+# -- arena ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_arena_is_empty_after_traffic(watch, name):
+    """Small and large, own and forwarded, good and refused, whole and cut off: nothing of it stays."""
+    with watch.connection_to_each_worker() as connections:
+        create_topic(connections[0], name, 2)
+        chance = random.Random(11)
+        extra = [watch.connect() for _ in range(20)]
+        for _ in range(40):
+            for kafka in [*connections, *extra]:
+                size = chance.choice((10, 500, 20_000, 40_000, 200_000, 900_000))
+                data = bytearray(batch(bytes(size)))
+                if chance.random() < 0.2:
+                    data[-1] ^= 1
+                topic = name if chance.random() < 0.8 else "nowhere"
+                send_produce(kafka, topic, chance.randrange(3), bytes(data), acks=chance.choice((1, -1)))
+                if chance.random() < 0.5:
+                    kafka.send(FETCH, FETCH_VERSION, fetch_request(name, {0: 0, 1: 0}, bytes_max=100_000))
+            for kafka in [*connections, *extra]:
+                while kafka._waiting:
+                    kafka.receive()
+        for kafka in extra[:10]:
+            kafka.send_raw(b"\x00\x04\x00\x00\x00\x00\x00\x09" + bytes(100_000))
+        for kafka in extra:
+            kafka.close()
+        watch.wait_quiet(connections=34)
+
+
+def test_a_killed_worker_gives_back_what_it_had_borrowed(start_broker, io_backend, tmp_path):
+    """The owner dies while batches of another worker's arena are with it: the sender's extents come back, its clients are answered."""
+    faults = tmp_path / "faults"
+    faults.write_text("")
+    watch = Watch(start_broker(config={"io.backend": io_backend}, environment={"MQD_FILE_FAULTS": f"@{faults}"}))
+    with watch.connection_to_each_worker() as connections:
+        create_topic(connections[0], "t", 2)
+        owner = watch.owner_of(connections, "t", 0)
+        through = connections[1 - owner]
+        faults.write_text("write:DELAY:t-0:ms=3000:count=1")
+        for _ in range(40):
+            send_produce(through, "t", 0, batch(bytes(60_000)), acks=1)
+        time.sleep(0.3)  # the owner is within its write now
+        os.kill(watch.worker_pids()[owner], signal.SIGKILL)
+        faults.write_text("")
+        outcomes = [one_outcome(through.receive().body).error_code for _ in range(40)]
+        assert set(outcomes) <= {0, TIMED_OUT, NOT_LEADER} and TIMED_OUT in outcomes, outcomes
+        eventually(lambda: watch.counters()["arena_extents_used"][str(1 - owner)] <= 1, lambda: f"{watch.counters()['arena_extents_used']}")
+        producer = IdempotentProducer("t", 0, new_producer_id(through))
+        producer.produce(watch, time.monotonic() + 20)
+
+
+# -- preallocation -------------------------------------------------------------------------------------------------------------
+
+
+def test_quiet_partitions_take_little_disk(start_broker):
+    count = 2000
+    watch = Watch(start_broker(config={"log.flush.on.ack": "false"}))
+    with watch.connect(timeout_s=60) as kafka:
+        create_topic(kafka, "quiet", count)
+        log = watch.broker.data_dir / "log"
+        assert allocated_bytes(log) < count * 16_384, "an empty partition has no blocks to speak of"
+        for first in range(0, count, 200):
+            body = kafka.call(PRODUCE, PRODUCE_VERSION, produce_request("quiet", {index: batch(bytes(100)) for index in range(first, first + 200)}))
+            assert {outcome.error_code for outcome in body.responses[0].partition_responses} == {0}
+        time.sleep(1.0)  # preallocation follows in the background
+        taken = allocated_bytes(log)
+        assert taken < count * (65_536 + 16_384), f"{taken / count:.0f} bytes for each quiet partition"
+
+
+# -- a stalled disk ------------------------------------------------------------------------------------------------------------
+
+
+def _p99_s(samples: list[float]) -> float:
+    return sorted(samples)[int(len(samples) * 0.99)]
+
+
+def _partition_of_directory(watch: Watch, topic: str, directory: Path) -> int:
+    return next(int(path.name.rpartition("-")[2]) for path in sorted(directory.iterdir()) if path.name.startswith(f"{topic}-"))
+
+
+def test_a_stalled_disk_leaves_the_other_alone(start_broker, io_backend, tmp_path):
+    faults, sound, stalled = tmp_path / "faults", tmp_path / "disk-sound", tmp_path / "disk-stalled"
+    faults.write_text("")
+    watch = Watch(start_broker(workers=1, config={"io.backend": io_backend, "log.dirs": f"{sound},{stalled}"}, environment={"MQD_FILE_FAULTS": f"@{faults}"}))
+    with watch.connect() as kafka, watch.connect() as victim:
+        create_topic(kafka, "t", 4)
+        good, bad = _partition_of_directory(watch, "t", sound), _partition_of_directory(watch, "t", stalled)
+
+        def measure() -> float:
+            samples = []
+            for _ in range(200):
+                began = time.perf_counter()
+                must_produce(kafka, "t", good, bytes(500))
+                samples.append(time.perf_counter() - began)
+            return _p99_s(samples)
+
+        measure()
+        before = measure()
+        faults.write_text("sync:DELAY:disk-stalled:ms=4000\nsyncfs:DELAY:disk-stalled:ms=4000\nfallocate:DELAY:disk-stalled:ms=4000")
+        for _ in range(20):
+            send_produce(victim, "t", bad, batch(bytes(50_000)), timeout_ms=60_000)
+        began = time.monotonic()
+        during = min(measure() for _ in range(3))
+        assert time.monotonic() - began < 3.5, "the sound disk's records took as long as the stall"
+        assert during < max(3 * before, 0.05), f"p99 {before * 1e3:.2f} ms before, {during * 1e3:.2f} ms beside a stalled disk"
+        faults.write_text("")
+        assert [one_outcome(victim.receive().body).error_code for _ in range(20)] == [0] * 20
+
+
+# -- acks=all waiting ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def slow_disk(start_broker, io_backend, tmp_path):
+    """(watch, slow(ms)): how long every flush of topic t takes from now on."""
+    faults = tmp_path / "faults"
+    faults.write_text("")
+    watch = Watch(start_broker(config={"io.backend": io_backend}, environment={"MQD_FILE_FAULTS": f"@{faults}"}))
+
+    def slow(ms: int) -> None:
+        faults.write_text(f"sync:DELAY:log/t-:ms={ms}\n" if ms else "")
+
+    return watch, slow
+
+
+def test_acks_all_is_answered_in_time_when_the_disk_is_not(slow_disk):
+    watch, slow = slow_disk
+    with watch.connection_to_each_worker() as connections:
+        create_topic(connections[0], "t", 1)
+        must_produce(connections[0], "t", 0, b"warm")
+        producer_id, epoch = new_producer_id(connections[0])
+        slow(2500)
+        for number, kafka in enumerate(connections):  # own and forwarded
+            data = batch(b"late", producer_id=producer_id, producer_epoch=epoch, base_sequence=number)
+            began = time.monotonic()
+            outcome = produce(kafka, "t", 0, data, timeout_ms=300)
+            assert outcome.error_code == TIMED_OUT, outcome
+            assert 0.25 < time.monotonic() - began < 1.5
+            assert outcome.error_message and "timeout.ms" in outcome.error_message
+            slow(0)
+            again = produce(kafka, "t", 0, data)  # it was written all the same: the retry learns where
+            assert (again.error_code, again.base_offset) == (0, 1 + number)
+            slow(2500)
+        slow(0)
+        assert log_end(connections[0], "t", 0) == 3
+
+
+def test_requests_that_wait_for_a_disk_are_bounded_and_all_answered(slow_disk):
+    watch, slow = slow_disk
+    with watch.connection_to_each_worker(timeout_s=30) as connections:
+        create_topic(connections[0], "t", 1)
+        must_produce(connections[0], "t", 0, b"warm")
+        slow(1500)
+        count = 1000  # connection.inflight.max is 256
+        senders = [threading.Thread(target=lambda kafka=kafka: [send_produce(kafka, "t", 0, batch(b"x"), timeout_ms=60_000) for _ in range(count)]) for kafka in connections]
+        for sender in senders:
+            sender.start()
+        time.sleep(0.7)  # within the first flush
+        read = watch.total("requests_produce")
+        assert 2 * 200 < read <= 1 + 2 * 256, f"{read} requests were taken while 256 of a connection may wait"
+        slow(0)
+        for sender, kafka in zip(senders, connections, strict=True):
+            outcomes = [one_outcome(kafka.receive().body) for _ in range(count)]
+            assert {outcome.error_code for outcome in outcomes} == {0}
+            assert [outcome.base_offset for outcome in outcomes] == sorted({outcome.base_offset for outcome in outcomes})
+            sender.join()
+        assert log_end(connections[0], "t", 0) == 1 + 2 * count
+
+
+def test_requests_that_wait_are_answered_when_their_topic_goes(slow_disk):
+    watch, slow = slow_disk
+    with watch.connection_to_each_worker() as connections:
+        create_topic(connections[0], "t", 1)
+        must_produce(connections[0], "t", 0, b"warm")
+        slow(1000)
+        for kafka in connections:
+            for _ in range(20):
+                send_produce(kafka, "t", 0, batch(b"x"), timeout_ms=60_000)
+        with watch.connect() as other:
+            delete_topic(other, "t")
+        for kafka in connections:
+            errors = [one_outcome(kafka.receive().body).error_code for _ in range(20)]
+            assert set(errors) <= {0, NOT_LEADER, UNKNOWN_TOPIC, STORAGE_ERROR}, errors
+        slow(0)
+        watch.wait_quiet(connections=34)
+
+
+# -- waiters -------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_long_poll_wakes_through_any_worker(watch, name):
+    """Reader on either worker, writer on either worker, partitions of either: nobody waits for the time-out."""
+    with watch.connection_to_each_worker() as readers, watch.connection_to_each_worker() as writers:
+        create_topic(readers[0], name, 2)
+        end = [0, 0]
+        for _ in range(25):
+            for reader in readers:
+                for writer in writers:
+                    for partition in (0, 1):
+                        reader.send(FETCH, FETCH_VERSION, fetch_request(name, {0: end[0], 1: end[1]}, max_wait_ms=15_000))
+                        must_produce(writer, name, partition, b"wake up")
+                        began = time.monotonic()
+                        outcomes = reader.receive().body.responses[0].partitions
+                        assert time.monotonic() - began < 5, "the fetch slept through the record"
+                        assert [bool(outcome.records) for outcome in outcomes] == [partition == 0, partition == 1]
+                        end[partition] += 1
+
+
+def test_more_workers_than_the_bitmap_has_bits_are_refused(tmp_path):
+    with pytest.raises(BrokerFailed, match=r"64"):
+        Broker(tmp_path / "data", workers=65).start()
+
+
+# -- producer ids and fetch sessions -------------------------------------------------------------------------------------------
+
+
+def test_producers_are_bounded_and_forgotten_in_the_end(start_broker):
+    watch = Watch(start_broker(config={"producer.id.count.max": "16", "producer.id.expiration.ms": "2500"}))
+    with watch.connect() as kafka:
+        create_topic(kafka, "t", 1)
+        for producer_id in range(1000, 1200):
+            assert produce(kafka, "t", 0, batch(b"x", producer_id=producer_id, producer_epoch=0, base_sequence=0)).error_code == 0
+        eventually(lambda: 0 < watch.total("producers") <= 16, lambda: f"{watch.total('producers')} producers are remembered", 5)
+        again = batch(b"y", producer_id=1000, producer_epoch=0, base_sequence=1)  # forgotten, and served all the same
+        assert produce(kafka, "t", 0, again).error_code == 0
+        eventually(lambda: watch.total("producers") == 0, lambda: f"{watch.total('producers')} producers are remembered", 10)
+
+
+def _session(kafka: KafkaConnection, topic: str | None, session_id: int, epoch: int, offset: int = 0, partition: int = 0, **options):
+    request = fetch_request(topic, {partition: offset}, **options) if topic else FetchRequest(max_wait_ms=0, min_bytes=0, max_bytes=MIB)
+    request.session_id, request.session_epoch = session_id, epoch
+    return kafka.call(FETCH, FETCH_VERSION, request)
+
+
+def test_fetch_sessions_are_bounded(start_broker, io_backend):
+    """With all places taken by the living, whoever comes later reads without a session; an ended one makes room."""
+    watch = Watch(start_broker(workers=1, config={"io.backend": io_backend, "max.incremental.fetch.session.cache.slots": "8"}))
+    with watch.connect() as kafka:
+        create_topic(kafka, "t", 1)
+        must_produce(kafka, "t", 0, b"x")
+        ids = [_session(kafka, "t", 0, 0).session_id for _ in range(20)]
+        assert all(ids[:8]) and len(set(ids[:8])) == 8 and not any(ids[8:])
+        eventually(lambda: watch.total("sessions") == 8, "the gauge follows")
+        assert _session(kafka, None, ids[0], 1).error_code == 0
+        assert _session(kafka, "t", ids[1], -1).session_id == 0  # ends it
+        assert _session(kafka, None, ids[1], 1).error_code == 70  # FETCH_SESSION_ID_NOT_FOUND
+        assert _session(kafka, "t", 0, 0).session_id not in (0, *ids)
+
+
+def test_partitions_that_do_not_exist_do_not_pile_up_in_a_session(start_broker, io_backend):
+    watch = Watch(start_broker(workers=1, config={"io.backend": io_backend}))
+    with watch.connect() as kafka:
+        create_topic(kafka, "t", 1)
+        answer = _session(kafka, "t", 0, 0)
+        session_id = answer.session_id
+        for epoch in range(1, 200):
+            answer = _session(kafka, "unheard-of", session_id, epoch)
+            assert answer.error_code == 0
+            told = [partition.error_code for topic in answer.responses for partition in topic.partitions if topic.topic == "unheard-of"]
+            assert told == [UNKNOWN_TOPIC], f"after {epoch} requests the answer names it {len(told)} times"
+
+
+def test_a_session_survives_its_topics_second_life(watch, name):
+    """A client below Fetch 13 knows topics by name: created (again) while its session lives, the topic is served to it."""
+    with watch.connection_to_each_worker() as connections:
+        for kafka in connections:
+            create_topic(kafka, name, 1)
+            must_produce(kafka, name, 0, b"first life")
+            session_id = _session(kafka, name, 0, 0).session_id
+            delete_topic(kafka, name)
+            gone = _session(kafka, None, session_id, 1)
+            assert [partition.error_code for topic in gone.responses for partition in topic.partitions] == [UNKNOWN_TOPIC]
+            create_topic(kafka, name, 1)
+            must_produce(kafka, name, 0, b"second life")
+            back = _session(kafka, None, session_id, 2)
+            assert [partition.error_code for topic in back.responses for partition in topic.partitions] == [0], back
+            assert b"second life" in one_outcome(back).records
+            unknown = _session(kafka, f"{name}-new", 0, 0)
+            assert one_outcome(unknown).error_code == UNKNOWN_TOPIC
+            create_topic(kafka, f"{name}-new", 1)
+            assert one_outcome(_session(kafka, None, unknown.session_id, 1)).error_code == 0
+            delete_topic(kafka, f"{name}-new")
+            delete_topic(kafka, name)
+
+
+# -- between hosts, versions ---------------------------------------------------------------------------------------------------
+
+
+def test_nobody_is_a_follower_by_saying_so(watch, name):
+    with watch.connect() as kafka:
+        create_topic(kafka, name, 1)
+        must_produce(kafka, name, 0, b"x")
+        request = fetch_request(name, {0: 0})
+        request.replica_id = 1
+        answer = kafka.call(FETCH, FETCH_VERSION, request)
+        assert answer.error_code == 31 and not answer.responses  # CLUSTER_AUTHORIZATION_FAILED
+
+
+def test_a_process_of_another_build_is_refused_with_the_way_out(watch):
+    connection = connect_keeper(paths.layout(watch.broker.data_dir).keeper_socket)
+    send_message(connection, Hello("worker", 0, os.getpid(), native.abi_hash() ^ 1))
+    packet, _ = receive_packet(connection, size_bytes_max=MESSAGE_BYTES_MAX)
+    connection.close()
+    reason = _decode(packet).reason
+    assert "built from other sources" in reason and "mqd down, mqd up" in reason, reason
