@@ -22,6 +22,7 @@
 
 #include "../mqd_atomic.h"
 #include "../mqd_list.h"
+#include "../mqd_poll.h"
 #include "../mqd_shm_layout.h"
 
 #define LIMIT_MS 30000
@@ -265,6 +266,23 @@ __attribute__((unused)) static void bench_respond(struct bench *b, uint32_t to, 
     bench_say(b, ACCEPTOR, to, (struct mqd_descriptor){.kind = MQD_LINK_RESPONSE, .flags = flags, .token = ask->token, .offset = at, .size_bytes = size_bytes + (uint32_t)strlen(body),
                                                        .a = (int64_t)mqd_control_metadata_version(b->control)});
 }
+
+/* BOTH(test) { ... backend ... }: once for io_uring, where it is permitted, and once for epoll. */
+static bool backend_works(int backend)
+{
+    struct mqd_poll *poll;
+    if (mqd_poll_create(&poll, backend, 16) < 0) {
+        test_message("left out: %s", mqd_error_message());
+        return false;
+    }
+    mqd_poll_destroy(poll);
+    return true;
+}
+#define BOTH(function)                                                                                     \
+    static void function(int backend);                                                                     \
+    TEST(function##_uring) { if (backend_works(MQD_BACKEND_IO_URING)) function(MQD_BACKEND_IO_URING); }    \
+    TEST(function##_epoll) { function(MQD_BACKEND_EPOLL); }                                                \
+    static void function(int backend)
 
 /* ---- clients ---- */
 

@@ -2,24 +2,6 @@
 /* The reactor's parts one by one, over real sockets and files, with both I/O backends; test_reactor_mix.c does everything at once. */
 #include "mqd_reactor_test.h"
 
-#include "../mqd_poll.h"
-
-static bool backend_works(int backend)
-{
-    struct mqd_poll *poll;
-    if (mqd_poll_create(&poll, backend, 16) < 0) {
-        test_message("left out: %s", mqd_error_message());
-        return false;
-    }
-    mqd_poll_destroy(poll);
-    return true;
-}
-#define BOTH(function)                                                                                     \
-    static void function(int backend);                                                                     \
-    TEST(function##_uring) { if (backend_works(MQD_BACKEND_IO_URING)) function(MQD_BACKEND_IO_URING); }    \
-    TEST(function##_epoll) { function(MQD_BACKEND_EPOLL); }                                                \
-    static void function(int backend)
-
 static struct part part(int32_t partition, uint64_t mark, int32_t body_bytes)
 {
     return (struct part){partition, {.mark = mark, .body_bytes = body_bytes}};

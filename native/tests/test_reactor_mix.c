@@ -6,8 +6,6 @@
  * everything acknowledged can be read in the end; nothing leaks, nothing is waited for in vain. */
 #include "mqd_reactor_test.h"
 
-#include "../mqd_poll.h"
-
 #define CLIENTS 32
 #define OFFSETS 65536
 #define EXPECTED 64
@@ -429,19 +427,10 @@ static void mix(int backend, uint64_t seed, int run_ms, bool to_the_end)
     free(m);
 }
 
-static void mixes(int backend)
+BOTH(mixes)
 {
-    struct mqd_poll *poll;
-    if (mqd_poll_create(&poll, backend, 16) < 0) {
-        test_message("left out: %s", mqd_error_message());
-        return;
-    }
-    mqd_poll_destroy(poll);
     const char *seed = getenv("MQD_TEST_SEED");
     uint64_t first = seed ? strtoull(seed, NULL, 0) : test_long() ? (uint64_t)test_now_ns() : 1;
     for (uint64_t i = 0; i < (test_long() ? 20 : 2) && !test_failed; i++)
         mix(backend, first + i, test_long() ? 5000 : 1200, i % 2 == 0);
 }
-
-TEST(mixes_uring) { mixes(MQD_BACKEND_IO_URING); }
-TEST(mixes_epoll) { mixes(MQD_BACKEND_EPOLL); }

@@ -1,0 +1,196 @@
+/* sources: mqd_arena.c mqd_batch.c mqd_buffer.c mqd_command.c mqd_connection.c mqd_control_request.c mqd_crc32c.c mqd_dispatch.c mqd_epochs.c mqd_error.c mqd_fetch.c mqd_fetch_session.c mqd_file.c mqd_file_faults.c mqd_file_watch.c mqd_flush.c mqd_forward.c mqd_index.c mqd_index_read.c mqd_link.c mqd_list_offsets.c mqd_output.c mqd_owner.c mqd_partition.c mqd_partition_close.c mqd_partition_sync.c mqd_partition_write.c mqd_poll.c mqd_poll_epoll.c mqd_poll_uring.c mqd_pool.c mqd_produce.c mqd_producers.c mqd_reactor.c mqd_reader.c mqd_reader_files.c mqd_recovery.c mqd_recovery_list.c mqd_recovery_replay.c mqd_request.c mqd_ring.c mqd_segment.c mqd_shm_layout.c mqd_topics.c mqd_uring.c mqd_wire.c mqd_wire_fetch.c mqd_wire_list_offsets.c mqd_wire_produce.c; tsan */
+/* The reactor over a disk that is slow, fails or is full, by the faults of the file layer; with both I/O backends. */
+#include "mqd_reactor_test.h"
+
+static char rules_path[128];
+
+/* From now on; a line of mqd_file_watch.h's language. A new inode, so that the change is seen. */
+static void faults(const char *rules)
+{
+    char fresh[160];
+    snprintf(fresh, sizeof fresh, "%s.new", rules_path);
+    log_write_file(fresh, rules, strlen(rules));
+    CHECK(rename(fresh, rules_path) == 0);
+}
+
+static void watch(struct bench *b)
+{
+    snprintf(rules_path, sizeof rules_path, "%s/faults", log_root);
+    char spec[160];
+    snprintf(spec, sizeof spec, "@%s", rules_path);
+    faults("");
+    CHECK(mqd_file_watch(NULL, spec) == 0);
+}
+
+static struct part part(int32_t partition, uint64_t mark) { return (struct part){partition, {.mark = mark}}; }
+
+static void send_produce(struct client *client, int32_t partition, uint64_t mark, int acks, int32_t timeout_ms)
+{
+    struct frame frame = {0};
+    struct part lone = part(partition, mark);
+    put_produce(&frame, (int32_t)mark, acks, timeout_ms, &lone, 1);
+    CHECK(client_send(client, &frame));
+    frame_free(&frame);
+}
+
+static int16_t error_of(struct client *client)
+{
+    CHECK_OR(client_receive(client) == 1, return -2);
+    return take_produced(client).error[0];
+}
+
+BOTH(a_slow_flush_is_waited_for_but_not_longer_than_asked)
+{
+    struct bench *b = bench_start(backend, watch);
+    struct client client = client_open(b, 0), through = client_open(b, 1), other = client_open(b, 0);
+    faults("sync:DELAY:.log:ms=250");
+    int64_t began_ns = test_now_ns();
+    send_produce(&client, 0, 1, -1, LIMIT_MS);
+    CHECK_EQUAL(error_of(&client), 0);
+    CHECK(test_now_ns() - began_ns > 200000000);
+    send_produce(&client, 0, 2, -1, LIMIT_MS); /* its flush is under way when the others come */
+    send_produce(&through, 0, 3, -1, 30);
+    send_produce(&other, 0, 4, -1, 30);
+    CHECK_EQUAL(error_of(&other), 7);
+    CHECK_EQUAL(error_of(&through), 7);
+    send_produce(&other, 2, 5, 1, LIMIT_MS); /* nobody else waits for that disk */
+    began_ns = test_now_ns();
+    CHECK_EQUAL(error_of(&other), 0);
+    CHECK(test_now_ns() - began_ns < 200000000);
+    CHECK_EQUAL(error_of(&client), 0);
+    client_close(&client);
+    client_close(&through);
+    client_close(&other);
+    bench_stop(b);
+}
+
+/* The partition is taken back while producers, here and elsewhere, wait for its flush and a reader for its records; some of them leave. */
+BOTH(a_partition_closes_under_those_who_wait)
+{
+    struct bench *b = bench_start(backend, watch);
+    for (int round = 0; round < 8; round++) {
+        struct client clients[4], reader = client_open(b, 1);
+        struct frame frame = {0};
+        struct fetched *fetched = calloc(1, sizeof *fetched);
+        for (uint32_t i = 0; i < 4; i++)
+            clients[i] = client_open(b, i % 2);
+        faults(round % 2 ? "sync:DELAY:.log:ms=60" : "");
+        for (uint32_t i = 0; i < 4; i++)
+            send_produce(&clients[i], 0, (uint64_t)round * 4 + i + 1, -1, LIMIT_MS);
+        if (round % 4 < 2)
+            client_close(&clients[3]), client_close(&clients[2]);
+        bench_partition_close(b, 0);
+        bench_partition_open(b, 0, 0);
+        struct mqd_partition_view view;
+        for (uint32_t i = 0; i < (round % 4 < 2 ? 2 : 4); i++) {
+            int16_t error = error_of(&clients[i]);
+            if (error != 0 && error != 6 && error != 56 && error != 7)
+                TEST_FAIL("error %d", error);
+            client_close(&clients[i]);
+        }
+        CHECK_EQUAL(mqd_slot_view(b->control, 0, &view), 0);
+        struct asked asked = {0, view.positions.high_watermark};
+        put_fetch(&frame, (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1}, &asked, 1);
+        CHECK(client_send(&reader, &frame)); /* parks, is woken by the next owner's first record */
+        bench_partition_close(b, 0);
+        bench_partition_open(b, 0, 0);
+        struct client writer = client_open(b, 0);
+        send_produce(&writer, 0, 1000, 1, LIMIT_MS);
+        CHECK_EQUAL(error_of(&writer), 0);
+        CHECK_EQUAL(client_receive(&reader), 1);
+        take_fetched(&reader, fetched);
+        CHECK(fetched->batch_count > 0);
+        client_close(&reader);
+        client_close(&writer);
+        frame_free(&frame);
+        free(fetched);
+    }
+    bench_stop(b);
+}
+
+BOTH(a_failed_flush_fences_and_everybody_is_told)
+{
+    struct bench *b = bench_start(backend, watch);
+    struct client client = client_open(b, 0), through = client_open(b, 1), reader = client_open(b, 1);
+    struct fetched *fetched = calloc(1, sizeof *fetched);
+    send_produce(&client, 0, 1, -1, LIMIT_MS);
+    CHECK_EQUAL(error_of(&client), 0);
+    faults("sync:EIO:.log");
+    send_produce(&through, 0, 2, -1, LIMIT_MS);
+    CHECK_EQUAL(error_of(&through), 56);
+    send_produce(&client, 2, 3, 1, LIMIT_MS); /* the other partition of that directory and worker */
+    CHECK_EQUAL(error_of(&client), 56);
+    struct asked asked = {0, 0};
+    client_fetch(&reader, (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1}, &asked, 1, fetched);
+    CHECK_EQUAL(fetched->batch_count, 1); /* what was acknowledged stays readable, what was not stays hidden */
+    CHECK_EQUAL(fetched->batches[0].mark, 1);
+    faults("");
+    for (uint32_t slot = 0; slot < 4; slot += 2) { /* given back all the same; a fenced log does not close cleanly */
+        CHECK_EQUAL(mqd_reactor_partition_close(b->reactors[0], ++b->token, slot), 0);
+        struct mqd_event event = bench_done(b, 0, b->token);
+        CHECK(event.partition == b->partitions[slot]);
+        CHECK_EQUAL(mqd_partition_close(event.partition, 1), -1);
+        b->partitions[slot] = NULL;
+    }
+    free(fetched);
+    client_close(&client);
+    client_close(&through);
+    client_close(&reader);
+    bench_stop(b);
+}
+
+BOTH(a_full_disk_refuses_and_goes_on_when_there_is_room)
+{
+    struct bench *b = bench_start(backend, watch);
+    struct client client = client_open(b, 0), through = client_open(b, 1);
+    send_produce(&client, 0, 1, -1, LIMIT_MS);
+    CHECK_EQUAL(error_of(&client), 0);
+    faults("write:ENOSPC:.log");
+    send_produce(&through, 0, 2, -1, LIMIT_MS);
+    CHECK_EQUAL(error_of(&through), 56);
+    send_produce(&client, 2, 3, -1, LIMIT_MS);
+    CHECK_EQUAL(error_of(&client), 56);
+    faults("");
+    CHECK_EQUAL(mqd_reactor_log_dir_full(b->reactors[0], ++b->token, 0, 0), 0);
+    bench_done(b, 0, b->token);
+    struct part lone = part(0, 4);
+    struct produced out = client_produce(&through, -1, &lone, 1);
+    CHECK_EQUAL(out.error[0], 0);
+    CHECK_EQUAL(out.base_offset[0], 1); /* nothing of the refused one remains */
+    client_close(&client);
+    client_close(&through);
+    bench_stop(b);
+}
+
+BOTH(a_stop_answers_who_waits_for_a_flush)
+{
+    struct bench *b = bench_start(backend, watch);
+    struct client clients[8], reader = client_open(b, 0);
+    struct frame frame = {0};
+    struct asked asked = {1, 0};
+    put_fetch(&frame, (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1 << 20, .bytes_max = 1 << 20, .session_epoch = -1}, &asked, 1);
+    CHECK(client_send(&reader, &frame));
+    for (uint32_t i = 0; i < 8; i++)
+        clients[i] = client_open(b, 0);
+    faults("sync:DELAY:.log:ms=150");
+    for (uint32_t i = 0; i < 8; i++)
+        send_produce(&clients[i], i % 4 < 2 ? 0 : 2, i + 1, -1, LIMIT_MS);
+    struct mqd_partition_view view;
+    do
+        mqd_slot_view(b->control, 0, &view);
+    while (view.positions.log_end_offset < 1); /* something is written and not yet flushed */
+    CHECK_EQUAL(mqd_reactor_stop(b->reactors[0]), 0);
+    uint32_t answered = 0;
+    for (uint32_t i = 0; i < 8; i++) {
+        int got = client_receive(&clients[i]); /* 0: it was not read any more */
+        if (got == 1)
+            CHECK_EQUAL(take_produced(&clients[i]).error[0], 0);
+        answered += got == 1;
+        client_close(&clients[i]);
+    }
+    CHECK(answered > 0);
+    CHECK_EQUAL(client_receive(&reader), 0);
+    client_close(&reader);
+    frame_free(&frame);
+    bench_stop(b);
+}
