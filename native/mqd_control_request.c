@@ -71,6 +71,7 @@ static bool send_one(struct mqd_reactor *r, struct mqd_request *request)
 {
     uint32_t acceptor = mqd_control_worker_count(r->options.control);
     struct mqd_worker_slot *slot = mqd_control_worker(r->options.control, acceptor);
+    uint64_t generation = mqd_load_acquire(&slot->generation); /* before the state: what is sent is for this one, and its successor drops it */
     if (mqd_load_acquire(&slot->state) != MQD_PROCESS_RUNNING || mqd_endpoint_free_count(r->endpoint, acceptor) == 0 ||
         r->overflow_head[acceptor] != r->overflow_count[acceptor]) /* what waits there outlives an acceptor */
         return false;
@@ -86,11 +87,11 @@ static bool send_one(struct mqd_reactor *r, struct mqd_request *request)
     }
     struct mqd_connection *c = request->connection;
     struct mqd_descriptor ask = {.kind = MQD_LINK_REQUEST, .slot = c->local_port, .token = (uint64_t)r->control[request->control_index].sequence << 16 | request->control_index,
-                                 .offset = r->control_arena_base + (uint64_t)request->control_offset, .size_bytes = request->frame_bytes, .a = c->listener_id,
+                                 .offset = r->control_arena_base + (uint64_t)request->control_offset, .size_bytes = request->frame_bytes, .error = (int32_t)(generation & 0x7fffffff), .a = c->listener_id,
                                  .b = (int64_t)c->id, .c = c->local_ipv4};
     mqd_forward_send(r, acceptor, &ask);
     request->sent = 1;
-    request->control_generation = mqd_load_acquire(&slot->generation);
+    request->control_generation = generation;
     return true;
 }
 

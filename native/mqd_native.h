@@ -131,7 +131,7 @@ struct mqd_descriptor {
     uint64_t token;      /* sender's name for the thing; answers echo it */
     uint64_t offset;     /* payload: byte offset in the lender's arena */
     uint32_t size_bytes; /* payload size */
-    int32_t error;       /* Kafka error code (PRODUCED) */
+    int32_t error;       /* PRODUCED: Kafka error code. REQUEST: low 31 bits of the acceptor's generation that is asked */
     int64_t a;           /* PRODUCE: leader epoch the sender expects or -1. PRODUCED: base_offset. REQUEST: listener id. RESPONSE: metadata version of a cacheable body */
     int64_t b;           /* PRODUCED: log_append_time_ms or -1. REQUEST: connection id (for logs) */
     int64_t c;           /* PRODUCED: log_start_offset */

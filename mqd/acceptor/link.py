@@ -7,6 +7,7 @@ Invariants
     K1  a piece's extent is free only after its RELEASE, or after its worker's death; a RELEASE that names no piece under way is not ours (it was meant for a predecessor)
     K2  the pieces of one response leave in order, and nothing else with that token between them
     K3  what came from a process that has died since is not answered, and what it was lent is taken back
+    K4  a request names the acceptor that is asked; one that lay in a ring when that one died is not carried out: its worker asks again, and its bytes may be others by now
 Bounds: the arena and the rings; what does not fit waits here, at most one response for each request that the workers have under way (4096 each).
 
 Sleep protocol: drain until empty, prepare_sleep, and only if that says so wait for the eventfd.
@@ -59,6 +60,7 @@ class Link:
         self._broker = broker
         self._control = control
         self._endpoint = endpoint
+        self._generation = control.endpoint_generation(worker_count) & 0x7FFFFFFF
         self._eventfd = eventfd
         self._arena = native.Arena(arena_buffer, EXTENT_BYTES)
         self._frames = [memoryview(arena).cast("B") if arena is not None else None for arena in arenas]
@@ -124,7 +126,8 @@ class Link:
         if sender >= len(self._waiting) or descriptor.generation != self._control.endpoint_generation(sender):
             return  # K3
         if descriptor.kind == DescriptorKind.REQUEST:
-            self._on_request(sender, descriptor)
+            if descriptor.error == self._generation:  # K4
+                self._on_request(sender, descriptor)
         elif descriptor.kind == DescriptorKind.RELEASE:
             self._on_release(sender, descriptor)
         else:

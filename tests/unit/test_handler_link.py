@@ -119,6 +119,17 @@ def test_what_has_no_answer(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+def test_what_a_predecessor_was_asked_is_not_carried_out(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker, wire: Wire) -> None:
+        generation = wire.control.endpoint_generation(ACCEPTOR)
+        for token, asked in ((1, generation + 1), (2, generation)):
+            wire.ends[0].send(ACCEPTOR, Descriptor(kind=DescriptorKind.REQUEST, token=token, offset=(1 << 20) - 4, size_bytes=100, error=asked))
+        wire.ends[0].flush()
+        assert [(one.kind, one.token) for one in await wire.receive(0)] == [(DescriptorKind.CLOSE, 2)]
+
+    run(tmp_path, scenario)
+
+
 def test_large_answers_go_in_pieces_and_wait_for_room(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker, wire: Wire) -> None:
         body = os.urandom(3 * PIECE_BYTES + 5)
