@@ -1,6 +1,7 @@
 """Looking at and checking stored segments, for `mqd log dump` and `mqd log verify`. Reads only; safe beside a running broker (what is written meanwhile may
 look cut off at the very end of an active segment, which is reported as `incomplete`, not as damage)."""
 
+import mmap
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from mqd.log.batches import HEADER_BYTES, BatchInfo, CorruptBatch, parse_header,
 from mqd.log.records import Record, record_times, records
 
 _CRC_START = 21  # the checksum covers everything from the attributes on
+_MAGIC, _MAGIC_POSITION = b"\x02", 16
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 
@@ -128,6 +130,26 @@ def _judge_tail(path: Path, size: int, report: SegmentReport) -> None:
             report.problem_offset = parse_header(data, 0, report.valid_bytes).base_offset
         except CorruptBatch as error:
             report.problem, report.incomplete = str(error), False
+    if report.incomplete and (behind := _whole_batch_behind(path, size, report)) is not None:
+        report.incomplete = False  # nothing follows what a crash or a writer leaves unfinished
+        report.problem = f"the batch at position {report.valid_bytes} has a wrong length: at position {behind.position} begins a whole one, offset {behind.base_offset}"
+
+
+def _whole_batch_behind(path: Path, size: int, report: SegmentReport) -> BatchInfo | None:
+    """The first batch with a right checksum in what seems to be the rest of one that is cut off."""
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as data:
+        at = report.valid_bytes
+        while (found := data.find(_MAGIC, at + 1 + _MAGIC_POSITION)) >= 0:
+            at = found - _MAGIC_POSITION
+            if at + HEADER_BYTES > size:
+                return None
+            try:
+                batch = parse_header(data[at : at + HEADER_BYTES], 0, at)
+            except CorruptBatch:
+                continue
+            if batch.base_offset >= report.next_offset and at + batch.size_bytes <= size and _crc_valid(batch, data[at : at + batch.size_bytes]):
+                return batch
+    return None
 
 
 def _verify_indexes(directory: Path, report: SegmentReport, starts: dict[int, int]) -> list[str]:

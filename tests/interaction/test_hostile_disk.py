@@ -1,0 +1,138 @@
+"""Bits that flip on the disk: found, named by topic, partition and position; nothing else is affected, before and after a restart."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mqd.protocol.records import check_crc, iterate_batches
+from tests.broker import Broker
+from tests.interaction.traffic import Watch, create_topic, fetch, log_end, must_produce, read_batches
+
+COUNT = 40
+DAMAGED = 20  # the number, and offset, of the batch that is flipped
+
+
+@pytest.fixture
+def broker(start_broker, io_backend) -> Broker:
+    return start_broker(config={"io.backend": io_backend})
+
+
+def _fill(watch: Watch) -> Path:
+    """Two partitions of COUNT batches of one record; the segment of the first."""
+    with watch.connect() as kafka:
+        create_topic(kafka, "t", 2)
+        for number in range(COUNT):
+            for partition in (0, 1):
+                assert must_produce(kafka, "t", partition, b"%d-%d " % (partition, number) + bytes(3000)) == number
+    return watch.broker.data_dir / "log" / "t-0" / f"{0:020}.log"
+
+
+def _flip(segment: Path, batch_number: int, within: int) -> int:
+    """Flips one bit of byte `within` of the batch; its position in the file."""
+    data = segment.read_bytes()
+    position = 0
+    for _ in range(batch_number):
+        position += 12 + int.from_bytes(data[position + 8 : position + 12], "big")
+    with segment.open("r+b") as file:  # in place, as a disk does it
+        file.seek(position + within)
+        file.write(bytes([data[position + within] ^ 0x10]))
+    return position
+
+
+def _size_of(segment: Path, position: int) -> int:
+    return 12 + int.from_bytes(segment.read_bytes()[position + 8 : position + 12], "big")
+
+
+def _verify(broker: Broker) -> tuple[int, dict[str, str]]:
+    """Exit code, and what is wrong by partition."""
+    command = [sys.executable, "-m", "mqd.cli.main", "log", "verify", str(broker.data_dir / "log"), "--format", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    reports = json.loads(done.stdout)
+    wrong = {Path(one["path"]).name: "; ".join(segment["problem"] or "" for segment in one["segments"]) for one in reports if one["damaged"]}
+    return done.returncode, wrong
+
+
+def _others_are_fine(watch: Watch) -> None:
+    with watch.connect() as kafka:
+        end = log_end(kafka, "t", 1)
+        stored = list(read_batches(kafka, "t", 1))
+        assert len(stored) == end and all(map(check_crc, stored))
+        assert must_produce(kafka, "t", 1, b"goes on") == end
+        must_produce(kafka, "t", 0, b"goes on here too")
+
+
+def test_a_flipped_bit_in_a_record_is_the_clients_to_see_and_verifys_to_name(broker):
+    watch = Watch(broker)
+    segment = _fill(watch)
+    assert _verify(broker)[0] == 0
+    position = _flip(segment, DAMAGED, 200)
+    for restart in (False, True):
+        if restart:
+            broker.stop()
+            broker.start()
+            watch = Watch(broker)
+        with watch.connect() as kafka:
+            stored = list(read_batches(kafka, "t", 0))
+            assert [number for number, data in enumerate(stored) if not check_crc(data)] == [DAMAGED]
+        code, wrong = _verify(broker)
+        assert code == 1 and list(wrong) == ["t-0"] and f"position {position}" in wrong["t-0"], wrong
+        _others_are_fine(watch)
+
+
+def _read_before_the_damage(watch: Watch) -> None:
+    with watch.connect() as kafka:
+        offsets: list[int] = []
+        while len(offsets) < DAMAGED:
+            outcome = fetch(kafka, "t", 0, len(offsets), bytes_max=8000)
+            assert outcome.error_code == 0 and outcome.records, outcome
+            before = len(offsets)
+            for header, data in iterate_batches(outcome.records, allow_partial=True):
+                if header.base_offset >= DAMAGED or not check_crc(data):
+                    break
+                offsets.append(header.base_offset)
+            assert len(offsets) > before
+        assert offsets == list(range(DAMAGED))
+        for number in range(DAMAGED, COUNT):  # an answer, be it an error
+            fetch(kafka, "t", 0, number, bytes_max=8000)
+
+
+@pytest.mark.parametrize("within", [8, 10, 3], ids=["length-large", "length", "base-offset"])
+def test_a_flipped_bit_in_a_header_stops_readers_there_alone(broker, within):
+    """A length or offset that lies: whatever lies before it is read as ever, and nobody hangs, crashes or reads something else as a batch."""
+    watch = Watch(broker)
+    segment = _fill(watch)
+    position = _flip(segment, DAMAGED, within)
+    found_at = position if within != 3 else position + _size_of(segment, position)  # an offset too high is seen at the next one, which is below it
+    for restart in (False, True):
+        if restart:
+            broker.stop()
+            broker.start()
+            watch = Watch(broker)
+        pids = watch.worker_pids()
+        _read_before_the_damage(watch)
+        code, wrong = _verify(broker)
+        assert code == 1 and list(wrong) == ["t-0"] and f"position {found_at}" in wrong["t-0"], wrong
+        _others_are_fine(watch)
+        assert watch.worker_pids() == pids
+
+
+@pytest.mark.parametrize("within", [8, 10, 200], ids=["length-large", "length", "record"])
+def test_damage_that_recovery_meets_is_cut_off_and_named(start_broker, within):
+    """After a crash what no checkpoint vouches for is scanned: the log ends where it is not sound any more, and a line says so."""
+    broker = start_broker()
+    watch = Watch(broker)
+    position = _flip(_fill(watch), DAMAGED, within)
+    broker.kill_all()
+    broker.start()
+    watch = Watch(broker)
+    watch.wait_logged("partition=t-0", str(position), logs="mqd-worker-*.log")
+    with watch.connect() as kafka:
+        assert log_end(kafka, "t", 0) == DAMAGED and log_end(kafka, "t", 1) == COUNT
+        assert len(list(read_batches(kafka, "t", 0))) == DAMAGED
+    _others_are_fine(watch)
+    assert _verify(broker) == (0, {})
