@@ -18,8 +18,8 @@ DAMAGED = 20  # the number, and offset, of the batch that is flipped
 
 
 @pytest.fixture
-def broker(start_broker, io_backend) -> Broker:
-    return start_broker(config={"io.backend": io_backend})
+def broker(start_broker) -> Broker:
+    return start_broker()
 
 
 def _fill(watch: Watch) -> Path:

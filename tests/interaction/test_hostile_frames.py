@@ -224,7 +224,7 @@ EXTREMES = (b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\x80\x00\x00\x00", b"\x0
 WINDOW = 48
 
 
-def _seeds(topic: str, topic_id: bytes) -> list[tuple[int, int, bytes]]:
+def valid_frames(topic: str, topic_id: bytes) -> list[tuple[int, int, bytes]]:
     """(api key, version, frame): valid ones of the hot requests, small and with several topics."""
     found = []
     for version in range(3, 14):
@@ -304,7 +304,7 @@ class Swarm:
 def _run_mutations(watch: Watch, bystanders: Bystanders, count: int, seed: int) -> Swarm:
     chance = random.Random(seed)
     topic = f"mutants-{watch.broker.config['io.backend']}-{seed}"
-    seeds = _seeds(topic, create_topic(bystanders.connections[0], topic, 2))
+    seeds = valid_frames(topic, create_topic(bystanders.connections[0], topic, 2))
     swarm = Swarm(watch.broker.port)
     assert all(swarm.send([frame for _, _, frame in seeds])), "a valid frame was not answered"
     assert swarm.ends["answered"] == len(seeds), swarm.ends

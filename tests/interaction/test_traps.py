@@ -10,7 +10,6 @@ import random
 import re
 import signal
 import socket
-import threading
 import time
 from pathlib import Path
 
@@ -18,14 +17,12 @@ import pytest
 
 from mqd import native
 from mqd.base import paths
-from mqd.protocol.messages import FetchRequest, IncrementalAlterConfigsRequest
-from mqd.protocol.records import decode_batch_header, iterate_batches
 from mqd.shm.attach import MESSAGE_BYTES_MAX, _decode, connect_keeper, receive_packet, send_message
 from mqd.shm.keeper_messages import Hello
 from tests.broker import Broker, BrokerFailed
 from tests.interaction.traffic import (
     FETCH, FETCH_VERSION, NOT_LEADER, PRODUCE, PRODUCE_VERSION, STORAGE_ERROR, TIMED_OUT, UNKNOWN_TOPIC, Watch, allocated_bytes, batch, create_topic, delete_records, delete_topic,
-    deleted_files_open, eventually, fetch, fetch_request, log_end, must_produce, new_producer_id, one_outcome, produce, produce_request, read_batches, send_produce,
+    deleted_files_open, eventually, fetch, fetch_request, log_end, must_produce, new_producer_id, one_outcome, produce, produce_request, read_batches, send_produce, topic_name,
 )
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
 
@@ -52,17 +49,18 @@ TRAPS = {
         "interaction/test_hostile_frames.py::test_connections_that_end_within_a_frame_leave_nothing",
     ],
     "preallocation": ["interaction/test_traps.py::test_quiet_partitions_take_little_disk"],
-    "a stalled disk": ["interaction/test_traps.py::test_a_stalled_disk_leaves_the_other_alone", "unit/test_worker_process.py::test_a_failed_flush_fences_its_directory_and_no_other"],
+    "a stalled disk": ["interaction/test_limits.py::test_a_stalled_disk_leaves_the_other_alone", "unit/test_worker_process.py::test_a_failed_flush_fences_its_directory_and_no_other"],
     "acks=all waiting": [
-        "interaction/test_traps.py::test_acks_all_is_answered_in_time_when_the_disk_is_not",
-        "interaction/test_traps.py::test_requests_that_wait_for_a_disk_are_bounded_and_all_answered",
-        "interaction/test_traps.py::test_requests_that_wait_are_answered_when_their_topic_goes",
+        "interaction/test_limits.py::test_acks_all_is_answered_in_time_when_the_disk_is_not",
+        "interaction/test_limits.py::test_requests_that_wait_for_a_disk_are_bounded_and_all_answered",
+        "interaction/test_limits.py::test_requests_that_wait_are_answered_when_their_topic_goes",
     ],
     "waiters": ["interaction/test_traps.py::test_a_long_poll_wakes_through_any_worker", "interaction/test_traps.py::test_more_workers_than_the_bitmap_has_bits_are_refused"],
     "producer ids and fetch sessions": [
-        "interaction/test_traps.py::test_producers_are_bounded_and_forgotten_in_the_end",
-        "interaction/test_traps.py::test_fetch_sessions_are_bounded",
-        "interaction/test_traps.py::test_a_session_survives_its_topics_second_life",
+        "interaction/test_limits.py::test_producers_are_bounded_and_forgotten_in_the_end",
+        "interaction/test_limits.py::test_fetch_sessions_are_bounded",
+        "interaction/test_limits.py::test_partitions_that_do_not_exist_do_not_pile_up_in_a_session",
+        "interaction/test_limits.py::test_a_session_survives_its_topics_second_life",
     ],
     "between hosts": ["interaction/test_traps.py::test_nobody_is_a_follower_by_saying_so", "interaction/test_hostile_frames.py::test_an_unknown_api_ends_the_connection"],
     "versions": ["interaction/test_traps.py::test_a_process_of_another_build_is_refused_with_the_way_out", "unit/test_shm_native.py::test_zeroes_are_not_a_control_segment"],
@@ -89,8 +87,7 @@ def watch(shared_broker: Broker) -> Watch:
 
 @pytest.fixture
 def name(request) -> str:
-    """A topic name of this test's own."""
-    return re.sub(r"[^a-z0-9]+", "-", request.node.name.lower())[-100:]
+    return topic_name(request.node.name)
 
 
 # -- partial restart -----------------------------------------------------------------------------------------------------------
@@ -348,124 +345,6 @@ def test_quiet_partitions_take_little_disk(start_broker):
         assert taken < count * (65_536 + 16_384), f"{taken / count:.0f} bytes for each quiet partition"
 
 
-# -- a stalled disk ------------------------------------------------------------------------------------------------------------
-
-
-def _p99_s(samples: list[float]) -> float:
-    return sorted(samples)[int(len(samples) * 0.99)]
-
-
-def _partition_of_directory(watch: Watch, topic: str, directory: Path) -> int:
-    return next(int(path.name.rpartition("-")[2]) for path in sorted(directory.iterdir()) if path.name.startswith(f"{topic}-"))
-
-
-def test_a_stalled_disk_leaves_the_other_alone(start_broker, io_backend, tmp_path):
-    faults, sound, stalled = tmp_path / "faults", tmp_path / "disk-sound", tmp_path / "disk-stalled"
-    faults.write_text("")
-    watch = Watch(start_broker(workers=1, config={"io.backend": io_backend, "log.dirs": f"{sound},{stalled}"}, environment={"MQD_FILE_FAULTS": f"@{faults}"}))
-    with watch.connect() as kafka, watch.connect() as victim:
-        create_topic(kafka, "t", 4)
-        good, bad = _partition_of_directory(watch, "t", sound), _partition_of_directory(watch, "t", stalled)
-
-        def measure() -> float:
-            samples = []
-            for _ in range(200):
-                began = time.perf_counter()
-                must_produce(kafka, "t", good, bytes(500))
-                samples.append(time.perf_counter() - began)
-            return _p99_s(samples)
-
-        measure()
-        before = measure()
-        faults.write_text("sync:DELAY:disk-stalled:ms=4000\nsyncfs:DELAY:disk-stalled:ms=4000\nfallocate:DELAY:disk-stalled:ms=4000")
-        for _ in range(20):
-            send_produce(victim, "t", bad, batch(bytes(50_000)), timeout_ms=60_000)
-        began = time.monotonic()
-        during = min(measure() for _ in range(3))
-        assert time.monotonic() - began < 3.5, "the sound disk's records took as long as the stall"
-        assert during < max(3 * before, 0.05), f"p99 {before * 1e3:.2f} ms before, {during * 1e3:.2f} ms beside a stalled disk"
-        faults.write_text("")
-        assert [one_outcome(victim.receive().body).error_code for _ in range(20)] == [0] * 20
-
-
-# -- acks=all waiting ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def slow_disk(start_broker, io_backend, tmp_path):
-    """(watch, slow(ms)): how long every flush of topic t takes from now on."""
-    faults = tmp_path / "faults"
-    faults.write_text("")
-    watch = Watch(start_broker(config={"io.backend": io_backend}, environment={"MQD_FILE_FAULTS": f"@{faults}"}))
-
-    def slow(ms: int) -> None:
-        faults.write_text(f"sync:DELAY:log/t-:ms={ms}\n" if ms else "")
-
-    return watch, slow
-
-
-def test_acks_all_is_answered_in_time_when_the_disk_is_not(slow_disk):
-    watch, slow = slow_disk
-    with watch.connection_to_each_worker() as connections:
-        create_topic(connections[0], "t", 1)
-        must_produce(connections[0], "t", 0, b"warm")
-        producer_id, epoch = new_producer_id(connections[0])
-        slow(2500)
-        for number, kafka in enumerate(connections):  # own and forwarded
-            data = batch(b"late", producer_id=producer_id, producer_epoch=epoch, base_sequence=number)
-            began = time.monotonic()
-            outcome = produce(kafka, "t", 0, data, timeout_ms=300)
-            assert outcome.error_code == TIMED_OUT, outcome
-            assert 0.25 < time.monotonic() - began < 1.5
-            assert outcome.error_message and "timeout.ms" in outcome.error_message
-            slow(0)
-            again = produce(kafka, "t", 0, data)  # it was written all the same: the retry learns where
-            assert (again.error_code, again.base_offset) == (0, 1 + number)
-            slow(2500)
-        slow(0)
-        assert log_end(connections[0], "t", 0) == 3
-
-
-def test_requests_that_wait_for_a_disk_are_bounded_and_all_answered(slow_disk):
-    watch, slow = slow_disk
-    with watch.connection_to_each_worker(timeout_s=30) as connections:
-        create_topic(connections[0], "t", 1)
-        must_produce(connections[0], "t", 0, b"warm")
-        slow(1500)
-        count = 1000  # connection.inflight.max is 256
-        senders = [threading.Thread(target=lambda kafka=kafka: [send_produce(kafka, "t", 0, batch(b"x"), timeout_ms=60_000) for _ in range(count)]) for kafka in connections]
-        for sender in senders:
-            sender.start()
-        time.sleep(0.7)  # within the first flush
-        read = watch.total("requests_produce")
-        assert 2 * 200 < read <= 1 + 2 * 256, f"{read} requests were taken while 256 of a connection may wait"
-        slow(0)
-        for sender, kafka in zip(senders, connections, strict=True):
-            outcomes = [one_outcome(kafka.receive().body) for _ in range(count)]
-            assert {outcome.error_code for outcome in outcomes} == {0}
-            assert [outcome.base_offset for outcome in outcomes] == sorted({outcome.base_offset for outcome in outcomes})
-            sender.join()
-        assert log_end(connections[0], "t", 0) == 1 + 2 * count
-
-
-def test_requests_that_wait_are_answered_when_their_topic_goes(slow_disk):
-    watch, slow = slow_disk
-    with watch.connection_to_each_worker() as connections:
-        create_topic(connections[0], "t", 1)
-        must_produce(connections[0], "t", 0, b"warm")
-        slow(1000)
-        for kafka in connections:
-            for _ in range(20):
-                send_produce(kafka, "t", 0, batch(b"x"), timeout_ms=60_000)
-        with watch.connect() as other:
-            delete_topic(other, "t")
-        for kafka in connections:
-            errors = [one_outcome(kafka.receive().body).error_code for _ in range(20)]
-            assert set(errors) <= {0, NOT_LEADER, UNKNOWN_TOPIC, STORAGE_ERROR}, errors
-        slow(0)
-        watch.wait_quiet(connections=34)
-
-
 # -- waiters -------------------------------------------------------------------------------------------------------------------
 
 
@@ -490,78 +369,6 @@ def test_a_long_poll_wakes_through_any_worker(watch, name):
 def test_more_workers_than_the_bitmap_has_bits_are_refused(tmp_path):
     with pytest.raises(BrokerFailed, match=r"64"):
         Broker(tmp_path / "data", workers=65).start()
-
-
-# -- producer ids and fetch sessions -------------------------------------------------------------------------------------------
-
-
-def test_producers_are_bounded_and_forgotten_in_the_end(start_broker):
-    watch = Watch(start_broker(config={"producer.id.count.max": "16", "producer.id.expiration.ms": "2500"}))
-    with watch.connect() as kafka:
-        create_topic(kafka, "t", 1)
-        for producer_id in range(1000, 1200):
-            assert produce(kafka, "t", 0, batch(b"x", producer_id=producer_id, producer_epoch=0, base_sequence=0)).error_code == 0
-        eventually(lambda: 0 < watch.total("producers") <= 16, lambda: f"{watch.total('producers')} producers are remembered", 5)
-        again = batch(b"y", producer_id=1000, producer_epoch=0, base_sequence=1)  # forgotten, and served all the same
-        assert produce(kafka, "t", 0, again).error_code == 0
-        eventually(lambda: watch.total("producers") == 0, lambda: f"{watch.total('producers')} producers are remembered", 10)
-
-
-def _session(kafka: KafkaConnection, topic: str | None, session_id: int, epoch: int, offset: int = 0, partition: int = 0, **options):
-    request = fetch_request(topic, {partition: offset}, **options) if topic else FetchRequest(max_wait_ms=0, min_bytes=0, max_bytes=MIB)
-    request.session_id, request.session_epoch = session_id, epoch
-    return kafka.call(FETCH, FETCH_VERSION, request)
-
-
-def test_fetch_sessions_are_bounded(start_broker, io_backend):
-    """With all places taken by the living, whoever comes later reads without a session; an ended one makes room."""
-    watch = Watch(start_broker(workers=1, config={"io.backend": io_backend, "max.incremental.fetch.session.cache.slots": "8"}))
-    with watch.connect() as kafka:
-        create_topic(kafka, "t", 1)
-        must_produce(kafka, "t", 0, b"x")
-        ids = [_session(kafka, "t", 0, 0).session_id for _ in range(20)]
-        assert all(ids[:8]) and len(set(ids[:8])) == 8 and not any(ids[8:])
-        eventually(lambda: watch.total("sessions") == 8, "the gauge follows")
-        assert _session(kafka, None, ids[0], 1).error_code == 0
-        assert _session(kafka, "t", ids[1], -1).session_id == 0  # ends it
-        assert _session(kafka, None, ids[1], 1).error_code == 70  # FETCH_SESSION_ID_NOT_FOUND
-        assert _session(kafka, "t", 0, 0).session_id not in (0, *ids)
-
-
-def test_partitions_that_do_not_exist_do_not_pile_up_in_a_session(start_broker, io_backend):
-    watch = Watch(start_broker(workers=1, config={"io.backend": io_backend}))
-    with watch.connect() as kafka:
-        create_topic(kafka, "t", 1)
-        answer = _session(kafka, "t", 0, 0)
-        session_id = answer.session_id
-        for epoch in range(1, 200):
-            answer = _session(kafka, "unheard-of", session_id, epoch)
-            assert answer.error_code == 0
-            told = [partition.error_code for topic in answer.responses for partition in topic.partitions if topic.topic == "unheard-of"]
-            assert told == [UNKNOWN_TOPIC], f"after {epoch} requests the answer names it {len(told)} times"
-
-
-def test_a_session_survives_its_topics_second_life(watch, name):
-    """A client below Fetch 13 knows topics by name: created (again) while its session lives, the topic is served to it."""
-    with watch.connection_to_each_worker() as connections:
-        for kafka in connections:
-            create_topic(kafka, name, 1)
-            must_produce(kafka, name, 0, b"first life")
-            session_id = _session(kafka, name, 0, 0).session_id
-            delete_topic(kafka, name)
-            gone = _session(kafka, None, session_id, 1)
-            assert [partition.error_code for topic in gone.responses for partition in topic.partitions] == [UNKNOWN_TOPIC]
-            create_topic(kafka, name, 1)
-            must_produce(kafka, name, 0, b"second life")
-            back = _session(kafka, None, session_id, 2)
-            assert [partition.error_code for topic in back.responses for partition in topic.partitions] == [0], back
-            assert b"second life" in one_outcome(back).records
-            unknown = _session(kafka, f"{name}-new", 0, 0)
-            assert one_outcome(unknown).error_code == UNKNOWN_TOPIC
-            create_topic(kafka, f"{name}-new", 1)
-            assert one_outcome(_session(kafka, None, unknown.session_id, 1)).error_code == 0
-            delete_topic(kafka, f"{name}-new")
-            delete_topic(kafka, name)
 
 
 # -- between hosts, versions ---------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Connections are blocking and hide nothing (tests/kafka_connection.py). Nothing h
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -135,6 +136,11 @@ def new_producer_id(kafka: KafkaConnection) -> tuple[int, int]:
     answer = kafka.call(INIT_PRODUCER_ID, 4, InitProducerIdRequest(transaction_timeout_ms=60_000))
     assert answer.error_code == 0, answer
     return answer.producer_id, answer.producer_epoch
+
+
+def topic_name(test_name: str) -> str:
+    """One of a test's own."""
+    return re.sub(r"[^a-z0-9]+", "-", test_name.lower())[-100:]
 
 
 def topic_names(kafka: KafkaConnection) -> set[str]:
