@@ -7,7 +7,9 @@ loop holds; it never waits for the loop nor the loop for it. Directory sizes are
 import os
 import threading
 import time
+from collections import Counter as Tally
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
@@ -17,6 +19,7 @@ from mqd import native
 from mqd.acceptor.broker import OWNER_NONE, Broker
 from mqd.acceptor.handlers.describe_log_dirs import size_of
 from mqd.base import logging
+from mqd.log import damage
 
 PORT_OFFSET = 552  # from the first listener's port: 9644 beside 9092
 SIZES_KEPT_S = 10.0
@@ -85,10 +88,11 @@ def histogram_buckets(counts: Any) -> tuple[list[tuple[str, float]], float]:
 class Metrics:
     """Observer of the dispatch (loop's thread) and collector for scrapes (the server's thread)."""
 
-    def __init__(self, broker: Broker, control: native.Control, worker_count: int) -> None:
+    def __init__(self, broker: Broker, control: native.Control, worker_count: int, run_dir: Path) -> None:
         self._broker = broker
         self._control = control
         self._worker_count = worker_count
+        self._run_dir = run_dir
         self._registry = CollectorRegistry(auto_describe=False)
         self._sizes: dict[tuple[str, int], int] = {}
         self._sizes_at = float("-inf")
@@ -173,17 +177,20 @@ class Metrics:
         end = GaugeMetricFamily("mqd_partition_log_end_offset", "Offset of the next record", labels=labels)
         high = GaugeMetricFamily("mqd_partition_high_watermark", "Offset up to which consumers may read", labels=labels)
         online = GaugeMetricFamily("mqd_partition_online", "1 while the partition is served", labels=labels)
+        damaged = GaugeMetricFamily("mqd_corrupt_segments", "Stored segments in which a checksum is wrong; the worker's log says where", labels=labels)
         sizes = self._measured()
+        found = Tally((worker, one.topic_id, one.partition) for worker in range(self._worker_count) for one in damage.read(self._run_dir, worker))
         for topic in list(self._broker.metadata.topics.values()):
             for partition in topic.partitions:
                 name = [topic.name, str(partition.index)]
                 size.add_metric(name, sizes.get((topic.name, partition.index), 0))
+                damaged.add_metric(name, found[partition.owner, topic.topic_id, partition.index])
                 view = self._control.slot_view(partition.slot)
                 online.add_metric(name, view.state == native.SlotState.ONLINE)
                 start.add_metric(name, view.log_start_offset)
                 end.add_metric(name, view.log_end_offset)
                 high.add_metric(name, view.high_watermark)
-        yield from (size, start, end, high, online)
+        yield from (size, start, end, high, online, damaged)
 
     def _measured(self) -> dict[tuple[str, int], int]:
         if time.monotonic() - self._sizes_at > SIZES_KEPT_S:

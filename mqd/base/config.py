@@ -257,6 +257,8 @@ def _check_broker(config: Mapping[str, str]) -> None:
         free < 0 or free > reserve,
         f"retention.free.bytes={free} must exceed log.dirs.free.bytes.min={reserve}: deleting would begin after Produce is refused", "retention.free.bytes", config,
     )
+    scrub_ms = int(config["log.scrub.interval.ms"])
+    _require(scrub_ms < 0 or scrub_ms >= 1000, f"log.scrub.interval.ms={scrub_ms} must be at least 1000, or -1 for never", "log.scrub.interval.ms", config)
     _check_replicas(config)
     parse_cpus(config["worker.cpus"])
     listeners = parse_listeners(config)

@@ -7,7 +7,7 @@
       logs/              what the processes have to say (logs/mqd-worker-0.log, logs/supervisord.log)
       metadata/          the controller's metadata log
       log/               the records, unless log.dirs names other directories
-      run/               sockets and what tools read: keeper.sock, controller.sock, broker.json
+      run/               sockets and what tools read: keeper.sock, controller.sock, broker.json, damage.W.json
 
 A Unix socket's name is at most 107 bytes. Where DATA_DIR/run would be too long, run is a directory of this user in /tmp whose name depends on DATA_DIR
 alone, so that every process and tool finds it without being told.

@@ -104,6 +104,11 @@ def _log() -> list[Property]:
         Property("log.retention.bytes", "long", "-1", "Size of a partition above which its oldest segments are deleted; -1: no limit.", minimum=-1, dynamic=True),
         Property("log.retention.check.interval.ms", "long", "300000", "How often retention looks.", minimum=1),
         Property(
+            "log.scrub.interval.ms", "long", "604800000",
+            "(mqd) How often every closed segment is read and its checksums are checked; a new one within the hour. At least 1000; -1: never.", minimum=-1,
+        ),
+        Property("log.scrub.bytes.per.second", "long", "52428800", "(mqd) How fast one worker reads for log.scrub.interval.ms.", minimum=65536),
+        Property(
             "retention.free.bytes", "long", "-1",
             "(mqd) Retention by free space: while a directory's file system has less than this free, its oldest closed segments are deleted. -1: off.", minimum=-1, dynamic=True,
         ),

@@ -31,6 +31,7 @@ from mqd.worker.controller_link import ControllerLink
 from mqd.worker.log_directory import LogDirectory
 from mqd.worker.options import reactor_options
 from mqd.worker.partitions import PartitionSet
+from mqd.worker.scrub import Scrubber
 from mqd.worker.strays import set_strays_aside
 from mqd.worker.upkeep import Upkeep, scan_max_timestamp
 
@@ -62,7 +63,7 @@ class Worker:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, signal.Signals(number).name)
         self._set_up(loop)
-        tasks = [asyncio.create_task(self._start_and_follow()), asyncio.create_task(self._retry_failed()), *(asyncio.create_task(work) for work in self._upkeep.tasks())]
+        tasks = [asyncio.create_task(self._start_and_follow()), asyncio.create_task(self._retry_failed()), *(asyncio.create_task(work) for work in [*self._upkeep.tasks(), *self._scrubber.tasks()])]
         stop = asyncio.create_task(self._stopping.wait())
         await asyncio.wait([*tasks, stop], return_when=asyncio.FIRST_COMPLETED)
         failure = next((task.exception() for task in tasks if task.done() and not task.cancelled() and task.exception() is not None), None)
@@ -106,6 +107,7 @@ class Worker:
         self._upkeep = Upkeep(
             self._index, worker_count, self._control, self._reactor, self._commands, self._partitions, self._background, self._credits, connection_max, files
         )
+        self._scrubber = Scrubber(self._index, self._control, self._partitions, self._background, self._run_dir, config)
         self._link = ControllerLink(self._run_dir / "controller.sock", Subscribe("worker", self._index, client.generation), self._on_message)
         self._files = files
 

@@ -173,6 +173,7 @@ def test_sensitive_values_are_not_shown():
         ({"socket.request.max.bytes": "9000000", "receive.arena.bytes": "16777216"}, "half of the arena"),
         ({"message.max.bytes": "9000000"}, "could never arrive"),
         ({"log.preallocate.bytes.min": "1048576", "log.preallocate.bytes.max": "65536"}, "first step"),
+        ({"log.scrub.interval.ms": "999"}, "at least 1000, or -1"),
         ({"receive.arena.bytes": "16777217"}, "multiple of 65536"),
         ({"retention.free.bytes": "1000"}, "must exceed log.dirs.free.bytes.min"),
         ({"min.insync.replicas": "2"}, "one host keeps one replica"),

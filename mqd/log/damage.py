@@ -1,0 +1,45 @@
+"""What a worker's scrubber has found in stored segments, as a file of the run directory: the worker writes it whole, the acceptor reads it at each scrape.
+
+    run/damage.W.json      a JSON array of Damage; W is the worker
+
+It is a notice, not a record: losing it costs no data, for whatever is damaged is found again. So it is neither flushed nor written through the file layer;
+it is replaced by a rename, so that no reader meets half of it.
+"""
+
+import os
+from pathlib import Path
+
+import msgspec
+
+
+class Damage(msgspec.Struct, frozen=True):
+    """One damaged segment: where its first bad batch begins, and why it is bad."""
+
+    topic: str
+    topic_id: bytes
+    partition: int
+    segment: int  # base offset
+    position: int
+    reason: str
+    next_sound_offset: int  # reading can go on there
+    found_ms: int  # since 1970
+
+
+def _path(run_dir: Path, worker: int) -> Path:
+    return run_dir / f"damage.{worker}.json"
+
+
+def write(run_dir: Path, worker: int, found: list[Damage]) -> None:
+    """Blocking. Raises OSError."""
+    path = _path(run_dir, worker)
+    fresh = path.with_suffix(".new")
+    fresh.write_bytes(msgspec.json.encode(found))
+    os.replace(fresh, path)
+
+
+def read(run_dir: Path, worker: int) -> list[Damage]:
+    """Empty when there is no such file, or none that can be understood (another version's)."""
+    try:
+        return msgspec.json.decode(_path(run_dir, worker).read_bytes(), type=list[Damage])
+    except (OSError, msgspec.MsgspecError):
+        return []

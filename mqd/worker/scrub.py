@@ -1,0 +1,407 @@
+"""Looks for flipped bits: reads every sealed segment now and then, checks every checksum, and says which byte is wrong. What is wrong is served all the same,
+for all the rest is right, and consumers look at checksums themselves.
+
+When a segment is due
+    found when its partition was opened     by chance within FIRST_PASS_MS, so that a start does not read the whole disk at once. By chance and not by name:
+                                            where brokers restart often, each life begins with other segments
+    sealed since                            by chance within SEALED_MS
+    verified                                log.scrub.interval.ms later
+    damaged                                 a day later at most, and so is the line in the log
+    damaged when an earlier life looked     at once
+None of these waits is longer than log.scrub.interval.ms. Who is due longest comes first; with more log than log.scrub.bytes.per.second can read in an
+interval everything is read in turn, only more rarely. When what is due is kept in memory alone, one number for each segment.
+
+S1  one piece (PIECE_BYTES, a copy in memory) is read and checked at a time, on the low-priority thread of its log directory, where checkpoints and deletions
+    get their turn between any two; then the rest of the time that the rate allows it is slept. A stop waits for one piece at most.
+S2  reading leaves the page cache as it was where the kernel can (6.14 and later). What is in the cache is checked there, as consumers are given it.
+S3  what looks wrong is looked at again CONFIRM_S later, and only if it is still there, sealed and ours, before anybody is told: a write or a deletion
+    that was under way is no damage.
+
+The active segment is not looked at before it is sealed. Everything here runs on the event loop; the functions at the end block and run in Background.
+"""
+
+import asyncio
+import errno
+import heapq
+import os
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from mqd import native
+from mqd.base import clock, logging
+from mqd.base.config import broker_value
+from mqd.log import damage, segments
+from mqd.log.batches import HEADER_BYTES, BatchInfo, CorruptBatch, parse_header, read_batch
+from mqd.log.damage import Damage
+from mqd.worker.background import Background
+from mqd.worker.catalog import Key
+from mqd.worker.partitions import OpenPartition, PartitionSet
+
+DAY_MS = 86_400_000
+FIRST_PASS_MS = DAY_MS
+SEALED_MS = 3_600_000
+RETRY_MS = 60_000  # after a piece that could not be read for want of descriptors or memory
+PIECE_BYTES = 4 << 20
+CONFIRM_S = 1.0
+PAUSE_S_MIN = 0.001
+SURVEY_S_MAX = 5.0  # how often newly opened partitions and newly sealed segments are looked for
+_RWF_DONTCACHE = 0x80  # Linux 6.14: pages that this read brought in are dropped again
+_CRC_START = 21
+
+SegmentKey = tuple[Key, int]  # partition, base offset
+
+
+class ScrubPlan:
+    """Which segment is due next. Pure: times are passed in, chance too. Bound: one entry for each sealed segment of what is open."""
+
+    def __init__(self, interval_ms: int, chance: Callable[[], float] = random.random):
+        self._interval_ms = interval_ms
+        self._chance = chance  # [0, 1)
+        self._sealed: dict[Key, set[int]] = {}
+        self._due: dict[SegmentKey, int] = {}
+        self._heap: list[tuple[int, SegmentKey]] = []  # entries that differ from _due are stale
+
+    def listed(self, key: Key, bases: Iterable[int], now_ms: int) -> set[int]:
+        """These are the sealed segments of a partition now. Returns those that are gone."""
+        bases = set(bases)
+        known = self._sealed.get(key)
+        within_ms = min(self._interval_ms, FIRST_PASS_MS if known is None else SEALED_MS)
+        for base in bases - (known or set()):
+            self._put((key, base), now_ms + int(self._chance() * within_ms))
+        gone = (known or set()) - bases
+        for base in gone:
+            del self._due[key, base]
+        self._sealed[key] = bases
+        return gone
+
+    def forget(self, key: Key) -> None:
+        for base in self._sealed.pop(key, ()):
+            del self._due[key, base]
+
+    def partitions(self) -> list[Key]:
+        return list(self._sealed)
+
+    def sealed_after(self, segment: SegmentKey) -> list[int]:
+        return [base for base in self._sealed.get(segment[0], ()) if base > segment[1]]
+
+    def due(self, now_ms: int) -> SegmentKey | None:
+        """It stays due until it is put off: by one of the three below, or by being gone."""
+        while self._heap:
+            when, segment = self._heap[0]
+            if self._due.get(segment) == when:
+                return segment if when <= now_ms else None
+            heapq.heappop(self._heap)
+        return None
+
+    def verified(self, segment: SegmentKey, now_ms: int) -> None:
+        self._put_off(segment, now_ms + self._interval_ms)
+
+    def damaged(self, segment: SegmentKey, now_ms: int) -> None:
+        self._put_off(segment, now_ms + min(self._interval_ms, DAY_MS))
+
+    def again(self, segment: SegmentKey, now_ms: int, after_ms: int) -> None:
+        self._put_off(segment, now_ms + min(self._interval_ms, after_ms))
+
+    def _put_off(self, segment: SegmentKey, when_ms: int) -> None:
+        if segment in self._due:  # else it went meanwhile
+            self._put(segment, when_ms)
+
+    def _put(self, segment: SegmentKey, when_ms: int) -> None:
+        self._due[segment] = when_ms
+        heapq.heappush(self._heap, (when_ms, segment))
+        if len(self._heap) > 64 + 2 * len(self._due):
+            self._heap = [(when, listed) for listed, when in self._due.items()]
+            heapq.heapify(self._heap)
+
+
+def sealed_bases(bases: list[int], log_start_offset: int, active_base: int) -> list[int]:
+    """Of a listing: below the active segment, and not wholly below the log start (those are about to be deleted)."""
+    first = max((base for base in bases if base <= log_start_offset), default=0)
+    return [base for base in bases if first <= base < active_base]
+
+
+class _Piece(msgspec.Struct):
+    """Checked up to `position`; `problem`: why the batch there is bad."""
+
+    position: int
+    next_offset: int
+    read_bytes: int
+    at_end: bool
+    problem: str | None = None
+
+
+class _NotOurs(Exception):
+    """Closed, deleted or cut back since."""
+
+
+class Scrubber:
+    def __init__(self, worker: int, control: native.Control, partitions: PartitionSet, background: Background, run_dir: Path, config: dict[str, str]):
+        self._worker = worker
+        self._control = control
+        self._partitions = partitions
+        self._background = background
+        self._run_dir = run_dir
+        self._interval_ms = int(broker_value(config, "log.scrub.interval.ms"))  # type: ignore[arg-type]
+        self._rate = int(broker_value(config, "log.scrub.bytes.per.second"))  # type: ignore[arg-type]
+        self._plan = ScrubPlan(self._interval_ms)
+        self._surveyed: dict[Key, tuple[int, int]] = {}  # partition -> log start, active segment, when it was listed
+        self._found: dict[SegmentKey, Damage] = {}
+        self._earlier: dict[SegmentKey, Damage] = {}  # found by an earlier life, in partitions that are not open yet
+        self._told_ms: dict[SegmentKey, int] = {}
+        self._log = logging.get("worker.scrub")
+
+    def tasks(self) -> list[Awaitable[None]]:
+        """To be run until they are cancelled."""
+        return [self._run()]
+
+    async def _run(self) -> None:
+        if self._interval_ms < 0:
+            await self._background.urgent(self._write, [])
+            await asyncio.Event().wait()
+        for one in await self._background.urgent(damage.read, self._run_dir, self._worker):
+            self._earlier[(one.topic_id, one.partition), one.segment] = one
+        survey_s = min(self._interval_ms / 5000, SURVEY_S_MAX)
+        next_survey = 0.0
+        while True:
+            try:
+                if time.monotonic() >= next_survey:
+                    await self._survey()
+                    next_survey = time.monotonic() + survey_s
+                segment = self._plan.due(clock.monotonic_ms())
+                if segment is None:
+                    await asyncio.sleep(max(PAUSE_S_MIN, next_survey - time.monotonic()))
+                else:
+                    await self._visit(segment)
+            except Exception:  # nobody is to lose a worker for this
+                self._log.exception("checking of stored segments failed; it is tried again")
+                await asyncio.sleep(RETRY_MS / 1000)
+
+    # -- what there is -------------------------------------------------------------------------------------------------------
+
+    def _open(self, key: Key) -> OpenPartition | None:
+        opened = self._partitions.open.get(key)
+        return None if opened is None or opened.closing or self._partitions.log_dirs[opened.owned.log_dir].failure else opened
+
+    async def _survey(self) -> None:
+        """Lists the directories of those partitions whose first or last segment may have changed."""
+        changed = False
+        for key in self._plan.partitions():
+            if self._open(key) is None:
+                self._plan.forget(key)
+                del self._surveyed[key]
+                for segment in [segment for segment in self._found if segment[0] == key]:
+                    changed |= self._drop(segment)
+        for key in list(self._partitions.open):
+            changed |= await self._survey_one(key)
+        if changed:
+            await self._publish()
+
+    async def _survey_one(self, key: Key) -> bool:
+        """Whether what is known to be damaged changed."""
+        opened = self._open(key)
+        if opened is None:
+            return False
+        view = self._control.slot_view(opened.owned.slot)
+        ends = (view.log_start_offset, view.log_end_segment)
+        if self._surveyed.get(key) == ends:
+            return False
+        try:
+            bases = await self._background.slow(opened.owned.log_dir, segments.base_offsets, opened.path)
+        except OSError:
+            return False  # being deleted; or the next survey meets the same
+        if self._open(key) is not opened:
+            return False
+        now_ms = clock.monotonic_ms()
+        self._surveyed[key] = ends
+        sealed = sealed_bases(bases, *ends)
+        gone = self._plan.listed(key, sealed, now_ms)
+        changed = any([self._drop((key, base)) for base in gone])
+        for segment in [segment for segment, one in self._found.items() if segment[0] == key and one.next_sound_offset <= view.log_start_offset]:
+            self._plan.again(segment, now_ms, 0)  # it was given up: what lies behind it?
+        for segment in [segment for segment in self._earlier if segment[0] == key]:
+            one = self._earlier.pop(segment)
+            changed = True
+            if segment[1] in sealed:
+                self._found[segment] = one
+                self._plan.again(segment, now_ms, 0)
+        return changed
+
+    def _drop(self, segment: SegmentKey) -> bool:
+        self._told_ms.pop(segment, None)
+        return self._found.pop(segment, None) is not None
+
+    # -- one segment -----------------------------------------------------------------------------------------------------------
+
+    async def _visit(self, segment: SegmentKey) -> None:
+        opened = self._open(segment[0])
+        if opened is None:
+            self._plan.again(segment, clock.monotonic_ms(), RETRY_MS)  # the next survey forgets it
+            return
+        path = segments.segment_path(opened.path, segment[1])
+        try:
+            found = await self._verify(segment, opened, path)
+        except (FileNotFoundError, _NotOurs):
+            self._plan.again(segment, clock.monotonic_ms(), RETRY_MS)  # the next survey forgets it, if it is gone
+        except OSError as error:
+            self._log.warning("stored segment cannot be checked; it is tried again", partition=opened.owned.name, segment=path.name, reason=str(error))
+            self._plan.again(segment, clock.monotonic_ms(), RETRY_MS)
+        else:
+            await self._judge(segment, opened, path, found)
+
+    async def _verify(self, segment: SegmentKey, opened: OpenPartition, path: Path) -> Damage | None:
+        """The first bad batch that can still be read. Raises OSError; _NotOurs."""
+        piece = _Piece(0, segment[1], 0, False)
+        doubted = -1
+        while not piece.at_end:
+            began = time.monotonic()
+            piece = await self._background.slow(opened.owned.log_dir, check_piece, path, piece.position, piece.next_offset)
+            await asyncio.sleep(max(PAUSE_S_MIN, piece.read_bytes / self._rate - (time.monotonic() - began)))
+            if piece.problem is not None and piece.position != doubted:  # S3
+                doubted = piece.position
+                piece.at_end = False
+                await asyncio.sleep(CONFIRM_S)
+            elif piece.problem is not None:
+                found = await self._describe(segment, opened, path, piece)
+                if isinstance(found, Damage):
+                    return found
+                piece = found
+            if self._open(segment[0]) is not opened or not self._is_sealed(opened, segment[1]):
+                raise _NotOurs
+        return None
+
+    async def _describe(self, segment: SegmentKey, opened: OpenPartition, path: Path, bad: _Piece) -> Damage | _Piece:
+        """Where to go on, if the bad batch lies below the log start: nobody can read it any more."""
+        view = self._control.slot_view(opened.owned.slot)
+        following = min(self._plan.sealed_after(segment), default=view.log_end_segment)
+        offset, position = await self._background.slow(opened.owned.log_dir, next_sound, path, bad.position, following)
+        if self._open(segment[0]) is not opened or not self._is_sealed(opened, segment[1]):
+            raise _NotOurs
+        if offset <= view.log_start_offset and position >= 0:
+            return _Piece(position, offset, 0, False)
+        owned = opened.owned
+        return Damage(owned.topic, owned.topic_id, owned.index, segment[1], bad.position, bad.problem or "", offset, clock.now_ms())
+
+    def _is_sealed(self, opened: OpenPartition, base: int) -> bool:
+        """A failed write may have cut the log back."""
+        return base < self._control.slot_view(opened.owned.slot).log_end_segment
+
+    async def _judge(self, segment: SegmentKey, opened: OpenPartition, path: Path, found: Damage | None) -> None:
+        now_ms = clock.monotonic_ms()
+        if found is None:
+            self._plan.verified(segment, now_ms)
+            if self._drop(segment):
+                self._log.info("damage of a stored segment is gone", partition=opened.owned.name, segment=path.name)
+                await self._publish()
+            return
+        self._plan.damaged(segment, now_ms)
+        told_ms = self._told_ms.get(segment)
+        if told_ms is None or now_ms - told_ms >= DAY_MS:
+            self._told_ms[segment] = now_ms
+            self._log.error(
+                "stored segment is damaged: put it back from a copy while the broker is down, or give up its records by DeleteRecords up to next_sound_offset;"
+                " everything else is served",
+                partition=opened.owned.name, segment=path.name, position=found.position, reason=found.reason, next_sound_offset=found.next_sound_offset,
+                see=f"mqd log verify {path}",
+            )
+        known = self._found.get(segment)
+        if known is None or msgspec.structs.replace(found, found_ms=known.found_ms) != known:
+            self._found[segment] = found
+            await self._publish()
+
+    async def _publish(self) -> None:
+        await self._background.urgent(self._write, [*self._found.values(), *self._earlier.values()])
+
+    def _write(self, found: list[Damage]) -> None:
+        """Blocking."""
+        try:
+            damage.write(self._run_dir, self._worker, found)
+        except OSError as error:
+            self._log.warning("what the metrics tell of damaged segments cannot be written", reason=str(error))
+
+
+# -- blocking -----------------------------------------------------------------------------------------------------------------
+
+
+def check_piece(path: Path, position: int, next_offset: int) -> _Piece:
+    """Checks batches from a batch's start on: those that PIECE_BYTES hold. When they do not hold even one, or it looks bad, or the disk cannot read them, the
+    file itself is asked: all to its end, where a bad batch ends it at once. `next_offset`: no batch may begin below it. Raises OSError; a disk that cannot
+    read is a problem of the segment."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(fd).st_size
+        if position >= size:
+            return _Piece(position, next_offset, 0, True)
+        data = _read(fd, position, min(PIECE_BYTES, size - position))
+        if data is not None:
+            found = _scan_copy(data, next_offset)
+            if found.reason is None or found.valid_bytes:  # what is left of the piece is looked at in the next one
+                at = position + found.valid_bytes
+                return _Piece(at, found.next_offset, len(data), at >= size)
+    finally:
+        os.close(fd)
+    try:
+        found = native.segment_scan(path, next_offset, position, check_crc=True)
+    except native.NativeError as error:
+        if error.errno != errno.EIO:
+            raise
+        return _Piece(position, next_offset, PIECE_BYTES, True, f"the disk cannot read it: {error.strerror}")
+    at = found.valid_bytes  # here counted from the file's start
+    return _Piece(at, found.next_offset, min(size, at + PIECE_BYTES) - position, True, found.reason)
+
+
+def _read(fd: int, position: int, size: int) -> memoryview | None:
+    """May be less than `size` where the file ends; None: the disk cannot read it."""
+    data = memoryview(bytearray(size))
+    got, flags = 0, _RWF_DONTCACHE
+    while got < size:
+        try:
+            part = os.preadv(fd, [data[got:]], position + got, flags)
+        except OSError as error:
+            if error.errno == errno.EIO:
+                return None
+            if not flags or error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+            flags = 0  # an older kernel, or a file system that cannot
+            continue
+        if part == 0:
+            break
+        got += part
+    return data[:got]
+
+
+def _scan_copy(data: memoryview, next_offset: int) -> native.ScanResult:
+    """The native walk wants a file: one in memory."""
+    copy = os.memfd_create("mqd-scrub", os.MFD_CLOEXEC)
+    try:
+        done = 0
+        while done < len(data):
+            done += os.write(copy, data[done:])
+        return native.segment_scan(f"/proc/self/fd/{copy}", next_offset, 0, check_crc=True)
+    finally:
+        os.close(copy)
+
+
+def next_sound(path: Path, position: int, following_base: int) -> tuple[int, int]:
+    """(offset, position) where reading can go on behind the bad batch at `position`: at the batch after it, if the bad one's length leads to a sound one; else
+    at the next segment, position -1."""
+    try:
+        with open(path, "rb") as file:
+            bad = _header(file.fileno(), position)
+            after = _header(file.fileno(), position + bad.size_bytes)
+            data = read_batch(file.fileno(), after)
+        if native.crc32c(memoryview(data)[_CRC_START:]) == after.crc and after.base_offset < following_base:
+            return after.base_offset, after.position
+    except (OSError, CorruptBatch):
+        pass
+    return following_base, -1
+
+
+def _header(fd: int, position: int) -> BatchInfo:
+    data = os.pread(fd, HEADER_BYTES, position)
+    if len(data) < HEADER_BYTES:
+        raise CorruptBatch(f"the file ends at position {position}")
+    return parse_header(data, 0, position)
