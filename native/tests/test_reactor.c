@@ -380,6 +380,35 @@ BOTH(large_frames_in_pieces)
     bench_stop(b);
 }
 
+/* Lent windows drive the current one to the middle of the arena, where it stays when they come back: no longer run fits on either side of it. */
+BOTH(the_window_gives_way_to_the_largest_frame)
+{
+    struct bench *b = bench_start(backend, NULL);
+    struct client client = client_open(b, 0);
+    struct mqd_descriptor lent[24];
+    struct frame frame = {0};
+    uint32_t from;
+    for (uint32_t i = 0; i < 24; i++) { /* of 48 extents */
+        struct part lone = part(4, i + 1, 64);
+        frame.size_bytes = 0;
+        put_produce(&frame, (int32_t)i, 1, LIMIT_MS, &lone, 1);
+        CHECK(client_send(&client, &frame));
+        lent[i] = bench_expect(b, FAKE, MQD_LINK_PRODUCE, &from);
+        if (i % 12 == 11) /* 16 may be under way on a connection */
+            client_close(&client), client = client_open(b, 0);
+    }
+    for (uint32_t i = 0; i < 24; i++)
+        bench_say(b, FAKE, from, (struct mqd_descriptor){.kind = MQD_LINK_PRODUCED, .token = lent[i].token});
+    struct part both[2] = {part(0, 100, 900000), part(1, 101, 1000000)};
+    struct produced out = client_produce(&client, 1, both, 2);
+    CHECK_EQUAL(out.count, 2);
+    CHECK_EQUAL(out.error[0], 0);
+    CHECK_EQUAL(out.error[1], 0);
+    frame_free(&frame);
+    client_close(&client);
+    bench_stop(b);
+}
+
 /* Clients that never end their large frames, but send a byte now and then, against one that sends a maximal frame and one with small ones. */
 BOTH(dripping_clients_hold_nobody_up)
 {
