@@ -33,6 +33,7 @@ struct mqd_endpoint {
     uint32_t count;
     uint32_t turn; /* the link that drain begins with */
     uint64_t generation;
+    uint64_t wake_count;
     uint32_t *sleeping; /* own word */
     uint64_t staged[2]; /* bit per link: something is not published */
     int eventfd[MQD_ENDPOINT_COUNT_MAX];
@@ -85,6 +86,7 @@ static void wake(struct mqd_endpoint *endpoint, uint32_t to)
         return;
     const uint64_t one = 1;
     ssize_t written;
+    endpoint->wake_count++;
     do /* EAGAIN means that the counter is full, so the sleeper is awake already */
         written = endpoint->eventfd[to] < 0 ? 0 : write(endpoint->eventfd[to], &one, sizeof one);
     while (written < 0 && errno == EINTR);
@@ -211,4 +213,9 @@ int mqd_endpoint_prepare_sleep(struct mqd_endpoint *endpoint)
 void mqd_endpoint_awake(struct mqd_endpoint *endpoint)
 {
     mqd_store_relaxed(endpoint->sleeping, 0);
+}
+
+uint64_t mqd_endpoint_wake_count(const struct mqd_endpoint *endpoint)
+{
+    return endpoint->wake_count;
 }

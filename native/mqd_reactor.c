@@ -336,6 +336,7 @@ static void housekeeping(struct mqd_reactor *r)
     mqd_gauge(r, MQD_GAUGE_ARENA_EXTENTS_USED, mqd_arena_extents_used(r->arena));
     mqd_gauge(r, MQD_GAUGE_ARENA_EXTENTS_TOTAL, mqd_arena_extents_total(r->arena));
     mqd_gauge(r, MQD_GAUGE_HEAP_BYTES, r->heap_bytes);
+    mqd_gauge(r, MQD_COUNT_WAKEUPS_SENT, mqd_endpoint_wake_count(r->endpoint));
     if (r->scratch.capacity_bytes > SCRATCH_KEEP_BYTES)
         mqd_buffer_free(&r->scratch);
     uint64_t producers = 0;

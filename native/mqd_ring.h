@@ -119,5 +119,6 @@ static inline uint32_t mqd_ring_take(struct mqd_ring_reader *reader, struct mqd_
 
 /* 1 when something is to be drained: a look without fences and without going to sleep, for spinning. */
 int mqd_endpoint_waiting(struct mqd_endpoint *endpoint);
+uint64_t mqd_endpoint_wake_count(const struct mqd_endpoint *endpoint); /* eventfds written so far */
 
 #endif

@@ -20,7 +20,7 @@ is spoken). Requests and responses are those of Apache Kafka; "flexible from" is
 NOTES = """
 * **Produce** is advertised from 0 because librdkafka before 2.11.1 compresses only then (KAFKA-18659). Versions 0-2 carry message formats that are not stored and are refused with
   UNSUPPORTED_FOR_MESSAGE_FORMAT. A partition appears with exactly one record batch of magic 2; a transactional batch is refused.
-* **InitProducerId** gives ids to idempotent producers; a transactional id is refused with UNSUPPORTED_VERSION. `transaction.version` is not finalized, so clients do not try.
+* **InitProducerId** gives ids to idempotent producers; a transactional id is refused with TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which every client takes as final. `transaction.version` is not finalized, so clients do not try.
 * **FindCoordinator** names this broker; the group APIs are not there yet, so clients assign partitions themselves.
 * **Fetch** has incremental sessions (KIP-227) and long polls. Requests with a replica id are for clusters.
 * **ListOffsets** knows earliest (-2, -4), latest (-1), by time, the largest timestamp (-3); tiered offsets (-5, -6) answer -1.

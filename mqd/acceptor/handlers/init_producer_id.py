@@ -1,8 +1,8 @@
 """InitProducerId 0-5 (KIP-98, KIP-360): ids for idempotent producers.
 
 Ids come in blocks from the controller, which has a block on disk before it gives it away: an id is never given twice, whatever restarts; the rest of a
-block is lost with the acceptor. A transactional id is refused with UNSUPPORTED_VERSION: there are no transactions yet, and this is the one code that every client
-takes as final at once. A retriable one (COORDINATOR_NOT_AVAILABLE) would keep it waiting for a minute to tell it nothing.
+block is lost with the acceptor. A transactional id is refused with TRANSACTIONAL_ID_AUTHORIZATION_FAILED: there are no transactions yet, and this is the one
+code that every client takes as final at once. COORDINATOR_NOT_AVAILABLE, and with librdkafka UNSUPPORTED_VERSION too, would keep it waiting for a minute to tell it nothing.
 """
 
 from mqd.acceptor.broker import Broker, Context
@@ -19,7 +19,7 @@ async def handle(context: Context, header: RequestHeader, request: InitProducerI
     if request.transactional_id == "":
         return InitProducerIdResponse(error_code=int(ErrorCode.INVALID_REQUEST))
     if request.transactional_id is not None:
-        return InitProducerIdResponse(error_code=int(ErrorCode.UNSUPPORTED_VERSION))
+        return InitProducerIdResponse(error_code=int(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED))
     producer_id, error = await _allocate(context.broker)
     return InitProducerIdResponse(error_code=error, producer_id=producer_id, producer_epoch=0 if error == 0 else -1)
 
