@@ -59,7 +59,6 @@ _HELP = {
     "SESSIONS": "Incremental fetch sessions",
     "PRODUCERS": "Idempotent producers known",
 }
-_NOT_COUNTED = {native.Counter.COUNT_WAKEUPS_SENT}  # the reactor leaves it at nought: a number that says nothing is not shown
 _TIMES = {
     "PRODUCE": "From a Produce request's arrival to its answer",
     "FETCH": "From a Fetch request's arrival to its answer, waiting for records included",
@@ -155,8 +154,6 @@ class Metrics:
             connections.add_metric(label, self._control.connection_count(worker))
             running.add_metric(label, self._control.endpoint_state(worker) == native.ProcessState.RUNNING)
             for member in native.Counter:
-                if member in _NOT_COUNTED:
-                    continue
                 kind, _, name = member.name.partition("_")
                 family = families.get(name)
                 if family is None:
