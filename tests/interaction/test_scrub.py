@@ -75,6 +75,8 @@ def test_a_flipped_bit_is_named_and_nothing_else_suffers(start_broker) -> None:
         eventually(lambda: corrupt_segments(broker)["t", "1"] == 0, "nobody can read the bad batch any more")
         flip_a_bit(segment, after.position + 100)
         eventually(lambda: corrupt_segments(broker)["t", "1"] == 1, "what lies behind the given-up batch is still looked at")
+        eventually(lambda: len(damage_lines(broker)) >= 3, "a line each")
+        assert len(damage_lines(broker)) == 3, f"looked at every second, told once a day\n{broker.logs()}"
 
 
 def test_damage_is_remembered_across_a_restart_and_can_be_switched_off(start_broker) -> None:
