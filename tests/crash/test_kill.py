@@ -33,13 +33,18 @@ def conclude(load: Load, story: str) -> None:
     assert not load.errors(), f"{story}\n{load.errors()[:10]}\n{load.broker.logs()}"
 
 
+# The quick tier takes each process and each backend once; the long one all of them together.
+QUICK = [("epoll", "mqd-worker-0"), ("io_uring", "mqd-worker-1"), ("io_uring", "mqd-acceptor"), ("epoll", "mqd-controller")]
+LONG = [(backend, victim) for backend in ("epoll", "io_uring") for victim in ("mqd-worker-0", "mqd-worker-1", "mqd-acceptor", "mqd-controller")]
+
+
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("victim", ["mqd-worker-0", "mqd-worker-1", "mqd-acceptor", "mqd-controller"])
-def test_one_process_is_killed_again_and_again(start_broker, io_backend, rounds, seed, victim):
+@pytest.mark.parametrize(("io_backend", "victim"), [pytest.param(*one, marks=[] if one in QUICK else [pytest.mark.slow]) for one in LONG])
+def test_one_process_is_killed_again_and_again(start_broker, rounds, seed, io_backend, victim):
     """50 rounds each in the long tier, half of them on each I/O backend."""
     broker = start_broker(config={"io.backend": io_backend})
     chance = random.Random(f"{seed} {victim} {io_backend}")
-    left = rounds(2, 25)
+    left = rounds(3, 25)
     while left > 0:
         now = min(left, ROUNDS_PER_LOAD)
         left -= now
