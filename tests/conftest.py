@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +13,12 @@ from tests.broker import Broker
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--tier", default="quick", choices=("quick", "long"), help="long: with the tests marked slow")
+
+
+def pytest_configure() -> None:
+    """Whoever started us with nohup or in a shell's background had these ignored, and the brokers under test would inherit that: ctrl-C would not end them."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
