@@ -1,0 +1,86 @@
+"""What a coordinator's core says to its shell, and the one event that every core knows.
+
+A core is the state of one group or one transactional id: pure, one at a time, `handle(event, now_ms) -> list[Action]` its only mutator. It changes at once; the shell
+(mqd/coordinator/runtime.py) writes what it persists and holds every later Reply of the same core back until that is below the high watermark. When a write fails, the
+shell throws the cores of that partition away and loads them anew from the log: no core rolls back by itself.
+
+Order within one list counts: a Reply that rests on a Persist comes after it.
+"""
+
+from typing import Protocol
+
+import msgspec
+
+KeyValue = tuple[bytes, bytes | None]  # None: a tombstone
+
+
+class Persist(msgspec.Struct, frozen=True):
+    """Key/value pairs for the coordinator's partition, one atomic batch. With a producer id they are part of that producer's transaction: in force, for whoever loads the
+    log, when its commit marker is there."""
+
+    records: tuple[KeyValue, ...]
+    producer_id: int = -1
+    producer_epoch: int = -1
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """Answers the request of that number; each exactly once. A number that nobody waits for any more is ignored by the shell."""
+
+    request: int
+    response: object
+
+
+class Timer(msgspec.Struct, frozen=True):
+    """(Re)arms the timer of that name of this core; None disarms it. It fires once, as TimerFired, not before `at_ms`."""
+
+    name: str
+    at_ms: int | None
+
+
+Action = Persist | Reply | Timer
+
+
+class TimerFired(msgspec.Struct, frozen=True):
+    name: str
+
+
+class TransactionEnded(msgspec.Struct, frozen=True):
+    """The marker of a transaction that wrote into this core's partition; comes to every core that said it has something of that producer (Core.has_pending). What it changes
+    needs no Persist: the marker itself is the record."""
+
+    producer_id: int
+    producer_epoch: int
+    committed: bool
+
+
+class Core(Protocol):
+    """One group or one transactional id."""
+
+    def handle(self, event: object, now_ms: int) -> list[Action]: ...
+
+    def replay(self, key: bytes, value: bytes | None) -> None:
+        """One record of the log, in order. Raises ValueError for bytes it cannot read: named in the broker's log and skipped."""
+
+    def on_loaded(self, now_ms: int) -> list[Action]:
+        """After the last record: arms timers. May Persist."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing in it that the next request could not make anew: the shell drops it."""
+
+
+class TransactionalCore(Core, Protocol):
+    """A core whose records may lie in transactions of producers (committed offsets)."""
+
+    def replay_pending(self, key: bytes, value: bytes | None, producer_id: int, producer_epoch: int) -> None: ...
+
+    def has_pending(self, producer_id: int) -> bool: ...
+
+
+class Cores(Protocol):
+    """Makes the cores of one kind of coordinator."""
+
+    def core_of(self, key: bytes) -> str | None:
+        """The name of the core that a record of the log belongs to; None: a record of a newer version, or of nobody. Raises ValueError for bytes that are no key."""
+
+    def make(self, name: str) -> Core: ...
