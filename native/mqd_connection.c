@@ -9,7 +9,6 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
-#include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -73,17 +72,6 @@ static struct mqd_connection *connection_new(struct mqd_reactor *r, int fd, cons
     return c;
 }
 
-/* A peer on this host: nothing is gained by pacing, and BBR (the default of many hosts) paces by timers even on loopback: a 64 KiB fetch cost 38 CPU-us with
- * it, 17 with cubic. An algorithm that is not there is no error. */
-static void tune_loopback(int fd, const struct handoff *handoff)
-{
-    static const uint8_t v4[13] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127}, v6[16] = {[15] = 1};
-    if (memcmp(handoff->peer_ip, v4, sizeof v4) != 0 && memcmp(handoff->peer_ip, v6, sizeof v6) != 0)
-        return;
-    if (setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "cubic", 5) < 0)
-        setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
-}
-
 static void adopt(struct mqd_reactor *r, int fd, const struct handoff *handoff)
 {
     int flags = fcntl(fd, F_GETFL);
@@ -92,7 +80,6 @@ static void adopt(struct mqd_reactor *r, int fd, const struct handoff *handoff)
         close(fd);
         return;
     }
-    tune_loopback(fd, handoff);
     struct mqd_connection *c = connection_new(r, fd, handoff);
     if (!c) {
         mqd_stat(r, MQD_COUNT_CONNECTIONS_REFUSED, 1);
