@@ -142,12 +142,13 @@ static void stage_patch(struct mqd_staged *staged, bool patch_in_place, bool app
         patch_append_time(header, staged->bytes, &staged->batch);
 }
 
-int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_batch *batch, uint8_t *bytes, bool patch_in_place, bool control_allowed, int64_t now_ms,
-                            struct mqd_stage_result *result)
+int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_batch *batch, uint8_t *bytes, bool patch_in_place, uint32_t flags, int64_t guard,
+                            int64_t now_ms, struct mqd_stage_result *result)
 {
+    bool control_allowed = (flags & MQD_STAGE_COORDINATOR) != 0;
     *result = (struct mqd_stage_result){.base_offset = -1, .log_append_time_ms = -1};
     if (partition->staged_count >= MQD_STAGE_COUNT_MAX)
-        return -1;
+        return MQD_STAGE_FULL;
     int16_t error = stage_check(partition, batch, control_allowed, now_ms);
     if (error == 0 && batch->producer_id >= 0)
         error = mqd_producers_check(&partition->producers, batch, &result->duplicate, &result->base_offset);

@@ -19,21 +19,32 @@
 #include "mqd_native.h"
 
 #define MQD_STAGE_COUNT_MAX 448 /* batches of one write; two iovecs each stay under IOV_MAX */
+#define MQD_STAGE_FULL (-1)     /* as many are staged: write first, then stage again */
+#define MQD_STAGE_VERIFY (-2)   /* nothing was staged: ask the transaction's coordinator, then stage again with result->guard */
+
+enum mqd_stage_flags {
+    MQD_STAGE_COORDINATOR = 1,   /* from a coordinator: control batches are allowed, sequences and verification are not asked for */
+    MQD_STAGE_MARKER_BUMPED = 2  /* a marker of transactions v2 (KIP-890): its producer epoch must be above the known one, not at it */
+};
 
 struct mqd_stage_result {
     int64_t base_offset;
     int64_t log_append_time_ms; /* -1 unless message.timestamp.type=LogAppendTime */
     bool duplicate;             /* already in the log, or staged before it: base_offset is the original one, nothing was staged. At or behind log end, the
                                    original's write decides the answer; with flush_on_ack, durable_offset does. */
+    int64_t guard;              /* with MQD_STAGE_VERIFY: what a verified sender brings back (never 0) */
 };
 
 /* `bytes` is the whole validated batch; it must stay readable until the write. patch_in_place: the header may be changed where it lies (own arena);
  * otherwise the first 16 (or 61) bytes are copied and patched. Returns a Kafka error code: 0; 10 MESSAGE_TOO_LARGE; 18 RECORD_LIST_TOO_LARGE (than a segment);
  * 32 INVALID_TIMESTAMP; 44 POLICY_VIOLATION (read-only); 45 OUT_OF_ORDER_SEQUENCE_NUMBER; 46 DUPLICATE_SEQUENCE_NUMBER; 47 INVALID_PRODUCER_EPOCH;
- * 56 KAFKA_STORAGE_ERROR when fenced; 87 INVALID_RECORD (a control batch from a client);
- * or -1 when MQD_STAGE_COUNT_MAX are staged (write first, then stage again). now_ms: wall clock, for LogAppendTime and timestamp limits. */
-int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_batch *batch, uint8_t *bytes, bool patch_in_place, bool control_allowed, int64_t now_ms,
-                            struct mqd_stage_result *result);
+ * 19 NOT_ENOUGH_REPLICAS (a guard that is not, or no more, the partition's: the transaction may have ended since it was verified; the client tries again);
+ * 48 INVALID_TXN_STATE (a batch outside of the producer's ongoing transaction); 52 TRANSACTION_COORDINATOR_FENCED (a marker of an older coordinator);
+ * 56 KAFKA_STORAGE_ERROR when fenced; 87 INVALID_RECORD (a control batch from a client, or one that is no transaction marker);
+ * or MQD_STAGE_FULL, MQD_STAGE_VERIFY. flags: enum mqd_stage_flags. guard: 0 = not verified, else the result->guard that was verified for this very batch.
+ * now_ms: wall clock, for LogAppendTime and timestamp limits. */
+int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_batch *batch, uint8_t *bytes, bool patch_in_place, uint32_t flags, int64_t guard,
+                            int64_t now_ms, struct mqd_stage_result *result);
 uint32_t mqd_partition_staged_count(const struct mqd_partition *partition);
 /* Writes what is staged; rolls first or in between where needed. 0; -1 with errno (ENOSPC, EDQUOT: retriable, state is as before; others: the caller
  * fences the log directory). *rolled is set when a new segment was started. */

@@ -125,7 +125,7 @@ __attribute__((unused)) static int16_t log_stage(struct mqd_partition *partition
     struct mqd_stage_result own;
     log_encode(bytes, want);
     mqd_batch_decode(bytes, MQD_BATCH_HEADER_BYTES, &batch);
-    return mqd_partition_stage(partition, &batch, bytes, want.mark % 2 == 0, (want.attributes & 0x20) != 0, NOW, result ? result : &own);
+    return mqd_partition_stage(partition, &batch, bytes, want.mark % 2 == 0, (want.attributes & 0x20) ? MQD_STAGE_COORDINATOR : 0, 0, NOW, result ? result : &own);
 }
 
 /* One batch, staged and written. Returns the stage's error, or -2 when the write failed. */

@@ -77,8 +77,8 @@ TEST(refuses_what_it_must)
     struct mqd_stage_result result;
     log_encode(bytes, (struct log_batch){.attributes = 0x30, .producer_id = 5});
     mqd_batch_decode(bytes, sizeof bytes, &batch);
-    CHECK_EQUAL(mqd_partition_stage(partition, &batch, bytes, true, false, NOW, &result), 87);
-    CHECK_EQUAL(mqd_partition_stage(partition, &batch, bytes, true, true, NOW, &result), 0);
+    CHECK_EQUAL(mqd_partition_stage(partition, &batch, bytes, true, 0, 0, NOW, &result), 87);
+    CHECK_EQUAL(mqd_partition_stage(partition, &batch, bytes, true, MQD_STAGE_COORDINATOR, 0, NOW, &result), 0);
     bool rolled;
     CHECK_EQUAL(mqd_partition_write(partition, NOW, &rolled), 0);
     options.readonly = 1;

@@ -98,7 +98,7 @@ static void append(struct mqd_partition *partition, uint64_t *seed, uint64_t *by
         *bytes += size_bytes;
         *sum += sum_of(batches[i], size_bytes);
         CHECK_OR(mqd_batch_validate(batches[i], size_bytes, &batch, &reason) == 0, fprintf(stderr, "%s\n", reason); return);
-        CHECK_EQUAL(mqd_partition_stage(partition, &batch, batches[i], true, false, 1700000000000, &result), 0);
+        CHECK_EQUAL(mqd_partition_stage(partition, &batch, batches[i], true, 0, 0, 1700000000000, &result), 0);
     }
     CHECK_EQUAL(mqd_partition_write(partition, 1700000000000, &rolled), 0);
     *generation += rolled;
