@@ -37,7 +37,13 @@ class Timer(msgspec.Struct, frozen=True):
     at_ms: int | None
 
 
-Action = Persist | Reply | Timer
+class Effect(msgspec.Struct, frozen=True):
+    """Base of what a kind of core wants carried out besides (a transaction's WriteMarkers). Held back like a Reply; then the shell hands it, once, to the function that
+    kind of coordinator was made with: `carry_out(name, effect, leader_epoch)`. What comes of it returns as an event to the same core, unless that has been loaded
+    anew since: on_loaded gives the effects again that its log says are still to be carried out."""
+
+
+Action = Persist | Reply | Timer | Effect
 
 
 class TimerFired(msgspec.Struct, frozen=True):
