@@ -114,7 +114,9 @@ enum mqd_descriptor_kind {
     MQD_LINK_REQUEST,        /* worker -> acceptor: a whole request frame (without its length word) in the worker's arena            */
     MQD_LINK_RESPONSE,       /* acceptor -> worker: response bytes (correlation id first) in the acceptor's arena                   */
     MQD_LINK_CLOSE,          /* acceptor -> worker: close this connection (token)                                                    */
-    MQD_LINK_CACHE_DROP      /* acceptor -> worker: forget every cached reply                                                        */
+    MQD_LINK_CACHE_DROP,     /* acceptor -> worker: forget every cached reply                                                        */
+    MQD_LINK_CHECK,          /* worker -> acceptor: may these batches be written? see below. Asked again when the acceptor restarts   */
+    MQD_LINK_CHECKED         /* acceptor -> worker: the answer; RELEASE (token, offset) when it has a payload                        */
 };
 
 #define MQD_RESPONSE_MORE 1       /* flags of RESPONSE: more fragments of the same response follow */
@@ -127,13 +129,13 @@ enum mqd_descriptor_kind {
 struct mqd_descriptor {
     uint16_t kind;
     uint16_t flags;
-    uint32_t slot;       /* PRODUCE, PRODUCED, HW_CHANGED: partition slot. REQUEST: client's ipv4/ipv6 hash is not here, see `a` */
+    uint32_t slot;       /* PRODUCE, PRODUCED, HW_CHANGED, CHECK: partition slot. REQUEST: client's ipv4/ipv6 hash is not here, see `a` */
     uint64_t token;      /* sender's name for the thing; answers echo it */
     uint64_t offset;     /* payload: byte offset in the lender's arena */
     uint32_t size_bytes; /* payload size */
-    int32_t error;       /* PRODUCED: Kafka error code. REQUEST: low 31 bits of the acceptor's generation that is asked */
+    int32_t error;       /* PRODUCED: Kafka error code, or -2 (MQD_STAGE_VERIFY): not staged, verify and send again with the guard in `a`. REQUEST: low 31 bits of the acceptor's generation that is asked */
     int64_t a;           /* PRODUCE: leader epoch the sender expects or -1. PRODUCED: base_offset. REQUEST: listener id. RESPONSE: metadata version of a cacheable body */
-    int64_t b;           /* PRODUCED: log_append_time_ms or -1. REQUEST: connection id (for logs) */
+    int64_t b;           /* PRODUCE: verification guard or 0. PRODUCED: log_append_time_ms or -1. REQUEST: connection id (for logs) */
     int64_t c;           /* PRODUCED: log_start_offset */
     uint64_t generation; /* sender's endpoint generation */
 };
@@ -144,6 +146,16 @@ size_t mqd_links_size_bytes(uint32_t endpoint_count);
 int mqd_links_format(void *links, size_t size_bytes, uint32_t endpoint_count);
 
 struct mqd_endpoint; /* one process's end of all its links */
+#define MQD_CHECK_TRANSACTION 1   /* flags of CHECK: payload is struct mqd_check_transaction, partition_count entries, the transactional id's bytes */
+#define MQD_CHECK_RECORDS 2       /* payload is one compressed batch for a compacted topic: every record needs a key */
+#define MQD_RECORD_ERROR_COUNT_MAX 64
+
+/* CHECK     slot: of the batch (RECORDS). a: Produce version. b: connection id (for logs). error: as in REQUEST. The payload stays until CHECKED.
+ * CHECKED   TRANSACTION: payload is an int16 error code for each partition, in the order asked; or no payload and one code for all in `error`.
+ *           RECORDS: `error` 0, or 87 with a payload: struct mqd_check_refusal, its indexes, its message's bytes. */
+struct mqd_check_transaction { int64_t producer_id; int16_t producer_epoch; int16_t version; int16_t acks; uint16_t id_bytes; uint32_t partition_count; int32_t timeout_ms; };
+struct mqd_check_partition { uint8_t topic_id[16]; int32_t partition_index; uint32_t slot; };
+struct mqd_check_refusal { uint32_t unkeyed_count; uint16_t index_count; uint16_t message_bytes; }; /* all records without key; how many int32 batch indexes follow */
 /* eventfds[i] wakes endpoint i. The endpoint resets nothing: what was in flight to a dead predecessor is drained and judged by generation. */
 struct mqd_endpoint *mqd_endpoint_open(void *control, void *links, uint32_t self, uint32_t endpoint_count, const int *eventfds);
 void mqd_endpoint_close(struct mqd_endpoint *endpoint);
@@ -215,6 +227,9 @@ struct mqd_log_options { /* per partition; may change at run time (mqd_reactor_s
     uint8_t log_append_time;         /* message.timestamp.type */
     uint8_t flush_on_ack;
     uint8_t compacted;
+/* Walks record_count uncompressed records that fill size_bytes exactly. Returns how many have no key, the places in the batch of the first
+ * unkeyed_count_max of them in `unkeyed`; -1 when the bytes are not such records, with `reason` (static text). */
+int32_t mqd_records_unkeyed(const uint8_t *records, uint64_t size_bytes, int32_t record_count, int32_t *unkeyed, uint32_t unkeyed_count_max, const char **reason);
     uint8_t readonly;                /* refuses Produce */
 };
 

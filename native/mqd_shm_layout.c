@@ -98,11 +98,11 @@ uint64_t mqd_abi_hash(void)
         FIELD(mqd_partition_slot, positions), FIELD(mqd_partition_slot, version), FIELD(mqd_partition_slot, segments_generation), FIELD(mqd_partition_slot, topic_id),
         FIELD(mqd_partition_slot, identity_version), FIELD(mqd_partition_slot, partition_index), FIELD(mqd_partition_slot, leader_epoch),
         FIELD(mqd_partition_slot, owner), FIELD(mqd_partition_slot, state), FIELD(mqd_partition_slot, log_dir), FIELD(mqd_partition_slot, owner_generation),
-        FIELD(mqd_partition_slot, waiters), sizeof(struct mqd_partition_slot), MQD_PARTITION_SLOT_COUNT, MQD_SLOT_DELETING, MQD_PROCESS_DEAD,
+        FIELD(mqd_partition_slot, compacted), FIELD(mqd_partition_slot, waiters), sizeof(struct mqd_partition_slot), MQD_PARTITION_SLOT_COUNT, MQD_SLOT_DELETING, MQD_PROCESS_DEAD,
         FIELD(mqd_ring, head), FIELD(mqd_ring, tail), offsetof(struct mqd_ring, descriptor), MQD_LINK_DESCRIPTOR_COUNT,
         FIELD(mqd_descriptor, kind), FIELD(mqd_descriptor, flags), FIELD(mqd_descriptor, slot), FIELD(mqd_descriptor, token), FIELD(mqd_descriptor, offset),
         FIELD(mqd_descriptor, size_bytes), FIELD(mqd_descriptor, error), FIELD(mqd_descriptor, a), FIELD(mqd_descriptor, b), FIELD(mqd_descriptor, c),
-        FIELD(mqd_descriptor, generation), sizeof(struct mqd_descriptor), MQD_LINK_CACHE_DROP,
+        FIELD(mqd_descriptor, generation), sizeof(struct mqd_descriptor), MQD_LINK_CHECKED,
     };
     uint64_t hash = 0xcbf29ce484222325ull;
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
@@ -394,6 +394,7 @@ void mqd_slot_clear(void *control, uint32_t index)
     mqd_store_release(&slot->owner, (uint16_t)MQD_OWNER_NONE);
     mqd_store_release(&slot->log_dir, (uint8_t)0);
     mqd_store_release(&slot->owner_generation, 0);
+    mqd_store_release(&slot->compacted, (uint8_t)0);
     mqd_store_release(&slot->segments_generation, mqd_load_relaxed(&slot->segments_generation) + 1);
     mqd_slot_publish(slot, &empty);
     bracket_close(slot, odd);

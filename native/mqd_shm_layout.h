@@ -113,7 +113,8 @@ struct mqd_partition_slot {
     uint8_t state;       /* enum mqd_slot_state */
     uint8_t log_dir;     /* index in log.dirs */
     uint64_t owner_generation;
-    uint8_t pad2[8];
+    uint8_t compacted;   /* owner writes: every record needs a key (cleanup.policy) */
+    uint8_t pad2[7];
     /* line 3: workers set their bit (fetch_or seq_cst) before they park; the owner exchanges it to 0 and tells them by link */
     uint64_t waiters;
     uint8_t pad3[MQD_CACHE_LINE - 8];
