@@ -51,8 +51,8 @@ class TimerFired(msgspec.Struct, frozen=True):
 
 
 class TransactionEnded(msgspec.Struct, frozen=True):
-    """The marker of a transaction that wrote into this core's partition; comes to every core that said it has something of that producer (Core.has_pending). What it changes
-    needs no Persist: the marker itself is the record."""
+    """The marker of a transaction; comes to every core that persisted something with that producer id since the last one. What it changes needs no Persist: the marker
+    itself is the record."""
 
     producer_id: int
     producer_epoch: int
@@ -78,9 +78,8 @@ class Core(Protocol):
 class TransactionalCore(Core, Protocol):
     """A core whose records may lie in transactions of producers (committed offsets)."""
 
-    def replay_pending(self, key: bytes, value: bytes | None, producer_id: int, producer_epoch: int) -> None: ...
-
-    def has_pending(self, producer_id: int) -> bool: ...
+    def replay_pending(self, key: bytes, value: bytes | None, producer_id: int, producer_epoch: int) -> None:
+        """A record of a transaction whose marker is not in the log yet."""
 
 
 class Cores(Protocol):

@@ -1,0 +1,200 @@
+"""Appending to partitions for coordinators: their own internal ones, and transaction markers into those of users.
+
+A batch goes by link to the worker that owns the partition, as if by a client with acks=all; it is answered when it is below the high watermark.
+
+Invariants
+    L1  appends to one partition reach its owner in the order of the calls
+    L2  every append is answered once: by the owner, by the owner's death, or at once when it cannot be sent
+    L3  an error says whether the batch may be in the log (`unknown`): after the owner's death it may
+    L4  an append that names a leader epoch is sent only while the partition is served in that epoch; it names the owner's generation too, so a successor never takes it
+Bounds: BYTES_MAX and COUNT_MAX under way; more are refused with COORDINATOR_NOT_AVAILABLE, which is retriable, and nothing is written.
+
+Concurrency: the event loop's thread only.
+"""
+
+import asyncio
+import struct
+from typing import NamedTuple, Protocol
+
+from mqd.base import logging
+from mqd.native import PRODUCE_ACKS_ALL, PRODUCE_CONTROL, crc32c
+from mqd.protocol.errors import ErrorCode, error_name
+from mqd.protocol.records import CONTROL, HEADER, HEADER_BYTES, LENGTH_BYTES, TRANSACTIONAL
+
+BYTES_MAX = 64 << 20
+COUNT_MAX = 100_000
+BATCH_BYTES_MAX = 4 << 20  # one batch is one run of the arena
+RECORDS_MAX = 1 << 20  # of one batch
+
+log = logging.get("coordinator.log")
+_PRODUCE = struct.Struct(">I")
+
+
+class AppendError(Exception):
+    """`unknown`: the batch may be in the log all the same."""
+
+    def __init__(self, error: int, unknown: bool = False) -> None:
+        super().__init__(error_name(error) + (" (outcome unknown)" if unknown else ""))
+        self.error = int(error)
+        self.unknown = unknown
+
+
+class Served(NamedTuple):
+    """A partition as its owner serves it now."""
+
+    slot: int
+    owner: int
+    owner_generation: int
+    leader_epoch: int
+
+
+class Partitions(Protocol):
+    def served(self, topic: str, partition: int) -> Served:
+        """Raises AppendError: unknown topic or partition, not served at the moment."""
+
+
+class Sender(Protocol):
+    """The acceptor's link. `token` comes back in produced() and released()."""
+
+    def send_batch(self, owner: int, token: int, slot: int, batch: bytes, flags: int, leader_epoch: int, owner_generation: int) -> None: ...
+
+
+class _Append(NamedTuple):
+    future: asyncio.Future[int]
+    owner: int
+    owner_generation: int
+    size_bytes: int
+
+
+class Log:
+    """`token_base` is or-ed to every token, so that they are nobody else's (bits 48 and up)."""
+
+    def __init__(self, partitions: Partitions, sender: Sender, token_base: int) -> None:
+        self._partitions = partitions
+        self._sender = sender
+        self._token_base = token_base
+        self._next = 0
+        self._pending: dict[int, _Append] = {}
+        self._bytes = 0
+
+    @property
+    def pending_count(self) -> int:
+        return len(self._pending)
+
+    def append_nowait(self, topic: str, partition: int, batch: bytes, leader_epoch: int = -1, control: bool = True) -> asyncio.Future[int]:
+        """Queues one record batch. The future gives its base offset when it is below the high watermark, or raises AppendError. `leader_epoch` -1: whichever is in force."""
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        try:
+            self._send(topic, partition, batch, leader_epoch, control, future)
+        except AppendError as error:
+            future.set_exception(error)
+        return future
+
+    async def append(self, topic: str, partition: int, batch: bytes, leader_epoch: int = -1, control: bool = True) -> int:
+        """As append_nowait, waited for; a caller that is cancelled changes nothing about the append."""
+        return await asyncio.shield(self.append_nowait(topic, partition, batch, leader_epoch, control))
+
+    async def write_marker(self, topic: str, partition: int, producer_id: int, producer_epoch: int, coordinator_epoch: int, commit: bool, timestamp_ms: int) -> int:
+        """Ends a producer's transaction in one partition. For partitions of __consumer_offsets use the group coordinator's: its state changes with the marker."""
+        return await self.append(topic, partition, marker_batch(producer_id, producer_epoch, coordinator_epoch, commit, timestamp_ms))
+
+    def _send(self, topic: str, partition: int, batch: bytes, leader_epoch: int, control: bool, future: asyncio.Future[int]) -> None:
+        size = len(batch)
+        if size > BATCH_BYTES_MAX:
+            raise AppendError(ErrorCode.RECORD_LIST_TOO_LARGE)
+        if self._bytes + size > BYTES_MAX or len(self._pending) >= COUNT_MAX:
+            raise AppendError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        served = self._partitions.served(topic, partition)
+        if leader_epoch >= 0 and leader_epoch != served.leader_epoch:
+            raise AppendError(ErrorCode.NOT_LEADER_OR_FOLLOWER)  # L4
+        self._next += 1
+        token = self._token_base | self._next
+        self._pending[token] = _Append(future, served.owner, served.owner_generation, size)
+        self._bytes += size
+        flags = PRODUCE_ACKS_ALL | (PRODUCE_CONTROL if control else 0)
+        self._sender.send_batch(served.owner, token, served.slot, batch, flags, leader_epoch, served.owner_generation)
+
+    # -- from the link -----------------------------------------------------------------------------------------------------
+
+    def produced(self, token: int, error: int, base_offset: int) -> bool:
+        """The owner's answer. False: not ours."""
+        append = self._pending.pop(token, None)
+        if append is None:
+            return False
+        self._bytes -= append.size_bytes
+        if append.future.done():
+            return True
+        if error:
+            # A write or flush that failed leaves it open what the disk holds: whoever loads the log next will see.
+            append.future.set_exception(AppendError(error, unknown=error == ErrorCode.KAFKA_STORAGE_ERROR))
+        else:
+            append.future.set_result(base_offset)
+        return True
+
+    def on_owner_death(self, owner: int) -> None:
+        """All that is under way with it has an unknown outcome (L3)."""
+        for token in [token for token, append in self._pending.items() if append.owner == owner]:
+            append = self._pending.pop(token)
+            self._bytes -= append.size_bytes
+            if not append.future.done():
+                append.future.set_exception(AppendError(ErrorCode.REQUEST_TIMED_OUT, unknown=True))
+
+    def close(self) -> None:
+        for append in self._pending.values():
+            append.future.cancel()
+        self._pending.clear()
+        self._bytes = 0
+
+
+# -- batches -------------------------------------------------------------------------------------------------------------------
+
+
+def _varint(value: int) -> bytes:
+    """Zigzag of a number that is not negative."""
+    value <<= 1
+    if value < 0x80:
+        return _ONE[value]
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+_ONE = [bytes([value]) for value in range(0x80)]
+
+
+def record_size_max(key: bytes, value: bytes | None) -> int:
+    """Bytes that one record takes in a batch, at most."""
+    return len(key) + len(value or b"") + 22
+
+
+def records_batch(records: list[tuple[bytes, bytes | None]], timestamp_ms: int, producer_id: int = -1, producer_epoch: int = -1) -> bytes:
+    """One uncompressed batch; transactional when there is a producer id. Coordinators have no sequence numbers (-1), as in Kafka."""
+    parts: list[bytes] = []
+    for delta, (key, value) in enumerate(records):
+        ends = b"\x01\x00" if value is None else _varint(len(value)) + value + b"\x00"  # no headers
+        body = b"\x00\x00" + _varint(delta) + _varint(len(key)) + key + ends  # attributes, timestamp delta
+        parts += (_varint(len(body)), body)
+    return _with_header(b"".join(parts), len(records), TRANSACTIONAL if producer_id >= 0 else 0, timestamp_ms, producer_id, producer_epoch)
+
+
+def _with_header(body: bytes, count: int, attributes: int, timestamp_ms: int, producer_id: int, producer_epoch: int) -> bytes:
+    head = HEADER.pack(
+        0, HEADER_BYTES - LENGTH_BYTES + len(body), -1, 2, 0, attributes, count - 1, timestamp_ms, timestamp_ms, producer_id, producer_epoch, -1, count
+    )
+    return head[:17] + _PRODUCE.pack(crc32c(body, crc32c(head[21:]))) + head[21:] + body
+
+
+_MARKER = struct.Struct(">hi")
+_MARKER_KEYS = {False: struct.pack(">hh", 0, 0), True: struct.pack(">hh", 0, 1)}
+
+
+def marker_batch(producer_id: int, producer_epoch: int, coordinator_epoch: int, commit: bool, timestamp_ms: int) -> bytes:
+    """The control batch that ends a transaction (KIP-98): key version 0 and type (0 abort, 1 commit), value version 0 and the coordinator's epoch."""
+    key, value = _MARKER_KEYS[commit], _MARKER.pack(0, coordinator_epoch)
+    body = b"\x00\x00\x00" + _varint(len(key)) + key + _varint(len(value)) + value + b"\x00"
+    return _with_header(_varint(len(body)) + body, 1, TRANSACTIONAL | CONTROL, timestamp_ms, producer_id, producer_epoch)
+
+

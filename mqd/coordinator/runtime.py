@@ -1,0 +1,436 @@
+"""Runs the cores of one kind of coordinator: groups over __consumer_offsets, or transactional ids over __transaction_state.
+
+A request goes to the shard of its name's partition: request() -> Shard.handle -> actions -> one unit of writes at a time -> replies. See shard.py.
+
+    absent --(served)--> loading --(loaded, everything below the high watermark)--> active --(write failed, epoch or owner changed)--> absent
+
+Invariants
+    R1  a shard is active for one leader epoch and one generation of its owner; with another one it is loaded anew
+    R2  every request is answered once: by its core, by CoordinatorError when the shard is thrown away, by its time-out
+    R3  the first offset of every batch is where this shard expected it; else somebody else's records are there (a predecessor's, that came late), and the shard is loaded anew
+    R4  a shard becomes active when all it has loaded is below the high watermark: what a predecessor had under way counts, and counts for good
+Bounds: REQUESTS_MAX requests that wait in one coordinator; more are refused with COORDINATOR_NOT_AVAILABLE. LOADS_AT_ONCE threads load.
+
+Concurrency: the event loop's thread; cores are built by a loading thread before anybody else knows them.
+"""
+
+import asyncio
+import functools
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
+
+from mqd.base import logging
+from mqd.coordinator.actions import Core, Cores, Effect, TimerFired
+from mqd.coordinator.log import AppendError, Log
+from mqd.coordinator.shard import Loaded, Shard, TooLarge, Unit
+from mqd.protocol.errors import ErrorCode, error_name
+
+REQUESTS_MAX = 100_000
+LOADS_AT_ONCE = 2
+LOOK_S, LOOK_IDLE_S = 0.02, 1.0  # how often partitions are looked at: while some are not active; else
+RETRY_S = 0.2  # before a shard that could not be written or loaded is tried again
+
+log = logging.get("coordinator")
+
+
+class CoordinatorError(Exception):
+    """The request was not carried out, or nobody knows: a retriable code for the client."""
+
+    def __init__(self, error_code: int) -> None:
+        super().__init__(error_name(error_code))
+        self.error_code = int(error_code)
+
+
+class Source(NamedTuple):
+    """A partition of the internal topic, as it can be loaded now."""
+
+    leader_epoch: int
+    owner_generation: int
+    end_offset: int  # log end
+    high_watermark: int
+
+
+class Partitions(Protocol):
+    """The internal topic, as the metadata and the partition table show it."""
+
+    def count(self) -> int:
+        """0: it does not exist (yet)."""
+
+    def source(self, partition: int) -> Source | None:
+        """None: not served at the moment."""
+
+    async def load(self, partition: int, end_offset: int, cores: Cores) -> Loaded:
+        """Reads the log up to `end_offset`, in a thread. Raises OSError."""
+
+    async def create(self) -> bool:
+        """Makes the topic; False: not now."""
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _hash(name: str) -> int:
+    """Java's String.hashCode, made positive as Kafka's Utils.abs does."""
+    value = 0
+    data = name.encode("utf-16-be", "surrogatepass")
+    for position in range(0, len(data), 2):
+        value = (31 * value + (data[position] << 8 | data[position + 1])) & 0xFFFFFFFF
+    if value >= 1 << 31:
+        value -= 1 << 32
+    return 0 if value == -(1 << 31) else abs(value)
+
+
+def partition_for(name: str, partition_count: int) -> int:
+    """Which partition of the internal topic a group id or transactional id belongs to."""
+    return _hash(name) % partition_count
+
+
+class _Place:
+    """One partition, whether loaded or not."""
+
+    __slots__ = ("loading", "not_before", "requests", "shard", "source")
+
+    def __init__(self) -> None:
+        self.shard: Shard | None = None
+        self.source: Source | None = None
+        self.loading: asyncio.Task[None] | None = None
+        self.requests: set[int] = set()
+        self.not_before = 0.0
+
+
+class Coordinator:
+    """`topic`: the internal topic's name. `now_ms`: a clock that does not jump back. `carry_out(name, effect, leader_epoch)`: see actions.Effect; may post events."""
+
+    def __init__(
+        self, topic: str, cores: Cores, partitions: Partitions, append_log: Log, now_ms: Callable[[], int], carry_out: Callable[[str, Effect, int], None] | None = None
+    ) -> None:
+        self.topic = topic
+        self._cores = cores
+        self._partitions = partitions
+        self._log = append_log
+        self._now_ms = now_ms
+        self._carry_out = carry_out
+        self._places: list[_Place] = []
+        self._futures: dict[int, asyncio.Future[object]] = {}
+        self._number = 0
+        self._turn: asyncio.Handle | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_ms = 0
+        self._look: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._loads = asyncio.Semaphore(LOADS_AT_ONCE)
+        self._creating: asyncio.Task[bool] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    # -- life --------------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.look()
+
+    def stop(self) -> None:
+        for handle in (self._turn, self._alarm, self._look):
+            if handle is not None:
+                handle.cancel()
+        for task in self._tasks:
+            task.cancel()
+        for place in self._places:
+            self._unload(place, int(ErrorCode.COORDINATOR_NOT_AVAILABLE), "the acceptor ends", quiet=True)
+        self._loop = None
+
+    @property
+    def partition_count(self) -> int:
+        return self._partitions.count()
+
+    def partition_for(self, name: str) -> int:
+        """Raises CoordinatorError(COORDINATOR_NOT_AVAILABLE) while the internal topic does not exist."""
+        count = self._partitions.count()
+        if not count:
+            raise CoordinatorError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        return partition_for(name, count)
+
+    async def ensure_topic(self) -> bool:
+        """Makes the internal topic on first need. False: not there yet, ask again."""
+        if self._partitions.count():
+            return True
+        if self._creating is None or self._creating.done():
+            self._creating = asyncio.get_running_loop().create_task(self._partitions.create())
+        created = await asyncio.shield(self._creating)
+        if created:
+            self.look()
+        return created
+
+    # -- requests ----------------------------------------------------------------------------------------------------------
+
+    async def request(self, name: str, make_event: Callable[[int], object], timeout_s: float | None = None) -> object:
+        """Gives the response that the core replied with. Raises CoordinatorError; on time-out with COORDINATOR_NOT_AVAILABLE, the outcome is then unknown."""
+        place, shard = self._active(name)
+        if len(self._futures) >= REQUESTS_MAX:
+            raise CoordinatorError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        self._number += 1
+        number = self._number
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[object] = loop.create_future()
+        self._futures[number] = future
+        place.requests.add(number)
+        try:
+            self._handle(place, shard, name, make_event(number))
+            if future.done():
+                return future.result()
+            if timeout_s is None:
+                return await future
+            alarm = loop.call_later(timeout_s, _expire, future)
+            try:
+                return await future
+            finally:
+                alarm.cancel()
+        finally:
+            self._futures.pop(number, None)
+            place.requests.discard(number)
+
+    def post(self, name: str, event: object) -> None:
+        """An event that nobody waits for an answer to. Raises CoordinatorError."""
+        place, shard = self._active(name)
+        self._handle(place, shard, name, event)
+
+    def core(self, name: str) -> Core | None:
+        """For looking only; what it shows may not be written yet. None: no such core. Raises CoordinatorError while it is not loaded."""
+        return self._active(name)[1].core(name)
+
+    def items(self) -> Iterator[tuple[str, Core]]:
+        """All cores of all loaded partitions, for looking only. See `all_loaded`."""
+        for place in self._places:
+            if place.shard is not None:
+                yield from place.shard.items()
+
+    def check_loaded(self) -> None:
+        """Raises CoordinatorError(COORDINATOR_LOAD_IN_PROGRESS) while some partition is not loaded: what items() shows is then not everything."""
+        if len(self._places) < self._partitions.count() or any(place.shard is None for place in self._places):
+            raise CoordinatorError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+
+    def leader_epoch(self, name: str) -> int:
+        """Of the partition that the name belongs to, as loaded. Raises CoordinatorError."""
+        return self._active(name)[1].leader_epoch
+
+    async def write_marker(self, partition: int, producer_id: int, producer_epoch: int, coordinator_epoch: int, commit: bool) -> None:
+        """Ends a producer's transaction in one partition of this coordinator's topic, in the log and in the cores. Raises CoordinatorError."""
+        if not 0 <= partition < len(self._places):
+            raise CoordinatorError(ErrorCode.NOT_COORDINATOR)
+        place = self._places[partition]
+        if place.shard is None:
+            raise CoordinatorError(self._absent_error(place))
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def done(error: int | None) -> None:
+            if not future.done():
+                if error is None:
+                    future.set_result(None)
+                else:
+                    future.set_exception(CoordinatorError(error))
+
+        place.shard.end_transaction(producer_id, producer_epoch, coordinator_epoch, commit, self._now_ms(), done)
+        await future
+
+    def _active(self, name: str) -> tuple[_Place, Shard]:
+        partition = self.partition_for(name)
+        if partition >= len(self._places):
+            self.look()
+            raise CoordinatorError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        place = self._places[partition]
+        if place.shard is None:
+            raise CoordinatorError(self._absent_error(place))
+        return place, place.shard
+
+    def _absent_error(self, place: _Place) -> int:
+        return int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if place.source is not None or place.not_before == 0.0 else ErrorCode.NOT_COORDINATOR)
+
+    def _handle(self, place: _Place, shard: Shard, name: str, event: object, known: bool = False) -> None:
+        try:
+            (shard.handle_known if known else shard.handle)(name, event, self._now_ms())
+        except TooLarge as error:
+            self._unload(place, int(ErrorCode.COORDINATOR_NOT_AVAILABLE), f"{name} cannot be written: {error}")
+        except Exception:
+            log.exception("a coordinator's core failed; its partition is loaded anew", topic=self.topic, partition=self._places.index(place), core=name, event=type(event).__name__)
+            self._unload(place, int(ErrorCode.COORDINATOR_NOT_AVAILABLE), f"{name} failed")
+
+    def _on_reply(self, number: int, response: object) -> None:
+        future = self._futures.get(number)
+        if future is not None and not future.done():
+            future.set_result(response)
+
+    def _on_effect(self, leader_epoch: int, name: str, effect: Effect) -> None:
+        """Carried out in a later turn: what it posts must not meet a core in the middle of its actions."""
+        if self._carry_out is None:
+            raise TypeError(f"a core of {self.topic} wants {type(effect).__name__} carried out, and nobody does that here")
+        if self._loop is not None:
+            self._loop.call_soon(self._carry_out, name, effect, leader_epoch)
+
+    # -- writing and timers ------------------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        """Once in a turn of the loop: what several requests want written in this turn goes together."""
+        if self._turn is None and self._loop is not None:
+            self._turn = self._loop.call_soon(self._on_turn)
+
+    def _on_turn(self) -> None:
+        self._turn = None
+        self._fire_timers()
+        for place in self._places:
+            shard = place.shard
+            if shard is None:
+                continue
+            unit = shard.next_unit()
+            if unit is not None:
+                self._write(place, shard, unit)
+        self._set_alarm()
+
+    def _write(self, place: _Place, shard: Shard, unit: Unit) -> None:
+        partition = self._places.index(place)
+        now_ms = self._now_ms()
+        futures = [self._log.append_nowait(self.topic, partition, batch.encode(now_ms), shard.leader_epoch) for batch in unit.batches]
+        task = asyncio.get_running_loop().create_task(self._written(place, shard, unit, futures))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _written(self, place: _Place, shard: Shard, unit: Unit, futures: list[asyncio.Future[int]]) -> None:
+        results = await asyncio.gather(*futures, return_exceptions=True)
+        if place.shard is not shard:
+            return
+        expected = shard.end_offset
+        for batch, result in zip(unit.batches, results, strict=True):
+            if isinstance(result, AppendError):
+                self._unload(place, int(ErrorCode.NOT_COORDINATOR if result.error == ErrorCode.NOT_LEADER_OR_FOLLOWER else ErrorCode.COORDINATOR_NOT_AVAILABLE), f"a write failed: {result}")
+                return
+            if isinstance(result, BaseException):
+                self._unload(place, int(ErrorCode.COORDINATOR_NOT_AVAILABLE), f"a write failed: {result!r}")
+                return
+            if result != expected:  # R3
+                self._unload(place, int(ErrorCode.NOT_COORDINATOR), f"a batch was appended at offset {result}, not at {expected}")
+                return
+            expected += batch.offset_count
+        shard.written()
+        self._wake()
+
+    def _fire_timers(self) -> None:
+        now_ms = self._now_ms()
+        for place in self._places:
+            shard = place.shard
+            if shard is None:
+                continue
+            due = shard.timers.next_ms()
+            if due is None or due > now_ms:
+                continue
+            for timer in shard.timers.take_due(now_ms):
+                name = shard.fire(timer)
+                if name is not None and place.shard is shard:
+                    self._handle(place, shard, name, TimerFired(timer[1]), known=True)
+
+    def _set_alarm(self) -> None:
+        due = [at for place in self._places if place.shard is not None and (at := place.shard.timers.next_ms()) is not None]
+        if not due or self._loop is None:
+            return
+        at_ms = min(due)
+        if self._alarm is not None and self._alarm_ms <= at_ms:
+            return
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm_ms = at_ms
+        self._alarm = self._loop.call_later(max(at_ms - self._now_ms(), 0) / 1000, self._on_alarm)
+
+    def _on_alarm(self) -> None:
+        self._alarm = None
+        self._wake()
+
+    # -- loading -----------------------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """What has changed about the partitions: loads what is served and not loaded, drops what is served by another process or in another epoch. Calls itself again."""
+        if self._loop is None:
+            return
+        if self._look is not None:
+            self._look.cancel()
+        count = self._partitions.count()
+        if count < len(self._places):  # the topic is gone
+            for place in self._places:
+                self._unload(place, int(ErrorCode.NOT_COORDINATOR), "the topic was deleted")
+            self._places = []
+        while len(self._places) < count:
+            self._places.append(_Place())
+        waiting = False
+        for partition, place in enumerate(self._places):
+            self._look_at(partition, place)
+            waiting = waiting or place.shard is None
+        self._look = self._loop.call_later(LOOK_S if waiting else LOOK_IDLE_S, self.look)
+
+    def _look_at(self, partition: int, place: _Place) -> None:
+        assert self._loop is not None
+        if place.loading is not None:
+            return
+        source = self._partitions.source(partition)
+        if place.shard is not None:
+            if source is None or (source.leader_epoch, source.owner_generation) != (place.source.leader_epoch, place.source.owner_generation):  # R1
+                self._unload(place, int(ErrorCode.NOT_COORDINATOR), "its partition is served anew" if source is not None else "its partition is not served")
+            return
+        if source is None:
+            place.source = None
+            return
+        if self._loop.time() < place.not_before:
+            return
+        place.source = source
+        place.loading = self._loop.create_task(self._load(partition, place, source))
+        self._tasks.add(place.loading)
+        place.loading.add_done_callback(self._tasks.discard)
+
+    async def _load(self, partition: int, place: _Place, source: Source) -> None:
+        assert self._loop is not None
+        try:
+            async with self._loads:
+                began = self._loop.time()
+                loaded = await self._partitions.load(partition, source.end_offset, self._cores)
+            while True:
+                now = self._partitions.source(partition)
+                if now is None or (now.leader_epoch, now.owner_generation) != (source.leader_epoch, source.owner_generation) or now.end_offset != source.end_offset:
+                    return  # somebody appended or the owner changed: once more
+                if now.high_watermark >= source.end_offset:
+                    break
+                await asyncio.sleep(LOOK_S)  # R4
+            shard = Shard(self._cores, loaded, source.leader_epoch, self._on_reply, functools.partial(self._on_effect, source.leader_epoch), self._wake)
+            place.shard = shard
+            shard.on_loaded(self._now_ms())
+            if loaded.record_count or loaded.skipped_count:
+                log.info(
+                    "coordinator's partition loaded", topic=self.topic, partition=partition, cores=len(shard), records=loaded.record_count, skipped=loaded.skipped_count,
+                    leader_epoch=source.leader_epoch, milliseconds=round((self._loop.time() - began) * 1000),
+                )  # fmt: skip
+        except Exception as error:
+            place.shard = None
+            place.not_before = self._loop.time() + RETRY_S
+            log.error("a coordinator's partition cannot be loaded; trying again", topic=self.topic, partition=partition, reason=f"{type(error).__name__}: {error}")
+        finally:
+            place.loading = None
+            if place.shard is not None:
+                self._wake()
+
+    def _unload(self, place: _Place, error: int, reason: str, quiet: bool = False) -> None:
+        """Throws the cores of a partition away; whoever waits is told a retriable error."""
+        shard, place.shard = place.shard, None
+        if shard is None:
+            return
+        if self._loop is not None:
+            place.not_before = self._loop.time() + RETRY_S
+            self._loop.call_later(RETRY_S, self.look)
+        if not quiet:
+            log.warning("a coordinator's partition is loaded anew", topic=self.topic, partition=self._places.index(place), cores=len(shard), requests=len(place.requests), reason=reason)
+        shard.fail(error)
+        for number in place.requests:
+            future = self._futures.get(number)
+            if future is not None and not future.done():
+                future.set_exception(CoordinatorError(error))
+        place.requests = set()
+
+    def on_owner_death(self) -> None:
+        """A worker died: look at once, not at the next look."""
+        self.look()
+
+
+def _expire(future: asyncio.Future[object]) -> None:
+    if not future.done():
+        future.set_exception(CoordinatorError(ErrorCode.COORDINATOR_NOT_AVAILABLE))

@@ -1,0 +1,53 @@
+"""Named timers of many cores in one heap. Sans-I/O: whoever owns it asks when the next is due, and takes what is due.
+
+Re-arming a timer for later, the usual case (every heartbeat does it), costs no heap operation: the old entry pops, finds its timer moved, and is pushed once more.
+Bound: one entry for each armed timer, and one for each time a timer was armed for earlier than before and has not popped since.
+"""
+
+import heapq
+
+Name = tuple[str, str]  # (core, timer)
+
+
+class Timers:
+    def __init__(self) -> None:
+        self._due: dict[Name, int] = {}
+        self._entry: dict[Name, int] = {}  # when the entry in the heap that counts pops; never later than due
+        self._heap: list[tuple[int, Name]] = []
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def set(self, name: Name, at_ms: int | None) -> None:
+        if at_ms is None:
+            self._due.pop(name, None)
+            return
+        self._due[name] = at_ms
+        entry = self._entry.get(name)
+        if entry is None or at_ms < entry:
+            self._entry[name] = at_ms
+            heapq.heappush(self._heap, (at_ms, name))
+
+    def next_ms(self) -> int | None:
+        """When to look again; may be too early, never too late."""
+        return self._heap[0][0] if self._heap else None
+
+    def take_due(self, now_ms: int) -> list[Name]:
+        """In order of their times; each is disarmed."""
+        found = []
+        while self._heap and self._heap[0][0] <= now_ms:
+            at_ms, name = heapq.heappop(self._heap)
+            if self._entry.get(name) != at_ms:
+                continue  # armed for earlier since
+            del self._entry[name]
+            due = self._due.get(name)
+            if due is None:
+                continue
+            if due > now_ms:
+                self._entry[name] = due
+                heapq.heappush(self._heap, (due, name))
+                continue
+            del self._due[name]
+            found.append((due, name))
+        found.sort()
+        return [name for _, name in found]
