@@ -1,0 +1,96 @@
+"""Records of the internal topics, written in the notation of mqd/protocol/schema/language.py and coded by the same generated code as the wire.
+
+A key is an int16 (the record's type; Kafka calls it the key's version) and its fields. A value is an int16 version and its fields, flexible from some version on (KIP-482).
+Everything read may be damaged or another broker's: what does not fit raises ValueError, never anything else.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+import msgspec
+
+from mqd.protocol.codec_decoder import DecoderWriter, Malformed
+from mqd.protocol.codec_encoder import EncoderWriter, Unencodable
+from mqd.protocol.schema.language import NEWEST, Message, Struct, Versions, parse
+
+_VERSION = struct.Struct(">h")
+NOT_FLEXIBLE = NEWEST + 1
+
+
+def _make_class(name: str, of: Struct, namespace: dict[str, object]) -> type:
+    fields = []
+    for field in of.fields:
+        default = msgspec.field(default_factory=list) if field.mutable_default else field.default
+        fields.append((field.name, list | None if field.is_array else object, default))
+    return msgspec.defstruct(name, fields, namespace=namespace, module=__name__, gc=False)
+
+
+class Shape:
+    """One kind of key or value. `cls` is its Struct; nested ones hang on it, as with messages: `shape.cls.Topic(...)`."""
+
+    def __init__(self, name: str, versions: str, flexible_from: int, text: str) -> None:
+        self.name = name
+        self._message: Message = parse(name, -1, Versions.parse(versions), flexible_from, text)
+        nested = {one.name: _make_class(f"{name}.{one.name}", one, {}) for one in self._message.structs.values()}
+        self.cls = _make_class(name, self._message.root, dict(nested))
+        self._decoders: dict[int, Callable] = {}
+        self._encoders: dict[int, Callable] = {}
+
+    def encode(self, value: object, version: int) -> bytes:
+        """With the version in front. Raises ValueError when a value does not fit its field."""
+        run = self._encoders.get(version)
+        if run is None:
+            run = self._encoders[version] = EncoderWriter(self._message, version).compile(self._message.root)
+        out = bytearray(_VERSION.pack(version))
+        try:
+            run(value, out)
+        except (Unencodable, struct.error, AttributeError, TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"{self.name} version {version}: {error}") from error
+        return bytes(out)
+
+    def decode(self, data: bytes, prefix: int = 2, version: int | None = None):
+        """`data` begins with its version, unless that is told. Raises ValueError."""
+        if version is None:
+            if len(data) < 2:
+                raise ValueError(f"{self.name} is cut off before its version")
+            (version,) = _VERSION.unpack_from(data)
+        if version not in self._message.versions:
+            raise ValueError(f"{self.name} of version {version}; {self._message.versions.first} to {self._message.versions.last} can be read")
+        run = self._decoders.get(version)
+        if run is None:
+            run = self._decoders[version] = DecoderWriter(self._message, version, lambda key, kind: self.cls).compile(self._message.root)
+        try:
+            return run(data, prefix)
+        except (Malformed, struct.error, IndexError, UnicodeDecodeError) as error:
+            raise ValueError(f"{self.name} version {version} is malformed: {error}") from error
+
+
+class RecordType:
+    """Key type, key and value of one kind of record. `value_version` is what is written."""
+
+    def __init__(self, key_type: int, name: str, key: str, value: str, value_versions: str = "0", value_version: int = 0, flexible_from: int = 0) -> None:
+        self.key_type, self.name, self.value_version = key_type, name, value_version
+        self.key = Shape(f"{name}Key", "0", NOT_FLEXIBLE, key)
+        self.value = Shape(f"{name}Value", value_versions, flexible_from, value)
+
+    def encode_key(self, *fields: object) -> bytes:
+        """Fields in the order of the schema."""
+        return _VERSION.pack(self.key_type) + self.key.encode(self.key.cls(*fields), 0)[2:]
+
+    def decode_key(self, data: bytes):
+        return self.key.decode(data, version=0)
+
+    def encode_value(self, value: object) -> bytes:
+        return self.value.encode(value, self.value_version)
+
+    def decode_value(self, data: bytes):
+        return self.value.decode(data)
+
+
+def key_type_of(key: bytes) -> int:
+    """Raises ValueError for bytes that are no key."""
+    if len(key) < 2:
+        raise ValueError(f"a key of {len(key)} bytes")
+    return _VERSION.unpack_from(key)[0]

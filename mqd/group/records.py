@@ -1,0 +1,197 @@
+"""Keys and values of `__consumer_offsets`, as Kafka writes them, so that Kafka's tools read them.
+
+    key type   record                                      one for each
+    0, 1       OffsetCommit                                group, topic, partition
+    2          GroupMetadata (classic_records.py)          classic group
+    3          ConsumerGroupMetadata                       KIP-848 group: its epoch
+    4          ConsumerGroupPartitionMetadata              KIP-848 group: the topics it has seen (read; newer brokers keep a hash in type 3)
+    5          ConsumerGroupMemberMetadata                 member: what it subscribes to
+    6          ConsumerGroupTargetAssignmentMetadata       KIP-848 group: the epoch of the target assignment
+    7          ConsumerGroupTargetAssignmentMember         member: its target assignment
+    8          ConsumerGroupCurrentMemberAssignment        member: what it holds
+    16         ConsumerGroupRegularExpression              group and expression: what it matches
+
+Types 9 to 15 and 17 on are share and streams groups'; they are not read. OffsetCommit is coded by hand: there may be a million of them.
+Source: the message schemas of Kafka's group coordinator (KIP-848).
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+from typing import NamedTuple
+
+from mqd.coordinator.schema import RecordType, Shape, key_type_of
+
+OFFSET_COMMIT_OLD, OFFSET_COMMIT, GROUP_METADATA = 0, 1, 2
+NO_TOPIC_ID = bytes(16)
+
+# -- ConsumerGroup* --------------------------------------------------------------------------------------------------------------
+
+_GROUP = "group_id: string 0+\n"
+_MEMBER = "group_id: string 0+\nmember_id: string 0+\n"
+_PARTITIONS = """
+    topic_id: uuid 0+
+    partitions: [int32] 0+
+"""
+
+CONSUMER_GROUP_METADATA = RecordType(
+    3, "ConsumerGroupMetadata", _GROUP,
+    """
+epoch: int32 0+
+metadata_hash: int64 0+ tag=0 = 0
+""",
+)  # fmt: skip
+CONSUMER_GROUP_PARTITION_METADATA = RecordType(
+    4, "ConsumerGroupPartitionMetadata", _GROUP,
+    """
+topics: [Topic] 0+
+    topic_id: uuid 0+
+    topic_name: string 0+
+    num_partitions: int32 0+
+    partition_metadata: [Partition] 0+
+        partition: int32 0+
+        racks: [string] 0+
+""",
+)  # fmt: skip
+CONSUMER_GROUP_MEMBER_METADATA = RecordType(
+    5, "ConsumerGroupMemberMetadata", _MEMBER,
+    """
+instance_id: string 0+ null=0+
+rack_id: string 0+ null=0+
+client_id: string 0+
+client_host: string 0+
+subscribed_topic_names: [string] 0+
+subscribed_topic_regex: string 0+ null=0+
+rebalance_timeout_ms: int32 0+ = -1
+server_assignor: string 0+ null=0+
+classic_member_metadata: ClassicMemberMetadata 0+ null=0+ tag=0 = null
+    session_timeout_ms: int32 0+
+    supported_protocols: [Protocol] 0+
+        name: string 0+
+        metadata: bytes 0+
+""",
+)  # fmt: skip
+CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA = RecordType(6, "ConsumerGroupTargetAssignmentMetadata", _GROUP, "assignment_epoch: int32 0+\n")
+CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER = RecordType(7, "ConsumerGroupTargetAssignmentMember", _MEMBER, "topic_partitions: [TopicPartition] 0+" + _PARTITIONS)
+CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT = RecordType(
+    8, "ConsumerGroupCurrentMemberAssignment", _MEMBER,
+    "member_epoch: int32 0+\nprevious_member_epoch: int32 0+\nstate: int8 0+\nassigned_partitions: [TopicPartitions] 0+" + _PARTITIONS
+    + "partitions_pending_revocation: [TopicPartitions] 0+\n",
+)  # fmt: skip
+CONSUMER_GROUP_REGULAR_EXPRESSION = RecordType(
+    16, "ConsumerGroupRegularExpression", "group_id: string 0+\nregular_expression: string 0+\n",
+    """
+topics: [string] 0+
+version: int64 0+
+timestamp: int64 0+
+""",
+)  # fmt: skip
+
+CONSUMER_GROUP_TYPES: dict[int, RecordType] = {
+    one.key_type: one
+    for one in (
+        CONSUMER_GROUP_METADATA, CONSUMER_GROUP_PARTITION_METADATA, CONSUMER_GROUP_MEMBER_METADATA, CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA,
+        CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER, CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT, CONSUMER_GROUP_REGULAR_EXPRESSION,
+    )
+}  # fmt: skip
+
+# -- OffsetCommit ----------------------------------------------------------------------------------------------------------------
+
+_I16, _I32 = struct.Struct(">h"), struct.Struct(">i")
+_FIRST = {2: struct.Struct(">hqh"), 3: struct.Struct(">hqih")}
+_OFFSET_VALUE_VERSION = 3
+_OLD_TAIL = {0: struct.Struct(">q"), 1: struct.Struct(">qq"), 2: struct.Struct(">q"), 3: struct.Struct(">q")}
+_VALUE_4 = Shape(
+    "OffsetCommitValue", "4", 4,
+    """
+offset: int64 4+
+leader_epoch: int32 4+ = -1
+metadata: string 4+
+commit_timestamp: int64 4+
+topic_id: uuid 4+ tag=0
+""",
+)  # fmt: skip
+
+
+class OffsetValue(NamedTuple):
+    """`expire_timestamp_ms` -1: by offsets.retention.minutes. The topic id is zero where the writer gave none (versions below 4)."""
+
+    offset: int
+    leader_epoch: int = -1
+    metadata: str = ""
+    commit_timestamp_ms: int = -1
+    expire_timestamp_ms: int = -1
+    topic_id: bytes = NO_TOPIC_ID
+
+
+def _name(text: str) -> bytes:
+    data = text.encode()
+    return _I16.pack(len(data)) + data
+
+
+@lru_cache(maxsize=1 << 14)
+def offset_key_prefix(group_id: str, topic: str) -> bytes:
+    """All of the key but the partition's four bytes."""
+    return b"\x00\x01" + _name(group_id) + _name(topic)
+
+
+def encode_offset_key(group_id: str, topic: str, partition: int) -> bytes:
+    return offset_key_prefix(group_id, topic) + _I32.pack(partition)
+
+
+def group_of_key(key: bytes) -> str:
+    """Every key has the group's id in front, whatever its type. Raises ValueError."""
+    if len(key) < 4:
+        raise ValueError(f"a key of {len(key)} bytes")
+    end = 4 + _I16.unpack_from(key, 2)[0]
+    if not 4 <= end <= len(key):
+        raise ValueError(f"a group id of {end - 4} bytes in a key of {len(key)}")
+    return key[4:end].decode()
+
+
+def split_offset_prefix(prefix: bytes) -> tuple[str, str]:
+    """(group, topic) of an OffsetCommit's key without its partition. Raises ValueError."""
+    group = group_of_key(prefix)
+    start = 4 + _I16.unpack_from(prefix, 2)[0]
+    if start + 2 > len(prefix) or _I16.unpack_from(prefix, start)[0] != len(prefix) - start - 2:
+        raise ValueError("the topic's name in the key of an OffsetCommit is not as long as it says")
+    return group, prefix[start + 2 :].decode()
+
+
+def decode_offset_key(key: bytes) -> tuple[str, str, int]:
+    """(group, topic, partition). Raises ValueError."""
+    if key_type_of(key) > OFFSET_COMMIT:
+        raise ValueError(f"a key of type {key_type_of(key)} is not an OffsetCommit's")
+    return *split_offset_prefix(key[:-4]), _I32.unpack_from(key, len(key) - 4)[0]
+
+
+def encode_offset_value(offset: int, leader_epoch: int, metadata: str, commit_timestamp_ms: int) -> bytes:
+    text = metadata.encode()
+    return _FIRST[3].pack(_OFFSET_VALUE_VERSION, offset, leader_epoch, len(text)) + text + _OLD_TAIL[3].pack(commit_timestamp_ms)
+
+
+def encode_expiring_offset_value(offset: int, metadata: str, commit_timestamp_ms: int, expire_timestamp_ms: int) -> bytes:
+    """Version 1, the only one that keeps the time until which a client wanted its offset kept (OffsetCommit 2-4)."""
+    text = metadata.encode()
+    return _FIRST[2].pack(1, offset, len(text)) + text + _OLD_TAIL[1].pack(commit_timestamp_ms, expire_timestamp_ms)
+
+
+def decode_offset_value(data: bytes) -> OffsetValue:
+    """Versions 0 to 4. Raises ValueError."""
+    try:
+        (version,) = _I16.unpack_from(data)
+        if version == 4:
+            new = _VALUE_4.decode(data)
+            return OffsetValue(new.offset, new.leader_epoch, new.metadata, new.commit_timestamp, -1, new.topic_id)
+        if not 0 <= version <= 3:
+            raise ValueError(f"an OffsetCommit of version {version}; 0 to 4 can be read")
+        first = _FIRST[3 if version == 3 else 2]
+        _, offset, *epoch, size = first.unpack_from(data)
+        end, tail = first.size + size, _OLD_TAIL[version]
+        if size < 0 or end + tail.size != len(data):
+            raise ValueError(f"an OffsetCommit of {len(data)} bytes with metadata of {size}")
+        commit_ms, *expire_ms = tail.unpack_from(data, end)
+    except struct.error:
+        raise ValueError(f"an OffsetCommit of {len(data)} bytes is cut off") from None
+    return OffsetValue(offset, epoch[0] if epoch else -1, data[first.size : end].decode(), commit_ms, expire_ms[0] if expire_ms else -1)
