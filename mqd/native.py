@@ -176,6 +176,29 @@ def segment_scan(log_path: str | os.PathLike[str], base_offset: int, from_positi
     )
 
 
+WalkStop = IntEnum("WalkStop", _enumeration("mqd_walk_stop", "MQD_WALK_"))
+
+
+class RecordPlaces:
+    """Where the keys and values of stored plain batches lie (struct mqd_record_place); room for `capacity` records at a time."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._out = ffi.new("struct mqd_record_place[]", capacity)
+        self._walk = ffi.new("struct mqd_record_walk *")
+        self._bytes = ffi.buffer(self._out)
+
+    def walk(self, data: bytes, position: int, next_offset: int, end_offset: int) -> tuple[WalkStop, int, int, numpy.ndarray]:
+        """From `position` on: (why it stopped, where, offset after the last batch taken, int64[n, 4] of key position and size, value position and size; size -1 = null)."""
+        import numpy
+
+        memory, walk = _bytes_of(data, writable=False), self._walk
+        walk.position, walk.next_offset = position, next_offset
+        lib.mqd_records_place(memory, len(memory), end_offset, walk, self._out, self._capacity)
+        places = numpy.frombuffer(self._bytes, numpy.int32, 4 * walk.record_count).reshape(-1, 4)
+        return WalkStop(walk.stop), walk.position, walk.next_offset, places
+
+
 # -- files that Python keeps beside the log --------------------------------------------------------------------------------
 
 

@@ -206,6 +206,31 @@ struct mqd_batch { /* the header of a record batch, magic 2; decoded, validated 
 int16_t mqd_batch_validate(const uint8_t *bytes, uint64_t size_bytes, struct mqd_batch *out, const char **reason);
 /* header only, no CRC; for scanning what is already stored. Returns 0, or -1 MQD_E_CORRUPT. available_bytes >= 61. */
 int mqd_batch_decode(const uint8_t *bytes, uint64_t available_bytes, struct mqd_batch *out);
+/* Walks record_count uncompressed records that fill size_bytes exactly. Returns how many have no key, the places in the batch of the first
+ * unkeyed_count_max of them in `unkeyed`; -1 when the bytes are not such records, with `reason` (static text). */
+int32_t mqd_records_unkeyed(const uint8_t *records, uint64_t size_bytes, int32_t record_count, int32_t *unkeyed, uint32_t unkeyed_count_max, const char **reason);
+
+/* Where keys and values of plain batches lie: uncompressed, of no transaction, not control. Positions are bytes of `data`; size -1 = null. */
+struct mqd_record_place {
+    uint32_t key_position;
+    int32_t key_bytes;
+    uint32_t value_position;
+    int32_t value_bytes;
+};
+enum mqd_walk_stop {
+    MQD_WALK_END,        /* `data` holds no further whole batch */
+    MQD_WALK_END_OFFSET, /* the batch at `position` begins at or after end_offset */
+    MQD_WALK_FULL,       /* `out` is; go on at `position` */
+    MQD_WALK_OTHER,      /* the batch at `position` is sound and not plain (or has more records than `out` takes at all) */
+    MQD_WALK_CORRUPT     /* at `position` is no batch that could follow, or its checksum or records are wrong */
+};
+struct mqd_record_walk {
+    uint64_t position;     /* in: where to begin; out: where the walk stopped */
+    int64_t next_offset;   /* in: no batch may begin below; out: after the last one taken */
+    uint32_t record_count; /* out: places filled */
+    uint32_t stop;         /* out: enum mqd_walk_stop */
+};
+void mqd_records_place(const uint8_t *data, uint64_t size_bytes, int64_t end_offset, struct mqd_record_walk *walk, struct mqd_record_place *out, uint32_t capacity);
 
 /* ---- the log ------------------------------------------------------------------------------------------------------- */
 
@@ -227,9 +252,6 @@ struct mqd_log_options { /* per partition; may change at run time (mqd_reactor_s
     uint8_t log_append_time;         /* message.timestamp.type */
     uint8_t flush_on_ack;
     uint8_t compacted;
-/* Walks record_count uncompressed records that fill size_bytes exactly. Returns how many have no key, the places in the batch of the first
- * unkeyed_count_max of them in `unkeyed`; -1 when the bytes are not such records, with `reason` (static text). */
-int32_t mqd_records_unkeyed(const uint8_t *records, uint64_t size_bytes, int32_t record_count, int32_t *unkeyed, uint32_t unkeyed_count_max, const char **reason);
     uint8_t readonly;                /* refuses Produce */
 };
 
