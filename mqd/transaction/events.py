@@ -1,0 +1,103 @@
+"""What the core of a transactional id is told, and what it answers.
+
+`request` is the number under which the shell waits for the Reply. A partition is (topic name, index). `client_version` is the transaction protocol that the request
+speaks: 2 where EndTxn 5, Produce 12 and TxnOffsetCommit 5 are spoken (KIP-890 part 2), 0 below.
+"""
+
+import msgspec
+
+from mqd.coordinator.actions import Effect
+
+Partition = tuple[str, int]
+
+NEED_PRODUCER_ID = -2  # in place of an error code: the same again, with `spare_producer_id`
+VERSION_2 = 2
+
+
+class InitProducerId(msgspec.Struct, frozen=True):
+    """KIP-98; with the expected producer id and epoch it is a producer that recovers (KIP-360). Answer: Identity."""
+
+    request: int
+    timeout_ms: int
+    expected_producer_id: int = -1
+    expected_producer_epoch: int = -1
+    spare_producer_id: int = -1
+
+
+class AddPartitions(msgspec.Struct, frozen=True):
+    """AddPartitionsToTxn, AddOffsetsToTxn, and the first Produce or TxnOffsetCommit of client version 2. Answer: an error code for all of them."""
+
+    request: int
+    producer_id: int
+    producer_epoch: int
+    partitions: tuple[Partition, ...]
+    client_version: int = 0
+
+
+class VerifyPartitions(msgspec.Struct, frozen=True):
+    """Whether they were added (KIP-890 part 1). Answer: a tuple of error codes; INVALID_TXN_STATE for a partition that was not."""
+
+    request: int
+    producer_id: int
+    producer_epoch: int
+    partitions: tuple[Partition, ...]
+
+
+class EndTransaction(msgspec.Struct, frozen=True):
+    """EndTxn. Answer: Identity, with which the next transaction goes on."""
+
+    request: int
+    producer_id: int
+    producer_epoch: int
+    committed: bool
+    client_version: int = 0
+    spare_producer_id: int = -1
+
+
+class AbortByAdministrator(msgspec.Struct, frozen=True):
+    """Aborts the ongoing transaction of that producer, and fences it. Answer: an error code, when the markers are written."""
+
+    request: int
+    producer_id: int
+
+
+class MarkersWritten(msgspec.Struct, frozen=True):
+    """All markers of the WriteMarkers with that number are below their high watermarks (or their partitions are gone)."""
+
+    attempt: int
+
+
+class Describe(msgspec.Struct, frozen=True):
+    """Answer: Description, or None when there is no such transactional id."""
+
+    request: int
+
+
+Event = InitProducerId | AddPartitions | VerifyPartitions | EndTransaction | AbortByAdministrator | MarkersWritten | Describe
+
+
+class Identity(msgspec.Struct, frozen=True):
+    error: int
+    producer_id: int = -1
+    producer_epoch: int = -1
+
+
+class Description(msgspec.Struct, frozen=True):
+    transactional_id: str
+    state: str
+    producer_id: int
+    producer_epoch: int
+    timeout_ms: int
+    start_ms: int  # -1: none has begun
+    partitions: tuple[Partition, ...]
+
+
+class WriteMarkers(Effect, frozen=True):
+    """To be carried out until it is done; then MarkersWritten with `attempt`. Writing one twice does no harm: a partition in which the producer has no transaction takes it
+    without effect."""
+
+    partitions: tuple[Partition, ...]
+    producer_id: int
+    producer_epoch: int
+    committed: bool
+    attempt: int

@@ -1,0 +1,481 @@
+"""The core of one transactional id: who may produce under it, what its transaction holds, how it ends. Pure; time and producer ids are passed in.
+
+    (none) ── InitProducerId ──> Empty ── first partition ──> Ongoing ── EndTxn ──> PrepareCommit ── markers written ──> CompleteCommit ─┐
+                                   ^                            ^  └── EndTxn, time-out, fencing ──> PrepareAbort ──> CompleteAbort ────┤
+                                   └── InitProducerId ──────────┼────────────────────────────────────────────────────────────────────────┤
+                                                                └── first partition ─────────────────────────────────────────────────────┘
+    Empty, CompleteCommit and CompleteAbort expire (tombstone): (none) again, Kafka's Dead.
+
+The decision is the Prepare record: once it is in the log, the markers follow, whatever dies. EndTxn is answered when the markers are written, so that what a producer
+has committed can be read when it knows; after `answer_ms` without them it is answered all the same, for nothing can change the outcome any more.
+
+Client version 2 (KIP-890 part 2): every end moves the producer epoch on, so that a request of an ended transaction, delayed or repeated, names an old epoch. When the
+epochs of a producer id run out, the end hands out the next producer id. Client version 0: the epoch stays; only fencing moves it. A repeated EndTxn or AddPartitionsToTxn
+of such a client cannot be told from one of its next transaction; a Produce can, for it is verified.
+
+Fencing (a second InitProducerId, a time-out, an administrator) moves the epoch on by two: the retry of an EndTxn is known by the epoch before the current one, and whoever
+was fenced must not be taken for that.
+
+Invariants (check() asserts those of the state; the simulator those between states)
+    T1  partitions are there exactly in Ongoing and the two Prepare states; an abort of nothing goes to CompleteAbort at once
+    T2  for one producer id the epoch never falls; a new producer id begins at 0; both are used by one transactional id
+    T3  epoch 32767 is never told to a client: it is left for fencing whoever has 32766
+    T4  an EndTransaction of version 2 changes nothing but the transaction of its own epoch; repeated, it is answered the same until the next change of epoch
+    T5  WriteMarkers comes only after the Persist of its Prepare record; Complete only after MarkersWritten with its attempt
+    T6  every request is answered exactly once: at once, or when the markers are written, or when its time in the waiting list is over
+    T7  requests wait only in a Prepare state
+    T8  what was persisted, replayed, gives the same state (but for `last_producer_epoch` after InitProducerId, which Kafka's schema has no place for: a retry of that
+        across a restart is fenced)
+    T9  a transaction is Ongoing no longer than its time-out
+Bounds: HELD_MAX requests wait; the next is told CONCURRENT_TRANSACTIONS.
+"""
+
+from collections.abc import Callable
+
+import msgspec
+
+from mqd.coordinator.actions import Action, Persist, Reply, Timer, TimerFired
+from mqd.protocol.errors import ErrorCode
+from mqd.transaction import events
+from mqd.transaction.events import NEED_PRODUCER_ID, VERSION_2, Description, Identity, Partition, WriteMarkers
+from mqd.transaction.records import NO_PARTITIONS, NULL_PARTITIONS, STATE_NAMES, State, Value, decode_key, decode_value, encode_key, encode_partitions, encode_value
+
+EPOCH_MAX = 32767
+HELD_MAX = 32
+TIMER = "due"
+
+_IDLE = frozenset((State.EMPTY, State.COMPLETE_COMMIT, State.COMPLETE_ABORT))
+_PREPARING = frozenset((State.PREPARE_COMMIT, State.PREPARE_ABORT))
+
+NONE = 0
+FENCED = int(ErrorCode.PRODUCER_FENCED)
+UNKNOWN_PRODUCER = int(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+INVALID_STATE = int(ErrorCode.INVALID_TXN_STATE)
+CONCURRENT = int(ErrorCode.CONCURRENT_TRANSACTIONS)
+INVALID_TIMEOUT = int(ErrorCode.INVALID_TRANSACTION_TIMEOUT)
+
+
+class Settings(msgspec.Struct, frozen=True):
+    max_timeout_ms: int = 900_000  # transaction.max.timeout.ms
+    expiration_ms: int = 604_800_000  # transactional.id.expiration.ms
+    answer_ms: int = 200  # how long EndTxn waits for its markers
+    hold_ms: int = 1_000  # how long other requests wait for the end of the last transaction
+
+
+class _Held(msgspec.Struct, frozen=True):
+    until_ms: int
+    event: object
+
+
+class Transaction:
+    """One transactional id. `producer_id` -1: nothing is known of it."""
+
+    __slots__ = (
+        "_armed_ms", "_attempt", "_encoded", "_held", "_key", "_settings", "client_version", "last_producer_epoch", "last_update_ms", "next_producer_id", "partitions",
+        "previous_producer_id", "producer_epoch", "producer_id", "start_ms", "state", "timeout_ms", "transactional_id",
+    )  # fmt: skip
+
+    def __init__(self, transactional_id: str, settings: Settings) -> None:
+        self.transactional_id = transactional_id
+        self._settings = settings
+        self._key = encode_key(transactional_id)
+        self._attempt = 0
+        self._held: list[_Held] = []
+        self._armed_ms: int | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self.state = State.EMPTY
+        self.producer_id = self.previous_producer_id = self.next_producer_id = -1
+        self.producer_epoch = self.last_producer_epoch = -1
+        self.timeout_ms = 0
+        self.start_ms = self.last_update_ms = -1
+        self.client_version = 0
+        self._set_partitions({})
+
+    # -- the shell's side --------------------------------------------------------------------------------------------------
+
+    def handle(self, event: object, now_ms: int) -> list[Action]:
+        actions: list[Action] = []
+        _HANDLERS[type(event)](self, event, now_ms, actions)
+        self._arm(actions)
+        return actions
+
+    def replay(self, key: bytes, value: bytes | None) -> None:
+        """One record of the log. Raises ValueError for bytes it cannot read."""
+        if value is None:
+            self._forget()
+            return
+        found = decode_value(value)
+        self.state = found.state
+        self.producer_id, self.previous_producer_id, self.next_producer_id = found.producer_id, found.previous_producer_id, found.next_producer_id
+        self.producer_epoch, self.timeout_ms, self.client_version = found.producer_epoch, found.timeout_ms, found.client_version
+        self.start_ms, self.last_update_ms = found.start_ms, found.last_update_ms
+        self._set_partitions(dict.fromkeys(found.partitions))
+        self.last_producer_epoch = self._last_epoch_by_rule()
+
+    def _last_epoch_by_rule(self) -> int:
+        """Kafka's schema has no place for it; after an end of version 2 it follows from the rest."""
+        if self.client_version < VERSION_2 or self.state in (State.EMPTY, State.ONGOING):
+            return -1
+        if self.state in _IDLE and self.previous_producer_id != self.producer_id:
+            return EPOCH_MAX - 1
+        return self.producer_epoch - 1
+
+    def on_loaded(self, now_ms: int) -> list[Action]:
+        actions: list[Action] = []
+        if self.state in _PREPARING:
+            self._write_markers(actions)
+        self._arm(actions)
+        return actions
+
+    @property
+    def is_empty(self) -> bool:
+        return self.producer_id < 0 and not self._held
+
+    # -- InitProducerId ----------------------------------------------------------------------------------------------------
+
+    def _on_init_producer_id(self, event: events.InitProducerId, now_ms: int, actions: list[Action]) -> None:
+        if not 0 < event.timeout_ms <= self._settings.max_timeout_ms:
+            actions.append(Reply(event.request, Identity(INVALID_TIMEOUT)))
+        elif self.producer_id < 0:
+            self._rotate(event, now_ms, actions, last_epoch=-1)
+        elif not self._is_expected_producer(event):
+            actions.append(Reply(event.request, Identity(FENCED)))
+        elif self.state in _PREPARING:
+            self._hold(event, now_ms, actions)
+        elif self.state == State.ONGOING:
+            self._init_in_transaction(event, now_ms, actions)
+        else:
+            self._init_idle(event, now_ms, actions)
+
+    def _is_expected_producer(self, event: events.InitProducerId) -> bool:
+        """Who recovers (KIP-360) must be the producer in force, or its predecessor that ran out of epochs and did not get the answer."""
+        expected = event.expected_producer_id
+        if expected < 0 or expected == self.producer_id:
+            return True
+        return expected == self.previous_producer_id and event.expected_producer_epoch >= EPOCH_MAX - 1
+
+    def _init_in_transaction(self, event: events.InitProducerId, now_ms: int, actions: list[Action]) -> None:
+        """The transaction is aborted first. A recovering producer must be the one whose transaction it is: a delayed repetition of an earlier recovery aborts nothing."""
+        if event.expected_producer_id >= 0 and (event.expected_producer_id, event.expected_producer_epoch) != (self.producer_id, self.producer_epoch):
+            actions.append(Reply(event.request, Identity(FENCED)))
+            return
+        self._fence(now_ms, actions, last_epoch=event.expected_producer_epoch if event.expected_producer_id >= 0 else -1)
+        self._hold(event, now_ms, actions)
+
+    def _init_idle(self, event: events.InitProducerId, now_ms: int, actions: list[Action]) -> None:
+        expected = event.expected_producer_epoch if event.expected_producer_id >= 0 else None
+        epoch = self.producer_epoch
+        is_repeated = expected is not None and expected != epoch and expected == self.last_producer_epoch
+        if expected is not None and expected != epoch and not is_repeated:
+            actions.append(Reply(event.request, Identity(FENCED)))
+        elif epoch == EPOCH_MAX or (epoch == EPOCH_MAX - 1 and not is_repeated):
+            self._rotate(event, now_ms, actions, last_epoch=-1 if expected is None else expected)
+        elif is_repeated:
+            self._initialise(event, now_ms, actions, self.producer_id, epoch, self.last_producer_epoch)
+        else:
+            self._initialise(event, now_ms, actions, self.producer_id, epoch + 1, -1 if expected is None else epoch)
+
+    def _rotate(self, event: events.InitProducerId, now_ms: int, actions: list[Action], last_epoch: int) -> None:
+        if event.spare_producer_id < 0:
+            actions.append(Reply(event.request, Identity(NEED_PRODUCER_ID)))
+        else:
+            self._initialise(event, now_ms, actions, event.spare_producer_id, 0, last_epoch)
+
+    def _initialise(self, event: events.InitProducerId, now_ms: int, actions: list[Action], producer_id: int, epoch: int, last_epoch: int) -> None:
+        self.previous_producer_id = self.producer_id
+        self.producer_id, self.producer_epoch, self.last_producer_epoch = producer_id, epoch, last_epoch
+        self.state, self.timeout_ms, self.start_ms = State.EMPTY, event.timeout_ms, -1
+        self._persist(now_ms, actions)
+        actions.append(Reply(event.request, Identity(NONE, producer_id, epoch)))
+
+    # -- partitions --------------------------------------------------------------------------------------------------------
+
+    def _on_add_partitions(self, event: events.AddPartitions, now_ms: int, actions: list[Action]) -> None:
+        error = self._producer_error(event.producer_id, event.producer_epoch)
+        if error == CONCURRENT and event.client_version >= VERSION_2:
+            self._hold(event, now_ms, actions)  # it can only be of the next transaction
+            return
+        if error == NONE:
+            added = [partition for partition in event.partitions if partition not in self.partitions]
+            if added:
+                self._add(added, event.client_version, now_ms, actions)
+        actions.append(Reply(event.request, error))
+
+    def _add(self, added: list[Partition], client_version: int, now_ms: int, actions: list[Action]) -> None:
+        if self.state != State.ONGOING:
+            self.state, self.start_ms = State.ONGOING, now_ms
+        self.client_version = client_version
+        self.previous_producer_id = self.producer_id
+        self._set_partitions(self.partitions | dict.fromkeys(added))
+        self._persist(now_ms, actions)
+
+    def _on_verify_partitions(self, event: events.VerifyPartitions, now_ms: int, actions: list[Action]) -> None:
+        error = self._producer_error(event.producer_id, event.producer_epoch)
+        known = self.partitions  # none but in a transaction
+        actions.append(Reply(event.request, tuple(error or (NONE if partition in known else INVALID_STATE) for partition in event.partitions)))
+
+    def _producer_error(self, producer_id: int, epoch: int) -> int:
+        """Whether this is the producer in force; CONCURRENT while its last transaction is being ended."""
+        if self.producer_id < 0:
+            return UNKNOWN_PRODUCER
+        if self.state in _PREPARING:
+            if (producer_id, epoch) == self._identity():
+                return CONCURRENT
+            return FENCED if producer_id == self.producer_id else UNKNOWN_PRODUCER
+        if producer_id != self.producer_id:
+            return UNKNOWN_PRODUCER
+        return NONE if epoch == self.producer_epoch else FENCED
+
+    def _identity(self) -> tuple[int, int]:
+        """With which the next transaction goes on."""
+        return (self.next_producer_id, 0) if self.next_producer_id >= 0 else (self.producer_id, self.producer_epoch)
+
+    # -- the end -----------------------------------------------------------------------------------------------------------
+
+    def _on_end_transaction(self, event: events.EndTransaction, now_ms: int, actions: list[Action]) -> None:
+        error = UNKNOWN_PRODUCER if self.producer_id < 0 else self._end_2(event, now_ms, actions) if event.client_version >= VERSION_2 else self._end_0(event, now_ms, actions)
+        if error is not None:
+            actions.append(Reply(event.request, Identity(error, *self._identity()) if error == NONE else Identity(error)))
+
+    def _end_2(self, event: events.EndTransaction, now_ms: int, actions: list[Action]) -> int | None:
+        """An error code, or None when the answer comes later. What is repeated names the epoch before the one in force (T4)."""
+        asked = (event.producer_id, event.producer_epoch)
+        is_current = asked == self._identity()
+        is_repeated = self._is_ended(event.producer_id, event.producer_epoch)
+        if not is_current and not is_repeated:
+            return FENCED if event.producer_id == self.producer_id else UNKNOWN_PRODUCER
+        if self.state == State.ONGOING:
+            return self._prepare(event, now_ms, actions) if is_current else FENCED
+        if is_repeated:
+            return FENCED if self.state == State.EMPTY else self._repeated(event, now_ms, actions)
+        if self.state in _PREPARING:
+            self._hold(event, now_ms, actions)  # of the next transaction
+            return None
+        return INVALID_STATE if event.committed else self._abort_nothing(event, now_ms, actions)
+
+    def _is_ended(self, producer_id: int, epoch: int) -> bool:
+        """Whether a client with these ended its transaction, and the current ones are what it got (or is to get) for that."""
+        if producer_id == self.producer_id:
+            return epoch + 1 == self.producer_epoch and (self.producer_epoch < EPOCH_MAX or self.next_producer_id >= 0)
+        return producer_id == self.previous_producer_id and epoch == EPOCH_MAX - 1 and self.producer_epoch == 0
+
+    def _end_0(self, event: events.EndTransaction, now_ms: int, actions: list[Action]) -> int | None:
+        if event.producer_id != self.producer_id:
+            return UNKNOWN_PRODUCER
+        if event.producer_epoch != self.producer_epoch:
+            return FENCED
+        if self.state == State.ONGOING:
+            return self._prepare(event, now_ms, actions)
+        return INVALID_STATE if self.state == State.EMPTY else self._repeated(event, now_ms, actions)
+
+    def _repeated(self, event: events.EndTransaction, now_ms: int, actions: list[Action]) -> int | None:
+        """In Prepare and Complete states: the same outcome is answered the same."""
+        if event.committed != (self.state in (State.PREPARE_COMMIT, State.COMPLETE_COMMIT)):
+            return INVALID_STATE
+        if self.state in _PREPARING:
+            self._hold(event, now_ms, actions)
+            return None
+        return NONE
+
+    def _prepare(self, event: events.EndTransaction, now_ms: int, actions: list[Action]) -> int | None:
+        if event.client_version >= VERSION_2:
+            if self.producer_epoch >= EPOCH_MAX - 1:
+                if event.spare_producer_id < 0:
+                    return NEED_PRODUCER_ID
+                self.next_producer_id = event.spare_producer_id
+            self.last_producer_epoch = self.producer_epoch
+            self.producer_epoch += 1
+        self.client_version = event.client_version
+        self._decide(State.PREPARE_COMMIT if event.committed else State.PREPARE_ABORT, now_ms, actions)
+        self._hold(event, now_ms, actions)
+        return None
+
+    def _abort_nothing(self, event: events.EndTransaction, now_ms: int, actions: list[Action]) -> int:
+        """A client of version 2 that aborts does not know whether any of its records arrived; from here on none can."""
+        self.previous_producer_id = self.producer_id
+        if self.producer_epoch >= EPOCH_MAX - 1:
+            if event.spare_producer_id < 0:
+                return NEED_PRODUCER_ID
+            self.producer_id, self.producer_epoch, self.last_producer_epoch = event.spare_producer_id, 0, self.producer_epoch
+        else:
+            self.last_producer_epoch = self.producer_epoch
+            self.producer_epoch += 1
+        self.state, self.client_version, self.start_ms = State.COMPLETE_ABORT, event.client_version, now_ms
+        self._persist(now_ms, actions)
+        return NONE
+
+    def _fence(self, now_ms: int, actions: list[Action], last_epoch: int = -1) -> None:
+        """Aborts the ongoing transaction against its producer's will."""
+        self.producer_epoch = min(self.producer_epoch + 2, EPOCH_MAX)
+        self.last_producer_epoch = last_epoch
+        self.client_version = VERSION_2
+        self._decide(State.PREPARE_ABORT, now_ms, actions)
+
+    def _decide(self, state: State, now_ms: int, actions: list[Action]) -> None:
+        self.state = state
+        self.previous_producer_id = self.producer_id
+        self._persist(now_ms, actions)
+        self._write_markers(actions)
+
+    def _write_markers(self, actions: list[Action]) -> None:
+        self._attempt += 1
+        committed = self.state == State.PREPARE_COMMIT
+        actions.append(WriteMarkers(tuple(self.partitions), self.producer_id, self.producer_epoch, committed, self._attempt))
+
+    def _on_markers_written(self, event: events.MarkersWritten, now_ms: int, actions: list[Action]) -> None:
+        """Who ended the transaction is answered before the Complete record is written: it decides nothing."""
+        if self.state not in _PREPARING or event.attempt != self._attempt:
+            return
+        self.previous_producer_id = self.producer_id
+        if self.next_producer_id >= 0:
+            self.producer_id, self.producer_epoch, self.next_producer_id = self.next_producer_id, 0, -1
+        self.state = State.COMPLETE_COMMIT if self.state == State.PREPARE_COMMIT else State.COMPLETE_ABORT
+        self._set_partitions({})
+        held, self._held = self._held, []
+        others = []
+        for waiting in held:
+            if type(waiting.event) is events.EndTransaction and self._is_answered(waiting.event, actions):
+                continue
+            others.append(waiting.event)
+        self._persist(now_ms, actions)
+        for other in others:
+            _HANDLERS[type(other)](self, other, now_ms, actions)
+
+    def _is_answered(self, event: events.EndTransaction, actions: list[Action]) -> bool:
+        """Whether it is the end that was waited for."""
+        asked = (event.producer_id, event.producer_epoch)
+        if event.client_version >= VERSION_2 and not self._is_ended(*asked):
+            return False
+        actions.append(Reply(event.request, Identity(NONE, *self._identity())))
+        return True
+
+    def _on_abort_by_administrator(self, event: events.AbortByAdministrator, now_ms: int, actions: list[Action]) -> None:
+        if event.producer_id != self.producer_id:
+            actions.append(Reply(event.request, UNKNOWN_PRODUCER if self.state in _PREPARING or self.state == State.ONGOING else NONE))
+        elif self.state == State.ONGOING:
+            self._fence(now_ms, actions)
+            self._hold(event, now_ms, actions)
+        elif self.state in _PREPARING:
+            self._hold(event, now_ms, actions)
+        else:
+            actions.append(Reply(event.request, NONE))
+
+    def _on_describe(self, event: events.Describe, now_ms: int, actions: list[Action]) -> None:
+        actions.append(Reply(event.request, self.description()))
+
+    def description(self) -> Description | None:
+        if self.producer_id < 0:
+            return None
+        return Description(
+            self.transactional_id, STATE_NAMES[self.state], self.producer_id, self.producer_epoch, self.timeout_ms, self.start_ms, tuple(self.partitions)
+        )  # fmt: skip
+
+    # -- waiting and time --------------------------------------------------------------------------------------------------
+
+    def _hold(self, event: object, now_ms: int, actions: list[Action]) -> None:
+        """Until the markers are written (T7)."""
+        if len(self._held) >= HELD_MAX:
+            self._give_up(event, actions)
+            return
+        wait_ms = self._settings.answer_ms if type(event) is events.EndTransaction else self._settings.hold_ms
+        self._held.append(_Held(now_ms + wait_ms, event))
+
+    def _give_up(self, event: object, actions: list[Action]) -> None:
+        """The markers take long. An end is decided all the same; anything else has to come again."""
+        if type(event) is events.EndTransaction:
+            is_end = event.client_version < VERSION_2 or self._is_ended(event.producer_id, event.producer_epoch)
+            actions.append(Reply(event.request, Identity(NONE, *self._identity()) if is_end else Identity(CONCURRENT)))
+        elif type(event) is events.InitProducerId:
+            actions.append(Reply(event.request, Identity(CONCURRENT)))
+        else:
+            actions.append(Reply(event.request, CONCURRENT))
+
+    def _on_timer_fired(self, event: TimerFired, now_ms: int, actions: list[Action]) -> None:
+        self._armed_ms = None
+        if self._held:
+            late = [held for held in self._held if held.until_ms <= now_ms]
+            self._held = [held for held in self._held if held.until_ms > now_ms]
+            for held in late:
+                self._give_up(held.event, actions)
+        if self.producer_id < 0:
+            return
+        if self.state == State.ONGOING:
+            if now_ms >= self.start_ms + self.timeout_ms:
+                self._fence(now_ms, actions)  # T9
+        elif self.state in _IDLE and now_ms >= self.last_update_ms + self._settings.expiration_ms:
+            self._forget()
+            actions.append(Persist(((self._key, None),)))
+
+    def _due_ms(self) -> int | None:
+        if self._held:
+            return min(held.until_ms for held in self._held)
+        if self.producer_id < 0 or self.state in _PREPARING:
+            return None
+        return self.start_ms + self.timeout_ms if self.state == State.ONGOING else self.last_update_ms + self._settings.expiration_ms
+
+    def _arm(self, actions: list[Action]) -> None:
+        """A timer that fires too early is looked at and armed again: cheaper than moving it with every transaction."""
+        due = self._due_ms()
+        if due is not None and (self._armed_ms is None or due < self._armed_ms):
+            self._armed_ms = due
+            actions.append(Timer(TIMER, due))
+
+    # -- records -----------------------------------------------------------------------------------------------------------
+
+    def _set_partitions(self, partitions: dict[Partition, None]) -> None:
+        self.partitions = partitions
+        self._encoded = encode_partitions(tuple(partitions)) if partitions else NO_PARTITIONS
+
+    def _persist(self, now_ms: int, actions: list[Action]) -> None:
+        self.last_update_ms = now_ms
+        value = Value(
+            self.producer_id, self.producer_epoch, self.timeout_ms, self.state, (), now_ms, self.start_ms, self.previous_producer_id, self.next_producer_id, self.client_version
+        )  # fmt: skip
+        encoded = NULL_PARTITIONS if self.state == State.EMPTY else self._encoded
+        actions.append(Persist(((self._key, encode_value(value, encoded)),)))
+
+    def durable(self) -> tuple[object, ...]:
+        """What a replay of the log must give (T8)."""
+        return (
+            self.state, self.producer_id, self.previous_producer_id, self.next_producer_id, self.producer_epoch, self.timeout_ms, self.client_version, self.start_ms,
+            self.last_update_ms, tuple(sorted(self.partitions)),
+        )  # fmt: skip
+
+    def check(self) -> None:
+        """Raises AssertionError."""
+        in_transaction = self.state == State.ONGOING or self.state in _PREPARING
+        assert bool(self.partitions) == in_transaction, f"T1: {self.state!r} with partitions {list(self.partitions)}"
+        assert self.producer_id >= 0 or (self.state == State.EMPTY and self.producer_epoch == -1), "T2: a state without a producer id"
+        assert self.producer_id < 0 or 0 <= self.producer_epoch <= EPOCH_MAX, f"T2: epoch {self.producer_epoch}"
+        assert self.state != State.ONGOING or self.producer_epoch < EPOCH_MAX, "T3: a client has the last epoch"
+        assert self.next_producer_id < 0 or (self.state in _PREPARING and self.producer_epoch == EPOCH_MAX), "T2: a next producer id without need"
+        assert not self._held or self.state in _PREPARING, f"T7: requests wait in {self.state!r}"
+        assert len(self._held) <= HELD_MAX
+
+
+_Handler = Callable[[Transaction, object, int, list[Action]], None]
+_HANDLERS: dict[type, _Handler] = {
+    events.InitProducerId: Transaction._on_init_producer_id,
+    events.AddPartitions: Transaction._on_add_partitions,
+    events.VerifyPartitions: Transaction._on_verify_partitions,
+    events.EndTransaction: Transaction._on_end_transaction,
+    events.AbortByAdministrator: Transaction._on_abort_by_administrator,
+    events.MarkersWritten: Transaction._on_markers_written,
+    events.Describe: Transaction._on_describe,
+    TimerFired: Transaction._on_timer_fired,
+}  # type: ignore[dict-item]
+
+
+class Transactions:
+    """Makes the cores of the transaction coordinator (mqd/coordinator/actions.py: Cores)."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def core_of(self, key: bytes) -> str | None:
+        return decode_key(key)
+
+    def make(self, name: str) -> Transaction:
+        return Transaction(name, self._settings)

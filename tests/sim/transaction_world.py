@@ -1,0 +1,461 @@
+"""A simulated world around the core of one transactional id: its log, partitions with Kafka's rules for producers, clients, and a network that loses, delays and repeats.
+
+Nothing runs by itself: `step()` takes one thing that can happen, by chance. Same seed, same run.
+
+What is checked (beside the core's own check() after every event)
+    W1  a commit marker covers records of one transaction only, and its client asked for that commit
+    W2  all records of one transaction that were ended share one outcome; a confirmed outcome is the one in every partition, and has every acknowledged record
+    W3  when all is quiet no partition has an open transaction
+    W4  a request is answered at most once, and once when the coordinator has not crashed since
+    W5  a replay of the log gives the state that persisted it
+    W6  markers are written for decisions that are in the log, and Complete follows the markers of all its partitions
+    W7  the epoch of a producer id never falls, and no client is told the last epoch
+    W8  whoever was initialised is in force until somebody else initialises, a time-out or an administrator ends it
+Clients of version 2 have every request repeated and delayed. Those of version 0 have so their Produces; AddPartitionsToTxn and EndTxn arrive once and in order, for
+that protocol cannot tell a repetition from the next transaction.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+
+from mqd.coordinator.actions import Persist, Reply, Timer, TimerFired
+from mqd.transaction import events
+from mqd.transaction.events import NEED_PRODUCER_ID, Identity, WriteMarkers
+from mqd.transaction.records import State, Value, encode_key, encode_value
+from mqd.transaction.transaction import CONCURRENT, EPOCH_MAX, Settings, Transaction
+
+NAME = "orders"
+TIMEOUT_MS = 5_000
+PARTITIONS = tuple(("t", index) for index in range(3))
+SETTINGS = Settings(expiration_ms=10_000_000)
+PRODUCER_FENCED_HERE = 47
+LOST = object()  # what a client sees of a request that nobody answered in time
+
+
+class Broken(AssertionError):
+    """An invariant of the world."""
+
+
+@dataclass
+class Producer:
+    """What a partition knows of one producer id."""
+
+    epoch: int
+    open: list[tuple[int, int]] | None = None  # records, each (transaction, number)
+    guard: int = 0
+    seen: set[tuple[int, int]] = field(default_factory=set)
+
+
+class DataPartition:
+    """The native contract: a transaction begins only with the guard that was given out for it; a marker ends it and makes guards void."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.producers: dict[int, Producer] = {}
+        self.outcomes: dict[tuple[int, int], bool] = {}
+
+    def append(self, producer_id: int, epoch: int, record: tuple[int, int], guard: int) -> tuple[int, int]:
+        """(error, guard): error -1 asks for verification."""
+        producer = self.producers.setdefault(producer_id, Producer(epoch))
+        if epoch < producer.epoch:
+            return PRODUCER_FENCED_HERE, 0
+        if record in producer.seen:
+            return 0, 0
+        if producer.open is None or epoch > producer.epoch:
+            if not guard or guard != producer.guard:
+                self.world.guards += 1
+                producer.guard = self.world.guards
+                return -1, producer.guard
+            if epoch > producer.epoch and producer.open:
+                raise Broken(f"W1: epoch {epoch} begins within a transaction of epoch {producer.epoch}")
+            producer.open = []
+        producer.epoch = epoch
+        producer.open.append(record)
+        producer.seen.add(record)
+        return 0, 0
+
+    def marker(self, producer_id: int, epoch: int, committed: bool) -> None:
+        producer = self.producers.setdefault(producer_id, Producer(epoch))
+        if epoch < producer.epoch:
+            return  # a repetition from before
+        for record in producer.open or ():
+            self.outcomes[record] = committed
+            self.world.on_outcome(record, committed)
+        producer.epoch, producer.open, producer.guard = epoch, None, 0
+
+
+Script = Generator[tuple[str, tuple], object, None]
+
+
+class Client:
+    """One producer application; it restarts with a new life when it was fenced."""
+
+    def __init__(self, world: World, version: int) -> None:
+        self.world, self.version = world, version
+        self.identity = (-1, -1)
+        self.waiting: int | None = None  # the attempt whose answer it waits for
+        self.pauses_until = 0
+        self.script = self.live()
+        self.request: tuple[str, tuple] | None = next(self.script)
+
+    def live(self) -> Script:
+        while True:
+            yield from self.initialise(recover=False)
+            while (yield from self.transaction()):
+                if self.world.rng.random() < 0.05:
+                    break  # restarts
+            if self.world.rng.random() < 0.3:
+                self.pauses_until = self.world.now + self.world.rng.randrange(3 * TIMEOUT_MS)
+
+    def initialise(self, recover: bool) -> Generator[tuple[str, tuple], object, bool]:
+        while True:
+            expected = self.identity if recover else (-1, -1)
+            answer = yield "init", expected
+            if isinstance(answer, Identity):
+                if answer.error == 0:
+                    self.world.told(answer)
+                    self.identity = (answer.producer_id, answer.producer_epoch)
+                    return True
+                if answer.error != CONCURRENT:
+                    return False
+
+    def transaction(self) -> Generator[tuple[str, tuple], object, bool]:
+        """False: fenced, or unsure who it is."""
+        world, rng = self.world, self.world.rng
+        number = world.begin(self)
+        sure = True
+        added: set[int] = set()
+        for serial in range(rng.randrange(4)):
+            partition = rng.randrange(len(PARTITIONS))
+            if self.version < 2 and partition not in added:
+                if not (yield from self.add(partition)):
+                    return False
+                added.add(partition)
+            answer = yield "produce", (*self.identity, partition, (number, serial))
+            tries = 0
+            while answer is LOST and tries < 2 and rng.random() < 0.7:
+                tries += 1
+                answer = yield "produce", (*self.identity, partition, (number, serial))
+            if answer == 0:
+                world.acknowledged.setdefault(number, set()).add((partition, (number, serial)))
+            else:
+                sure = False
+                break
+            if rng.random() < 0.02:
+                self.pauses_until = world.now + rng.randrange(2 * TIMEOUT_MS)
+        committed = sure and rng.random() < 0.8
+        if self.version < 2 and not added:
+            return True
+        return (yield from self.end(number, committed, sure))
+
+    def add(self, partition: int) -> Generator[tuple[str, tuple], object, bool]:
+        while True:
+            answer = yield "add", (*self.identity, partition)
+            if answer == 0:
+                return True
+            if answer not in (CONCURRENT, LOST):
+                return False
+
+    def end(self, number: int, committed: bool, sure: bool) -> Generator[tuple[str, tuple], object, bool]:
+        world = self.world
+        world.asked[number] = committed
+        while True:
+            answer = yield "end", (*self.identity, committed)
+            if answer is LOST:
+                if world.rng.random() < 0.03:
+                    return False
+                continue
+            assert isinstance(answer, Identity)
+            if answer.error == CONCURRENT:
+                continue
+            if answer.error:
+                return False
+            world.confirmed[number] = committed
+            if self.version >= 2:
+                world.told(answer)
+                self.identity = (answer.producer_id, answer.producer_epoch)
+                return True
+            return sure or (yield from self.initialise(recover=True))
+
+    def take(self, answer: object) -> None:
+        self.waiting = None
+        self.request = self.script.send(answer)
+
+
+class World:
+    def __init__(self, seed: int, versions: tuple[int, ...] = (2, 2), make: Callable[[str, Settings], Transaction] = Transaction, first_epoch: int = -1) -> None:
+        self.rng = random.Random(seed)
+        self.make = make
+        self.now = 1_000
+        self.step_count = 0
+        self.log: list[tuple[bytes, bytes | None]] = []
+        self.spare = 1_000
+        self.guards = 0
+        self.transactions = 0
+        self.asked: dict[int, bool] = {}
+        self.confirmed: dict[int, bool] = {}
+        self.acknowledged: dict[int, set[tuple[int, tuple[int, int]]]] = {}
+        self.epochs: dict[int, int] = {}
+        self.owners: dict[int, Client] = {}
+        self.partitions = [DataPartition(self) for _ in PARTITIONS]
+        self.requests = 0
+        self.answers: dict[int, Callable[[object], None]] = {}  # by request number; of this life of the coordinator
+        self.attempts = 0
+        self.network: list[Callable[[], None]] = []
+        self.ordered: list[Callable[[], None]] = []  # what may not overtake
+        if first_epoch >= 0:
+            value = Value(7, first_epoch, TIMEOUT_MS, State.COMPLETE_COMMIT, (), self.now, self.now, 7, -1, 2)
+            self.log.append((encode_key(NAME), encode_value(value)))
+        self.start()
+        self.clients = [Client(self, version) for version in versions]
+
+    # -- the coordinator ---------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """A life of the coordinator: everything but the log is new."""
+        self.core = self.make(NAME, SETTINGS)
+        for key, value in self.log:
+            self.core.replay(key, value)
+        self.core.check()
+        self.queue: list[object] = []
+        self.durables: list[tuple] = []
+        self.jobs: list[tuple[WriteMarkers, list[int]]] = []
+        self.answers.clear()
+        self.timer: int | None = None
+        self.act(self.core.on_loaded(self.now))
+
+    def act(self, actions: list) -> None:
+        for action in actions:
+            if type(action) is Timer:
+                self.timer = action.at_ms
+            else:
+                self.queue.append(action)
+
+    def tell(self, event: object) -> None:
+        before = (self.core.producer_id, self.core.producer_epoch)
+        actions = self.core.handle(event, self.now)
+        self.core.check()
+        after = (self.core.producer_id, self.core.producer_epoch)
+        if before[0] == after[0] and after[1] < before[1]:
+            raise Broken(f"W7: epoch {after[1]} after {before[1]} of producer {before[0]}")
+        self.act(actions)
+
+    def ask(self, make: Callable[[int], object], answer: Callable[[object], None]) -> None:
+        self.requests += 1
+        self.answers[self.requests] = answer
+        self.tell(make(self.requests))
+
+    def ask_with_spare(self, make: Callable[[int, int], object], answer: Callable[[object], None]) -> None:
+        """As the handlers do: a producer id only when the core wants one."""
+
+        def again(found: object) -> None:
+            if isinstance(found, Identity) and found.error == NEED_PRODUCER_ID:
+                self.spare += 1
+                spare = self.spare
+                self.ask(lambda number: make(number, spare), answer)
+            else:
+                answer(found)
+
+        self.ask(lambda number: make(number, -1), again)
+
+    def carry_out(self) -> None:
+        """The oldest of what the core wants: written and answered in order."""
+        action = self.queue.pop(0)
+        if isinstance(action, Persist):
+            self.log.extend(action.records)
+            fresh = self.make(NAME, SETTINGS)
+            for key, value in self.log[-1:]:
+                fresh.replay(key, value)
+            if not any(isinstance(other, Persist) for other in self.queue) and fresh.durable() != self.core.durable():
+                raise Broken(f"W5: {fresh.durable()} replayed, {self.core.durable()} persisted")
+            if fresh.state in (State.COMPLETE_COMMIT, State.COMPLETE_ABORT) and self.jobs and self.jobs[0][1]:
+                raise Broken("W6: complete before all markers are written")
+        elif isinstance(action, Reply):
+            answer = self.answers.pop(action.request, None)
+            if answer is None:
+                raise Broken(f"W4: request {action.request} is answered twice")
+            answer(action.response)
+        elif isinstance(action, WriteMarkers):
+            fresh = self.make(NAME, SETTINGS)
+            fresh.replay(*self.log[-1])
+            if fresh.state not in (State.PREPARE_COMMIT, State.PREPARE_ABORT) or (fresh.state == State.PREPARE_COMMIT) != action.committed:
+                raise Broken(f"W6: markers without a decision in the log: {fresh.state!r}")
+            self.jobs.append((action, list(range(len(action.partitions)))))
+
+    def write_marker(self) -> None:
+        job, left = self.rng.choice(self.jobs)
+        if left:
+            index = left.pop(self.rng.randrange(len(left)))
+            self.partitions[job.partitions[index][1]].marker(job.producer_id, job.producer_epoch, job.committed)
+            if self.rng.random() < 0.1:
+                left.append(index)  # its answer was lost: once more
+        if not left:
+            self.jobs.remove((job, left))
+            self.tell(events.MarkersWritten(job.attempt))
+
+    # -- the network -------------------------------------------------------------------------------------------------------
+
+    def send(self, client: Client) -> None:
+        assert client.request is not None
+        kind, arguments = client.request
+        client.request = None
+        self.attempts += 1
+        attempt = client.waiting = self.attempts
+        once = client.version < 2 and kind in ("add", "end", "init")
+        copies = 1 if once else self.rng.choice((0, 1, 1, 1, 1, 2, 3))
+        for _ in range(copies):
+            deliver = self.delivery(client, attempt, kind, arguments)
+            (self.ordered if once else self.network).append(deliver)
+
+    def delivery(self, client: Client, attempt: int, kind: str, arguments: tuple) -> Callable[[], None]:
+        def answer(found: object) -> None:
+            def arrive() -> None:
+                if client.waiting == attempt:
+                    client.take(found)
+
+            if self.rng.random() < 0.95 or client.version < 2:
+                self.network.append(arrive)
+
+        return lambda: self.deliver(client.version, kind, arguments, answer)
+
+    def deliver(self, version: int, kind: str, arguments: tuple, answer: Callable[[object], None]) -> None:
+        if kind == "init":
+            producer_id, epoch = arguments
+            self.ask_with_spare(lambda number, spare: events.InitProducerId(number, TIMEOUT_MS, producer_id, epoch, spare), answer)
+        elif kind == "add":
+            producer_id, epoch, partition = arguments
+            self.ask(lambda number: events.AddPartitions(number, producer_id, epoch, (PARTITIONS[partition],)), answer)
+        elif kind == "end":
+            producer_id, epoch, committed = arguments
+            self.ask_with_spare(lambda number, spare: events.EndTransaction(number, producer_id, epoch, committed, version, spare), answer)
+        else:
+            self.produce(version, *arguments, answer)
+
+    def produce(self, version: int, producer_id: int, epoch: int, index: int, record: tuple[int, int], answer: Callable[[object], None]) -> None:
+        partition = self.partitions[index]
+        error, guard = partition.append(producer_id, epoch, record, 0)
+        if error >= 0:
+            answer(error)
+            return
+
+        def checked(found: object) -> None:
+            def begin() -> None:
+                error = found[0] if isinstance(found, tuple) else found
+                answer(error if error else max(partition.append(producer_id, epoch, record, guard)[0], -1))
+
+            self.network.append(begin)
+
+        def check() -> None:
+            which = (PARTITIONS[index],)
+            if version >= 2:
+                self.ask(lambda number: events.AddPartitions(number, producer_id, epoch, which, 2), checked)
+            else:
+                self.ask(lambda number: events.VerifyPartitions(number, producer_id, epoch, which), checked)
+
+        self.network.append(check)
+
+    # -- what is true ------------------------------------------------------------------------------------------------------
+
+    def begin(self, client: Client) -> int:
+        self.transactions += 1
+        self.owners[self.transactions] = client
+        return self.transactions
+
+    def told(self, identity: Identity) -> None:
+        if identity.producer_epoch >= EPOCH_MAX:
+            raise Broken("W7: a client is told the last epoch")
+
+    def on_outcome(self, record: tuple[int, int], committed: bool) -> None:
+        transaction = record[0]
+        if committed and self.asked.get(transaction) is not True:
+            raise Broken(f"W1: transaction {transaction} is committed, its client never asked for that")
+        if self.confirmed.get(transaction, committed) != committed:
+            raise Broken(f"W2: transaction {transaction} was confirmed {self.confirmed[transaction]}, a marker says {committed}")
+
+    # -- running -----------------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        self.step_count += 1
+        rng = self.rng
+        chance = rng.random()
+        if chance < 0.001:
+            self.start()  # a crash
+            return
+        if chance < 0.0015:
+            self.now += rng.randrange(2 * TIMEOUT_MS)
+        elif chance < 0.0025 and self.core.producer_id >= 0:
+            self.ask(lambda number: events.AbortByAdministrator(number, self.core.producer_id), lambda _: None)
+        self.now += rng.randrange(3)
+        if self.timer is not None and self.timer <= self.now:
+            self.timer = None
+            self.tell(TimerFired("due"))
+            return
+        choices: list[Callable[[], None]] = []
+        if self.queue:
+            choices += [self.carry_out] * 3
+        if self.jobs:
+            choices += [self.write_marker] * 2
+        if self.network:
+            choices += [self.from_network] * 3
+        if self.ordered:
+            choices += [lambda: self.ordered.pop(0)()] * 2
+        for client in self.clients:
+            if client.request is not None and client.pauses_until <= self.now:
+                choices += [lambda client=client: self.send(client)] * 2
+            elif client.waiting is not None and rng.random() < 0.02 and (client.version >= 2 or not self.ordered):
+                choices.append(lambda client=client: client.take(LOST))
+        if choices:
+            rng.choice(choices)()
+
+    def from_network(self) -> None:
+        """Mostly the oldest; sometimes any, so that a few are very late."""
+        at = self.rng.randrange(len(self.network)) if self.rng.random() < 0.3 else 0
+        self.network.pop(at)()
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self.step()
+        self.settle()
+
+    def settle(self) -> None:
+        """No new requests; everything under way arrives, every time-out passes. Then W2, W3 and W4 must hold."""
+        for client in self.clients:
+            client.waiting = None
+        for _ in range(100_000):
+            if self.queue:
+                self.carry_out()
+            elif self.jobs:
+                self.write_marker()
+            elif self.ordered:
+                self.ordered.pop(0)()
+            elif self.network:
+                self.network.pop(0)()
+            elif self.core.state == State.ONGOING or self.answers:
+                if self.timer is None:
+                    raise Broken(f"W4: {len(self.answers)} requests wait for nothing in {self.core.state!r}")
+                self.now = max(self.now, self.timer)
+                self.timer = None
+                self.tell(TimerFired("due"))
+            else:
+                break
+        for index, partition in enumerate(self.partitions):
+            for producer_id, producer in partition.producers.items():
+                if producer.open:
+                    raise Broken(f"W3: partition {index} has an open transaction of {producer_id}: {producer.open}")
+        self.check_outcomes()
+
+    def check_outcomes(self) -> None:
+        outcomes: dict[int, set[bool]] = {}
+        for partition in self.partitions:
+            for (transaction, _), committed in partition.outcomes.items():
+                outcomes.setdefault(transaction, set()).add(committed)
+        for transaction, found in outcomes.items():
+            if len(found) > 1:
+                raise Broken(f"W2: transaction {transaction} is committed in part")
+        for transaction, committed in self.confirmed.items():
+            for index, record in self.acknowledged.get(transaction, ()):
+                if self.partitions[index].outcomes.get(record) != committed:
+                    raise Broken(f"W2: record {record} of a transaction confirmed {committed} is {self.partitions[index].outcomes.get(record)}")
