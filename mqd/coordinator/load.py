@@ -1,0 +1,264 @@
+"""Reads a coordinator's partition from its segment files and makes its cores, in a thread, quickly: a million committed offsets in seconds.
+
+What counts is what compaction would keep: of plain records the last one of each key, in the order of the log, tombstones left out. Records of a transaction count when its
+commit marker comes, unless a plain record of the same key was written in between (Kafka compares the offsets of the two in the same way); without a marker they are pending.
+
+Damage is named in the log and passed over, never more than the batch that has it, if the offset index shows where the next one begins; a record that a core cannot read is
+named and passed over alone. So a coordinator that met one bad record still serves everything else.
+Keys and values are found natively (native/mqd_record_places.c). The files are only read; above `end_offset` they are not looked at. Blocking: call load() off the event loop.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy
+
+from mqd.base import logging
+from mqd.coordinator.actions import Cores
+from mqd.coordinator.shard import Loaded
+from mqd.log import indexes, segments
+from mqd.log.batches import BatchInfo, CorruptBatch, parse_header
+from mqd.log.records import records
+from mqd.native import RecordPlaces, WalkStop, crc32c
+
+BLOCK_BYTES = 4 << 20
+RECORDS_AT_ONCE = 1 << 16
+_CRC_END = 21
+_NAMED_MAX = 10  # damaged places that are named one by one
+
+log = logging.get("coordinator.load")
+
+
+class _State:
+    """The records that count, so far."""
+
+    def __init__(self, cores: Cores, loaded: Loaded, name: str) -> None:
+        self.cores, self.loaded, self.name = cores, loaded, name
+        self.plain: dict[bytes, bytes] = {}
+        self.open: dict[int, tuple[int, dict[bytes, bytes | None]]] = {}  # producer id -> (epoch, its records)
+        self.superseded: list[tuple[int, int, bytes, bytes | None]] = []
+
+    def problem(self, text: str, **fields: object) -> None:
+        self.loaded.skipped_count += 1
+        if self.loaded.skipped_count <= _NAMED_MAX:
+            log.error(text, partition=self.name, **fields)
+
+    def on_plain(self, data: bytes, places: numpy.ndarray, base_position: int) -> None:
+        plain, take = self.plain, self.plain.pop
+        starts = places[:, (0, 2)]
+        ends = starts + places[:, (1, 3)]
+        tombstones = places[:, 3]
+        for key_start, key_end, value_start, value_end, value_size in zip(
+            starts[:, 0].tolist(), ends[:, 0].tolist(), starts[:, 1].tolist(), ends[:, 1].tolist(), tombstones.tolist(), strict=True
+        ):
+            key = data[key_start:key_end]
+            take(key, None)
+            if value_size >= 0:
+                plain[key] = data[value_start:value_end]
+        if self.open:
+            self._supersede(data, places)
+        self.loaded.record_count += len(places)
+
+    def _supersede(self, data: bytes, places: numpy.ndarray) -> None:
+        for key_start, key_size in places[:, :2].tolist():
+            self.supersede(data[key_start : key_start + key_size])
+
+    def supersede(self, key: bytes) -> None:
+        for producer_id, (epoch, pending) in self.open.items():
+            if key in pending:
+                self.superseded.append((producer_id, epoch, key, pending.pop(key)))
+
+    def put(self, key: bytes, value: bytes | None) -> None:
+        self.plain.pop(key, None)
+        if value is not None:
+            self.plain[key] = value
+
+    def on_other(self, batch: BatchInfo, data: bytes) -> None:
+        """Transactional, control or compressed. Raises CorruptBatch."""
+        found = [(record.key, record.value) for record in records(batch, data)]
+        self.loaded.record_count += len(found)
+        if batch.control:
+            self._on_marker(batch, found)
+        elif batch.transactional:
+            epoch, pending = self.open.get(batch.producer_id, (batch.producer_epoch, {}))
+            self.open[batch.producer_id] = (max(epoch, batch.producer_epoch), pending)
+            for key, value in found:
+                if key is not None:
+                    pending.pop(key, None)
+                    pending[key] = value
+        else:
+            for key, value in found:
+                if key is not None:
+                    self.put(key, value)
+                    self.supersede(key)
+
+    def _on_marker(self, batch: BatchInfo, found: list[tuple[bytes | None, bytes | None]]) -> None:
+        """Key: version int16, type int16 (0 abort, 1 commit)."""
+        kind = int.from_bytes(found[0][0][2:4], "big") if found and found[0][0] is not None and len(found[0][0]) >= 4 else -1
+        _, pending = self.open.pop(batch.producer_id, (-1, {}))
+        self.superseded = [one for one in self.superseded if one[0] != batch.producer_id]
+        if kind == 1:
+            for key, value in pending.items():
+                self.put(key, value)
+
+    # -- cores -------------------------------------------------------------------------------------------------------------
+
+    def build(self) -> None:
+        for producer_id, epoch, key, value in self.superseded:
+            self._pending(producer_id, epoch, key, value)
+        replay_all = getattr(self.cores, "replay_all", None)
+        if replay_all is not None:
+            replay_all(self.loaded.cores, self.plain, self._unreadable)
+        else:
+            self._replay_each()
+        for producer_id, (epoch, pending) in self.open.items():
+            for key, value in pending.items():
+                self._pending(producer_id, epoch, key, value)
+
+    def _replay_each(self) -> None:
+        cores = self.loaded.cores
+        for key, value in self.plain.items():
+            try:
+                name = self.cores.core_of(key)
+                if name is None:
+                    continue
+                core = cores.get(name)
+                if core is None:
+                    core = cores[name] = self.cores.make(name)
+                core.replay(key, value)
+            except ValueError as error:
+                self._unreadable(key, error)
+
+    def _pending(self, producer_id: int, epoch: int, key: bytes, value: bytes | None) -> None:
+        try:
+            name = self.cores.core_of(key)
+            if name is None:
+                return
+            core = self.loaded.cores.get(name)
+            if core is None:
+                core = self.loaded.cores[name] = self.cores.make(name)
+            core.replay_pending(key, value, producer_id, epoch)  # type: ignore[attr-defined]
+        except ValueError as error:
+            self._unreadable(key, error)
+            return
+        self.loaded.transactions.setdefault(producer_id, {})[name] = None
+
+    def _unreadable(self, key: bytes, error: Exception) -> None:
+        self.problem("a coordinator's record cannot be read and does not count", key=repr(key[:80]), reason=str(error))
+
+
+def load(directory: Path, end_offset: int, cores: Cores, name: str = "") -> Loaded:
+    """The cores that the partition's records below `end_offset` add up to. Raises OSError when the files cannot be read."""
+    loaded = Loaded(end_offset)
+    if end_offset > 0:
+        state = _State(cores, loaded, name or directory.name)
+        places = RecordPlaces(RECORDS_AT_ONCE)
+        bases = [base for base in segments.base_offsets(directory) if base < end_offset]
+        for base, next_base in zip(bases, [*bases[1:], end_offset], strict=True):
+            _read_segment(directory, base, min(next_base, end_offset), state, places)
+        state.build()
+        if loaded.skipped_count > _NAMED_MAX:
+            log.error("more of a coordinator's records cannot be read than are named", partition=state.name, count=loaded.skipped_count)
+        for core_name in [core_name for core_name, core in loaded.cores.items() if core.is_empty]:
+            del loaded.cores[core_name]
+    return loaded
+
+
+def _read_segment(directory: Path, base: int, end_offset: int, state: _State, places: RecordPlaces) -> None:
+    fd = os.open(segments.segment_path(directory, base), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        position, next_offset = 0, base
+        while next_offset < end_offset:
+            done, position, next_offset = _read_block(fd, directory, base, position, next_offset, end_offset, state, places)
+            if done:
+                return
+    finally:
+        os.close(fd)
+
+
+def _read_block(
+    fd: int, directory: Path, base: int, position: int, next_offset: int, end_offset: int, state: _State, places: RecordPlaces
+) -> tuple[bool, int, int]:
+    """(nothing more in this segment, position in the file, next offset). Takes whole batches from one read."""
+    data = os.pread(fd, BLOCK_BYTES, position)
+    at = 0
+    while True:
+        stop, at, next_offset, found = places.walk(data, at, next_offset, end_offset)
+        if len(found):
+            state.on_plain(data, found, position)
+        if stop == WalkStop.END_OFFSET:
+            return True, position + at, next_offset
+        if stop == WalkStop.OTHER:
+            at, next_offset = _other(data, at, position, state)
+        elif stop == WalkStop.CORRUPT:
+            return _pass_over(fd, directory, base, position + at, next_offset, end_offset, state)
+        elif stop == WalkStop.END:
+            if at:
+                return False, position + at, next_offset
+            return _large_batch(fd, position, data, next_offset, directory, base, end_offset, state)
+
+
+def _other(data: bytes, at: int, position: int, state: _State) -> tuple[int, int]:
+    batch = parse_header(data, at, position + at)
+    try:
+        state.on_other(batch, data[at : at + batch.size_bytes])
+    except CorruptBatch as error:
+        state.problem("a batch of a coordinator's partition cannot be read and does not count", offset=batch.base_offset, records=batch.record_count, reason=str(error))
+    return at + batch.size_bytes, batch.next_offset
+
+
+def _large_batch(fd: int, position: int, data: bytes, next_offset: int, directory: Path, base: int, end_offset: int, state: _State) -> tuple[bool, int, int]:
+    """A batch of more than BLOCK_BYTES, or the end of the file before the end offset: then what is missing is missing."""
+    try:
+        batch = parse_header(data, 0, position) if len(data) >= 61 else None
+    except CorruptBatch:
+        batch = None
+    whole = os.pread(fd, batch.size_bytes, position) if batch is not None else b""
+    if batch is None or len(whole) < batch.size_bytes:
+        state.problem("a segment of a coordinator's partition ends too early", segment=base, position=position, next_offset=next_offset, end_offset=end_offset)
+        return True, position, next_offset
+    if crc32c(whole[_CRC_END:]) != batch.crc:
+        return _pass_over(fd, directory, base, position, next_offset, end_offset, state)
+    _other(whole, 0, position, state)
+    return False, position + batch.size_bytes, batch.next_offset
+
+
+def _pass_over(fd: int, directory: Path, base: int, position: int, next_offset: int, end_offset: int, state: _State) -> tuple[bool, int, int]:
+    """The next batch after a damaged one: where its own length says, if a sound header is there, else where the offset index says one begins."""
+    size = os.fstat(fd).st_size
+    for candidate in _candidates(fd, directory, base, position):
+        if candidate + 61 > size:
+            continue
+        header = os.pread(fd, 61, candidate)
+        try:
+            batch = parse_header(header, 0, candidate)
+        except CorruptBatch:
+            continue
+        whole = os.pread(fd, batch.size_bytes, candidate)
+        if batch.base_offset < next_offset or len(whole) < batch.size_bytes or crc32c(whole[_CRC_END:]) != batch.crc:
+            continue
+        state.problem(
+            "damage in a coordinator's partition; what it holds does not count", segment=base, position=position, first_offset=next_offset, end_offset=min(batch.base_offset, end_offset)
+        )
+        return False, candidate, batch.base_offset
+    state.problem("damage in a coordinator's partition; what it holds does not count", segment=base, position=position, first_offset=next_offset, end_offset=end_offset)
+    return True, position, next_offset
+
+
+def _candidates(fd: int, directory: Path, base: int, position: int) -> Iterator[int]:
+    header = os.pread(fd, 61, position)
+    try:
+        yield position + parse_header(header, 0, position).size_bytes
+    except (CorruptBatch, ValueError, IndexError):
+        pass
+    except Exception as error:  # struct.error: the file ends here
+        if type(error).__name__ != "error":
+            raise
+    try:
+        entries = indexes.read_offset_index(directory, base)
+    except OSError:
+        return
+    for indexed in entries["position"].tolist():
+        if indexed > position:
+            yield indexed

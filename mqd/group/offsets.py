@@ -1,0 +1,366 @@
+"""The committed offsets of one group: part of the group's core, pure. The group says who may commit; this says what is committed.
+
+Offsets are kept as the bytes of their records and read when somebody asks: a coordinator may hold a million. An offset of a transaction is pending until its marker;
+then it counts, unless the same partition was committed without a transaction in between (Kafka compares the two records' offsets).
+
+Invariants (check())
+    O1  no topic without partitions, no transaction without offsets
+    O2  what is committed or pending can be decoded
+    O3  the expiration timer is armed when something is committed
+Bounds: one record for each partition that clients name, which are partitions that exist (the handler's check), at most offset.metadata.max.bytes long and some; pending ones the
+same for each open transaction.
+
+Expiration is Kafka's (KIP-211): an offset goes `retention_ms` after it was committed, or after the group became empty if it had members; while the group has members,
+only those of topics it does not subscribe to. With an expiration time of its own (OffsetCommit 2-4) it goes then. A partition with a pending offset keeps its committed one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+from zlib import crc32
+
+import msgspec
+
+from mqd.coordinator.actions import Action, KeyValue, Persist, Reply, Timer, TransactionEnded
+from mqd.group.records import OffsetValue, decode_offset_value, encode_expiring_offset_value, encode_offset_key, encode_offset_value
+from mqd.protocol.errors import ErrorCode
+
+EXPIRATION_TIMER = "offsets.expiration"
+KEEP = -1  # of Membership.empty_since_ms: nothing expires now
+
+
+class OffsetsSettings(msgspec.Struct, frozen=True):
+    retention_ms: int = 7 * 24 * 3600 * 1000
+    check_interval_ms: int = 600_000
+    metadata_bytes_max: int = 4096
+
+
+# -- events ----------------------------------------------------------------------------------------------------------------------
+
+
+class CommittedOffset(msgspec.Struct, frozen=True, gc=False):
+    topic: str
+    partition: int
+    offset: int
+    leader_epoch: int = -1
+    metadata: str = ""
+
+
+class CommitOffsets(msgspec.Struct, frozen=True):
+    """OffsetCommit and, with a producer id, TxnOffsetCommit. `generation` is a member epoch in KIP-848 groups; -1 with an empty member id: no member at all.
+    `retention_ms` -1: the broker's. Reply: OffsetsCommitted."""
+
+    request: int
+    version: int
+    member_id: str
+    group_instance_id: str | None
+    generation: int
+    offsets: tuple[CommittedOffset, ...]
+    retention_ms: int = -1
+    producer_id: int = -1
+    producer_epoch: int = -1
+
+    @property
+    def is_transactional(self) -> bool:
+        return self.producer_id >= 0
+
+
+class OffsetsCommitted(msgspec.Struct, frozen=True, gc=False):
+    """`errors` by offset, in the order asked; `error` is theirs all when it is not 0."""
+
+    error: int
+    errors: tuple[int, ...] = ()
+
+
+class FetchOffsets(msgspec.Struct, frozen=True):
+    """`topics` None: all that is committed. Reply: OffsetsFetched."""
+
+    request: int
+    topics: tuple[tuple[str, tuple[int, ...]], ...] | None
+    require_stable: bool = False
+    member_id: str | None = None
+    member_epoch: int = -1
+
+
+class FetchedOffset(msgspec.Struct, frozen=True, gc=False):
+    partition: int
+    offset: int = -1
+    leader_epoch: int = -1
+    metadata: str = ""
+    error: int = 0
+
+
+class OffsetsFetched(msgspec.Struct, frozen=True, gc=False):
+    error: int
+    topics: tuple[tuple[str, tuple[FetchedOffset, ...]], ...] = ()
+
+
+class DeleteOffsets(msgspec.Struct, frozen=True):
+    """OffsetDelete. Reply: OffsetsDeleted."""
+
+    request: int
+    topics: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+class OffsetsDeleted(msgspec.Struct, frozen=True, gc=False):
+    error: int
+    errors: tuple[tuple[str, tuple[int, ...]], ...] = ()  # by topic and partition, in the order asked
+
+
+class TopicsRemoved(msgspec.Struct, frozen=True):
+    """These topics are gone; so is what was committed for them. No reply."""
+
+    names: frozenset[str]
+
+
+OFFSET_EVENTS = (CommitOffsets, FetchOffsets, DeleteOffsets, TopicsRemoved, TransactionEnded)
+
+
+class Membership(Protocol):
+    """What the group says of its members. Error codes are Kafka's, 0 = go on."""
+
+    def commit_error(self, event: CommitOffsets) -> int: ...
+
+    def fetch_error(self, member_id: str | None, member_epoch: int) -> int: ...
+
+    def delete_error(self) -> int:
+        """Of the whole OffsetDelete: NON_EMPTY_GROUP ..."""
+
+    def is_subscribed(self, topic: str) -> bool:
+        """False where nobody can know (a protocol that is not "consumer" says so by empty_since_ms)."""
+
+    def empty_since_ms(self) -> int | None:
+        """From when on offsets of a group age: None: from their commit. KEEP: not now (members of whose topics nothing is known). Else the time at which it became empty."""
+
+    def committed(self, event: CommitOffsets, now_ms: int) -> list[Action]:
+        """A member has committed: that was a sign of life."""
+
+
+class Offsets:
+    def __init__(self, group_id: str, settings: OffsetsSettings) -> None:
+        self.group_id = group_id
+        self._settings = settings
+        self._committed: dict[str, dict[int, bytes]] = {}
+        self._pending: dict[int, dict[tuple[str, int], bytes | None]] = {}  # by producer id; None: overtaken by a plain commit
+        self._armed = False
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._committed and not self._pending
+
+    @property
+    def has_committed(self) -> bool:
+        return bool(self._committed)
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        return tuple(self._committed)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._committed.values()))
+
+    def get(self, topic: str, partition: int) -> OffsetValue | None:
+        value = self._committed.get(topic, {}).get(partition)
+        return decode_offset_value(value) if value is not None else None
+
+    # -- events ------------------------------------------------------------------------------------------------------------
+
+    def handle(self, event: object, group: Membership, now_ms: int) -> list[Action]:
+        """One of OFFSET_EVENTS."""
+        match event:
+            case CommitOffsets():
+                return self._on_commit(event, group, now_ms)
+            case FetchOffsets():
+                return [Reply(event.request, self._fetch(event, group))]
+            case DeleteOffsets():
+                return self._on_delete(event, group)
+            case TopicsRemoved():
+                return self._on_topics_removed(event)
+            case TransactionEnded():
+                self._end_transaction(event.producer_id, event.committed)
+                return self._arm(now_ms)
+        raise TypeError(f"{type(event).__name__} is no event of committed offsets")
+
+    def _on_commit(self, event: CommitOffsets, group: Membership, now_ms: int) -> list[Action]:
+        error = group.commit_error(event)
+        if error:
+            return [Reply(event.request, OffsetsCommitted(error))]
+        errors: list[int] = []
+        records: list[KeyValue] = []
+        for one in event.offsets:
+            if len(one.metadata.encode()) > self._settings.metadata_bytes_max:
+                errors.append(int(ErrorCode.OFFSET_METADATA_TOO_LARGE))
+                continue
+            errors.append(0)
+            value = self._value(one, event.retention_ms, now_ms)
+            records.append((encode_offset_key(self.group_id, one.topic, one.partition), value))
+            if event.is_transactional:
+                self._pending.setdefault(event.producer_id, {})[one.topic, one.partition] = value
+            else:
+                self._put(one.topic, one.partition, value)
+        actions = group.committed(event, now_ms)
+        if records:
+            actions.append(Persist(tuple(records), event.producer_id, event.producer_epoch if event.is_transactional else -1))
+            actions += self._arm(now_ms)
+        actions.append(Reply(event.request, OffsetsCommitted(0, tuple(errors))))
+        return actions
+
+    @staticmethod
+    def _value(one: CommittedOffset, retention_ms: int, now_ms: int) -> bytes:
+        if retention_ms >= 0:
+            return encode_expiring_offset_value(one.offset, one.metadata, now_ms, now_ms + retention_ms)
+        return encode_offset_value(one.offset, one.leader_epoch, one.metadata, now_ms)
+
+    def _put(self, topic: str, partition: int, value: bytes) -> None:
+        self._committed.setdefault(topic, {})[partition] = value
+        for pending in self._pending.values():
+            if (topic, partition) in pending:
+                pending[topic, partition] = None
+
+    def _remove(self, topic: str, partition: int) -> None:
+        partitions = self._committed[topic]
+        del partitions[partition]
+        if not partitions:
+            del self._committed[topic]
+
+    def _end_transaction(self, producer_id: int, committed: bool) -> None:
+        pending = self._pending.pop(producer_id, {})
+        if committed:
+            for (topic, partition), value in pending.items():
+                if value is not None:
+                    self._put(topic, partition, value)
+
+    def _is_pending(self, topic: str, partition: int) -> bool:
+        return any((topic, partition) in pending for pending in self._pending.values())
+
+    # -- fetching ----------------------------------------------------------------------------------------------------------
+
+    def _fetch(self, event: FetchOffsets, group: Membership) -> OffsetsFetched:
+        error = group.fetch_error(event.member_id, event.member_epoch)
+        if error:
+            return OffsetsFetched(error)
+        topics = event.topics
+        if topics is None:
+            topics = tuple((topic, tuple(partitions)) for topic, partitions in self._committed.items())
+        return OffsetsFetched(0, tuple((topic, tuple(self._fetched(topic, one, event.require_stable) for one in partitions)) for topic, partitions in topics))
+
+    def _fetched(self, topic: str, partition: int, require_stable: bool) -> FetchedOffset:
+        if require_stable and self._pending and self._is_pending(topic, partition):
+            return FetchedOffset(partition, error=int(ErrorCode.UNSTABLE_OFFSET_COMMIT))
+        found = self.get(topic, partition)
+        return FetchedOffset(partition, found.offset, found.leader_epoch, found.metadata) if found is not None else FetchedOffset(partition)
+
+    # -- deletion ----------------------------------------------------------------------------------------------------------
+
+    def _on_delete(self, event: DeleteOffsets, group: Membership) -> list[Action]:
+        error = group.delete_error()
+        if error:
+            return [Reply(event.request, OffsetsDeleted(error))]
+        records: list[KeyValue] = []
+        errors = []
+        for topic, partitions in event.topics:
+            subscribed = group.is_subscribed(topic)
+            errors.append((topic, tuple(int(ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC) if subscribed else 0 for _ in partitions)))
+            if not subscribed:
+                records += self._tombstones((topic, partition) for partition in dict.fromkeys(partitions))
+        return [Persist(tuple(records)), Reply(event.request, OffsetsDeleted(0, tuple(errors)))]
+
+    def _on_topics_removed(self, event: TopicsRemoved) -> list[Action]:
+        gone = [(topic, partition) for topic in event.names for partition in self._committed.get(topic, ())]
+        gone += [name for pending in self._pending.values() for name in pending if name[0] in event.names]
+        records = self._tombstones(dict.fromkeys(gone))
+        return [Persist(tuple(records))] if records else []
+
+    def _tombstones(self, names: Iterable[tuple[str, int]]) -> list[KeyValue]:
+        """Takes these partitions out, committed and pending; the records that say so."""
+        records: list[KeyValue] = []
+        for topic, partition in names:
+            known = partition in self._committed.get(topic, ())
+            if known:
+                self._remove(topic, partition)
+            for pending in self._pending.values():
+                if (topic, partition) in pending:
+                    pending[topic, partition] = None
+                    known = True
+            if known:
+                records.append((encode_offset_key(self.group_id, topic, partition), None))
+        return records
+
+    def delete_all(self) -> list[KeyValue]:
+        """Everything goes, with the group (DeleteGroups): the records for the caller's Persist."""
+        records = self._tombstones([(topic, partition) for topic, partitions in self._committed.items() for partition in partitions])
+        pending = [name for pending in self._pending.values() for name, value in pending.items() if value is not None]
+        return records + self._tombstones(dict.fromkeys(pending))
+
+    # -- expiration --------------------------------------------------------------------------------------------------------
+
+    def _arm(self, now_ms: int) -> list[Action]:
+        if self._armed or not self._committed:
+            return []
+        self._armed = True
+        interval_ms = self._settings.check_interval_ms
+        # Groups look at different times: after a restart ten thousand of them are armed at once.
+        return [Timer(EXPIRATION_TIMER, now_ms + interval_ms // 2 + crc32(self.group_id.encode()) % max(interval_ms // 2, 1))]
+
+    def on_loaded(self, now_ms: int) -> list[Action]:
+        return self._arm(now_ms)
+
+    def on_expiration_timer(self, group: Membership, now_ms: int) -> tuple[list[Action], bool]:
+        """TimerFired(EXPIRATION_TIMER): (what to do, whether something expired and nothing is left: a group without members may go with its offsets)."""
+        self._armed = False
+        before = len(self)
+        records = self._tombstones(self._expired(group, now_ms))
+        actions: list[Action] = [Persist(tuple(records))] if records else []
+        return actions + self._arm(now_ms), before > 0 and self.is_empty
+
+    def _expired(self, group: Membership, now_ms: int) -> list[tuple[str, int]]:
+        since_ms = group.empty_since_ms()
+        if since_ms == KEEP:
+            return []
+        expired = []
+        for topic, partitions in self._committed.items():
+            if group.is_subscribed(topic):
+                continue
+            for partition, value in partitions.items():
+                if self._is_expired(decode_offset_value(value), since_ms, now_ms) and not self._is_pending(topic, partition):
+                    expired.append((topic, partition))
+        return expired
+
+    def _is_expired(self, value: OffsetValue, since_ms: int | None, now_ms: int) -> bool:
+        if value.expire_timestamp_ms >= 0:
+            return now_ms >= value.expire_timestamp_ms
+        return now_ms - (value.commit_timestamp_ms if since_ms is None else since_ms) >= self._settings.retention_ms
+
+    # -- loading -----------------------------------------------------------------------------------------------------------
+
+    def table(self, topic: str) -> dict[int, bytes]:
+        """For whoever loads many: partition -> the value of its record. Only before the core is known to anybody."""
+        return self._committed.setdefault(topic, {})
+
+    def forget_empty(self, topic: str) -> None:
+        if topic in self._committed and not self._committed[topic]:
+            del self._committed[topic]
+
+    def replay(self, topic: str, partition: int, value: bytes | None) -> None:
+        """Raises ValueError for a value that cannot be read."""
+        if value is not None:
+            decode_offset_value(value)
+            self._put(topic, partition, value)
+        elif partition in self._committed.get(topic, ()):
+            self._remove(topic, partition)
+
+    def replay_pending(self, topic: str, partition: int, value: bytes | None, producer_id: int) -> None:
+        if value is not None:
+            decode_offset_value(value)
+        self._pending.setdefault(producer_id, {})[topic, partition] = value
+
+    def replay_transaction_end(self, producer_id: int, committed: bool) -> None:
+        self._end_transaction(producer_id, committed)
+
+    def check(self) -> None:
+        assert all(self._committed.values()) and all(self._pending.values()), "O1"
+        for partitions in self._committed.values():
+            for value in partitions.values():
+                decode_offset_value(value)
+        assert not self._committed or self._armed, "O3"
