@@ -125,6 +125,16 @@ enum mqd_descriptor_kind {
 #define MQD_PRODUCE_CONTROL 1     /* flags of PRODUCE: written by a coordinator; may hold control batches */
 #define MQD_PRODUCE_ACKS_ALL 2
 #define MQD_PRODUCE_ACKS_NONE 4
+#define MQD_CHECK_TRANSACTION 1   /* flags of CHECK: payload is struct mqd_check_transaction, partition_count entries, the transactional id's bytes */
+#define MQD_CHECK_RECORDS 2       /* payload is one compressed batch for a compacted topic: every record needs a key */
+#define MQD_RECORD_ERROR_COUNT_MAX 64
+
+/* CHECK     slot: of the batch (RECORDS). a: Produce version. b: connection id (for logs). error: as in REQUEST. The payload stays until CHECKED.
+ * CHECKED   TRANSACTION: payload is an int16 error code for each partition, in the order asked; or no payload and one code for all in `error`.
+ *           RECORDS: `error` 0, or 87 with a payload: struct mqd_check_refusal, its indexes, its message's bytes. */
+struct mqd_check_transaction { int64_t producer_id; int16_t producer_epoch; int16_t version; int16_t acks; uint16_t id_bytes; uint32_t partition_count; int32_t timeout_ms; };
+struct mqd_check_partition { uint8_t topic_id[16]; int32_t partition_index; uint32_t slot; };
+struct mqd_check_refusal { uint32_t unkeyed_count; uint16_t index_count; uint16_t message_bytes; }; /* all records without key; how many int32 batch indexes follow */
 
 struct mqd_descriptor {
     uint16_t kind;
@@ -146,16 +156,6 @@ size_t mqd_links_size_bytes(uint32_t endpoint_count);
 int mqd_links_format(void *links, size_t size_bytes, uint32_t endpoint_count);
 
 struct mqd_endpoint; /* one process's end of all its links */
-#define MQD_CHECK_TRANSACTION 1   /* flags of CHECK: payload is struct mqd_check_transaction, partition_count entries, the transactional id's bytes */
-#define MQD_CHECK_RECORDS 2       /* payload is one compressed batch for a compacted topic: every record needs a key */
-#define MQD_RECORD_ERROR_COUNT_MAX 64
-
-/* CHECK     slot: of the batch (RECORDS). a: Produce version. b: connection id (for logs). error: as in REQUEST. The payload stays until CHECKED.
- * CHECKED   TRANSACTION: payload is an int16 error code for each partition, in the order asked; or no payload and one code for all in `error`.
- *           RECORDS: `error` 0, or 87 with a payload: struct mqd_check_refusal, its indexes, its message's bytes. */
-struct mqd_check_transaction { int64_t producer_id; int16_t producer_epoch; int16_t version; int16_t acks; uint16_t id_bytes; uint32_t partition_count; int32_t timeout_ms; };
-struct mqd_check_partition { uint8_t topic_id[16]; int32_t partition_index; uint32_t slot; };
-struct mqd_check_refusal { uint32_t unkeyed_count; uint16_t index_count; uint16_t message_bytes; }; /* all records without key; how many int32 batch indexes follow */
 /* eventfds[i] wakes endpoint i. The endpoint resets nothing: what was in flight to a dead predecessor is drained and judged by generation. */
 struct mqd_endpoint *mqd_endpoint_open(void *control, void *links, uint32_t self, uint32_t endpoint_count, const int *eventfds);
 void mqd_endpoint_close(struct mqd_endpoint *endpoint);
@@ -253,6 +253,7 @@ struct mqd_log_options { /* per partition; may change at run time (mqd_reactor_s
     uint8_t flush_on_ack;
     uint8_t compacted;
     uint8_t readonly;                /* refuses Produce */
+    uint8_t transaction_verification; /* a transaction begins here only after its coordinator was asked (KIP-890) */
 };
 
 struct mqd_recovery { /* in: what is trusted; out: what was found */
@@ -277,6 +278,19 @@ struct mqd_partition *mqd_partition_open(const char *path, const struct mqd_log_
 /* Writes indexes and a producer snapshot, syncs, closes. Called off the reactor after it has given the partition back. clean = 0: just closes the fds. */
 int mqd_partition_close(struct mqd_partition *partition, int clean);
 int64_t mqd_partition_log_end_offset(struct mqd_partition *partition);
+
+struct mqd_producer_view { /* what a partition knows of one producer id, for DescribeProducers */
+    int64_t producer_id;
+    int64_t last_timestamp_ms;        /* broker's clock at its last batch */
+    int64_t transaction_first_offset; /* of its ongoing transaction; -1 = none */
+    int64_t last_offset;              /* of its last sequenced batch; -1 = none is known */
+    int32_t last_sequence;            /* -1 = none is known */
+    int32_t coordinator_epoch;        /* of its last marker; -1 = none */
+    int32_t producer_epoch;
+    int32_t reserved;
+};
+/* Copies out up to `capacity` producers; returns how many there are. Only while the caller owns the partition (it is closed, or not yet given away). */
+uint32_t mqd_partition_producers(struct mqd_partition *partition, struct mqd_producer_view *out, uint32_t capacity);
 
 /* A walk over the batches of one segment file, for dump, verify and recovery. */
 struct mqd_scan_result {

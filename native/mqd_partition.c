@@ -11,6 +11,7 @@
 #include "mqd_partition_state.h"
 
 #define ATTRIBUTE_LOG_APPEND_TIME 0x08
+#define ATTRIBUTE_TRANSACTIONAL 0x10
 #define ATTRIBUTE_CONTROL 0x20
 /* Positions of the header fields that the broker sets. */
 #define AT_LEADER_EPOCH 12
@@ -47,7 +48,7 @@ static struct mqd_staged *stage_next(struct mqd_partition *partition)
 
 void mqd_partition_stage_reset(struct mqd_partition *partition)
 {
-    partition->staged_count = 0;
+    partition->staged_count = partition->staged_abort_count = 0;
     partition->staged_end_offset = partition->log_end_offset;
 }
 
@@ -90,23 +91,25 @@ static bool timestamps_allowed(const struct mqd_log_options *options, const stru
     return true;
 }
 
-static int16_t stage_check(const struct mqd_partition *partition, const struct mqd_batch *batch, bool control_allowed, int64_t now_ms)
+static int16_t stage_check(const struct mqd_partition *partition, const struct mqd_batch *batch, bool coordinator, int64_t now_ms)
 {
     const struct mqd_log_options *options = &partition->options;
     int64_t end_offset;
     if (partition->fenced)
         return MQD_KAFKA_STORAGE_ERROR;
-    if (options->readonly && !control_allowed)
+    if (options->readonly && !coordinator)
         return MQD_KAFKA_POLICY_VIOLATION;
     if (options->max_message_bytes > 0 && batch->size_bytes > options->max_message_bytes)
         return MQD_KAFKA_MESSAGE_TOO_LARGE;
     if (batch->size_bytes > options->segment_bytes)
         return MQD_KAFKA_RECORD_LIST_TOO_LARGE;
-    if ((batch->attributes & ATTRIBUTE_CONTROL) && !control_allowed)
+    if ((batch->attributes & ATTRIBUTE_CONTROL) && !coordinator)
+        return MQD_KAFKA_INVALID_RECORD;
+    if ((batch->attributes & (ATTRIBUTE_TRANSACTIONAL | ATTRIBUTE_CONTROL)) && batch->producer_id < 0)
         return MQD_KAFKA_INVALID_RECORD;
     if (batch->last_offset_delta < 0 || __builtin_add_overflow(partition->staged_end_offset, (int64_t)batch->last_offset_delta + 1, &end_offset))
         return MQD_KAFKA_INVALID_RECORD;
-    if (batch->producer_id >= 0 && (batch->producer_epoch < 0 || (batch->base_sequence < 0 && !(batch->attributes & ATTRIBUTE_CONTROL))))
+    if (batch->producer_id >= 0 && (batch->producer_epoch < 0 || (batch->base_sequence < 0 && !coordinator)))
         return MQD_KAFKA_INVALID_RECORD;
     if (!options->log_append_time && !timestamps_allowed(options, batch, now_ms))
         return MQD_KAFKA_INVALID_TIMESTAMP;
@@ -142,23 +145,70 @@ static void stage_patch(struct mqd_staged *staged, bool patch_in_place, bool app
         patch_append_time(header, staged->bytes, &staged->batch);
 }
 
+/* A transactional batch that would begin a transaction: does the coordinator know of it (KIP-890)? */
+static int16_t check_verified(struct mqd_partition *partition, const struct mqd_batch *batch, int64_t guard, int64_t now_ms, struct mqd_stage_result *result)
+{
+    if (guard == 0) {
+        result->guard = mqd_verifications_ask(&partition->verifications, batch, now_ms);
+        return result->guard ? MQD_STAGE_VERIFY : MQD_KAFKA_STORAGE_ERROR;
+    }
+    const struct mqd_verification *verification = mqd_verifications_find(&partition->verifications, batch, guard);
+    if (!verification)
+        return MQD_KAFKA_NOT_ENOUGH_REPLICAS;
+    return batch->base_sequence > verification->lowest_sequence ? MQD_KAFKA_OUT_OF_ORDER_SEQUENCE_NUMBER : 0;
+}
+
+static int16_t check_producer(struct mqd_partition *partition, const struct mqd_batch *batch, struct mqd_producer_batch_kind kind, int64_t guard, int64_t now_ms,
+                              struct mqd_stage_result *result)
+{
+    int16_t error = mqd_producers_check(&partition->producers, batch, kind, &result->duplicate, &result->base_offset);
+    if (error || result->duplicate || kind.coordinator || !(batch->attributes & ATTRIBUTE_TRANSACTIONAL) || !partition->options.transaction_verification ||
+        mqd_producers_ongoing(&partition->producers, batch))
+        return error;
+    return check_verified(partition, batch, guard, now_ms, result);
+}
+
+/* The producer's state as after this batch. -1: no memory. */
+static int stage_producer(struct mqd_partition *partition, struct mqd_staged *staged, const struct mqd_batch *batch, const struct mqd_marker *marker, int64_t now_ms)
+{
+    staged->undo.index = MQD_PRODUCER_NONE;
+    staged->aborted.producer_id = -1;
+    if (batch->producer_id < 0)
+        return 0;
+    int64_t offset = partition->staged_end_offset;
+    struct mqd_transactions *transactions = &partition->producers.transactions;
+    if (mqd_producers_add(&partition->producers, batch, marker, offset, now_ms, &staged->undo) < 0)
+        return -1;
+    if (batch->attributes & ATTRIBUTE_TRANSACTIONAL)
+        mqd_verifications_forget(&partition->verifications, batch->producer_id);
+    if (marker && !marker->commit && staged->undo.change == MQD_TRANSACTION_ENDED) {
+        int64_t ongoing = mqd_transactions_first_ongoing(transactions);
+        staged->aborted = (struct mqd_aborted){batch->producer_id, mqd_transaction_first_offset(transactions, staged->undo.transaction), offset,
+                                               ongoing <= offset ? ongoing : offset + 1};
+        partition->staged_abort_count++;
+    }
+    return 0;
+}
+
 int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_batch *batch, uint8_t *bytes, bool patch_in_place, uint32_t flags, int64_t guard,
                             int64_t now_ms, struct mqd_stage_result *result)
 {
-    bool control_allowed = (flags & MQD_STAGE_COORDINATOR) != 0;
+    bool coordinator = (flags & MQD_STAGE_COORDINATOR) != 0;
+    struct mqd_marker marker, *is_marker = NULL;
     *result = (struct mqd_stage_result){.base_offset = -1, .log_append_time_ms = -1};
     if (partition->staged_count >= MQD_STAGE_COUNT_MAX)
         return MQD_STAGE_FULL;
-    int16_t error = stage_check(partition, batch, control_allowed, now_ms);
+    int16_t error = stage_check(partition, batch, coordinator, now_ms);
+    if (error == 0 && (batch->attributes & ATTRIBUTE_CONTROL)) {
+        is_marker = &marker;
+        error = mqd_marker_parse(bytes, batch, &marker) < 0 ? MQD_KAFKA_INVALID_RECORD : 0;
+    }
     if (error == 0 && batch->producer_id >= 0)
-        error = mqd_producers_check(&partition->producers, batch, &result->duplicate, &result->base_offset);
+        error = check_producer(partition, batch, (struct mqd_producer_batch_kind){is_marker, coordinator, (flags & MQD_STAGE_MARKER_BUMPED) != 0}, guard, now_ms, result);
     if (error || result->duplicate)
         return error;
     struct mqd_staged *staged = stage_next(partition);
-    if (!staged)
-        return MQD_KAFKA_STORAGE_ERROR;
-    staged->undo.index = MQD_PRODUCER_NONE;
-    if (batch->producer_id >= 0 && mqd_producers_add(&partition->producers, batch, partition->staged_end_offset, now_ms, &staged->undo) < 0)
+    if (!staged || stage_producer(partition, staged, batch, is_marker, now_ms) < 0)
         return MQD_KAFKA_STORAGE_ERROR;
     staged->bytes = bytes;
     staged->batch = *batch;
@@ -206,6 +256,17 @@ void mqd_partition_advance_marks(struct mqd_partition *partition)
         partition->high_watermark = candidate;
     normalise_mark(partition, &partition->durable);
     normalise_mark(partition, &partition->high_watermark);
+    if (!partition->writing) /* what a write may still take back has not ended anything */
+        mqd_transactions_settle(&partition->producers.transactions, partition->high_watermark.offset);
+}
+
+/* A transaction that began below the log start still holds back what is left of the log. */
+static int64_t last_stable_offset(const struct mqd_partition *partition)
+{
+    int64_t unstable = mqd_transactions_first_unstable(&partition->producers.transactions);
+    if (unstable >= partition->high_watermark.offset)
+        return partition->high_watermark.offset;
+    return unstable > partition->log_start_offset ? unstable : partition->log_start_offset;
 }
 
 void mqd_partition_positions(const struct mqd_partition *partition, struct mqd_positions *out)
@@ -214,7 +275,7 @@ void mqd_partition_positions(const struct mqd_partition *partition, struct mqd_p
         .log_start_offset = partition->log_start_offset,
         .high_watermark = partition->high_watermark.offset,
         .log_end_offset = partition->log_end_offset,
-        .last_stable_offset = partition->high_watermark.offset,
+        .last_stable_offset = last_stable_offset(partition),
         .durable_offset = partition->durable.offset,
         .high_watermark_segment = partition->high_watermark.segment,
         .log_end_segment = partition->active.base_offset,
@@ -226,6 +287,18 @@ void mqd_partition_positions(const struct mqd_partition *partition, struct mqd_p
 int64_t mqd_partition_log_end_offset(struct mqd_partition *partition)
 {
     return partition->log_end_offset;
+}
+
+uint32_t mqd_partition_producers(struct mqd_partition *partition, struct mqd_producer_view *out, uint32_t capacity)
+{
+    return mqd_producers_view(&partition->producers, out, capacity);
+}
+
+bool mqd_partition_take_created(struct mqd_partition *partition)
+{
+    bool created = partition->file_created;
+    partition->file_created = false;
+    return created;
 }
 
 /* ---- segments and log start --------------------------------------------------------------------------------------- */

@@ -10,6 +10,7 @@
  *   P2  a failed write leaves log end, indexes and producer state as before the stages that it covered (the file is cut back).
  *   P3  after a failed sync the partition is fenced for ever (this process): nothing is retried.
  *   P4  durable_offset never exceeds what a completed sync that began after the write covered.
+ *   P5  the last stable offset never falls while the log start stands, and every aborted transaction that it has passed is in a .txnindex.
  */
 #ifndef MQD_PARTITION_H
 #define MQD_PARTITION_H
@@ -50,7 +51,11 @@ uint32_t mqd_partition_staged_count(const struct mqd_partition *partition);
  * fences the log directory). *rolled is set when a new segment was started. */
 int mqd_partition_write(struct mqd_partition *partition, int64_t now_ms, bool *rolled);
 
-/* Fills log_start, log_end, durable and their segments; high watermark and last stable offset too, for a single replica: = durable (flush_on_ack) or log end. */
+/* True once after a write has created a .txnindex: readers must hear of it (the slot's segments_generation) before they hear of the positions. */
+bool mqd_partition_take_created(struct mqd_partition *partition);
+
+/* Fills log_start, log_end, durable and their segments; the high watermark too, for a single replica: = durable (flush_on_ack) or log end; and the last stable
+ * offset: the high watermark, or where the oldest transaction began that is ongoing or whose marker is not below the high watermark (not below the log start). */
 void mqd_partition_positions(const struct mqd_partition *partition, struct mqd_positions *out);
 bool mqd_partition_dirty(const struct mqd_partition *partition); /* something written is not flushed */
 int64_t mqd_partition_dirty_bytes(const struct mqd_partition *partition);

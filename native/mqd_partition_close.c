@@ -13,11 +13,13 @@ void mqd_partition_free(struct mqd_partition *partition)
     for (uint32_t i = 0; i < partition->sync_queue_count; i++)
         mqd_file_close(partition->sync_queue[i].fd);
     mqd_index_close_files(&partition->active.index);
+    mqd_txn_index_close(&partition->active.txn_index);
     mqd_file_close(partition->active.fd);
     mqd_file_close(partition->preallocate_fd);
     mqd_file_close(partition->sync_directory_fd);
     mqd_partition_stage_free(partition);
     mqd_producers_free(&partition->producers);
+    mqd_verifications_free(&partition->verifications);
     mqd_epochs_free(&partition->epochs);
     free(partition->segments);
     free(partition->path);

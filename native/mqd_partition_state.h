@@ -7,6 +7,7 @@
  *   S2  active.size_bytes is the file's size and log_end_offset the end of its last batch, except inside mqd_partition_write.
  *   S3  sync_queue holds, in order of writing, the sealed files that no sync covered yet; an item with a mark stands behind every file that the mark needs.
  *   S4  durable <= high watermark or flush_on_ack; both only rise.
+ *   S5  the sync queue holds a descriptor of every .txnindex that was written since the sync under way began.
  */
 #ifndef MQD_PARTITION_STATE_H
 #define MQD_PARTITION_STATE_H
@@ -16,13 +17,15 @@
 #include "mqd_partition.h"
 #include "mqd_producers.h"
 #include "mqd_segment.h"
+#include "mqd_txn_index.h"
 
 #define MQD_SYNC_QUEUE_MAX 16     /* sealed files that wait for a sync; when full, the roll itself flushes (it blocks) */
 #define MQD_STAGE_CHUNK_COUNT 16  /* batches; chunks are allocated as a turn needs them, given back when idle */
 #define MQD_SEGMENT_BYTES_MAX INT32_MAX /* positions in .index are int32 */
 
 enum { /* Kafka's error codes, as the stage returns them */
-    MQD_KAFKA_MESSAGE_TOO_LARGE = 10, MQD_KAFKA_RECORD_LIST_TOO_LARGE = 18, MQD_KAFKA_INVALID_TIMESTAMP = 32, MQD_KAFKA_POLICY_VIOLATION = 44,
+    MQD_KAFKA_MESSAGE_TOO_LARGE = 10, MQD_KAFKA_RECORD_LIST_TOO_LARGE = 18, MQD_KAFKA_NOT_ENOUGH_REPLICAS = 19, MQD_KAFKA_INVALID_TIMESTAMP = 32, MQD_KAFKA_POLICY_VIOLATION = 44,
+    MQD_KAFKA_OUT_OF_ORDER_SEQUENCE_NUMBER = 45,
     MQD_KAFKA_STORAGE_ERROR = 56, MQD_KAFKA_INVALID_RECORD = 87
 };
 
@@ -39,6 +42,7 @@ struct mqd_staged {
     uint8_t header_bytes;   /* of `header` that replace the first of `bytes`; 0 = patched in place */
     struct mqd_batch batch; /* as it will stand in the log */
     struct mqd_producer_undo undo;
+    struct mqd_aborted aborted; /* when it is the abort marker of a transaction that has batches here; else producer_id = -1 */
 };
 
 struct mqd_stage_chunk {
@@ -53,10 +57,11 @@ struct mqd_active { /* the segment that is appended to */
     int64_t allocated_bytes;    /* blocks are reserved up to here; >= size_bytes */
     int64_t first_timestamp_ms; /* largest of the first batch; -1 = none */
     int64_t first_append_ms;    /* wall clock; -1 = empty */
-    struct mqd_index index;
+    struct mqd_txn_index txn_index;
+    struct mqd_index index;     /* last: see plan_run */
 };
 
-struct mqd_sync_item { int fd; bool marked; struct mqd_mark mark; };
+struct mqd_sync_item { int fd; bool marked; bool txn_index; /* of `segment` */ int64_t segment; struct mqd_mark mark; };
 
 struct mqd_partition {
     char *path;
@@ -90,6 +95,10 @@ struct mqd_partition {
     int64_t preallocate_not_before; /* written_bytes: after a full disk */
 
     struct mqd_producers producers;
+    struct mqd_verifications verifications;
+    uint32_t staged_abort_count;/* of those staged: the write must add to the .txnindex */
+    bool writing;               /* inside mqd_partition_write: nothing of it counts yet */
+    bool file_created;          /* a .txnindex, which readers do not know of yet */
     uint64_t snapshot_changes;  /* producers.changes at the last snapshot */
     int64_t snapshot_offset;    /* of the last snapshot; -1 = none */
     int64_t snapshot_previous;  /* of the one before, kept in case the last is damaged; -1 = none */

@@ -18,6 +18,7 @@
 #define PREALLOCATE_SLOW_MS 10000   /* ... not within: half as large */
 #define PREALLOCATE_PAUSE_BYTES (1 << 20) /* after a full disk, not before this much more was written */
 #define BLOCK_BYTES 4096
+#define VERIFICATION_MS 60000       /* no coordinator takes longer to answer */
 
 /* ---- sync --------------------------------------------------------------------------------------------------------- */
 
@@ -212,6 +213,7 @@ static void give_back(struct mqd_partition *partition)
     partition->preallocate_not_before = partition->written_bytes;
     if (mqd_index_flush(&partition->active.index, partition->path, partition->active.base_offset) == 0)
         mqd_index_close_files(&partition->active.index);
+    mqd_txn_index_close(&partition->active.txn_index);
     mqd_partition_stage_free(partition);
 }
 
@@ -219,7 +221,10 @@ uint32_t mqd_partition_expire_producers(struct mqd_partition *partition, int64_t
 {
     if (partition->staged_count == 0 && partition->options.producer_id_expiration_ms > 0)
         mqd_producers_expire(&partition->producers, now_ms - partition->options.producer_id_expiration_ms);
-    bool holds = partition->active.allocated_bytes > partition->active.size_bytes || partition->active.index.fd >= 0 || partition->active.index.time_fd >= 0 || partition->chunks;
+    if (partition->verifications.entries)
+        mqd_verifications_expire(&partition->verifications, now_ms - VERIFICATION_MS);
+    bool holds = partition->active.allocated_bytes > partition->active.size_bytes || partition->active.index.fd >= 0 || partition->active.index.time_fd >= 0 ||
+                 partition->active.txn_index.fd >= 0 || partition->chunks;
     if (holds && partition->staged_count == 0 && !partition->fenced && now_ms - partition->last_write_ms > IDLE_MS)
         give_back(partition);
     return partition->producers.count;

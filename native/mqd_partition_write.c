@@ -1,6 +1,7 @@
 /* Writing what is staged, rolling, and undoing both when the disk refuses; see mqd_partition.h, invariant P2.
  *
- * mqd_partition_write, in order:  the new leader epoch, if any, into its checkpoint  ->  per segment: roll, one pwritev, index entries in memory  ->  commit.
+ * mqd_partition_write, in order:  the new leader epoch, if any, into its checkpoint  ->  per segment: roll, one pwritev, aborted transactions into the .txnindex,
+ * index entries in memory  ->  commit.
  * All staged batches succeed or none does: when a later step fails, segments begun by this write are deleted, the old one is cut back and its state restored.
  */
 #define _GNU_SOURCE
@@ -69,6 +70,7 @@ static int queue_sealed(struct mqd_partition *partition)
     fd = index_fd(partition, &active->index.time_fd, active->index.time_file_bytes, MQD_FILE_TIME_INDEX);
     if (fd >= 0 && mqd_partition_queue_sync(partition, fd, NULL) < 0)
         return -1;
+    mqd_txn_index_close(&active->txn_index); /* S5: what is not flushed of it is in the queue */
     fd = active->fd;
     active->fd = -1;
     return mqd_partition_queue_sync(partition, fd, &end);
@@ -91,7 +93,7 @@ int mqd_partition_roll_active(struct mqd_partition *partition)
     }
     partition->directory_dirty = true;
     int error = queue_sealed(partition) < 0 ? errno : 0;
-    *active = (struct mqd_active){.fd = fd, .base_offset = partition->log_end_offset, .first_timestamp_ms = -1, .first_append_ms = -1};
+    *active = (struct mqd_active){.fd = fd, .base_offset = partition->log_end_offset, .first_timestamp_ms = -1, .first_append_ms = -1, .txn_index = {.fd = -1}};
     mqd_index_init(&active->index);
     mqd_partition_advance_marks(partition);
     errno = error;
@@ -241,6 +243,45 @@ static int write_run(struct mqd_partition *partition, uint32_t first, uint32_t c
     return write_all(partition, gather.iov, gather.count);
 }
 
+/* S5. Nothing to do when one of this segment's waits already. */
+static int queue_txn_index(struct mqd_partition *partition)
+{
+    const struct mqd_active *active = &partition->active;
+    for (uint32_t i = partition->sync_item_count; i < partition->sync_queue_count; i++)
+        if (partition->sync_queue[i].txn_index && partition->sync_queue[i].segment == active->base_offset)
+            return 0;
+    uint32_t count = partition->sync_queue_count;
+    int fd = fcntl(active->txn_index.fd, F_DUPFD_CLOEXEC, 0);
+    if (fd < 0 || mqd_partition_queue_sync(partition, fd, NULL) < 0)
+        return -1;
+    if (partition->sync_queue_count > count) {
+        partition->sync_queue[count].txn_index = true;
+        partition->sync_queue[count].segment = active->base_offset;
+    }
+    return 0;
+}
+
+/* Whoever reads up to the last stable offset that these markers allow finds the transactions in the file. */
+static int write_aborted(struct mqd_partition *partition, uint32_t first, uint32_t count)
+{
+    struct mqd_active *active = &partition->active;
+    struct mqd_aborted aborted[MQD_STAGE_COUNT_MAX];
+    uint32_t aborted_count = 0;
+    bool created = active->txn_index.file_bytes == 0;
+    for (uint32_t i = first; i < first + count; i++) {
+        const struct mqd_staged *staged = mqd_partition_staged_at(partition, i);
+        if (staged->aborted.producer_id >= 0)
+            aborted[aborted_count++] = staged->aborted;
+    }
+    if (aborted_count == 0)
+        return 0;
+    if (mqd_txn_index_append(&active->txn_index, partition->path, active->base_offset, aborted, aborted_count) < 0)
+        return -1;
+    partition->directory_dirty |= created;
+    partition->file_created |= created;
+    return queue_txn_index(partition);
+}
+
 /* The bytes are in the file: positions and index entries follow. -1 with errno: an index file failed for another reason than space. */
 static int account_run(struct mqd_partition *partition, uint32_t first, uint32_t count, int64_t now_ms)
 {
@@ -284,7 +325,7 @@ static void checkpoint_take(const struct mqd_partition *partition, struct checkp
 static void delete_segment(const struct mqd_partition *partition, int64_t base_offset)
 {
     char path[PATH_MAX];
-    for (int kind = MQD_FILE_LOG; kind <= MQD_FILE_TIME_INDEX; kind++)
+    for (int kind = MQD_FILE_LOG; kind <= MQD_FILE_TXN_INDEX; kind++)
         if (mqd_segment_path(path, sizeof path, partition->path, base_offset, (enum mqd_file_kind)kind) == 0)
             mqd_file_unlink(path);
 }
@@ -296,6 +337,7 @@ static int checkpoint_restore(struct mqd_partition *partition, const struct chec
     char path[PATH_MAX];
     bool rolled = partition->segment_count > old->segment_count;
     mqd_index_close_files(&active->index);
+    mqd_txn_index_close(&active->txn_index);
     if (rolled) {
         mqd_file_close(active->fd);
         while (partition->segment_count > old->segment_count)
@@ -306,7 +348,7 @@ static int checkpoint_restore(struct mqd_partition *partition, const struct chec
             partition->sync_queue[old->sync_queue_count - 1] = old->sync_queue_last;
     }
     *active = old->active;
-    active->index.fd = active->index.time_fd = -1;
+    active->index.fd = active->index.time_fd = active->txn_index.fd = -1;
     active->allocated_bytes = active->size_bytes;
     partition->log_end_offset = old->log_end_offset;
     partition->written_bytes = old->written_bytes;
@@ -319,7 +361,7 @@ static int checkpoint_restore(struct mqd_partition *partition, const struct chec
         if (active->fd < 0)
             return -1;
     }
-    if (mqd_file_truncate(active->fd, active->size_bytes) < 0)
+    if (mqd_file_truncate(active->fd, active->size_bytes) < 0 || mqd_txn_index_cut(&active->txn_index, partition->path, active->base_offset) < 0)
         return -1;
     return mqd_index_cut_files(&active->index, partition->path, active->base_offset);
 }
@@ -366,9 +408,10 @@ static int write_staged(struct mqd_partition *partition, int64_t now_ms, struct 
     while (first < partition->staged_count) {
         bool roll;
         uint32_t count = plan_run(partition, first, now_ms, &roll);
-        if (!old->taken && (roll || count < partition->staged_count))
+        if (!old->taken && (roll || count < partition->staged_count || partition->staged_abort_count))
             checkpoint_take(partition, old);
-        if ((roll && mqd_partition_roll_active(partition) < 0) || write_run(partition, first, count) < 0)
+        if ((roll && mqd_partition_roll_active(partition) < 0) || write_run(partition, first, count) < 0 ||
+            (partition->staged_abort_count && write_aborted(partition, first, count) < 0))
             return -1;
         if (account_run(partition, first, count, now_ms) < 0)
             *index_error = errno;
@@ -387,7 +430,10 @@ int mqd_partition_write(struct mqd_partition *partition, int64_t now_ms, bool *r
         return 0;
     if (partition->fenced)
         return write_failed(partition, &old, EIO);
-    if (write_epochs(partition) < 0 || write_staged(partition, now_ms, &old, &index_error) < 0)
+    partition->writing = true;
+    bool written = write_epochs(partition) == 0 && write_staged(partition, now_ms, &old, &index_error) == 0;
+    partition->writing = false;
+    if (!written)
         return write_failed(partition, &old, errno);
     *rolled = partition->active.base_offset != base_offset;
     partition->last_write_ms = now_ms;

@@ -234,7 +234,7 @@ static int make_active(struct recovery *recovery, struct tail *tail, int64_t now
     struct mqd_partition *partition = recovery->partition;
     partition->active = (struct mqd_active){
         .fd = tail->fd, .base_offset = tail->base_offset, .size_bytes = tail->valid_bytes, .allocated_bytes = tail->valid_bytes,
-        .first_timestamp_ms = tail->first_timestamp_ms, .first_append_ms = tail->valid_bytes == 0 ? -1 : now_ms, .index = tail->index};
+        .first_timestamp_ms = tail->first_timestamp_ms, .first_append_ms = tail->valid_bytes == 0 ? -1 : now_ms, .index = tail->index, .txn_index = {.fd = -1}};
     /* When the first batch was appended is not written anywhere; its timestamp is the best guess that is not in the future. */
     if (tail->valid_bytes > 0 && tail->first_timestamp_ms >= 0 && tail->first_timestamp_ms < now_ms)
         partition->active.first_append_ms = tail->first_timestamp_ms;
@@ -266,7 +266,7 @@ static int create_active(struct recovery *recovery, int64_t base_offset)
         mqd_file_close(fd);
         return mqd_error_system(error, "%s: cannot create segment %lld", partition->path, (long long)base_offset);
     }
-    partition->active = (struct mqd_active){.fd = fd, .base_offset = base_offset, .first_timestamp_ms = -1, .first_append_ms = -1};
+    partition->active = (struct mqd_active){.fd = fd, .base_offset = base_offset, .first_timestamp_ms = -1, .first_append_ms = -1, .txn_index = {.fd = -1}};
     mqd_index_init(&partition->active.index);
     partition->log_end_offset = base_offset;
     partition->directory_dirty = true;
@@ -502,7 +502,9 @@ static int open_recovered(struct recovery *recovery, int64_t now_ms)
         return -1;
     partition->log_start_offset = io->log_start_offset > partition->segments[0] ? io->log_start_offset : partition->segments[0];
     partition->staged_end_offset = partition->log_end_offset;
-    if (mqd_recovery_replay(partition, &recovery->listing, now_ms) < 0 ||
+    int replayed = mqd_recovery_replay(partition, &recovery->listing, recovery->mode == MODE_CHECKED ? bounds_of(recovery).trusted_below : INT64_MAX, now_ms);
+    recovery->changed |= replayed == 1;
+    if (replayed < 0 ||
         settle_epochs(recovery, !same_epochs(&partition->epochs, epoch_count, epoch_last)) < 0 || flush_recovered(recovery) < 0)
         return -1;
     partition->durable = partition->high_watermark = mqd_partition_end_mark(partition);
@@ -522,7 +524,7 @@ struct mqd_partition *mqd_partition_open(const char *path, const struct mqd_log_
         mqd_error_set(ENOMEM, "no memory for a partition");
         return NULL;
     }
-    partition->active.fd = partition->active.index.fd = partition->active.index.time_fd = -1;
+    partition->active.fd = partition->active.index.fd = partition->active.index.time_fd = partition->active.txn_index.fd = -1;
     partition->preallocate_fd = partition->sync_directory_fd = -1;
     partition->snapshot_offset = partition->snapshot_previous = -1;
     partition->leader_epoch = leader_epoch;

@@ -12,6 +12,7 @@
  *   C2  afterwards everything below log end is on disk (high watermark = log end): files with bytes above the recovery point are flushed. Where a flush has
  *       failed before (`rewrite`) they are written anew first: the kernel calls pages clean that it could not write, so a flush alone would prove nothing.
  *   C3  offsets are never given twice: a log start beyond the end moves the end there.
+ *   C4  every abort marker of a transaction with batches has its entry in a .txnindex; the entries of markers that were cut off are gone.
  */
 #ifndef MQD_RECOVERY_H
 #define MQD_RECOVERY_H
@@ -26,11 +27,12 @@ struct mqd_listing { /* offsets in the names of the directory's files, ascending
 /* Deletes left-over temporary files and index files without a log. -1: mqd_error set. */
 int mqd_listing_read(struct mqd_listing *listing, const char *directory);
 void mqd_listing_free(struct mqd_listing *listing);
-/* .log, .index and .timeindex of one segment; adds the log's size to *bytes. */
+/* .log and the three indexes of one segment; adds the log's size to *bytes. */
 int mqd_segment_delete(const char *directory, int64_t base_offset, int64_t *bytes);
 
-/* Producer state from the newest usable snapshot and the batches behind it; leader epochs from their file and the batches. The partition's segments and log end
- * are known, its index files flushed. Deletes snapshots that are of no use any more, all but the newest two. */
-int mqd_recovery_replay(struct mqd_partition *partition, const struct mqd_listing *listing, int64_t now_ms);
+/* Producers and transactions from the newest usable snapshot and the batches behind it; leader epochs from their file and the batches; the .txnindex of every segment
+ * that has batches behind the snapshot, or behind sound_below: what was written for markers below it is in the files. The partition's segments and log end are
+ * known, its other indexes flushed. Deletes snapshots that are of no use any more, all but the newest two. -1: mqd_error set; 1: an index was changed (and flushed). */
+int mqd_recovery_replay(struct mqd_partition *partition, const struct mqd_listing *listing, int64_t sound_below, int64_t now_ms);
 
 #endif

@@ -86,12 +86,22 @@ struct log_batch { /* what to make */
     int32_t base_sequence;
     int16_t attributes;
     uint64_t mark; /* fills the body */
+    int marker;    /* 0 = none, 1 = abort, 2 = commit: a control batch of this kind */
+    int32_t coordinator_epoch;
 };
+
+/* Body and attributes of a transaction marker; 17 bytes. */
+__attribute__((unused)) static void log_marker(uint8_t body[17], bool commit, int32_t coordinator_epoch)
+{
+    const uint8_t record[17] = {32, 0, 0, 0, 8, 0, 0, 0, commit, 12, 0, 0, (uint8_t)(coordinator_epoch >> 24), (uint8_t)(coordinator_epoch >> 16), (uint8_t)(coordinator_epoch >> 8),
+                                (uint8_t)coordinator_epoch, 0};
+    memcpy(body, record, sizeof record);
+}
 
 /* A whole batch with a right CRC; the body is not made of records, which nothing here opens. Returns its size. */
 __attribute__((unused)) static uint32_t log_encode(uint8_t *out, struct log_batch want)
 {
-    int32_t count = want.record_count ? want.record_count : 1, body = want.body_bytes ? want.body_bytes : 64;
+    int32_t count = want.record_count ? want.record_count : 1, body = want.marker ? 17 : want.body_bytes ? want.body_bytes : 64;
     int64_t timestamp = want.timestamp_ms ? want.timestamp_ms : NOW, producer_id = want.producer_id ? want.producer_id : -1;
     memset(out, 0, MQD_BATCH_HEADER_BYTES);
     out[16] = 2;
@@ -103,17 +113,19 @@ __attribute__((unused)) static uint32_t log_encode(uint8_t *out, struct log_batc
 #define LOG_PUT16(at, value) (u16 = htobe16((uint16_t)(value)), memcpy(out + (at), &u16, 2))
     LOG_PUT32(8, MQD_BATCH_HEADER_BYTES - 12 + body);
     LOG_PUT32(12, -1);
-    LOG_PUT16(21, want.attributes);
+    LOG_PUT16(21, want.marker ? 0x30 : want.attributes);
     LOG_PUT32(23, count - 1);
     LOG_PUT64(27, timestamp);
     LOG_PUT64(35, timestamp);
     LOG_PUT64(43, producer_id);
     LOG_PUT16(51, producer_id < 0 ? -1 : want.producer_epoch);
-    LOG_PUT32(53, producer_id < 0 ? -1 : want.base_sequence);
+    LOG_PUT32(53, producer_id < 0 || want.marker ? -1 : want.base_sequence);
     LOG_PUT32(57, count);
     uint64_t seed = want.mark;
     for (int32_t i = 0; i < body; i++)
         out[MQD_BATCH_HEADER_BYTES + i] = (uint8_t)(i < 8 ? want.mark >> (8 * i) : (uint64_t)i * 31 + seed);
+    if (want.marker)
+        log_marker(out + MQD_BATCH_HEADER_BYTES, want.marker == 2, want.coordinator_epoch);
     LOG_PUT32(17, mqd_crc32c(0, out + 21, (size_t)(MQD_BATCH_HEADER_BYTES - 21 + body)));
     return (uint32_t)(MQD_BATCH_HEADER_BYTES + body);
 }
@@ -125,13 +137,13 @@ __attribute__((unused)) static int16_t log_stage(struct mqd_partition *partition
     struct mqd_stage_result own;
     log_encode(bytes, want);
     mqd_batch_decode(bytes, MQD_BATCH_HEADER_BYTES, &batch);
-    return mqd_partition_stage(partition, &batch, bytes, want.mark % 2 == 0, (want.attributes & 0x20) ? MQD_STAGE_COORDINATOR : 0, 0, NOW, result ? result : &own);
+    return mqd_partition_stage(partition, &batch, bytes, want.mark % 2 == 0, want.marker || (want.attributes & 0x20) ? MQD_STAGE_COORDINATOR : 0, 0, NOW, result ? result : &own);
 }
 
 /* One batch, staged and written. Returns the stage's error, or -2 when the write failed. */
 __attribute__((unused)) static int log_append(struct mqd_partition *partition, struct log_batch want)
 {
-    uint8_t *bytes = malloc(MQD_BATCH_HEADER_BYTES + (size_t)(want.body_bytes ? want.body_bytes : 64));
+    uint8_t *bytes = malloc(MQD_BATCH_HEADER_BYTES + (size_t)(want.body_bytes > 64 ? want.body_bytes : 64));
     bool rolled;
     int error = log_stage(partition, bytes, want, NULL);
     if (error == 0 && mqd_partition_write(partition, NOW, &rolled) < 0)

@@ -1,4 +1,4 @@
-/* sources: mqd_batch.c mqd_crc32c.c mqd_epochs.c mqd_error.c mqd_file.c mqd_file_faults.c mqd_file_watch.c mqd_index.c mqd_index_read.c mqd_partition.c mqd_partition_close.c mqd_partition_sync.c mqd_partition_write.c mqd_producers.c mqd_recovery.c mqd_recovery_list.c mqd_recovery_replay.c mqd_segment.c */
+/* sources: mqd_batch.c mqd_crc32c.c mqd_epochs.c mqd_error.c mqd_file.c mqd_file_faults.c mqd_file_watch.c mqd_index.c mqd_index_read.c mqd_partition.c mqd_partition_close.c mqd_partition_sync.c mqd_partition_write.c mqd_producers.c mqd_producers_snapshot.c mqd_recovery.c mqd_recovery_list.c mqd_recovery_replay.c mqd_segment.c mqd_transactions.c mqd_txn_index.c */
 /* Idempotent producers: sequence rules, undo, bounds, snapshots. */
 #include "mqd_log_test.h"
 
@@ -15,8 +15,10 @@ static int16_t offer(struct mqd_producers *producers, struct mqd_batch batch, in
 {
     struct mqd_producer_undo undo;
     original = -1;
-    int16_t error = mqd_producers_check(producers, &batch, &duplicate, &original);
-    if (error == 0 && !duplicate && mqd_producers_add(producers, &batch, base_offset, NOW, &undo) < 0)
+    const struct mqd_marker marker = {.commit = true, .coordinator_epoch = 0};
+    struct mqd_producer_batch_kind kind = {.marker = batch.attributes & 0x20 ? &marker : NULL, .coordinator = (batch.attributes & 0x20) != 0};
+    int16_t error = mqd_producers_check(producers, &batch, kind, &duplicate, &original);
+    if (error == 0 && !duplicate && mqd_producers_add(producers, &batch, kind.marker, base_offset, NOW, &undo) < 0)
         return -1;
     return error;
 }
@@ -130,8 +132,8 @@ static bool same(const struct mqd_producers *left, const struct mqd_producers *r
                 struct mqd_batch probe = numbered(id, epoch, sequence, 1);
                 bool duplicate_left, duplicate_right;
                 int64_t offset_left = -1, offset_right = -1;
-                int16_t error_left = mqd_producers_check(left, &probe, &duplicate_left, &offset_left);
-                int16_t error_right = mqd_producers_check(&copy, &probe, &duplicate_right, &offset_right);
+                int16_t error_left = mqd_producers_check(left, &probe, (struct mqd_producer_batch_kind){0}, &duplicate_left, &offset_left);
+                int16_t error_right = mqd_producers_check(&copy, &probe, (struct mqd_producer_batch_kind){0}, &duplicate_right, &offset_right);
                 equal = equal && error_left == error_right && duplicate_left == duplicate_right && (!duplicate_left || offset_left == offset_right);
             }
     mqd_producers_free(&copy);
@@ -164,7 +166,7 @@ TEST(undo_is_the_inverse_of_add)
                 epochs[id]++, next[id] = 0;
             struct mqd_batch batch = numbered(id, epochs[id], next[id]++, 1);
             struct mqd_producer_undo one;
-            CHECK_EQUAL(mqd_producers_add(&producers, &batch, step, NOW, step < 40 ? &one : &undo[count]), 0);
+            CHECK_EQUAL(mqd_producers_add(&producers, &batch, NULL, step, NOW, step < 40 ? &one : &undo[count]), 0);
             count += step >= 40;
         }
         CHECK(!same(&producers, &before));
