@@ -1,0 +1,646 @@
+"""A consumer group of the classic protocol: JoinGroup 0-9, SyncGroup 0-5, Heartbeat 0-4, LeaveGroup 0-5. Sans-I/O.
+
+    Empty ──first join──▶ PreparingRebalance ──all joined, or time is up──▶ CompletingRebalance ──leader's SyncGroup──▶ Stable
+      ▲                     │          ▲                                          │                                      │
+      └──nobody is left─────┘          └──a member joins, leaves, dies, never syncs, or the leader joins again───────────┘
+
+A join phase that ends makes a new generation: the members that joined, one of them the leader, one protocol that all of them support. The leader's SyncGroup brings the
+assignment; it is persisted (one GroupMetadata record) before anybody is told of it. A group whose members have all left is persisted as an empty generation.
+
+Invariants (check(), beside those of classic_members.py and classic_records.py)
+    G1  Empty: no members, no leader, no protocol. CompletingRebalance and Stable: members, one of them the leader, all of them supporting the protocol
+    G2  a JoinGroup waits only in PreparingRebalance, a SyncGroup only in CompletingRebalance; whoever is overtaken by another state is answered at once
+    G3  the generation never falls, and rises by one with each join phase that ends
+    G4  a member that waits for nothing has a deadline, and so has a new member's first JoinGroup and every pending member: nobody stays for ever without a sign of life
+    G5  the join timer is armed exactly in PreparingRebalance, the sync timer while members of this generation have not synced: no phase lasts for ever
+    G6  who has not synced is a member, and the group is CompletingRebalance or Stable; it is CompletingRebalance until the leader has
+    G7  CompletingRebalance and Stable: at most group.max.size members, absent static ones not counted
+    G8  an assignment is told to nobody before its Persist; each request is answered once (tests/property/classic_histories.py holds every history against these)
+Bounds: members by group.max.size, pending ones by PENDING_MAX, a request that waits by its member. Work: a heartbeat O(1); a join O(1) and, once in a rebalance, O(members).
+
+Where this differs from Kafka: docs/decisions/2026-11-21-classic-groups.md. Sources: KIP-62, 134, 345, 394, 559, 800, 814 and Kafka's own behaviour.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from mqd.coordinator.actions import Action, Persist, Reply, Timer, TimerFired
+from mqd.group import classic_records as records
+from mqd.group.classic_events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
+from mqd.group.classic_members import NEVER, Member, Members, Pending
+from mqd.group.settings import ClassicSettings
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.messages import HeartbeatResponse, JoinGroupRequest, JoinGroupResponse, LeaveGroupRequest, LeaveGroupResponse, SyncGroupResponse
+
+CONSUMER_PROTOCOL = "consumer"
+JOIN_TIMER, SYNC_TIMER, SESSION_TIMER = TIMERS = ("classic.join", "classic.sync", "classic.session")
+NOBODY_JOINED_MS = 1_000  # a join phase that found nobody looks again not sooner than this, whatever timeout its absent members asked for
+VERSION_MEMBER_ID_REQUIRED = 4  # KIP-394
+VERSION_SKIP_ASSIGNMENT = 9  # KIP-814
+
+# Plain integers: on the heartbeat's path an enum's attribute costs as much as the rest.
+NONE, REBALANCE_IN_PROGRESS, UNKNOWN_MEMBER_ID = int(ErrorCode.NONE), int(ErrorCode.REBALANCE_IN_PROGRESS), int(ErrorCode.UNKNOWN_MEMBER_ID)
+ILLEGAL_GENERATION, FENCED_INSTANCE_ID = int(ErrorCode.ILLEGAL_GENERATION), int(ErrorCode.FENCED_INSTANCE_ID)
+INCONSISTENT_GROUP_PROTOCOL = int(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+
+
+class State(StrEnum):
+    """The names are those of DescribeGroups and ListGroups."""
+
+    EMPTY = "Empty"
+    PREPARING_REBALANCE = "PreparingRebalance"
+    COMPLETING_REBALANCE = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+EMPTY, PREPARING, COMPLETING, STABLE = State.EMPTY, State.PREPARING_REBALANCE, State.COMPLETING_REBALANCE, State.STABLE
+
+
+class ClassicGroup:
+    """One group. `handle` is the only mutator once it is loaded."""
+
+    def __init__(self, group_id: str, settings: ClassicSettings) -> None:
+        self.group_id = group_id
+        self.settings = settings
+        self._handlers = {Heartbeat: self._on_heartbeat, JoinGroup: self._on_join, SyncGroup: self._on_sync, LeaveGroup: self._on_leave, TimerFired: self._on_timer}
+        self._reset()
+
+    def _reset(self) -> None:
+        self.state = EMPTY
+        self.generation = 0
+        self.protocol_type: str | None = None
+        self.protocol: str | None = None
+        self.leader: str | None = None
+        self.members = Members()
+        self.pending_sync: set[str] = set()
+        self.state_since_ms = -1
+        self.rebalance_since_ms = -1  # when the group was last Stable (or Empty); -1: it is now
+        self.rebalance_reason = ""
+        self.is_persisted = False  # the log has a record of this group
+        self._initial_until_ms = NEVER  # of the first rebalance after Empty: when its join phase ends at the latest
+        self._initial_wait_ms = NEVER  # and when it ends unless somebody joins before
+        self._session_armed_ms: int | None = None
+        self._subscribed: tuple[int, frozenset[str] | None] | None = None
+
+    # -- what others ask -----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_empty(self) -> bool:
+        """Nobody is here or about to come."""
+        return not self.members.by_id and not self.members.pending and self.state is EMPTY
+
+    def subscribed_topics(self) -> frozenset[str] | None:
+        """The topics that the members of this generation are subscribed to; None when that cannot be known: another protocol type, or metadata that does not parse."""
+        if self.protocol_type != CONSUMER_PROTOCOL:
+            return None
+        if not self.members.by_id:
+            return frozenset()
+        if self._subscribed is None or self._subscribed[0] != self.generation:
+            self._subscribed = (self.generation, self._parse_subscriptions())
+        return self._subscribed[1]
+
+    def _parse_subscriptions(self) -> frozenset[str] | None:
+        if self.protocol is None:
+            return None
+        topics: set[str] = set()
+        try:
+            for metadata in {member.protocols.get(self.protocol, b"") for member in self.members.by_id.values()}:
+                topics.update(records.subscribed_topics(metadata))
+        except ValueError:
+            return None
+        return frozenset(topics)
+
+    def validate_member(self, member_id: str, instance_id: str | None) -> int:
+        """0, or the error for who claims to be a member."""
+        if instance_id is not None:
+            known = self.members.static.get(instance_id)
+            if known is None:
+                return UNKNOWN_MEMBER_ID
+            if known != member_id:
+                return FENCED_INSTANCE_ID
+        return NONE if member_id in self.members.by_id else UNKNOWN_MEMBER_ID
+
+    def validate_commit(self, member_id: str, instance_id: str | None, generation: int, transactional: bool = False) -> int:
+        """0, or the error for an OffsetCommit (TxnOffsetCommit)."""
+        if generation < 0 and self.state is EMPTY:
+            return NONE  # an administrator, or a consumer that assigns its partitions itself
+        if generation >= 0 or member_id or instance_id is not None:
+            error = self.validate_member(member_id, instance_id)
+            if error == NONE and generation != self.generation:
+                error = ILLEGAL_GENERATION
+            if error != NONE:
+                return error
+        elif not transactional and self.state is not EMPTY:
+            return UNKNOWN_MEMBER_ID
+        return REBALANCE_IN_PROGRESS if self.state is COMPLETING and not transactional else NONE
+
+    # -- events --------------------------------------------------------------------------------------------------------------
+
+    def handle(self, event: object, now_ms: int) -> list[Action]:
+        actions: list[Action] = []
+        self._handlers[type(event)](event, now_ms, actions)
+        next_ms = self.members.deadlines.next_ms
+        if next_ms is not None and (self._session_armed_ms is None or next_ms < self._session_armed_ms):
+            self._session_armed_ms = next_ms
+            actions.append(Timer(SESSION_TIMER, next_ms))
+        return actions
+
+    def _on_heartbeat(self, event: Heartbeat, now_ms: int, actions: list[Action]) -> None:
+        message = event.message
+        error = self.validate_member(message.member_id, message.group_instance_id)
+        if error == NONE and message.generation_id != self.generation:
+            error = ILLEGAL_GENERATION
+        if error == NONE:
+            member = self.members.by_id[message.member_id]
+            if not member.is_new:  # its first join is what keeps it here, and for how long
+                self._touch(member, now_ms)
+            if self.state is PREPARING:
+                error = REBALANCE_IN_PROGRESS
+        actions.append(Reply(event.request, HeartbeatResponse(error_code=error)))
+
+    def _on_timer(self, event: TimerFired, now_ms: int, actions: list[Action]) -> None:
+        if event.name == SESSION_TIMER:
+            self._on_session_timer(now_ms, actions)
+        elif event.name == JOIN_TIMER:
+            self._on_join_timer(now_ms, actions)
+        elif event.name == SYNC_TIMER:
+            self._on_sync_timer(now_ms, actions)
+
+    # -- sessions ------------------------------------------------------------------------------------------------------------
+
+    def _touch(self, member: Member, now_ms: int) -> None:
+        member.seen_ms = now_ms
+        self.members.deadlines.move(member, now_ms + member.session_timeout_ms)
+
+    def _on_session_timer(self, now_ms: int, actions: list[Action]) -> None:
+        self._session_armed_ms = None
+        for watched in self.members.deadlines.expired(now_ms):
+            member_id = watched.member_id
+            if self.members.remove_pending(member_id):
+                self._maybe_complete_join(now_ms, actions)
+            elif (member := self.members.by_id.get(member_id)) is not None and (member.is_new or not member.is_waiting):
+                self._remove_member(member, actions)
+                self._rebalance_after_loss(f"member {member_id} was not heard of for its session timeout of {member.session_timeout_ms} ms", now_ms, actions)
+
+    # -- joining -------------------------------------------------------------------------------------------------------------
+
+    def _on_join(self, event: JoinGroup, now_ms: int, actions: list[Action]) -> None:
+        message = event.message
+        member_id = message.member_id
+        if not self._has_room_for(member_id or self.members.static.get(message.group_instance_id, "")):
+            self._drop_refused(member_id, now_ms, actions)
+            return self._refuse_join(event, "", int(ErrorCode.GROUP_MAX_SIZE_REACHED), actions)
+        protocols: dict[str, bytes] = {}
+        for one in message.protocols:
+            protocols.setdefault(one.name, one.metadata)
+        if not member_id and not self._supports(message.protocol_type, protocols):
+            return self._refuse_join(event, "", INCONSISTENT_GROUP_PROTOCOL, actions)
+        if not member_id:
+            return self._join_new(event, protocols, now_ms, actions)
+        if self.is_empty:
+            return self._refuse_join(event, member_id, UNKNOWN_MEMBER_ID, actions)
+        if not self._supports(message.protocol_type, protocols):
+            return self._refuse_join(event, member_id, INCONSISTENT_GROUP_PROTOCOL, actions)
+        if message.group_instance_id is None and member_id in self.members.pending:
+            self.members.remove_pending(member_id)
+            return self._add_member(event, member_id, protocols, now_ms, actions)
+        error = self.validate_member(member_id, message.group_instance_id)
+        if error != NONE:
+            return self._refuse_join(event, member_id, error, actions)
+        self._join_known(event, self.members.by_id[member_id], protocols, now_ms, actions)
+
+    def _refuse_join(self, event: JoinGroup, member_id: str, error: int, actions: list[Action]) -> None:
+        actions.append(Reply(event.request, JoinGroupResponse(error_code=error, member_id=member_id, protocol_name=None)))
+
+    def _has_room_for(self, member_id: str) -> bool:
+        """In a join phase those count that have joined, so that a group grown too large loses whoever comes last."""
+        member = self.members.by_id.get(member_id)
+        if self.state is EMPTY:
+            return True
+        if self.state is PREPARING:
+            return (member is not None and member.join_request is not None) or self.members.awaiting_join_count < self.settings.max_size
+        return member is not None or len(self.members) < self.settings.max_size
+
+    def _drop_refused(self, member_id: str, now_ms: int, actions: list[Action]) -> None:
+        """Who finds the group full is out of it."""
+        self.members.remove_pending(member_id)
+        member = self.members.by_id.get(member_id)
+        if member is not None:
+            self._remove_member(member, actions)
+        self._maybe_complete_join(now_ms, actions)
+
+    def _supports(self, protocol_type: str, protocols: dict[str, bytes]) -> bool:
+        if self.state is EMPTY:
+            return bool(protocol_type) and bool(protocols)
+        if not self.members.by_id:  # all have left while the first rebalance waits
+            return bool(protocol_type) and bool(protocols)
+        return protocol_type == self.protocol_type and self.members.supports_any(protocols)
+
+    def _join_new(self, event: JoinGroup, protocols: dict[str, bytes], now_ms: int, actions: list[Action]) -> None:
+        message = event.message
+        if message.group_instance_id is not None:
+            known = self.members.static.get(message.group_instance_id)
+            if known is not None:
+                return self._replace_static(event, self.members.by_id[known], protocols, now_ms, actions)
+        elif event.version >= VERSION_MEMBER_ID_REQUIRED:
+            pending = Pending(event.new_member_id, event.client_id, event.client_host, now_ms)
+            self.members.add_pending(pending, now_ms + message.session_timeout_ms)
+            return self._refuse_join(event, event.new_member_id, int(ErrorCode.MEMBER_ID_REQUIRED), actions)
+        self._add_member(event, event.new_member_id, protocols, now_ms, actions)
+
+    def _add_member(self, event: JoinGroup, member_id: str, protocols: dict[str, bytes], now_ms: int, actions: list[Action]) -> None:
+        message = event.message
+        if not self.members.by_id:
+            self.protocol_type = message.protocol_type
+        rebalance_timeout_ms = _rebalance_timeout_ms(message)
+        member = Member(
+            member_id, message.group_instance_id, event.client_id, event.client_host, rebalance_timeout_ms, message.session_timeout_ms, protocols, is_new=True
+        )
+        member.join_request, member.seen_ms = event.request, now_ms
+        self.members.add(member)
+        if self.leader is None:
+            self.leader = member_id
+        self.members.deadlines.move(member, now_ms + self.settings.new_member_join_timeout_ms)
+        if self._initial_wait_ms != NEVER:
+            self._initial_wait_ms = min(now_ms + self.settings.initial_rebalance_delay_ms, self._initial_until_ms)
+        self._rebalance_or_complete(f"member {member_id} joined{_said(message.reason)}", now_ms, actions)
+
+    def _join_known(self, event: JoinGroup, member: Member, protocols: dict[str, bytes], now_ms: int, actions: list[Action]) -> None:
+        """With unchanged metadata and no wish for a rebalance a member hears of the generation it is in: it may have missed the first answer."""
+        unchanged = self.state is not PREPARING and member.matches(protocols)
+        is_leader = member.member_id == self.leader
+        if unchanged and (self.state is COMPLETING or not is_leader):
+            member.seen_ms = now_ms
+            actions.append(Reply(event.request, self._join_response(member)))
+            return
+        said = _said(event.message.reason)
+        reason = f"member {member.member_id} joined again{said}" if not unchanged else f"the leader {member.member_id} asked for it{said}"
+        self._update_member(event, member, protocols, now_ms, actions)
+        self._rebalance_or_complete(reason, now_ms, actions)
+
+    def _update_member(self, event: JoinGroup, member: Member, protocols: dict[str, bytes], now_ms: int, actions: list[Action]) -> None:
+        message = event.message
+        self.members.set_protocols(member, protocols)
+        member.rebalance_timeout_ms, member.session_timeout_ms = _rebalance_timeout_ms(message), message.session_timeout_ms
+        member.seen_ms = now_ms
+        superseded = self.members.await_join(member, event.request)
+        if superseded is not None:
+            actions.append(Reply(superseded, JoinGroupResponse(error_code=REBALANCE_IN_PROGRESS, member_id=member.member_id, protocol_name=None)))
+
+    def _join_response(self, member: Member, leader: str | None = None, skip_assignment: bool = False) -> JoinGroupResponse:
+        told_leader = leader if leader is not None else self.leader
+        return JoinGroupResponse(
+            generation_id=self.generation, protocol_type=self.protocol_type, protocol_name=self.protocol, leader=told_leader, member_id=member.member_id,
+            skip_assignment=skip_assignment, members=self._joined() if told_leader == member.member_id else [],
+        )  # fmt: skip
+
+    def _joined(self) -> list:
+        """What the leader assigns partitions from."""
+        make, protocol = JoinGroupResponse.Member, self.protocol
+        return [make(member_id=one.member_id, group_instance_id=one.instance_id, metadata=one.protocols[protocol]) for one in self.members.by_id.values()]
+
+    # -- static members (KIP-345) ----------------------------------------------------------------------------------------------
+
+    def _replace_static(self, event: JoinGroup, old: Member, protocols: dict[str, bytes], now_ms: int, actions: list[Action]) -> None:
+        """A static member came back without its member id: it gets a new one, the old id is fenced. In a stable group nobody else notices."""
+        told_leader = self.leader
+        same = old.matches(protocols)
+        member = self._rename(old, event, actions)
+        self._update_member(event, member, protocols, now_ms, actions)
+        self._touch(member, now_ms)
+        if self.state is STABLE and (same or self.members.elect_protocol() == self.protocol):
+            if not self._persist(actions):
+                self._prepare_rebalance(f"static member {member.instance_id} came back with more metadata than a record holds", now_ms, actions)
+                return
+            request = self.members.take_join(member)
+            assert request is not None
+            is_leader = self.leader == member.member_id
+            if event.version >= VERSION_SKIP_ASSIGNMENT:
+                response = self._join_response(member, skip_assignment=is_leader)
+            else:
+                response = self._join_response(member, leader=told_leader)  # the old id, so that it does not believe it must assign
+            actions.append(Reply(request, response))
+            return
+        said = _said(event.message.reason)
+        self._rebalance_or_complete(f"static member {member.instance_id} came back as {member.member_id}{said}", now_ms, actions)
+
+    def _rename(self, old: Member, event: JoinGroup, actions: list[Action]) -> Member:
+        self._answer_waiting(old, FENCED_INSTANCE_ID, actions, old.member_id)
+        position_matters = self.leader == old.member_id
+        synced = old.member_id not in self.pending_sync
+        self.members.remove(old.member_id)
+        member = Member(
+            event.new_member_id, old.instance_id, event.client_id, event.client_host, old.rebalance_timeout_ms, old.session_timeout_ms, old.protocols, old.assignment
+        )
+        self.members.add(member)
+        if position_matters:
+            self.leader = member.member_id
+        if not synced:
+            self.pending_sync.remove(old.member_id)
+            self.pending_sync.add(member.member_id)
+        return member
+
+    # -- rebalancing ---------------------------------------------------------------------------------------------------------
+
+    def _enter(self, state: State, now_ms: int) -> None:
+        self.state, self.state_since_ms = state, now_ms
+        if state is STABLE or state is EMPTY:
+            self.rebalance_since_ms = -1
+        elif self.rebalance_since_ms < 0:
+            self.rebalance_since_ms = now_ms
+
+    def _rebalance_or_complete(self, reason: str, now_ms: int, actions: list[Action]) -> None:
+        if self.state is PREPARING:
+            self._maybe_complete_join(now_ms, actions)
+        else:
+            self._prepare_rebalance(reason, now_ms, actions)
+
+    def _rebalance_after_loss(self, reason: str, now_ms: int, actions: list[Action]) -> None:
+        """Somebody has left or died. The first rebalance of a group waits its time; it may end with fewer, or with nobody."""
+        if self.state is PREPARING:
+            self._maybe_complete_join(now_ms, actions)
+        elif self.state is not EMPTY:
+            self._prepare_rebalance(reason, now_ms, actions)
+
+    def _prepare_rebalance(self, reason: str, now_ms: int, actions: list[Action]) -> None:
+        """Those who wait for an assignment are sent back to join; the join phase lasts until all have, at most the longest rebalance timeout. The first one after Empty waits for
+        more members to come: group.initial.rebalance.delay.ms after the last of them."""
+        if self.state is COMPLETING:
+            for member in self.members.by_id.values():
+                member.assignment = b""
+                if member.sync_request is not None:
+                    self._answer_sync(member, REBALANCE_IN_PROGRESS, actions)
+                    self.members.deadlines.move(member, now_ms + member.session_timeout_ms)
+        if self.pending_sync:
+            self.pending_sync.clear()
+            actions.append(Timer(SYNC_TIMER, None))
+        is_first = self.state is EMPTY
+        self.rebalance_reason = reason
+        self._enter(PREPARING, now_ms)
+        timeout_ms = self.members.rebalance_timeout_ms
+        if is_first:
+            self._initial_until_ms = now_ms + max(timeout_ms, self.settings.initial_rebalance_delay_ms)
+            self._initial_wait_ms = now_ms + self.settings.initial_rebalance_delay_ms
+            actions.append(Timer(JOIN_TIMER, self._initial_wait_ms))
+        elif self.members.all_joined:
+            self._complete_join(now_ms, actions)
+        else:
+            actions.append(Timer(JOIN_TIMER, now_ms + timeout_ms))
+
+    def _maybe_complete_join(self, now_ms: int, actions: list[Action]) -> None:
+        if self.state is PREPARING and self._initial_wait_ms == NEVER and self.members.all_joined:
+            self._complete_join(now_ms, actions)
+
+    def _on_join_timer(self, now_ms: int, actions: list[Action]) -> None:
+        if self.state is not PREPARING:
+            return
+        if self._initial_wait_ms > now_ms:
+            actions.append(Timer(JOIN_TIMER, self._initial_wait_ms))
+        else:
+            self._complete_join(now_ms, actions)
+
+    def _complete_join(self, now_ms: int, actions: list[Action]) -> None:
+        """The next generation. Dynamic members that have not joined are out; static ones stay and keep what they had until their session ends. When none but absent static ones are
+        left there is no generation to make: those who stay away lose their sessions, whoever comes back joins."""
+        for member in [member for member in self.members.by_id.values() if member.join_request is None and member.instance_id is None]:
+            self._remove_member(member, actions)
+        self._initial_wait_ms = self._initial_until_ms = NEVER
+        if self.members.by_id and not self._elect_leader():
+            actions.append(Timer(JOIN_TIMER, now_ms + max(self.members.rebalance_timeout_ms, NOBODY_JOINED_MS)))
+            return
+        actions.append(Timer(JOIN_TIMER, None))
+        self.generation += 1
+        if self.members.by_id:
+            self._begin_sync(now_ms, actions)
+        else:
+            self.leader = self.protocol = None
+            self._enter(EMPTY, now_ms)
+            self._persist(actions)
+
+    def _elect_leader(self) -> bool:
+        """The leader stays if it has joined. False: nobody has."""
+        if self.leader is not None and self.members.by_id[self.leader].join_request is not None:
+            return True
+        joined = next((member for member in self.members.by_id.values() if member.join_request is not None), None)
+        if joined is not None:
+            self.leader = joined.member_id
+        return joined is not None
+
+    def _begin_sync(self, now_ms: int, actions: list[Action]) -> None:
+        self.protocol = self.members.elect_protocol()
+        self._enter(COMPLETING, now_ms)
+        self.pending_sync = set(self.members.by_id)
+        for member in self.members.by_id.values():
+            request = self.members.take_join(member)
+            member.is_new = False
+            if request is not None:
+                actions.append(Reply(request, self._join_response(member)))
+            self.members.deadlines.move(member, now_ms + member.session_timeout_ms)
+        actions.append(Timer(SYNC_TIMER, now_ms + self.members.rebalance_timeout_ms))
+
+    # -- syncing -------------------------------------------------------------------------------------------------------------
+
+    def _on_sync(self, event: SyncGroup, now_ms: int, actions: list[Action]) -> None:
+        message = event.message
+        error = self._validate_sync(message)
+        if error == NONE and self.state is PREPARING:
+            error = REBALANCE_IN_PROGRESS
+        if error != NONE:
+            actions.append(Reply(event.request, SyncGroupResponse(error_code=error)))
+            return
+        member = self.members.by_id[message.member_id]
+        member.seen_ms = now_ms
+        self._synced(member.member_id, actions)
+        if self.state is STABLE:
+            actions.append(Reply(event.request, self._sync_response(member)))
+            return
+        if member.sync_request is not None:  # the same member asks again: the connection of the first request is gone
+            self._answer_sync(member, REBALANCE_IN_PROGRESS, actions)
+        member.sync_request = event.request
+        if member.member_id == self.leader:
+            self._assign({one.member_id: one.assignment for one in message.assignments}, now_ms, actions)
+
+    def _validate_sync(self, message: object) -> int:
+        error = self.validate_member(message.member_id, message.group_instance_id)
+        if error != NONE:
+            return error
+        if message.generation_id != self.generation:
+            return ILLEGAL_GENERATION
+        for said, actual in ((message.protocol_type, self.protocol_type), (message.protocol_name, self.protocol)):
+            if said is not None and actual is not None and said != actual:
+                return INCONSISTENT_GROUP_PROTOCOL
+        return NONE
+
+    def _synced(self, member_id: str, actions: list[Action]) -> None:
+        if member_id in self.pending_sync:
+            self.pending_sync.remove(member_id)
+            if not self.pending_sync:
+                actions.append(Timer(SYNC_TIMER, None))
+
+    def _assign(self, assignment: dict[str, bytes], now_ms: int, actions: list[Action]) -> None:
+        """The leader has decided. Written first (the shell holds the answers back), then told; whoever it forgot gets nothing."""
+        for member in self.members.by_id.values():
+            member.assignment = assignment.get(member.member_id, b"")
+        stable_since_ms, self.state_since_ms = self.state_since_ms, now_ms
+        if not self._persist(actions):
+            self.state_since_ms = stable_since_ms
+            self._refuse_assignment(now_ms, actions)
+            return
+        self._enter(STABLE, now_ms)
+        for member in self.members.by_id.values():
+            if member.sync_request is not None:
+                self._answer_sync(member, NONE, actions)
+                self.members.deadlines.move(member, now_ms + member.session_timeout_ms)
+
+    def _refuse_assignment(self, now_ms: int, actions: list[Action]) -> None:
+        """Whoever waits hears what Kafka says when its log refuses a record for its size: final, and true for every try."""
+        for member in self.members.by_id.values():
+            if member.sync_request is not None:
+                self._answer_sync(member, int(ErrorCode.UNKNOWN_SERVER_ERROR), actions)
+                self.members.deadlines.move(member, now_ms + member.session_timeout_ms)
+        self._prepare_rebalance(f"the generation of {len(self.members)} members does not fit into a record of {self.settings.record_bytes_max} bytes", now_ms, actions)
+
+    def _sync_response(self, member: Member) -> SyncGroupResponse:
+        return SyncGroupResponse(protocol_type=self.protocol_type, protocol_name=self.protocol, assignment=member.assignment)
+
+    def _answer_sync(self, member: Member, error: int, actions: list[Action]) -> None:
+        request, member.sync_request = member.sync_request, None
+        assert request is not None
+        actions.append(Reply(request, SyncGroupResponse(error_code=error) if error != NONE else self._sync_response(member)))
+
+    def _on_sync_timer(self, now_ms: int, actions: list[Action]) -> None:
+        """Who has joined and then never synced is out: its partitions would be nobody's."""
+        if not self.pending_sync:
+            return
+        late = [self.members.by_id[member_id] for member_id in self.pending_sync]
+        for member in late:
+            self._remove_member(member, actions)
+        self._prepare_rebalance(f"{len(late)} members joined and did not sync in time, {late[0].member_id} among them", now_ms, actions)
+
+    # -- leaving -------------------------------------------------------------------------------------------------------------
+
+    def _on_leave(self, event: LeaveGroup, now_ms: int, actions: list[Action]) -> None:
+        left: list[str] = []
+        answers = [self._leave_one(one, left, actions) for one in event.message.members]
+        if left:
+            self._rebalance_after_loss(f"{', '.join(left[:3])}{' and others' if len(left) > 3 else ''} left", now_ms, actions)
+        else:
+            self._maybe_complete_join(now_ms, actions)  # a pending member that left may have been the last one waited for
+        actions.append(Reply(event.request, LeaveGroupResponse(members=answers)))
+
+    def _leave_one(self, one: LeaveGroupRequest.MemberIdentity, left: list[str], actions: list[Action]) -> LeaveGroupResponse.MemberResponse:
+        """Without a member id but with an instance id it is an administrator who removes that member."""
+        member_id, instance_id = one.member_id, one.group_instance_id
+        error = NONE
+        if not member_id:
+            member_id = self.members.static.get(instance_id, "") if instance_id is not None else ""
+            error = NONE if member_id else UNKNOWN_MEMBER_ID
+        elif self.members.remove_pending(member_id):
+            return LeaveGroupResponse.MemberResponse(member_id=one.member_id, group_instance_id=instance_id)
+        else:
+            error = self.validate_member(member_id, instance_id)
+        if error == NONE:
+            self._remove_member(self.members.by_id[member_id], actions)
+            left.append(member_id + _said(one.reason))
+        return LeaveGroupResponse.MemberResponse(member_id=one.member_id, group_instance_id=instance_id, error_code=error)
+
+    def _remove_member(self, member: Member, actions: list[Action]) -> None:
+        """Out of the group, whatever it waited for answered with UNKNOWN_MEMBER_ID: if it lives it joins anew. The caller rebalances."""
+        self._answer_waiting(member, UNKNOWN_MEMBER_ID, actions, "")
+        self.members.remove(member.member_id)
+        if member.member_id in self.pending_sync:
+            self._synced(member.member_id, actions)
+        if self.leader == member.member_id:
+            self.leader = next(iter(self.members.by_id), None)
+
+    def _answer_waiting(self, member: Member, error: int, actions: list[Action], member_id: str) -> None:
+        request = self.members.take_join(member)
+        if request is not None:
+            actions.append(Reply(request, JoinGroupResponse(error_code=error, member_id=member_id, protocol_name=None)))
+        if member.sync_request is not None:
+            self._answer_sync(member, error, actions)
+
+    # -- the log -------------------------------------------------------------------------------------------------------------
+
+    def _persist(self, actions: list[Action]) -> bool:
+        """False: the generation is larger than a record may be, nothing was done."""
+        protocol = self.protocol
+        members = tuple(
+            records.MemberRecord(
+                one.member_id, one.instance_id, one.client_id, one.client_host, one.rebalance_timeout_ms, one.session_timeout_ms,
+                one.protocols[protocol] if protocol is not None else b"", one.assignment,
+            )
+            for one in self.members.by_id.values()
+        )  # fmt: skip
+        value = records.GroupRecord(self.protocol_type or "", self.generation, protocol, self.leader, self.state_since_ms, members)
+        encoded = records.encode_value(value)
+        if len(encoded) > self.settings.record_bytes_max:
+            return False
+        self.is_persisted = True
+        actions.append(Persist(((records.encode_key(self.group_id), encoded),)))
+        return True
+
+    def replay(self, value: bytes | None) -> None:
+        """One GroupMetadata record: the whole group as of then. Raises ValueError, and is then as it was."""
+        record = records.decode_value(value) if value is not None else None
+        if record is not None and (len(record.members) and (record.protocol is None or record.leader not in {one.member_id for one in record.members})):
+            raise ValueError(f"GroupMetadata of {self.group_id}: {len(record.members)} members without a protocol or a leader among them")
+        self._reset()
+        if record is None:
+            return
+        self.is_persisted = True
+        self.generation, self.protocol_type, self.state_since_ms = record.generation, record.protocol_type or None, record.state_since_ms
+        if not record.members:
+            return
+        self.state, self.protocol, self.leader = STABLE, record.protocol, record.leader
+        for one in record.members:
+            member = Member(
+                one.member_id, one.group_instance_id, one.client_id, one.client_host, one.rebalance_timeout_ms, one.session_timeout_ms,
+                {record.protocol: one.subscription}, one.assignment,
+            )  # fmt: skip
+            self.members.add(member)
+
+    def on_loaded(self, now_ms: int) -> list[Action]:
+        """Members get a whole session: nobody could reach this coordinator before. A group larger than is allowed now has to join again."""
+        actions: list[Action] = []
+        for member in self.members.by_id.values():
+            self._touch(member, now_ms)
+        if len(self.members) > self.settings.max_size:
+            self._prepare_rebalance(f"the group has {len(self.members)} members, group.max.size allows {self.settings.max_size}", now_ms, actions)
+        self._session_armed_ms = self.members.deadlines.next_ms
+        if self._session_armed_ms is not None:
+            actions.append(Timer(SESSION_TIMER, self._session_armed_ms))
+        return actions
+
+    # -- invariants ----------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        self.members.check()
+        members, state = self.members, self.state
+        if state is EMPTY:
+            assert not members.by_id and self.leader is None and self.protocol is None, "G1: an Empty group with members, leader or protocol"
+        if state in (COMPLETING, STABLE):
+            assert self.leader in members.by_id, "G1: the leader is no member"
+            assert members.votes.get(self.protocol, 0) == len(members), f"G1: not all support {self.protocol}"
+        for member in members.by_id.values():
+            assert member.join_request is None or state is PREPARING, f"G2: {member.member_id} waits for a join in {state}"
+            assert member.sync_request is None or state is COMPLETING, f"G2: {member.member_id} waits for an assignment in {state}"
+            assert member.deadline_ms != NEVER or (member.is_waiting and not member.is_new), f"G4: {member.member_id} has no deadline"
+        assert all(pending.deadline_ms != NEVER for pending in members.pending.values()), "G4: a pending member has no deadline"
+        assert self.pending_sync <= members.by_id.keys() and (not self.pending_sync or state in (COMPLETING, STABLE)), "G6"
+        assert state is not COMPLETING or self.leader in self.pending_sync, "G6: the leader has synced, yet the group is not Stable"
+        dynamic_count = len(members) - len(members.static)
+        assert state not in (COMPLETING, STABLE) or dynamic_count <= self.settings.max_size, f"G7: {dynamic_count} members"
+        assert (self._initial_wait_ms == NEVER) or state is PREPARING, "G5: an initial delay outside of a join phase"
+
+
+def _rebalance_timeout_ms(message: JoinGroupRequest) -> int:
+    """Version 0 has none: the session's."""
+    return message.rebalance_timeout_ms if message.rebalance_timeout_ms >= 0 else message.session_timeout_ms
+
+
+def _said(reason: str | None) -> str:
+    """The client's own words (KIP-800), shortened."""
+    return f" ({reason[:120]})" if reason else ""
