@@ -61,6 +61,7 @@ static struct mqd_connection *connection_new(struct mqd_reactor *r, int fd, cons
     mqd_list_init(&c->output_node);
     mqd_list_init(&c->stall_node);
     mqd_list_init(&c->answer_node);
+    mqd_list_init(&c->mute_node);
     c->run_offset = -1;
     c->writable = c->readable = 1;
     c->last_active_ms = r->now_ms;
@@ -162,6 +163,7 @@ void mqd_connection_close(struct mqd_reactor *r, struct mqd_connection *c, const
     mqd_list_remove(&c->ready_node);
     mqd_list_remove(&c->stall_node);
     mqd_list_remove(&c->answer_node);
+    mqd_throttle_forget(r, c);
     mqd_output_clear(r, c);
     partial_drop(r, c);
     if (c->run_offset >= 0)
@@ -191,7 +193,7 @@ void mqd_connection_fail(struct mqd_reactor *r, struct mqd_connection *c, const 
 
 bool mqd_connection_may_read(const struct mqd_reactor *r, const struct mqd_connection *c)
 {
-    if (c->fd < 0 || c->closing || c->inflight >= r->options.inflight_count_max || !mqd_output_has_room(r, c))
+    if (c->fd < 0 || c->closing || c->muted || c->inflight >= r->options.inflight_count_max || !mqd_output_has_room(r, c))
         return false;
     return c->held_bytes == 0 || (c->held_bytes <= MQD_HELD_BYTES_MAX && !mqd_heap_pressed(r)); /* its own answers make it readable again */
 }
@@ -346,6 +348,14 @@ static int receive(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *at,
     return -1;
 }
 
+static void frame_on(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *frame, uint32_t size_bytes, int64_t arena_offset)
+{
+    if (r->quota_kinds)
+        mqd_throttle_frame_on(r, c, frame, size_bytes, arena_offset);
+    else
+        mqd_frame_on(r, c, frame, size_bytes, arena_offset);
+}
+
 static void read_run(struct mqd_reactor *r, struct mqd_connection *c)
 {
     uint8_t *frame = r->options.arenas[r->options.self] + c->run_offset;
@@ -359,7 +369,7 @@ static void read_run(struct mqd_reactor *r, struct mqd_connection *c)
         return;
     int64_t offset = c->run_offset;
     c->run_offset = -1;
-    mqd_frame_on(r, c, frame + 4, c->run_bytes - 4, offset + 4);
+    frame_on(r, c, frame + 4, c->run_bytes - 4, offset + 4);
     mqd_arena_release(r->arena, (uint64_t)offset);
 }
 
@@ -399,13 +409,13 @@ static void handle_window(struct mqd_reactor *r, struct mqd_connection *c, uint3
             return;
         if (end - at - 4 < length)
             break;
-        if (!mqd_connection_may_read(r, c)) {
+        if (!mqd_connection_may_read(r, c) || !mqd_throttle_admit(r, c, arena + at + 4, length)) {
             keep_frames(r, c, arena + at, end - at);
             return;
         }
         c->expects_large = length + 4 > LARGE_FRAME_BYTES;
         r->window_used = at + 4 + length; /* whatever becomes of the connection: a staged batch lies here until it is written */
-        mqd_frame_on(r, c, arena + at + 4, length, window + at + 4);
+        frame_on(r, c, arena + at + 4, length, window + at + 4);
         if (c->fd < 0)
             return;
         at += 4 + length;
@@ -440,7 +450,7 @@ static void read_kept(struct mqd_reactor *r, struct mqd_connection *c)
 
 void mqd_connection_read(struct mqd_reactor *r, struct mqd_connection *c)
 {
-    if (!c->readable || !mqd_connection_may_read(r, c))
+    if (!c->readable || !mqd_connection_may_read(r, c) || !mqd_throttle_admit(r, c, NULL, 0))
         return;
     uint32_t total = 0;
     if (c->run_offset < 0 && c->partial_bytes >= 4) {
@@ -481,7 +491,7 @@ void mqd_connections_sweep(struct mqd_reactor *r)
         return;
     for (uint32_t i = 0; i < r->connection_capacity; i++) {
         struct mqd_connection *c = r->connections[i];
-        if (c && c->fd >= 0 && c->last_active_ms < oldest && (!c->inflight || c->hangup || c->closing || c->chunk_count || mqd_output_pending_bytes(c))) /* hung up, or takes no answer: may wait for ever */
+        if (c && c->fd >= 0 && !c->muted && c->last_active_ms < oldest && (!c->inflight || c->hangup || c->closing || c->chunk_count || mqd_output_pending_bytes(c))) /* hung up, or takes no answer: may wait for ever */
             mqd_connection_close(r, c, "idle longer than connections.max.idle.ms");
     }
 }

@@ -89,6 +89,10 @@ void mqd_fetch_on(struct mqd_reactor *r, struct mqd_connection *c, const struct 
     request->wait_ms = fetch.wait_ms_max;
     request->bytes_min = fetch.bytes_min;
     request->bytes_max = fetch.bytes_max < 0 || (uint32_t)fetch.bytes_max > r->options.fetch_bytes_max ? (int32_t)r->options.fetch_bytes_max : fetch.bytes_max;
+    if (r->quota_kinds) {
+        request->bytes_max = mqd_throttle_fetch_bytes_max(r, c, request->bytes_max);
+        request->bytes_min = request->bytes_min < request->bytes_max ? request->bytes_min : request->bytes_max > 0 ? request->bytes_max : 1;
+    }
     request->isolation_level = fetch.isolation_level;
     if (fetch_accept(r, request, &fetch) < 0) {
         mqd_connection_fail(r, c, mqd_error_message());
@@ -496,6 +500,14 @@ static uint32_t run_length(const struct mqd_fetch_set *set, uint32_t from)
     return end - from;
 }
 
+static void charge(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_fetch_set *set)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < set->included_count; i++)
+        bytes += set->included[i]->range.size_bytes;
+    mqd_throttle_charge(r, c, MQD_QUOTA_FETCH, bytes);
+}
+
 void mqd_fetch_encode(struct mqd_reactor *r, struct mqd_request *request)
 {
     struct mqd_buffer *out = &r->scratch;
@@ -510,9 +522,11 @@ void mqd_fetch_encode(struct mqd_reactor *r, struct mqd_request *request)
         mqd_fetch_response_begin(out, version, 0, request->fetch_error, 0, 0);
     } else {
         int32_t topic_count = 0;
+        if (r->quota_kinds)
+            charge(r, request->connection, set);
         for (uint32_t i = 0; i < set->included_count; i += run_length(set, i))
             topic_count++;
-        mqd_fetch_response_begin(out, version, 0, 0, set->session_id, topic_count);
+        mqd_fetch_response_begin(out, version, mqd_throttle_time_ms(r, request->connection), 0, set->session_id, topic_count);
         for (uint32_t i = 0; i < set->included_count;) {
             uint32_t count = run_length(set, i);
             mqd_fetch_response_topic(out, version, &set->included[i]->key, (int32_t)count);

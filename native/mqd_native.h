@@ -97,11 +97,32 @@ enum mqd_counter {
     MQD_COUNT_BYTES_APPENDED, MQD_COUNT_BATCHES_FORWARDED, MQD_COUNT_BATCHES_REFUSED, MQD_COUNT_DUPLICATES, MQD_COUNT_FETCH_BYTES, MQD_COUNT_FETCH_SENDFILE_BYTES,
     MQD_COUNT_FETCH_PARKED, MQD_COUNT_FETCH_COLD, MQD_COUNT_SYNCS, MQD_COUNT_SYNC_FAILURES, MQD_COUNT_ROLLS, MQD_COUNT_CONNECTIONS_ACCEPTED,
     MQD_COUNT_CONNECTIONS_CLOSED, MQD_COUNT_CONNECTIONS_REFUSED, MQD_COUNT_PROTOCOL_ERRORS, MQD_GAUGE_ARENA_EXTENTS_USED, MQD_GAUGE_ARENA_EXTENTS_TOTAL,
-    MQD_GAUGE_HEAP_BYTES, MQD_GAUGE_SESSIONS, MQD_GAUGE_PRODUCERS, MQD_COUNT_ARENA_STALLS, MQD_COUNT_LINK_STALLS, MQD_COUNTER_COUNT
+    MQD_GAUGE_HEAP_BYTES, MQD_GAUGE_SESSIONS, MQD_GAUGE_PRODUCERS, MQD_COUNT_ARENA_STALLS, MQD_COUNT_LINK_STALLS, MQD_COUNT_THROTTLED, MQD_COUNTER_COUNT
 };
 enum mqd_histogram { MQD_TIME_PRODUCE, MQD_TIME_FETCH, MQD_TIME_LOOP, MQD_TIME_SYNC, MQD_TIME_CONTROL, MQD_HISTOGRAM_COUNT };
 /* copies out counters[MQD_COUNTER_COUNT] and histograms[MQD_HISTOGRAM_COUNT][128] of one worker */
 void mqd_stats_read(void *control, uint32_t worker, uint64_t *counters, uint64_t *histograms);
+
+/* ---- quotas by client id (mqd_quota.h) ------------------------------------------------------------------------------ */
+
+#define MQD_QUOTA_RULE_COUNT_MAX 4096
+enum mqd_quota_kind { MQD_QUOTA_PRODUCE, MQD_QUOTA_FETCH, MQD_QUOTA_REQUEST, MQD_QUOTA_KIND_COUNT };
+struct mqd_quota_rule {
+    uint64_t key;         /* mqd_quota_key of the client id */
+    uint64_t interval[3]; /* by kind: nanoseconds for one byte, or for one nanosecond of work, times 2^32; 0 = no limit */
+};
+struct mqd_quota_limits; /* a process's copy of the rules */
+uint64_t mqd_quota_key(const uint8_t *client_id, uint32_t size_bytes);
+/* Controller. Sorts `rules`; forgives what is owed. */
+int mqd_quota_publish(void *control, struct mqd_quota_rule *rules, uint32_t count, const struct mqd_quota_rule *defaults, int64_t burst_ns);
+struct mqd_quota_limits *mqd_quota_limits_open(void);
+void mqd_quota_limits_close(struct mqd_quota_limits *limits);
+/* Takes the rules over when they have changed; returns which kinds any rule limits, bit by enum mqd_quota_kind. */
+uint32_t mqd_quota_refresh(void *control, struct mqd_quota_limits *limits);
+uint64_t mqd_quota_limits_version(const struct mqd_quota_limits *limits);
+int64_t mqd_quota_limits_burst_ns(const struct mqd_quota_limits *limits);
+/* Charges a client id; returns for how many nanoseconds it is to be left alone. now_ns: CLOCK_MONOTONIC. */
+int64_t mqd_quota_charge_client(void *control, const struct mqd_quota_limits *limits, const uint8_t *client_id, uint32_t size_bytes, uint32_t kind, uint64_t units, int64_t now_ns);
 
 /* ---- links: SPSC rings of 64-byte descriptors between the processes of one host ------------------------------------ */
 

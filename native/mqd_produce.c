@@ -167,6 +167,7 @@ void mqd_produce_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
         return;
     }
     request->no_reply = produce.required_acks == 0;
+    mqd_throttle_charge(r, c, MQD_QUOTA_PRODUCE, size_bytes);
     mqd_arena_hold(r->arena, (uint64_t)arena_offset);
     request->arena_offset = arena_offset;
     request->pending = append_count + 1; /* + 1: not before all are routed */
@@ -266,7 +267,7 @@ void mqd_produce_encode(struct mqd_reactor *r, struct mqd_request *request)
         }
         mqd_produce_response_topic_end(out, version);
     }
-    mqd_produce_response_end(out, version, 0);
+    mqd_produce_response_end(out, version, mqd_throttle_time_ms(r, request->connection));
     mqd_response_finish(out, 0);
     mqd_output_scratch(r, request->connection);
 }

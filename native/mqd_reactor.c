@@ -7,6 +7,7 @@
 #define _GNU_SOURCE
 #include "mqd_reactor.h"
 
+#include "mqd_quota.h"
 #include "mqd_ring.h"
 
 #include <errno.h>
@@ -82,6 +83,9 @@ static void init_lists(struct mqd_reactor *r)
         r->control[i].next_free = i + 1 < MQD_CONTROL_REQUEST_COUNT_MAX ? i + 1 : UINT32_MAX;
     }
     r->forward_free = UINT32_MAX;
+    for (uint32_t i = 0; i < MQD_MUTE_TICK_COUNT; i++)
+        mqd_list_init(&r->mute_wheel[i]);
+    r->mute_due_tick = INT64_MAX;
 }
 
 static bool init_memory(struct mqd_reactor *r)
@@ -98,7 +102,8 @@ static bool init_memory(struct mqd_reactor *r)
     r->commands = calloc(MQD_COMMAND_COUNT_MAX, sizeof *r->commands);
     r->events = calloc(MQD_EVENT_COUNT_MAX, sizeof *r->events);
     r->session_table = calloc(SESSION_TABLE_COUNT, sizeof *r->session_table);
-    if (!r->arena || !r->control_arena || !r->reader || !r->connections || !r->free_indexes || !r->commands || !r->events || !r->session_table)
+    r->quota_limits = mqd_quota_limits_open();
+    if (!r->arena || !r->control_arena || !r->reader || !r->connections || !r->free_indexes || !r->commands || !r->events || !r->session_table || !r->quota_limits)
         return false;
     /* lowest index first: the few connections of a quiet broker share cache lines */
     for (uint32_t i = 0; i < r->connection_capacity; i++)
@@ -214,6 +219,7 @@ void mqd_reactor_destroy(struct mqd_reactor *r)
     free(r->commands);
     free(r->events);
     free(r->session_table);
+    mqd_quota_limits_close(r->quota_limits);
     free(r->timers);
     free(r->forwards);
     close(r->command_fd);
@@ -354,6 +360,10 @@ static void turn(struct mqd_reactor *r, const struct mqd_poll_event *events, int
     mqd_stat(r, MQD_COUNT_LOOPS, 1);
     for (int i = 0; i < count; i++)
         on_event(r, &events[i]);
+    if (mqd_quota_version(r->options.control) != r->quota_version)
+        mqd_throttle_refresh(r);
+    if (r->muted_count)
+        mqd_throttle_run(r);
     mqd_links_drain(r);
     mqd_commands_run(r);
     if (!r->serving && r->options.handoff_fd >= 0)
@@ -392,6 +402,8 @@ static int64_t sleep_ns(struct mqd_reactor *r)
         until_ns = timer_ms * 1000000;
     if (r->group_commit_deadline_ns && (int64_t)r->group_commit_deadline_ns < until_ns)
         until_ns = (int64_t)r->group_commit_deadline_ns;
+    if (r->muted_count && r->mute_due_tick * MQD_MUTE_TICK_MS * 1000000 < until_ns)
+        until_ns = r->mute_due_tick * MQD_MUTE_TICK_MS * 1000000;
     int64_t limit_ns = !r->serving && r->options.handoff_fd >= 0 ? SERVE_LOOK_NS : r->stop ? 1000000 : mqd_forward_pending(r) ? 100000 : !mqd_list_empty(&r->stalled) || !mqd_list_empty(&r->control_queue) ? 20000000 : INT64_MAX;
     int64_t ns = until_ns - r->now_ns;
     return ns < 0 ? 0 : ns < limit_ns ? ns : limit_ns;

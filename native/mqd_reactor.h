@@ -41,6 +41,8 @@
 #define MQD_SYNCFS_PARTITION_COUNT 24 /* more dirty partitions than this on one file system: one syncfs instead of many fdatasync */
 #define MQD_BACKGROUND_FLUSH_BYTES (64ll << 20)
 #define MQD_BACKGROUND_FLUSH_MS 5000
+#define MQD_MUTE_TICK_COUNT 256
+#define MQD_MUTE_TICK_MS 4
 
 enum mqd_kafka_error {
     MQD_KAFKA_OFFSET_OUT_OF_RANGE = 1,
@@ -229,6 +231,13 @@ struct mqd_connection {
     struct mqd_request *head, *tail;
     uint32_t inflight;
     uint64_t held_bytes;         /* heap_bytes of these requests */
+    /* quotas, while there are any (mqd_throttle.c) */
+    uint8_t muted;               /* not read until muted_until_ns */
+    uint8_t quota_kinds;         /* kinds this connection has used, bit by enum mqd_quota_kind */
+    struct mqd_node mute_node;   /* in reactor->mute_wheel */
+    int64_t muted_until_ns;
+    uint64_t quota_key, quota_version;
+    uint64_t quota_intervals[MQD_QUOTA_KIND_COUNT];
     /* sending */
     struct mqd_buffer out;
     uint64_t out_base;           /* stream position of out.bytes[0] */
@@ -346,6 +355,14 @@ struct mqd_reactor {
     uint64_t next_connection_id;
     struct mqd_node ready, stalled, to_send, to_answer;
 
+    uint8_t quota_kinds;             /* what any quota limits; 0 = there are none */
+    struct mqd_quota_limits *quota_limits;
+    uint64_t quota_version;          /* of quota_limits */
+    int64_t quota_burst_ns;
+    struct mqd_node mute_wheel[MQD_MUTE_TICK_COUNT];
+    int64_t mute_tick, mute_due_tick; /* the last one that was looked at; the first one that holds somebody, INT64_MAX = none */
+    uint32_t muted_count;
+
     struct mqd_request *free_requests;
     uint64_t next_request_id;
     struct mqd_request **timers; /* heap by deadline_ms */
@@ -461,6 +478,29 @@ bool mqd_request_reply(struct mqd_reactor *r, struct mqd_request *request, const
 
 /* mqd_dispatch.c */
 void mqd_frame_on(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *frame, uint32_t size_bytes, int64_t arena_offset);
+
+/* mqd_throttle.c. The _slow ones are for when there are quotas. */
+void mqd_throttle_refresh(struct mqd_reactor *r);
+void mqd_throttle_run(struct mqd_reactor *r);   /* connections whose debt is paid are read again */
+void mqd_throttle_forget(struct mqd_reactor *r, struct mqd_connection *c); /* it closes */
+void mqd_throttle_charge_slow(struct mqd_reactor *r, struct mqd_connection *c, uint32_t kind, uint64_t units);
+bool mqd_throttle_admit_slow(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frame, uint32_t size_bytes);
+int32_t mqd_throttle_time_ms(const struct mqd_reactor *r, const struct mqd_connection *c); /* for an answer that leaves now */
+int32_t mqd_throttle_fetch_bytes_max(const struct mqd_reactor *r, const struct mqd_connection *c, int32_t bytes_max);
+void mqd_throttle_frame_on(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *frame, uint32_t size_bytes, int64_t arena_offset);
+int64_t mqd_throttle_work_begin(const struct mqd_reactor *r, const struct mqd_connection *c);
+void mqd_throttle_work_end(struct mqd_reactor *r, struct mqd_connection *c, int64_t began_ns);
+void mqd_throttle_stamp(struct mqd_reactor *r, struct mqd_request *request);
+static inline void mqd_throttle_charge(struct mqd_reactor *r, struct mqd_connection *c, enum mqd_quota_kind kind, uint64_t units)
+{
+    if (r->quota_kinds >> kind & 1)
+        mqd_throttle_charge_slow(r, c, kind, units);
+}
+/* May this frame (NULL: the next one) be served now? Otherwise the connection is muted. */
+static inline bool mqd_throttle_admit(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frame, uint32_t size_bytes)
+{
+    return !r->quota_kinds || mqd_throttle_admit_slow(r, c, frame, size_bytes);
+}
 
 /* mqd_produce.c */
 void mqd_produce_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header, uint8_t *frame, uint32_t size_bytes, int64_t arena_offset);

@@ -155,6 +155,8 @@ static void encode(struct mqd_reactor *r, struct mqd_request *request)
         mqd_time(r, MQD_TIME_CONTROL, r->now_ns - request->started_ns);
         if (request->no_reply)
             break;
+        if (c->muted)
+            mqd_throttle_stamp(r, request);
         uint8_t length[4] = {(uint8_t)(request->reply.size_bytes >> 24), (uint8_t)(request->reply.size_bytes >> 16), (uint8_t)(request->reply.size_bytes >> 8),
                              (uint8_t)request->reply.size_bytes};
         mqd_output_append(r, c, length, sizeof length);
@@ -174,7 +176,10 @@ void mqd_connection_answer(struct mqd_reactor *r, struct mqd_connection *c)
         }
         if (!request->complete || !mqd_output_has_room(r, c))
             break;
+        int64_t began_ns = r->quota_kinds >> MQD_QUOTA_REQUEST & 1 ? mqd_throttle_work_begin(r, c) : 0;
         encode(r, request);
+        if (began_ns)
+            mqd_throttle_work_end(r, c, began_ns);
         c->head = request->next;
         if (!c->head)
             c->tail = NULL;

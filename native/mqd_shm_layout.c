@@ -17,6 +17,7 @@
 
 #include "mqd_atomic.h"
 #include "mqd_error.h"
+#include "mqd_quota.h"
 #include "mqd_ring.h"
 
 #define BRACKET_TRY_COUNT 2000
@@ -26,9 +27,11 @@ enum {
     WORKERS_AT = BLOBS_AT + MQD_API_VERSIONS_BLOB_COUNT * sizeof(struct mqd_blob),
     STATS_AT = WORKERS_AT + MQD_ENDPOINT_COUNT_MAX * sizeof(struct mqd_worker_slot),
     PARTITIONS_AT = STATS_AT + MQD_WORKER_COUNT_MAX * sizeof(struct mqd_worker_stats),
-    TOTAL_BYTES = PARTITIONS_AT + MQD_PARTITION_SLOT_COUNT * sizeof(struct mqd_partition_slot),
+    QUOTAS_AT = PARTITIONS_AT + MQD_PARTITION_SLOT_COUNT * sizeof(struct mqd_partition_slot),
+    TOTAL_BYTES = QUOTAS_AT + sizeof(struct mqd_quota_table),
 };
-_Static_assert(BLOBS_AT % MQD_CACHE_LINE == 0 && WORKERS_AT % MQD_CACHE_LINE == 0 && STATS_AT % MQD_CACHE_LINE == 0 && PARTITIONS_AT % MQD_CACHE_LINE == 0,
+_Static_assert(BLOBS_AT % MQD_CACHE_LINE == 0 && WORKERS_AT % MQD_CACHE_LINE == 0 && STATS_AT % MQD_CACHE_LINE == 0 && PARTITIONS_AT % MQD_CACHE_LINE == 0 &&
+                   QUOTAS_AT % MQD_CACHE_LINE == 0,
                "every part begins a cache line");
 _Static_assert(offsetof(struct mqd_control_header, metadata_version) == 2 * MQD_CACHE_LINE && offsetof(struct mqd_control_header, segments_generation) == 3 * MQD_CACHE_LINE,
                "words of different writers lie on different lines");
@@ -99,6 +102,9 @@ uint64_t mqd_abi_hash(void)
         FIELD(mqd_partition_slot, identity_version), FIELD(mqd_partition_slot, partition_index), FIELD(mqd_partition_slot, leader_epoch),
         FIELD(mqd_partition_slot, owner), FIELD(mqd_partition_slot, state), FIELD(mqd_partition_slot, log_dir), FIELD(mqd_partition_slot, owner_generation),
         FIELD(mqd_partition_slot, compacted), FIELD(mqd_partition_slot, waiters), sizeof(struct mqd_partition_slot), MQD_PARTITION_SLOT_COUNT, MQD_SLOT_DELETING, MQD_PROCESS_DEAD,
+        QUOTAS_AT, FIELD(mqd_quota_table, version), FIELD(mqd_quota_table, rules), FIELD(mqd_quota_table, bucket), FIELD(mqd_quota_rules, count), FIELD(mqd_quota_rules, kinds),
+        FIELD(mqd_quota_rules, burst_ns), FIELD(mqd_quota_rules, defaults), FIELD(mqd_quota_rules, rule), FIELD(mqd_quota_rule, key), FIELD(mqd_quota_rule, interval),
+        FIELD(mqd_quota_bucket, key), FIELD(mqd_quota_bucket, used_ns), FIELD(mqd_quota_bucket, arrival_ns), MQD_QUOTA_KIND_COUNT, MQD_QUOTA_WAY_COUNT,
         FIELD(mqd_ring, head), FIELD(mqd_ring, tail), offsetof(struct mqd_ring, descriptor), MQD_LINK_DESCRIPTOR_COUNT,
         FIELD(mqd_descriptor, kind), FIELD(mqd_descriptor, flags), FIELD(mqd_descriptor, slot), FIELD(mqd_descriptor, token), FIELD(mqd_descriptor, offset),
         FIELD(mqd_descriptor, size_bytes), FIELD(mqd_descriptor, error), FIELD(mqd_descriptor, a), FIELD(mqd_descriptor, b), FIELD(mqd_descriptor, c),
@@ -185,6 +191,11 @@ struct mqd_worker_stats *mqd_control_stats(void *control, uint32_t worker)
 struct mqd_partition_slot *mqd_control_partition(void *control, uint32_t slot)
 {
     return part(control, PARTITIONS_AT, sizeof(struct mqd_partition_slot), slot, MQD_PARTITION_SLOT_COUNT);
+}
+
+struct mqd_quota_table *mqd_control_quotas(void *control)
+{
+    return (struct mqd_quota_table *)((uint8_t *)control + QUOTAS_AT);
 }
 
 /* ---- header words --------------------------------------------------------------------------------------------------- */

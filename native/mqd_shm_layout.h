@@ -9,6 +9,7 @@
  *     ...      struct mqd_worker_slot[66]         of each endpoint: see the lines of the struct
  *     ...      struct mqd_worker_stats[64]        each worker writes its own; the acceptor reads (metrics)
  *     ...      struct mqd_partition_slot[16384]   see the lines of the struct
+ *     ...      struct mqd_quota_table             rules: controller writes; buckets: workers and acceptor (mqd_quota.h)
  *
  *   links segment
  *     struct mqd_ring x endpoint_count^2, index from * endpoint_count + to; writer `from`, reader `to`
@@ -19,7 +20,7 @@
  *   L1  magic is stored last (release) by the keeper; whoever reads it (acquire) sees a complete header.
  *   L2  a partition slot's positions are published by double copy: the owner writes the inactive copy, then
  *       release-stores `version`; a writer killed half-way leaves the active copy whole, so no reader waits for the dead.
- *   L3  every word has one writer, but for `waiters` (workers, by atomic or / exchange).
+ *   L3  every word has one writer, but for `waiters` (workers, by atomic or / exchange) and the buckets of the quotas (compare-and-swap).
  */
 #ifndef MQD_SHM_LAYOUT_H
 #define MQD_SHM_LAYOUT_H
@@ -31,7 +32,7 @@
 #include "mqd_native.h" /* mqd_positions, mqd_partition_view, mqd_descriptor, limits */
 
 #define MQD_CONTROL_MAGIC 0x314c52544344514dull /* "MQDCTRL1" */
-#define MQD_LAYOUT_VERSION 1u
+#define MQD_LAYOUT_VERSION 2u
 #define MQD_CACHE_LINE 64
 #define MQD_BLOB_BYTES_MAX 4080
 #define MQD_API_VERSIONS_BLOB_COUNT 8

@@ -53,6 +53,7 @@ _HELP = {
     "PROTOCOL_ERRORS": "Connections ended for a malformed request",
     "ARENA_STALLS": "Times receiving waited for arena space",
     "LINK_STALLS": "Times sending to another process waited for ring space",
+    "THROTTLED": "Times a connection was left unread because its client was over a quota",
     "ARENA_EXTENTS_USED": "Extents of the receive arena in use",
     "ARENA_EXTENTS_TOTAL": "Extents of the receive arena",
     "HEAP_BYTES": "Memory kept for requests and connections",

@@ -3,6 +3,7 @@
 
 #include "mqd_atomic.h"
 #include "mqd_error.h"
+#include "mqd_quota.h"
 #include "mqd_shm_layout.h"
 #include "mqd_test.h"
 
@@ -50,7 +51,7 @@ TEST(every_difference_is_refused_with_the_way_out)
     *header = good;
     header->layout_version++;
     CHECK_EQUAL(mqd_control_attach(control, size), -1);
-    CHECK_CONTAINS(mqd_error_message(), "layout version 2");
+    CHECK_CONTAINS(mqd_error_message(), "layout version 3");
     *header = good;
     header->abi_hash ^= 1ull << 63;
     CHECK_EQUAL(mqd_control_attach(control, size), -1);
@@ -74,7 +75,8 @@ TEST(parts_do_not_overlap_and_bounds_hold)
     CHECK((uint8_t *)(mqd_control_api_versions(control, 7) + 1) == (uint8_t *)mqd_control_worker(control, 0));
     CHECK((uint8_t *)(mqd_control_worker(control, 65) + 1) == (uint8_t *)mqd_control_stats(control, 0));
     CHECK((uint8_t *)(mqd_control_stats(control, 63) + 1) == (uint8_t *)mqd_control_partition(control, 0));
-    CHECK((uint8_t *)(mqd_control_partition(control, MQD_PARTITION_SLOT_COUNT - 1) + 1) == end);
+    CHECK((uint8_t *)(mqd_control_partition(control, MQD_PARTITION_SLOT_COUNT - 1) + 1) == (uint8_t *)mqd_control_quotas(control));
+    CHECK((uint8_t *)(mqd_control_quotas(control) + 1) == end);
     CHECK(!mqd_control_api_versions(control, 8) && !mqd_control_worker(control, 66) && !mqd_control_stats(control, 64) && !mqd_control_partition(control, MQD_PARTITION_SLOT_COUNT));
     for (uint32_t i = 0; i < 66; i++)
         CHECK((uintptr_t)mqd_control_worker(control, i) % 64 == 0);

@@ -1,0 +1,217 @@
+/* sources: mqd_arena.c mqd_batch.c mqd_buffer.c mqd_command.c mqd_connection.c mqd_control_request.c mqd_crc32c.c mqd_dispatch.c mqd_epochs.c mqd_error.c mqd_fetch.c mqd_fetch_session.c mqd_file.c mqd_file_faults.c mqd_file_watch.c mqd_flush.c mqd_forward.c mqd_index.c mqd_index_read.c mqd_link.c mqd_list_offsets.c mqd_output.c mqd_owner.c mqd_partition.c mqd_partition_close.c mqd_partition_sync.c mqd_partition_write.c mqd_poll.c mqd_poll_epoll.c mqd_poll_uring.c mqd_pool.c mqd_produce.c mqd_producers.c mqd_producers_snapshot.c mqd_reactor.c mqd_reader.c mqd_reader_files.c mqd_recovery.c mqd_recovery_list.c mqd_recovery_replay.c mqd_quota.c mqd_request.c mqd_throttle.c mqd_ring.c mqd_segment.c mqd_transactions.c mqd_txn_index.c mqd_shm_layout.c mqd_topics.c mqd_uring.c mqd_wire.c mqd_wire_fetch.c mqd_wire_list_offsets.c mqd_wire_produce.c; tsan */
+/* Quotas on the reactor: answers come at once and say how long; what is sent meanwhile waits in the socket; nobody else waits; nothing is lost.
+ *
+ * Delays are bounded from below alone (a slow machine makes everything later), but where waiting is what is tested: then the other side is LIMIT_MS. */
+#include "mqd_reactor_test.h"
+
+#include "../mqd_quota.h"
+
+#define SECOND_NS 1000000000ll
+#define TICK_MS 8 /* clocks of the two sides, rounding to milliseconds */
+
+static uint64_t per_second(uint64_t units)
+{
+    return (uint64_t)(((unsigned __int128)SECOND_NS << 32) / units);
+}
+
+static void limit(struct bench *b, const char *client_id, enum mqd_quota_kind kind, uint64_t units_per_second, int64_t burst_ns)
+{
+    struct mqd_quota_rule rule = {.key = mqd_quota_key((const uint8_t *)client_id, (uint32_t)strlen(client_id))}, none = {0};
+    rule.interval[kind] = units_per_second ? per_second(units_per_second) : 0;
+    CHECK_EQUAL(mqd_quota_publish(b->control, &rule, 1, &none, burst_ns), 0);
+}
+
+/* Gives the frame, which was made without one, a client id. */
+static void name_frame(struct frame *frame, const char *client_id)
+{
+    struct frame named = {0};
+    put_bytes(&named, frame->bytes, 12);
+    put_text(&named, client_id);
+    put_bytes(&named, frame->bytes + 14, frame->size_bytes - 14);
+    frame_end(&named, 0);
+    frame_free(frame);
+    *frame = named;
+}
+
+static void send_produce(struct client *client, const char *client_id, int32_t correlation_id, int32_t partition, int32_t body_bytes)
+{
+    struct frame frame = {0};
+    struct part part = {partition, {.body_bytes = body_bytes}};
+    put_produce(&frame, correlation_id, -1, LIMIT_MS, &part, 1);
+    name_frame(&frame, client_id);
+    CHECK(client_send(client, &frame));
+    frame_free(&frame);
+}
+
+/* The throttle time that the answer to `correlation_id` names; -1 = no good answer. */
+static int64_t take_throttle_ms(struct client *client, int32_t correlation_id)
+{
+    CHECK_OR(client_receive(client) == 1, return -1);
+    struct produced produced = take_produced(client);
+    CHECK_OR(produced.correlation_id == correlation_id && produced.count == 1 && produced.error[0] == 0, return -1);
+    client->at = client->reply_bytes - 4;
+    return (int64_t)take(client, 4);
+}
+
+static int64_t now_ms(void)
+{
+    return test_now_ns() / 1000000;
+}
+
+static bool silent(struct client *client, int ms)
+{
+    struct pollfd wait = {client->fd, POLLIN, 0};
+    return poll(&wait, 1, ms) == 0;
+}
+
+BOTH(a_producer_is_answered_at_once_and_then_left_unread_while_others_go_on)
+{
+    struct bench *b = bench_start(backend, NULL);
+    struct client slow = client_open(b, 0), other = client_open(b, 0);
+    limit(b, "slow", MQD_QUOTA_PRODUCE, 10000, 0);
+    int64_t began_ms = now_ms();
+    for (int32_t i = 0; i < 3; i++) /* pipelined: the first is served, the others wait */
+        send_produce(&slow, "slow", 10 + i, 0, 3000);
+    int64_t owed_ms = 0;
+    for (int32_t i = 0; i < 3; i++) {
+        int64_t throttle_ms = take_throttle_ms(&slow, 10 + i);
+        CHECK(now_ms() - began_ms >= owed_ms - TICK_MS); /* not before the debt of those before it was paid */
+        CHECK(throttle_ms >= 250 && throttle_ms <= 320); /* 3 KB and what is around them, at 10 KB/s */
+        owed_ms += 300;
+        for (int32_t k = 0; k < 5; k++) {
+            send_produce(&other, "other", 100 + k, 0, 50000);
+            CHECK_EQUAL(take_throttle_ms(&other, 100 + k), 0);
+        }
+    }
+    client_close(&slow);
+    client_close(&other);
+    bench_stop(b);
+}
+
+BOTH(connections_of_one_client_id_share_its_limit_on_all_workers)
+{
+    struct bench *b = bench_start(backend, NULL);
+    struct client clients[2] = {client_open(b, 0), client_open(b, 1)};
+    limit(b, "both", MQD_QUOTA_PRODUCE, 10000, 0);
+    int64_t began_ms = now_ms(), bytes = 0;
+    for (int32_t round = 0; round < 4; round++)
+        for (int32_t i = 0; i < 2; i++) {
+            send_produce(&clients[i], "both", round, i, 1000);
+            if (round || i) /* all but the very first waited for those before */
+                CHECK(now_ms() >= began_ms);
+            CHECK(take_throttle_ms(&clients[i], round) > 0);
+            CHECK(now_ms() - began_ms >= bytes / 10 - TICK_MS);
+            bytes += 1000;
+        }
+    client_close(&clients[0]);
+    client_close(&clients[1]);
+    bench_stop(b);
+}
+
+BOTH(within_the_burst_nobody_waits)
+{
+    struct bench *b = bench_start(backend, NULL);
+    struct client client = client_open(b, 0);
+    limit(b, "c", MQD_QUOTA_PRODUCE, 10000, 10 * SECOND_NS);
+    for (int32_t i = 0; i < 9; i++) {
+        send_produce(&client, "c", i, 0, 10000);
+        CHECK_EQUAL(take_throttle_ms(&client, i), 0);
+    }
+    send_produce(&client, "c", 9, 0, 200000);
+    CHECK(take_throttle_ms(&client, 9) > 5000);
+    client_close(&client);
+    bench_stop(b);
+}
+
+BOTH(who_waits_for_ever_is_free_when_the_quota_is_raised_or_goes)
+{
+    struct bench *b = bench_start(backend, NULL);
+    struct client client = client_open(b, 1);
+    for (int32_t round = 0; round < 2; round++) {
+        limit(b, "c", MQD_QUOTA_PRODUCE, 1, 0);
+        send_produce(&client, "c", 1, 1, 100000);
+        CHECK(take_throttle_ms(&client, 1) > 90000);
+        send_produce(&client, "c", 2, 1, 100000); /* a large frame: it stays in the socket */
+        send_produce(&client, "c", 3, 1, 10);
+        CHECK(silent(&client, 50));
+        limit(b, "c", MQD_QUOTA_PRODUCE, round ? 0 : 1000000000, SECOND_NS);
+        CHECK_EQUAL(take_throttle_ms(&client, 2), 0);
+        CHECK_EQUAL(take_throttle_ms(&client, 3), 0);
+    }
+    client_close(&client);
+    bench_stop(b);
+}
+
+BOTH(a_new_connection_does_not_buy_a_way_round_and_muted_ones_may_leave)
+{
+    struct bench *b = bench_start(backend, NULL);
+    limit(b, "c", MQD_QUOTA_PRODUCE, 1, 0);
+    struct client first = client_open(b, 0);
+    send_produce(&first, "c", 1, 0, 5000);
+    CHECK(take_throttle_ms(&first, 1) > 4000);
+    for (int32_t i = 0; i < 4; i++) {
+        struct client again = client_open(b, (uint32_t)i % 2);
+        send_produce(&again, "c", 2, 0, 10);
+        CHECK(silent(&again, 30));
+        client_close(&again);
+    }
+    struct client stranger = client_open(b, 0);
+    send_produce(&stranger, "stranger", 3, 0, 5000);
+    CHECK_EQUAL(take_throttle_ms(&stranger, 3), 0);
+    client_close(&stranger);
+    bench_stop(b); /* with muted connections */
+    client_close(&first);
+}
+
+BOTH(a_consumer_gets_what_the_burst_holds_and_pays_for_it)
+{
+    static struct fetched fetched;
+    struct bench *b = bench_start(backend, NULL);
+    struct client writer = client_open(b, 0), reader = client_open(b, 1);
+    for (int32_t i = 0; i < 10; i++) {
+        send_produce(&writer, "w", i, 0, 10000);
+        CHECK_EQUAL(take_throttle_ms(&writer, i), 0);
+    }
+    limit(b, "r", MQD_QUOTA_FETCH, 50000, SECOND_NS / 2);
+    int64_t began_ms = now_ms(), offset = 0, bytes = 0;
+    while (offset < 10) {
+        struct frame frame = {0};
+        struct asked asked = {0, offset};
+        put_fetch(&frame, (struct fetch){.correlation_id = 5, .wait_ms = 1000, .bytes_min = 1, .bytes_max = 4 << 20, .session_epoch = -1}, &asked, 1);
+        name_frame(&frame, "r");
+        CHECK(client_send(&reader, &frame));
+        frame_free(&frame);
+        CHECK_EQUAL(client_receive(&reader), 1);
+        take_fetched(&reader, &fetched);
+        CHECK_EQUAL(fetched.error[0], 0);
+        CHECK(fetched.batch_count > 0 && fetched.batch_count <= 2); /* 25 KB is half a second's worth */
+        CHECK(now_ms() - began_ms >= bytes / 50 - 500 - TICK_MS);
+        offset = fetched.batches[fetched.batch_count - 1].offset + 1;
+        bytes += 10000 * (int64_t)fetched.batch_count;
+    }
+    client_close(&writer);
+    client_close(&reader);
+    bench_stop(b);
+}
+
+BOTH(time_spent_is_charged_whatever_is_asked)
+{
+    struct bench *b = bench_start(backend, NULL);
+    struct client client = client_open(b, 0);
+    limit(b, "c", MQD_QUOTA_REQUEST, 1000000, 0); /* a thousandth of one thread: whatever is asked takes milliseconds to be paid */
+    send_produce(&client, "c", 1, 0, 1000);
+    CHECK(take_throttle_ms(&client, 1) >= 1);
+    struct frame frame = {0};
+    struct asked asked = {0, 0};
+    static struct fetched fetched;
+    put_fetch(&frame, (struct fetch){.correlation_id = 5, .wait_ms = 1000, .bytes_min = 1, .bytes_max = 4 << 20, .session_epoch = -1}, &asked, 1);
+    name_frame(&frame, "c");
+    CHECK(client_send(&client, &frame));
+    frame_free(&frame);
+    CHECK_EQUAL(client_receive(&client), 1);
+    take_fetched(&client, &fetched);
+    client.at = 4;
+    CHECK(take(&client, 4) >= 1);
+    client_close(&client);
+    bench_stop(b);
+}
