@@ -30,8 +30,6 @@ Invariants (check() asserts those of the state; the simulator those between stat
 Bounds: HELD_MAX requests wait; the next is told CONCURRENT_TRANSACTIONS.
 """
 
-from collections.abc import Callable
-
 import msgspec
 
 from mqd.coordinator.actions import Action, Persist, Reply, Timer, TimerFired
@@ -97,7 +95,7 @@ class Transaction:
 
     def handle(self, event: object, now_ms: int) -> list[Action]:
         actions: list[Action] = []
-        _HANDLERS[type(event)](self, event, now_ms, actions)
+        getattr(self, _HANDLERS[type(event)])(event, now_ms, actions)
         self._arm(actions)
         return actions
 
@@ -341,7 +339,7 @@ class Transaction:
             others.append(waiting.event)
         self._persist(now_ms, actions)
         for other in others:
-            _HANDLERS[type(other)](self, other, now_ms, actions)
+            getattr(self, _HANDLERS[type(other)])(other, now_ms, actions)
 
     def _is_answered(self, event: events.EndTransaction, actions: list[Action]) -> bool:
         """Whether it is the end that was waited for."""
@@ -455,17 +453,16 @@ class Transaction:
         assert len(self._held) <= HELD_MAX
 
 
-_Handler = Callable[[Transaction, object, int, list[Action]], None]
-_HANDLERS: dict[type, _Handler] = {
-    events.InitProducerId: Transaction._on_init_producer_id,
-    events.AddPartitions: Transaction._on_add_partitions,
-    events.VerifyPartitions: Transaction._on_verify_partitions,
-    events.EndTransaction: Transaction._on_end_transaction,
-    events.AbortByAdministrator: Transaction._on_abort_by_administrator,
-    events.MarkersWritten: Transaction._on_markers_written,
-    events.Describe: Transaction._on_describe,
-    TimerFired: Transaction._on_timer_fired,
-}  # type: ignore[dict-item]
+_HANDLERS: dict[type, str] = {
+    events.InitProducerId: "_on_init_producer_id",
+    events.AddPartitions: "_on_add_partitions",
+    events.VerifyPartitions: "_on_verify_partitions",
+    events.EndTransaction: "_on_end_transaction",
+    events.AbortByAdministrator: "_on_abort_by_administrator",
+    events.MarkersWritten: "_on_markers_written",
+    events.Describe: "_on_describe",
+    TimerFired: "_on_timer_fired",
+}
 
 
 class Transactions:

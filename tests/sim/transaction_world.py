@@ -10,7 +10,7 @@ What is checked (beside the core's own check() after every event)
     W5  a replay of the log gives the state that persisted it
     W6  markers are written for decisions that are in the log, and Complete follows the markers of all its partitions
     W7  the epoch of a producer id never falls, and no client is told the last epoch
-    W8  whoever was initialised is in force until somebody else initialises, a time-out or an administrator ends it
+    W8  a client alone, without pauses, crashes and administrators, is never refused anything (`peaceful`)
 Clients of version 2 have every request repeated and delayed. Those of version 0 have so their Produces; AddPartitionsToTxn and EndTxn arrive once and in order, for
 that protocol cannot tell a repetition from the next transaction.
 """
@@ -29,7 +29,7 @@ from mqd.transaction.transaction import CONCURRENT, EPOCH_MAX, Settings, Transac
 
 NAME = "orders"
 TIMEOUT_MS = 5_000
-PARTITIONS = tuple(("t", index) for index in range(3))
+PARTITIONS = tuple(("t", index) for index in range(8))
 SETTINGS = Settings(expiration_ms=10_000_000)
 PRODUCER_FENCED_HERE = 47
 LOST = object()  # what a client sees of a request that nobody answered in time
@@ -66,8 +66,9 @@ class DataPartition:
             return 0, 0
         if producer.open is None or epoch > producer.epoch:
             if not guard or guard != producer.guard:
-                self.world.guards += 1
-                producer.guard = self.world.guards
+                if not producer.guard:
+                    self.world.guards += 1
+                    producer.guard = self.world.guards
                 return -1, producer.guard
             if epoch > producer.epoch and producer.open:
                 raise Broken(f"W1: epoch {epoch} begins within a transaction of epoch {producer.epoch}")
@@ -107,7 +108,7 @@ class Client:
             while (yield from self.transaction()):
                 if self.world.rng.random() < 0.05:
                     break  # restarts
-            if self.world.rng.random() < 0.3:
+            if self.world.rng.random() < 0.2 and not self.world.peaceful:
                 self.pauses_until = self.world.now + self.world.rng.randrange(3 * TIMEOUT_MS)
 
     def initialise(self, recover: bool) -> Generator[tuple[str, tuple], object, bool]:
@@ -120,6 +121,7 @@ class Client:
                     self.identity = (answer.producer_id, answer.producer_epoch)
                     return True
                 if answer.error != CONCURRENT:
+                    self.world.refused(self, "init", answer.error)
                     return False
 
     def transaction(self) -> Generator[tuple[str, tuple], object, bool]:
@@ -143,12 +145,14 @@ class Client:
                 world.acknowledged.setdefault(number, set()).add((partition, (number, serial)))
             else:
                 sure = False
+                if answer is not LOST:
+                    world.refused(self, "produce", answer)
                 break
-            if rng.random() < 0.02:
+            if rng.random() < 0.02 and not world.peaceful:
                 self.pauses_until = world.now + rng.randrange(2 * TIMEOUT_MS)
         committed = sure and rng.random() < 0.8
-        if self.version < 2 and not added:
-            return True
+        if (self.version < 2 and not added) or (committed and number not in world.acknowledged):
+            return True  # nothing to end: clients do not ask
         return (yield from self.end(number, committed, sure))
 
     def add(self, partition: int) -> Generator[tuple[str, tuple], object, bool]:
@@ -172,6 +176,7 @@ class Client:
             if answer.error == CONCURRENT:
                 continue
             if answer.error:
+                world.refused(self, "end", answer.error)
                 return False
             world.confirmed[number] = committed
             if self.version >= 2:
@@ -186,14 +191,16 @@ class Client:
 
 
 class World:
-    def __init__(self, seed: int, versions: tuple[int, ...] = (2, 2), make: Callable[[str, Settings], Transaction] = Transaction, first_epoch: int = -1) -> None:
+    def __init__(self, seed: int, versions: tuple[int, ...] = (2, 2), make: Callable[[str, Settings], Transaction] = Transaction, first_epoch: int = -1, peaceful: bool = False) -> None:
         self.rng = random.Random(seed)
         self.make = make
+        self.peaceful = peaceful
         self.now = 1_000
         self.step_count = 0
         self.log: list[tuple[bytes, bytes | None]] = []
         self.spare = 1_000
         self.guards = 0
+        self.stalled_until = 0
         self.transactions = 0
         self.asked: dict[int, bool] = {}
         self.confirmed: dict[int, bool] = {}
@@ -206,6 +213,7 @@ class World:
         self.attempts = 0
         self.network: list[Callable[[], None]] = []
         self.ordered: list[Callable[[], None]] = []  # what may not overtake
+        self.late: list[Callable[[], None]] = []  # what arrives transactions later
         if first_epoch >= 0:
             value = Value(7, first_epoch, TIMEOUT_MS, State.COMPLETE_COMMIT, (), self.now, self.now, 7, -1, 2)
             self.log.append((encode_key(NAME), encode_value(value)))
@@ -304,11 +312,12 @@ class World:
         client.request = None
         self.attempts += 1
         attempt = client.waiting = self.attempts
-        once = client.version < 2 and kind in ("add", "end", "init")
+        # A late repetition of a first InitProducerId fences the one that it began: the protocol wants it so.
+        once = kind in ("add", "end", "init") if client.version < 2 else kind == "init" and self.peaceful
         copies = 1 if once else self.rng.choice((0, 1, 1, 1, 1, 2, 3))
         for _ in range(copies):
             deliver = self.delivery(client, attempt, kind, arguments)
-            (self.ordered if once else self.network).append(deliver)
+            (self.ordered if once else self.late if self.rng.random() < 0.15 else self.network).append(deliver)
 
     def delivery(self, client: Client, attempt: int, kind: str, arguments: tuple) -> Callable[[], None]:
         def answer(found: object) -> None:
@@ -316,7 +325,7 @@ class World:
                 if client.waiting == attempt:
                     client.take(found)
 
-            if self.rng.random() < 0.95 or client.version < 2:
+            if self.rng.random() < 0.95 or self.peaceful:
                 self.network.append(arrive)
 
         return lambda: self.deliver(client.version, kind, arguments, answer)
@@ -344,7 +353,9 @@ class World:
         def checked(found: object) -> None:
             def begin() -> None:
                 error = found[0] if isinstance(found, tuple) else found
-                answer(error if error else max(partition.append(producer_id, epoch, record, guard)[0], -1))
+                if not error:
+                    error = partition.append(producer_id, epoch, record, guard)[0]
+                answer(LOST if error in (-1, CONCURRENT) else error)  # retriable
 
             self.network.append(begin)
 
@@ -368,6 +379,10 @@ class World:
         if identity.producer_epoch >= EPOCH_MAX:
             raise Broken("W7: a client is told the last epoch")
 
+    def refused(self, client: Client, what: str, error: object) -> None:
+        if self.peaceful:
+            raise Broken(f"W8: {what} of a client without rivals is refused with {error}")
+
     def on_outcome(self, record: tuple[int, int], committed: bool) -> None:
         transaction = record[0]
         if committed and self.asked.get(transaction) is not True:
@@ -380,7 +395,7 @@ class World:
     def step(self) -> None:
         self.step_count += 1
         rng = self.rng
-        chance = rng.random()
+        chance = 1.0 if self.peaceful else rng.random()
         if chance < 0.001:
             self.start()  # a crash
             return
@@ -388,6 +403,8 @@ class World:
             self.now += rng.randrange(2 * TIMEOUT_MS)
         elif chance < 0.0025 and self.core.producer_id >= 0:
             self.ask(lambda number: events.AbortByAdministrator(number, self.core.producer_id), lambda _: None)
+        elif chance < 0.005:
+            self.stalled_until = self.now + rng.randrange(1, 2_000)  # markers cannot be written
         self.now += rng.randrange(3)
         if self.timer is not None and self.timer <= self.now:
             self.timer = None
@@ -396,19 +413,31 @@ class World:
         choices: list[Callable[[], None]] = []
         if self.queue:
             choices += [self.carry_out] * 3
-        if self.jobs:
-            choices += [self.write_marker] * 2
+        if self.jobs and self.now >= self.stalled_until:
+            choices += [self.write_marker] * 3
         if self.network:
             choices += [self.from_network] * 3
+        if len(self.late) > rng.randrange(1, 60):
+            choices.append(lambda: self.late.pop(rng.randrange(len(self.late)))())
         if self.ordered:
             choices += [lambda: self.ordered.pop(0)()] * 2
         for client in self.clients:
             if client.request is not None and client.pauses_until <= self.now:
                 choices += [lambda client=client: self.send(client)] * 2
-            elif client.waiting is not None and rng.random() < 0.02 and (client.version >= 2 or not self.ordered):
+            elif client.waiting is not None and rng.random() < 0.02 and not self.ordered:
                 choices.append(lambda client=client: client.take(LOST))
         if choices:
             rng.choice(choices)()
+        else:
+            self.when_quiet()
+
+    def when_quiet(self) -> None:
+        """A client that waits gives up; else time passes until something is due."""
+        waiting = [client for client in self.clients if client.waiting is not None]
+        if waiting and self.now >= self.stalled_until:
+            waiting[0].take(LOST)
+        else:
+            self.now = min([at for at in (self.stalled_until, *(client.pauses_until for client in self.clients)) if at > self.now], default=self.now)
 
     def from_network(self) -> None:
         """Mostly the oldest; sometimes any, so that a few are very late."""
@@ -433,6 +462,8 @@ class World:
                 self.ordered.pop(0)()
             elif self.network:
                 self.network.pop(0)()
+            elif self.late:
+                self.late.pop(0)()
             elif self.core.state == State.ONGOING or self.answers:
                 if self.timer is None:
                     raise Broken(f"W4: {len(self.answers)} requests wait for nothing in {self.core.state!r}")
