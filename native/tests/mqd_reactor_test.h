@@ -323,6 +323,16 @@ static void client_close(struct client *client)
     client->fd = -1;
 }
 
+/* recv with a time-out (SO_RCVTIMEO) is not restarted after an interruption, and io_uring interrupts whoever made the ring when it has news. */
+static ssize_t client_recv(struct client *client, uint8_t *bytes, size_t size_bytes)
+{
+    ssize_t n;
+    do
+        n = recv(client->fd, bytes, size_bytes, 0);
+    while (n < 0 && errno == EINTR);
+    return n;
+}
+
 /* 1: a whole reply is in client->reply, from the correlation id on; 0: the broker closed; -1: nothing came in time. */
 static int client_receive(struct client *client)
 {
@@ -330,7 +340,7 @@ static int client_receive(struct client *client)
     uint32_t size_bytes = 0;
     ssize_t n = 0;
     for (uint32_t got = 0; got < 4; got += (uint32_t)n)
-        if ((n = recv(client->fd, length + got, 4 - got, 0)) <= 0)
+        if ((n = client_recv(client, length + got, 4 - got)) <= 0)
             return n == 0 || errno == ECONNRESET || errno == EPIPE ? 0 : -1;
     for (int i = 0; i < 4; i++)
         size_bytes = size_bytes << 8 | length[i];
@@ -341,7 +351,7 @@ static int client_receive(struct client *client)
     client->at = 0;
     client->broken = false;
     for (uint32_t got = 0; got < size_bytes; got += (uint32_t)n)
-        if ((n = recv(client->fd, client->reply + got, size_bytes - got, 0)) <= 0)
+        if ((n = client_recv(client, client->reply + got, size_bytes - got)) <= 0)
             return n == 0 || errno == ECONNRESET ? 0 : -1;
     return 1;
 }
@@ -450,6 +460,8 @@ static bool client_send(struct client *client, const struct frame *frame)
 {
     for (uint32_t sent = 0; sent < frame->size_bytes;) {
         ssize_t n = send(client->fd, frame->bytes + sent, frame->size_bytes - sent, MSG_NOSIGNAL);
+        if (n < 0 && errno == EINTR)
+            continue;
         if (n <= 0)
             return false;
         sent += (uint32_t)n;
