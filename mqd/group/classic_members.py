@@ -63,7 +63,7 @@ class Member(Watched):
         self.is_new = is_new
         self.join_request: int | None = None
         self.sync_request: int | None = None
-        self.seen_ms = 0
+        self.seen_ms = -1  # not yet, since this coordinator began
 
     def matches(self, protocols: dict[str, bytes]) -> bool:
         """The same protocols with the same metadata in the same order."""
