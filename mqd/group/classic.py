@@ -98,6 +98,11 @@ class ClassicGroup(ClassicState):
         member.seen_ms = now_ms
         self.members.deadlines.move(member, now_ms + member.session_timeout_ms)
 
+    def saw(self, member: Member, now_ms: int) -> None:
+        """A sign of life that is no event of this protocol (a commit)."""
+        if not member.is_new:
+            self._touch(member, now_ms)
+
     def _on_session_timer(self, now_ms: int, actions: list[Action]) -> None:
         self._session_armed_ms = None
         for watched in self.members.deadlines.expired(now_ms):

@@ -1,0 +1,272 @@
+"""One group id: what kind of group it is now, its members under the protocol of that kind, and its committed offsets. The core that the group coordinator runs.
+
+    kind      what there is
+    empty     offsets at most: consumers that choose their partitions themselves
+    classic   members by JoinGroup (classic.py), or none at the moment, but a generation in the log
+    consumer  members by ConsumerGroupHeartbeat (KIP-848)
+
+Membership of both protocols and the offsets change only through `handle`. Invariants (check(), beside those of the parts)
+    GG1  a group is of one kind: while it is a consumer group, its classic part is as new
+    GG2  what is_empty has nothing in the log
+    GG3  an Empty classic group that keeps a generation in the log and no offsets is looked at again: EXPIRE_TIMER is armed, or offsets' own timer is
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from mqd.coordinator.actions import Action, KeyValue, Persist, Reply, Timer, TimerFired
+from mqd.group import classic_records
+from mqd.group.classic import TIMERS as CLASSIC_TIMERS
+from mqd.group.classic import ClassicGroup
+from mqd.group.classic_events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
+from mqd.group.classic_members import Member
+from mqd.group.classic_state import COMPLETING, CONSUMER_PROTOCOL, EMPTY, STABLE, Holder, State
+from mqd.group.offsets import EXPIRATION_TIMER, KEEP, OFFSET_EVENTS, CommitOffsets, Offsets, OffsetsSettings
+from mqd.group.records import GROUP_METADATA, OFFSET_COMMIT, decode_offset_key, key_type_of
+from mqd.group.settings import ClassicSettings
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.messages import DescribeGroupsResponse
+
+EXPIRE_TIMER = "group.expire"
+VERSION_GROUP_ID_NOT_FOUND = 9  # of OffsetCommit (KIP-848)
+CLASSIC_EVENTS = (JoinGroup, SyncGroup, Heartbeat, LeaveGroup)
+
+
+class DeleteGroup(msgspec.Struct, frozen=True):
+    """The reply is an error code."""
+
+    request: int
+
+
+class Listed(NamedTuple):
+    """What ListGroups tells. `kind` "classic" also for a group that has offsets only, as Kafka says it."""
+
+    group_id: str
+    protocol_type: str
+    state: str
+    kind: str
+
+
+class ConsumerPart(Protocol):
+    """A group under KIP-848, as far as this module needs it."""
+
+    is_empty: bool  # nobody is a member
+    is_persisted: bool
+
+    def handle(self, event: object, now_ms: int) -> list[Action]: ...
+
+    def replay(self, key: bytes, value: bytes | None) -> None: ...
+
+    def on_loaded(self, now_ms: int) -> list[Action]: ...
+
+    def delete_all(self) -> list[KeyValue]: ...
+
+    def commit_error(self, event: CommitOffsets) -> int: ...
+
+    def fetch_error(self, member_id: str | None, member_epoch: int) -> int: ...
+
+    def delete_error(self) -> int: ...
+
+    def is_subscribed(self, topic: str) -> bool: ...
+
+    def empty_since_ms(self) -> int | None: ...
+
+    @property
+    def state_name(self) -> str: ...
+
+    def check(self) -> None: ...
+
+
+class Group:
+    def __init__(self, group_id: str, classic: ClassicSettings, offsets: OffsetsSettings) -> None:
+        self.group_id = group_id
+        self.classic = ClassicGroup(group_id, classic)
+        self.consumer: ConsumerPart | None = None
+        self.offsets = Offsets(group_id, offsets)
+        self._check_interval_ms = offsets.check_interval_ms
+        self._expire_armed = False
+
+    # -- what others ask -----------------------------------------------------------------------------------------------------
+
+    @property
+    def kind(self) -> str:
+        if self.consumer is not None:
+            return "consumer"
+        return "classic" if self.classic.is_persisted or not self.classic.is_empty else "empty"
+
+    @property
+    def exists(self) -> bool:
+        return not self.is_empty
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing that the next request could not make anew."""
+        classic = self.classic
+        return classic.state is EMPTY and not classic.is_persisted and not classic.members.pending and self.consumer is None and self.offsets.is_empty
+
+    @property
+    def state_name(self) -> str:
+        if self.consumer is not None:
+            return self.consumer.state_name
+        return str(self.classic.state if self.exists else State.DEAD)
+
+    def listed(self) -> Listed:
+        if self.consumer is not None:
+            return Listed(self.group_id, CONSUMER_PROTOCOL, self.state_name, "consumer")
+        return Listed(self.group_id, self.classic.protocol_type or "", self.state_name, "classic")
+
+    def held_up_by(self) -> list[Holder]:
+        return self.classic.held_up_by() if self.consumer is None else []
+
+    def described(self) -> DescribeGroupsResponse.Group | None:
+        """For DescribeGroups; None: no such classic group."""
+        if not self.exists or self.consumer is not None:
+            return None
+        classic = self.classic
+        stable = classic.state is STABLE
+        return DescribeGroupsResponse.Group(
+            group_id=self.group_id, group_state=str(classic.state), protocol_type=classic.protocol_type or "", protocol_data=(classic.protocol or "") if stable else "",
+            members=[_described(member, classic.protocol if stable else None) for member in classic.members.by_id.values()],
+        )  # fmt: skip
+
+    # -- events --------------------------------------------------------------------------------------------------------------
+
+    def handle(self, event: object, now_ms: int) -> list[Action]:
+        if isinstance(event, CLASSIC_EVENTS):
+            actions = (self.consumer or self.classic).handle(event, now_ms)
+            return actions if type(event) is Heartbeat else actions + self._arm_expire(now_ms)
+        if isinstance(event, TimerFired):
+            return self._on_timer(event, now_ms)
+        if isinstance(event, OFFSET_EVENTS):
+            return self.offsets.handle(event, self, now_ms) + self._arm_expire(now_ms)
+        if isinstance(event, DeleteGroup):
+            return self._on_delete(event)
+        if self.consumer is not None:
+            return self.consumer.handle(event, now_ms)
+        raise TypeError(f"{type(event).__name__} is no event of a group")
+
+    def _on_timer(self, event: TimerFired, now_ms: int) -> list[Action]:
+        if event.name in CLASSIC_TIMERS:
+            return self.classic.handle(event, now_ms) + self._arm_expire(now_ms)
+        if event.name == EXPIRE_TIMER:
+            self._expire_armed = False
+            return self._maybe_remove() or self._arm_expire(now_ms)
+        if event.name == EXPIRATION_TIMER:
+            return self.offsets.on_expiration_timer(self, now_ms)[0] + self._maybe_remove()
+        return self.consumer.handle(event, now_ms) if self.consumer is not None else []
+
+    def _on_delete(self, event: DeleteGroup) -> list[Action]:
+        error = int(ErrorCode.GROUP_ID_NOT_FOUND) if not self.exists else int(ErrorCode.NON_EMPTY_GROUP) if self._has_members() else 0
+        if error:
+            return [Reply(event.request, error)]
+        return [Persist(tuple(self._remove())), Reply(event.request, 0)]
+
+    def _has_members(self) -> bool:
+        return not self.consumer.is_empty if self.consumer is not None else self.classic.state is not EMPTY
+
+    def _remove(self) -> list[KeyValue]:
+        """Everything that the log has of this group goes."""
+        records = self.offsets.delete_all()
+        if self.consumer is not None:
+            records += self.consumer.delete_all()
+            self.consumer = None
+        if self.classic.is_persisted:
+            records.append((classic_records.encode_key(self.group_id), None))
+        self.classic = ClassicGroup(self.group_id, self.classic.settings)
+        return records
+
+    def _maybe_remove(self) -> list[Action]:
+        """A group without members goes with its last offset."""
+        is_left = self.consumer is None and self.classic.is_persisted and self.classic.is_empty and self.offsets.is_empty
+        return [Persist(tuple(self._remove()))] if is_left else []
+
+    def _arm_expire(self, now_ms: int) -> list[Action]:
+        classic = self.classic
+        if self._expire_armed or not classic.is_persisted or classic.state is not EMPTY or not self.offsets.is_empty or self.consumer is not None:
+            return []
+        self._expire_armed = True
+        return [Timer(EXPIRE_TIMER, now_ms + self._check_interval_ms)]
+
+    # -- loading -------------------------------------------------------------------------------------------------------------
+
+    def replay(self, key: bytes, value: bytes | None) -> None:
+        kind = key_type_of(key)
+        if kind <= OFFSET_COMMIT:
+            _, topic, partition = decode_offset_key(key)
+            self.offsets.replay(topic, partition, value)
+        elif kind == GROUP_METADATA:
+            self.classic.replay(value)
+        elif self.consumer is not None:
+            self.consumer.replay(key, value)
+
+    def replay_pending(self, key: bytes, value: bytes | None, producer_id: int, producer_epoch: int) -> None:
+        _, topic, partition = decode_offset_key(key)
+        self.offsets.replay_pending(topic, partition, value, producer_id)
+
+    def on_loaded(self, now_ms: int) -> list[Action]:
+        members = self.consumer.on_loaded(now_ms) if self.consumer is not None else self.classic.on_loaded(now_ms)
+        return members + self.offsets.on_loaded(now_ms) + self._arm_expire(now_ms)
+
+    # -- offsets.Membership ----------------------------------------------------------------------------------------------------
+
+    def commit_error(self, event: CommitOffsets) -> int:
+        if self.consumer is not None:
+            return self.consumer.commit_error(event)
+        if not self.exists and event.generation >= 0:
+            unknown = event.version >= VERSION_GROUP_ID_NOT_FOUND and not event.is_transactional
+            return int(ErrorCode.GROUP_ID_NOT_FOUND if unknown else ErrorCode.ILLEGAL_GENERATION)
+        return self.classic.validate_commit(event.member_id, event.group_instance_id, event.generation, event.is_transactional)
+
+    def fetch_error(self, member_id: str | None, member_epoch: int) -> int:
+        return self.consumer.fetch_error(member_id, member_epoch) if self.consumer is not None else 0
+
+    def delete_error(self) -> int:
+        if self.consumer is not None:
+            return self.consumer.delete_error()
+        if not self.exists:
+            return int(ErrorCode.GROUP_ID_NOT_FOUND)
+        return int(ErrorCode.NON_EMPTY_GROUP) if self._has_members() and self.classic.protocol_type != CONSUMER_PROTOCOL else 0
+
+    def is_subscribed(self, topic: str) -> bool:
+        if self.consumer is not None:
+            return self.consumer.is_subscribed(topic)
+        topics = self.classic.subscribed_topics()
+        return topic in topics if topics is not None else self.classic.protocol_type == CONSUMER_PROTOCOL
+
+    def empty_since_ms(self) -> int | None:
+        if self.consumer is not None:
+            return self.consumer.empty_since_ms()
+        classic = self.classic
+        if classic.protocol_type is None:
+            return None
+        if classic.state is EMPTY:
+            return classic.state_since_ms if classic.state_since_ms >= 0 else None
+        return None if classic.state is STABLE and classic.subscribed_topics() is not None else KEEP
+
+    def committed(self, event: CommitOffsets, now_ms: int) -> list[Action]:
+        """A commit of a member is a sign of life; while its group completes a rebalance none gets here, unless within a transaction."""
+        member = self.classic.members.by_id.get(event.member_id)
+        if member is not None and self.consumer is None and self.classic.state is not COMPLETING and not event.is_transactional:
+            self.classic.saw(member, now_ms)
+        return []
+
+    def check(self) -> None:
+        self.classic.check()
+        self.offsets.check()
+        if self.consumer is not None:
+            self.consumer.check()
+            assert self.classic.is_empty and not self.classic.is_persisted, "GG1"
+        assert not self.is_empty or not self.classic.is_persisted, "GG2"
+        lonely = self.kind == "classic" and self.classic.state is EMPTY and self.classic.is_persisted and self.offsets.is_empty
+        assert not lonely or self._expire_armed, "GG3"
+
+
+def _described(member: Member, protocol: str | None) -> DescribeGroupsResponse.Member:
+    """Metadata and assignment are those of a generation in force: none while there is none."""
+    return DescribeGroupsResponse.Member(
+        member_id=member.member_id, group_instance_id=member.instance_id, client_id=member.client_id, client_host=member.client_host,
+        member_metadata=member.protocols[protocol] if protocol is not None else b"", member_assignment=member.assignment if protocol is not None else b"",
+    )  # fmt: skip
