@@ -13,6 +13,7 @@ from mqd import native
 from mqd.acceptor.accepting import Acceptor
 from mqd.acceptor.broker import Broker
 from mqd.acceptor.controller_client import ControllerClient
+from mqd.acceptor.coordinators import Coordinators
 from mqd.acceptor.handlers import api_versions
 from mqd.acceptor.link import Link
 from mqd.acceptor.metadata import Metadata
@@ -45,6 +46,8 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
     def on_metadata(message) -> None:
         metadata.apply(message)
         first_image.set()
+        if broker.coordinators is not None:
+            broker.coordinators.on_metadata(message)
 
     controller = ControllerClient(places.controller_socket, client.generation, on_metadata)
     broker = Broker(client.config, _listeners(client), metadata, controller, client.control)
@@ -53,6 +56,8 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
         broker, client.control, client.endpoint, client.eventfds[client.endpoint_index], client.arena, client.arenas, client.welcome.worker_count, metrics
     )
     metrics.watch_arena(lambda: link.arena_extents)
+    coordinators = broker.coordinators = Coordinators(broker, link, client.generation)
+    link.appends = coordinators.log
     handoffs = [socket.socket(fileno=fd) for fd in client.handoff_fds]
     control = client.control
     acceptor = Acceptor(client.listeners, handoffs, control.connection_count, lambda worker: control.endpoint_state(worker) == ProcessState.RUNNING)
@@ -60,6 +65,7 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
     def on_death(death) -> None:
         if death.role == "worker":
             link.on_worker_death(death.index)
+            coordinators.on_worker_death(death.index)
 
     client.watch(loop, on_death, end, end)
     receiving = loop.create_task(controller.run())
@@ -71,11 +77,13 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
             control.set_api_versions(version, body)
         port = metrics.start(int(client.config.get("admin.port", "0")), broker.port)
         link.start(loop)
+        coordinators.start()
         acceptor.start(loop)
         client.ready(f"metrics_port={port}")
         log.info("acceptor serves", listeners=", ".join(f"{name}://{host}:{number}" for name, host, number in broker.listeners), metrics_port=port)
         await asyncio.wait({receiving, ended}, return_when=asyncio.FIRST_COMPLETED)
     acceptor.stop()
+    coordinators.stop()
     link.stop()
     receiving.cancel()
     broker.close()

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from mqd.acceptor.metadata import Metadata
 from mqd.base import config as configuration
@@ -13,6 +13,9 @@ from mqd.cluster import controller_messages as messages
 from mqd.log.directories import partition_path
 from mqd.native import NativeError, SlotState, SlotView
 from mqd.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from mqd.acceptor.coordinators import Coordinators
 
 OWNER_NONE = 65535
 DISK_THREADS = 4
@@ -27,6 +30,8 @@ class PartitionTable(Protocol):
     metadata_version: int
 
     def slot_view(self, slot: int) -> SlotView: ...
+
+    def endpoint_generation(self, endpoint: int) -> int: ...
 
 
 class Controller(Protocol):
@@ -68,6 +73,7 @@ class Broker:
         self.table = table
         self.log_dirs = [Path(path) for path in config.get("log.dirs", "").split(",") if path]
         self.producer_ids = ProducerIds()
+        self.coordinators: Coordinators | None = None  # set before the first request, where there is a link to write by
         self.listeners = listeners
         self._advertised = configuration.advertised_listeners(config)
         self._disk = ThreadPoolExecutor(DISK_THREADS, "disk")

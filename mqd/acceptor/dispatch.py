@@ -20,6 +20,8 @@ HANDLERS: dict[int, str] = {
     1: "fetch",
     2: "list_offsets",
     3: "metadata",
+    8: "offset_commit",
+    9: "offset_fetch",
     10: "find_coordinator",
     18: "api_versions",
     19: "create_topics",
@@ -32,6 +34,7 @@ HANDLERS: dict[int, str] = {
     35: "describe_log_dirs",
     37: "create_partitions",
     44: "incremental_alter_configs",
+    47: "offset_delete",
     60: "describe_cluster",
     75: "describe_topic_partitions",
 }

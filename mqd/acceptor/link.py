@@ -1,14 +1,17 @@
-"""The acceptor's end of the links: request frames in from the workers, responses out through the own arena.
+"""The acceptor's end of the links: request frames in from the workers; responses, and what coordinators append, out through the own arena.
 
 A request's frame lies in the sending worker's arena until the response to its token was sent; it is copied when it is taken. A response goes into this process's arena,
 in pieces of at most PIECE_BYTES; the worker copies a piece and sends RELEASE with the same token and offset.
+A batch that a coordinator appends goes to the partition's owner the same way, whole; its bytes come back by RELEASE, or by PRODUCED if that comes first.
 
 Invariants
     K1  a piece's extent is free only after its RELEASE, or after its worker's death; a RELEASE that names no piece under way is not ours (it was meant for a predecessor)
     K2  the pieces of one response leave in order, and nothing else with that token between them
     K3  what came from a process that has died since is not answered, and what it was lent is taken back
     K4  a request names the acceptor that is asked; one that lay in a ring when that one died is not carried out: its worker asks again, and its bytes may be others by now
-Bounds: the arena and the rings; what does not fit waits here, at most one response for each request that the workers have under way (4096 each).
+    K5  batches to one worker leave in the order in which they were given; tokens of batches have bit 63, those of requests have not
+Bounds: the arena and the rings; what does not fit waits here, at most one response for each request that the workers have under way (4096 each), and what
+mqd/coordinator/log.py lets a coordinator have under way.
 
 Sleep protocol: drain until empty, prepare_sleep, and only if that says so wait for the eventfd.
 """
@@ -18,6 +21,7 @@ import os
 import struct
 from collections import deque
 from socket import inet_ntoa
+from typing import Protocol
 
 import msgspec
 
@@ -31,6 +35,7 @@ PIECE_BYTES = 1 << 20
 EXTENT_BYTES = 4096
 DRAIN_ROUNDS = 16  # then other work of the loop gets its turn
 RETRY_S = 0.005
+BATCH_TOKENS = 1 << 63
 
 log = logging.get("acceptor.link")
 
@@ -41,6 +46,14 @@ class _Piece(msgspec.Struct):
     kind: int
     flags: int
     a: int
+    slot: int = 0
+    c: int = 0
+
+
+class Appends(Protocol):
+    """mqd/coordinator/log.py, as far as the link tells it."""
+
+    def produced(self, token: int, error: int, base_offset: int) -> bool: ...
 
 
 class Link:
@@ -67,9 +80,12 @@ class Link:
         self._observer = observer
         self._waiting: list[deque[_Piece]] = [deque() for _ in range(worker_count)]
         self._lent: list[set[tuple[int, int]]] = [set() for _ in range(worker_count)]  # by worker: (token, offset)
+        self._lent_batches: list[dict[int, int]] = [{} for _ in range(worker_count)]  # by worker: token -> offset
+        self.appends: Appends | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn: asyncio.Handle | None = None
         self._retry: asyncio.TimerHandle | None = None
+        self._flush: asyncio.Handle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     # -- the loop ----------------------------------------------------------------------------------------------------------
@@ -83,7 +99,7 @@ class Link:
     def stop(self) -> None:
         if self._loop is not None:
             self._loop.remove_reader(self._eventfd)
-        for handle in (self._turn, self._retry):
+        for handle in (self._turn, self._retry, self._flush):
             if handle is not None:
                 handle.cancel()
         for task in self._tasks:
@@ -130,6 +146,8 @@ class Link:
                 self._on_request(sender, descriptor)
         elif descriptor.kind == DescriptorKind.RELEASE:
             self._on_release(sender, descriptor)
+        elif descriptor.kind == DescriptorKind.PRODUCED:
+            self._on_produced(sender, descriptor)
         else:
             log.warning("a worker sent what the acceptor does not take", worker=sender, kind=descriptor.kind)
 
@@ -196,7 +214,7 @@ class Link:
     def _send(self, worker: int, piece: _Piece) -> bool:
         if self._endpoint.free_count(worker) == 0:
             return False
-        descriptor = Descriptor(kind=piece.kind, flags=piece.flags, token=piece.token, a=piece.a, size_bytes=len(piece.data))
+        descriptor = Descriptor(kind=piece.kind, flags=piece.flags, slot=piece.slot, token=piece.token, a=piece.a, c=piece.c, size_bytes=len(piece.data))
         if not piece.data:
             return self._endpoint.send(worker, descriptor)
         offset = self._arena.allocate(len(piece.data))
@@ -207,10 +225,16 @@ class Link:
         if not self._endpoint.send(worker, descriptor):
             self._arena.release(offset)
             return False
-        self._lent[worker].add((piece.token, offset))
+        if piece.kind == DescriptorKind.PRODUCE:
+            self._lent_batches[worker][piece.token] = offset
+        else:
+            self._lent[worker].add((piece.token, offset))
         return True
 
     def _on_release(self, worker: int, descriptor: Descriptor) -> None:
+        if descriptor.token >= BATCH_TOKENS:
+            self._take_back_batch(worker, descriptor.token)
+            return
         name = (descriptor.token, descriptor.offset)
         if name in self._lent[worker]:  # K1
             self._lent[worker].discard(name)
@@ -222,5 +246,31 @@ class Link:
         for _, offset in self._lent[worker]:
             self._arena.release(offset)
         self._lent[worker].clear()
+        for offset in self._lent_batches[worker].values():
+            self._arena.release(offset)
+        self._lent_batches[worker].clear()
         self._send_waiting()
         self._endpoint.flush()
+
+    # -- batches of coordinators -----------------------------------------------------------------------------------------------
+
+    def send_batch(self, owner: int, token: int, slot: int, batch: bytes, flags: int, leader_epoch: int, owner_generation: int) -> None:
+        """Queues one record batch for the worker that owns the slot; the outcome comes to `appends`. All that is given in one turn of the loop leaves together."""
+        self._put(owner, _Piece(token, batch, DescriptorKind.PRODUCE, flags, leader_epoch, slot, owner_generation))
+        if self._flush is None and self._loop is not None:
+            self._flush = self._loop.call_soon(self._on_flush)
+
+    def _on_flush(self) -> None:
+        self._flush = None
+        self._send_waiting()
+        self._endpoint.flush()
+
+    def _on_produced(self, worker: int, descriptor: Descriptor) -> None:
+        self._take_back_batch(worker, descriptor.token)
+        if self.appends is not None:
+            self.appends.produced(descriptor.token, descriptor.error, descriptor.a)
+
+    def _take_back_batch(self, worker: int, token: int) -> None:
+        offset = self._lent_batches[worker].pop(token, None)
+        if offset is not None:
+            self._arena.release(offset)

@@ -141,6 +141,19 @@ def _log() -> list[Property]:
     ]
 
 
+def _coordinators() -> list[Property]:
+    return [
+        Property("offsets.topic.num.partitions", "int", "50", "Partitions of __consumer_offsets. Counts when the topic is made, and must not change afterwards.", minimum=1, maximum=16384),
+        Property("offsets.topic.segment.bytes", "int", "104857600", "Segment size of __consumer_offsets, when it is made.", minimum=4096),
+        Property("offsets.retention.minutes", "int", "10080", "Committed offsets of a group go so long after the group lost its last member, or after the commit if it never had one.", minimum=1),
+        Property("offsets.retention.check.interval.ms", "long", "600000", "How often a group's offsets are looked at for offsets.retention.minutes.", minimum=1),
+        Property("offset.metadata.max.bytes", "int", "4096", "The longest text that a client may store with a committed offset.", minimum=0, maximum=32767),
+        Property("offsets.commit.timeout.ms", "int", "5000", "How long a commit of offsets waits for the disk before it is answered with a retriable error.", minimum=1),
+        Property("transaction.state.log.num.partitions", "int", "50", "Partitions of __transaction_state. Counts when the topic is made, and must not change afterwards.", minimum=1, maximum=16384),
+        Property("transaction.state.log.segment.bytes", "int", "104857600", "Segment size of __transaction_state, when it is made.", minimum=4096),
+    ]
+
+
 def _engine() -> list[Property]:
     return [
         Property("worker.count", "int", "0", "(mqd) Worker processes. 0: one for each CPU the broker may use (affinity and cgroup quota).", minimum=0, maximum=64),
@@ -181,14 +194,10 @@ _IGNORED = (
     ("replica.selector.class", "There is one broker."),
     ("auto.leader.rebalance.enable", "There is one broker."),
     ("controlled.shutdown.enable", "A shutdown is always controlled."),
-    ("offsets.topic.num.partitions", "Consumer groups are not available yet."),
-    ("offsets.topic.replication.factor", "Consumer groups are not available yet."),
-    ("offsets.topic.segment.bytes", "Consumer groups are not available yet."),
-    ("offsets.retention.minutes", "Consumer groups are not available yet."),
+    ("offsets.topic.replication.factor", "There is one broker."),
     ("group.initial.rebalance.delay.ms", "Consumer groups are not available yet."),
-    ("transaction.state.log.num.partitions", "Transactions are not available yet."),
-    ("transaction.state.log.replication.factor", "Transactions are not available yet."),
-    ("transaction.state.log.min.isr", "Transactions are not available yet."),
+    ("transaction.state.log.replication.factor", "There is one broker."),
+    ("transaction.state.log.min.isr", "There is one broker."),
     ("transactional.id.expiration.ms", "Transactions are not available yet."),
     ("share.coordinator.state.topic.replication.factor", "Share groups are not available yet."),
     ("share.coordinator.state.topic.min.isr", "Share groups are not available yet."),
@@ -264,6 +273,6 @@ def _by_name(rows: list[Property]) -> dict[str, Property]:
 
 
 BROKER: dict[str, Property] = _by_name(
-    _listeners() + _topics() + _log() + _engine() + [Property(name, "string", None, doc, ignored=True) for name, doc in _IGNORED]
+    _listeners() + _topics() + _log() + _coordinators() + _engine() + [Property(name, "string", None, doc, ignored=True) for name, doc in _IGNORED]
 )
 TOPIC: dict[str, Property] = _by_name(_topic_table())

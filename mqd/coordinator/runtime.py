@@ -28,6 +28,7 @@ from mqd.protocol.errors import ErrorCode, error_name
 REQUESTS_MAX = 100_000
 LOADS_AT_ONCE = 2
 LOOK_S, LOOK_IDLE_S = 0.02, 1.0  # how often partitions are looked at: while some are not active; else
+FIRST_LOOKS, FIRST_LOOK_S = 100, 0.005
 RETRY_S = 0.2  # before a shard that could not be written or loaded is tried again
 
 log = logging.get("coordinator")
@@ -156,7 +157,17 @@ class Coordinator:
         created = await asyncio.shield(self._creating)
         if created:
             self.look()
+            await self._wait_loaded()
         return created
+
+    async def _wait_loaded(self) -> None:
+        """A new topic has nothing to load: the first request of the first client need not meet COORDINATOR_LOAD_IN_PROGRESS."""
+        for _ in range(FIRST_LOOKS):
+            try:
+                self.check_loaded()
+                return
+            except CoordinatorError:
+                await asyncio.sleep(FIRST_LOOK_S)
 
     # -- requests ----------------------------------------------------------------------------------------------------------
 
@@ -190,6 +201,14 @@ class Coordinator:
         """An event that nobody waits for an answer to. Raises CoordinatorError."""
         place, shard = self._active(name)
         self._handle(place, shard, name, event)
+
+    def post_all(self, event: object, concerns: Callable[[Core], bool]) -> None:
+        """An event to every loaded core that it concerns. Partitions that are being loaded do not see it."""
+        for place in self._places:
+            shard = place.shard
+            for name in [name for name, core in shard.items() if concerns(core)] if shard is not None else ():
+                if place.shard is shard:
+                    self._handle(place, shard, name, event, known=True)
 
     def core(self, name: str) -> Core | None:
         """For looking only; what it shows may not be written yet. None: no such core. Raises CoordinatorError while it is not loaded."""
@@ -417,7 +436,7 @@ class Coordinator:
         if self._loop is not None:
             place.not_before = self._loop.time() + RETRY_S
             self._loop.call_later(RETRY_S, self.look)
-        if not quiet:
+        if not quiet and (len(shard) or place.requests):
             log.warning("a coordinator's partition is loaded anew", topic=self.topic, partition=self._places.index(place), cores=len(shard), requests=len(place.requests), reason=reason)
         shard.fail(error)
         for number in place.requests:
@@ -425,10 +444,6 @@ class Coordinator:
             if future is not None and not future.done():
                 future.set_exception(CoordinatorError(error))
         place.requests = set()
-
-    def on_owner_death(self) -> None:
-        """A worker died: look at once, not at the next look."""
-        self.look()
 
 
 def _expire(future: asyncio.Future[object]) -> None:

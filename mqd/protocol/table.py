@@ -21,7 +21,8 @@ NOTES = """
 * **Produce** is advertised from 0 because librdkafka before 2.11.1 compresses only then (KAFKA-18659). Versions 0-2 carry message formats that are not stored and are refused with
   UNSUPPORTED_FOR_MESSAGE_FORMAT. A partition appears with exactly one record batch of magic 2; a transactional batch is refused.
 * **InitProducerId** gives ids to idempotent producers; a transactional id is refused with TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which every client takes as final. `transaction.version` is not finalized, so clients do not try.
-* **FindCoordinator** names this broker; the group APIs are not there yet, so clients assign partitions themselves.
+* **FindCoordinator** names this broker. The first question for a group makes `__consumer_offsets`, the first for a transactional id `__transaction_state`.
+* **OffsetCommit** and **OffsetFetch** name topics by id from version 10 on.
 * **Fetch** has incremental sessions (KIP-227) and long polls. Requests with a replica id are for clusters.
 * **ListOffsets** knows earliest (-2, -4), latest (-1), by time, the largest timestamp (-3); tiered offsets (-5, -6) answer -1.
 * Bytes behind a whole request are ignored, as librdkafka 2.16 sends some; in Produce, Fetch and ListOffsets they end the connection.

@@ -10,6 +10,7 @@ import msgspec
 from mqd import native
 from mqd.acceptor import dispatch
 from mqd.acceptor.broker import Address, Broker
+from mqd.acceptor.coordinators import Coordinators
 from mqd.acceptor.metadata import Metadata
 from mqd.base.config import load_broker
 from mqd.cluster import controller_messages as messages
@@ -22,6 +23,7 @@ from mqd.controller import directories
 from mqd.controller.shell import Shell, new_topic_id
 from mqd.protocol.api import decode_response, encode_request
 from mqd.protocol.codec import owner_of
+from mqd.protocol.records import decode_batch_header
 
 NODE = 1
 WORKER_COUNT = 2
@@ -47,8 +49,48 @@ class Table:
     def metadata_version(self) -> int:
         return self._control.metadata_version
 
+    def endpoint_generation(self, endpoint: int) -> int:
+        return self._control.endpoint_generation(endpoint)
+
     def slot_view(self, slot: int) -> native.SlotView:
         return msgspec.structs.replace(self._control.slot_view(slot), **self.positions.get(slot, {}))
+
+
+class Owners:
+    """Stands for the link and the workers behind it: takes what coordinators append, and answers in the next turn of the loop. `refuse`: with this error instead;
+    `hold`: not before release()."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self.coordinators: Coordinators | None = None
+        self.batches: list[tuple[int, bytes]] = []  # (slot, batch) in order
+        self.refuse = 0
+        self.hold = False
+        self._held: list[tuple[int, int, int]] = []
+
+    def send_batch(self, owner: int, token: int, slot: int, batch: bytes, flags: int, leader_epoch: int, owner_generation: int) -> None:
+        if self.refuse:
+            answer = (token, self.refuse, -1)
+        else:
+            positions = self._table.positions.setdefault(slot, {})
+            base_offset = positions.get("log_end_offset", 0)
+            self.batches.append((slot, batch))
+            end = base_offset + decode_batch_header(batch).last_offset_delta + 1
+            positions["log_end_offset"] = positions["high_watermark"] = end
+            answer = (token, 0, base_offset)
+        if self.hold:
+            self._held.append(answer)
+        else:
+            asyncio.get_running_loop().call_soon(self._answer, *answer)
+
+    def release(self) -> None:
+        held, self._held = self._held, []
+        for answer in held:
+            self._answer(*answer)
+
+    def _answer(self, token: int, error: int, base_offset: int) -> None:
+        assert self.coordinators is not None
+        self.coordinators.log.produced(token, error, base_offset)
 
 
 class HandlerBroker:
@@ -81,11 +123,16 @@ class HandlerBroker:
             self.shell.on_message(_Subscriber(index, f"worker-{index}"), messages.Subscribe("worker", index, 0))  # type: ignore[arg-type]
         self.shell.on_message(_Subscriber(ACCEPTOR, ACCEPTOR), messages.Subscribe("acceptor", 0, 0))  # type: ignore[arg-type]
         self.broker = Broker(self.config, self._listeners, self.metadata, self, self.table)
+        self.owners = Owners(self.table)
+        self.owners.coordinators = self.broker.coordinators = Coordinators(self.broker, self.owners, 0)
+        self.broker.coordinators.start()
         while self.metadata.version < 0:
             await asyncio.sleep(0)
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        assert self.broker.coordinators is not None
+        self.broker.coordinators.stop()
         await self.shell.stop()
         self.broker.close()
 
@@ -101,6 +148,8 @@ class HandlerBroker:
                 self._answers.pop(message.request_id).set_result(message)
             else:
                 self.metadata.apply(message)  # type: ignore[arg-type]
+                assert self.broker.coordinators is not None
+                self.broker.coordinators.on_metadata(message)
             return
         connection = _Subscriber(number, f"worker-{number}")
         if isinstance(message, messages.Command):

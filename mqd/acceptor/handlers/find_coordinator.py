@@ -1,4 +1,7 @@
-"""FindCoordinator 0-6 (KIP-98, KIP-699, KIP-932): on one host every group's and transaction's coordinator is this broker."""
+"""FindCoordinator 0-6 (KIP-98, KIP-699, KIP-890, KIP-932): on one host every group's and transaction's coordinator is this broker.
+
+The first question makes the internal topic; until its partitions are served the answer is COORDINATOR_NOT_AVAILABLE, and the client asks again.
+"""
 
 from mqd.acceptor.broker import Context
 from mqd.protocol.errors import ErrorCode
@@ -9,15 +12,31 @@ GROUP, TRANSACTION = 0, 1
 
 
 async def handle(context: Context, header: RequestHeader, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
-    broker = context.broker
-    known = request.key_type in (GROUP, TRANSACTION)
-    error = int(ErrorCode.NONE if known else ErrorCode.INVALID_REQUEST)
-    message = None if known else f"There are no coordinators of type {request.key_type} here."
-    node_id, (host, port) = (broker.node_id, broker.advertised(context.address)) if known else (-1, ("", -1))
-    if header.api_version < 4:
-        return FindCoordinatorResponse(error_code=error, error_message=message, node_id=node_id, host=host, port=port)
-    return FindCoordinatorResponse(
-        coordinators=[
-            FindCoordinatorResponse.Coordinator(key=key, node_id=node_id, host=host, port=port, error_code=error, error_message=message) for key in request.coordinator_keys
-        ]
-    )
+    keys = request.coordinator_keys if header.api_version >= 4 else [request.key]
+    error, message = await _error(context, request.key_type)
+    found = [_coordinator(context, key, request.key_type, error, message) for key in keys]
+    if header.api_version >= 4:
+        return FindCoordinatorResponse(coordinators=found)
+    one = found[0]
+    return FindCoordinatorResponse(error_code=one.error_code, error_message=one.error_message, node_id=one.node_id, host=one.host, port=one.port)
+
+
+async def _error(context: Context, key_type: int) -> tuple[int, str | None]:
+    coordinators = context.broker.coordinators
+    coordinator = {GROUP: coordinators.groups, TRANSACTION: coordinators.transactions}.get(key_type) if coordinators is not None else None
+    if coordinator is None and key_type == TRANSACTION:
+        return 0, None  # the next request tells the client that there are no transactions here, in a way that it takes as final
+    if coordinator is None:
+        return int(ErrorCode.INVALID_REQUEST), f"There are no coordinators of type {key_type} here."
+    if not await coordinator.ensure_topic():
+        return int(ErrorCode.COORDINATOR_NOT_AVAILABLE), "The coordinator is not available."
+    return 0, None
+
+
+def _coordinator(context: Context, key: str, key_type: int, error: int, message: str | None) -> FindCoordinatorResponse.Coordinator:
+    if not error and not key and key_type == TRANSACTION:
+        error, message = int(ErrorCode.INVALID_REQUEST), "A transactional id cannot be empty."
+    if error:
+        return FindCoordinatorResponse.Coordinator(key=key, node_id=-1, host="", port=-1, error_code=error, error_message=message)
+    host, port = context.broker.advertised(context.address)
+    return FindCoordinatorResponse.Coordinator(key=key, node_id=context.broker.node_id, host=host, port=port, error_code=0, error_message=None)

@@ -1,0 +1,166 @@
+"""The coordinators of this broker: the log they append to, and one Coordinator for groups and one for transactional ids.
+
+Handlers use `context.broker.coordinators`: `.groups.request(...)`, `.transactions.request(...)`, `.log.append(...)`, `.write_marker(...)`.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from mqd.acceptor.broker import OWNER_NONE, Broker
+from mqd.base import logging
+from mqd.cluster import controller_messages as messages
+from mqd.coordinator import load
+from mqd.coordinator.actions import Core, Cores, Effect
+from mqd.coordinator.log import AppendError, Log, Sender, Served
+from mqd.coordinator.runtime import Coordinator, Source
+from mqd.coordinator.shard import Loaded
+from mqd.coordinator.topics import CONSUMER_OFFSETS, GROUPS, TRANSACTION_STATE, InternalTopic
+from mqd.group.cores import GroupCores
+from mqd.group.group import Group
+from mqd.group.offsets import OffsetsSettings, TopicsRemoved
+from mqd.group.settings import ClassicSettings
+from mqd.native import SlotState
+from mqd.protocol.errors import ErrorCode
+
+CREATE_TIMEOUT_MS = 10_000
+TOKEN_BASE = 1 << 63
+
+log = logging.get("acceptor.coordinators")
+
+
+class SteadyClock:
+    """Milliseconds since 1970 as they were at the start, counted on by the monotonic clock: timers and ages do not jump when somebody sets the wall clock."""
+
+    def __init__(self) -> None:
+        self._base_ns = time.time_ns() - time.monotonic_ns()
+
+    def now_ms(self) -> int:
+        return (self._base_ns + time.monotonic_ns()) // 1_000_000
+
+
+class BrokerPartitions:
+    """log.Partitions: where appends go."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def served(self, topic: str, partition: int) -> Served:
+        image = self._broker.partition_of(topic, partition)
+        if image is None:
+            raise AppendError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        if image.owner == OWNER_NONE:
+            raise AppendError(ErrorCode.KAFKA_STORAGE_ERROR)
+        view = self._broker.view(image)
+        if view is None or view.owner != image.owner or view.owner_generation != self._broker.table.endpoint_generation(view.owner):
+            raise AppendError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        return Served(image.slot, view.owner, view.owner_generation, view.leader_epoch)
+
+
+class InternalPartitions:
+    """runtime.Partitions: one internal topic."""
+
+    def __init__(self, broker: Broker, topic: InternalTopic) -> None:
+        self._broker = broker
+        self._topic = topic
+
+    def count(self) -> int:
+        image = self._broker.metadata.topics.get(self._topic.name)
+        return len(image.partitions) if image is not None else 0
+
+    def source(self, partition: int) -> Source | None:
+        image = self._broker.partition_of(self._topic.name, partition)
+        view = self._broker.view(image) if image is not None else None
+        if view is None or view.state != SlotState.ONLINE or view.owner_generation != self._broker.table.endpoint_generation(view.owner):
+            return None
+        return Source(view.leader_epoch, view.owner_generation, view.log_end_offset, view.high_watermark)
+
+    async def load(self, partition: int, end_offset: int, cores: Cores) -> Loaded:
+        image = self._broker.partition_of(self._topic.name, partition)
+        if image is None:
+            raise OSError(f"partition {partition} of {self._topic.name} is gone")
+        path = self._broker.path_of(self._topic.name, image)
+        return await self._broker.on_disk(partial(load.load, path, end_offset, cores, f"{self._topic.name}-{partition}"))
+
+    async def create(self) -> bool:
+        config = self._broker.effective()
+        change = messages.CreateTopic(self._topic.name, self._topic.partition_count(config), -1, {}, dict(self._topic.topic_config(config)))
+        answer = await self._broker.controller.request(change, CREATE_TIMEOUT_MS)
+        if answer.error not in (0, ErrorCode.TOPIC_ALREADY_EXISTS):
+            log.warning("an internal topic cannot be created", topic=self._topic.name, reason=answer.message, error=answer.error)
+        return self.count() > 0
+
+
+class Coordinators:
+    """`transaction_cores` None: transactional ids are not coordinated here."""
+
+    def __init__(
+        self, broker: Broker, sender: Sender, generation: int, transaction_cores: Cores | None = None, carry_out: Callable[[str, Effect, int], None] | None = None
+    ) -> None:
+        self.clock = SteadyClock()
+        self.log = Log(BrokerPartitions(broker), sender, TOKEN_BASE | (generation & 0x7FFF) << 48)
+        self.groups = Coordinator(GROUPS, GroupCores(self._make_group), InternalPartitions(broker, CONSUMER_OFFSETS), self.log, self.clock.now_ms)
+        self.transactions: Coordinator | None = None
+        if transaction_cores is not None:
+            self.transactions = Coordinator(
+                TRANSACTION_STATE.name, transaction_cores, InternalPartitions(broker, TRANSACTION_STATE), self.log, self.clock.now_ms, carry_out
+            )
+        self.offsets_settings = offsets_settings(broker)
+        self.classic_settings = ClassicSettings()
+        self._removed: set[str] = set()
+
+    def _make_group(self, name: str) -> Core:
+        return Group(name, self.classic_settings, self.offsets_settings)
+
+    def _each(self) -> Iterable[Coordinator]:
+        return (self.groups,) if self.transactions is None else (self.groups, self.transactions)
+
+    def start(self) -> None:
+        for coordinator in self._each():
+            coordinator.start()
+
+    def stop(self) -> None:
+        for coordinator in self._each():
+            coordinator.stop()
+        self.log.close()
+
+    # -- what happens around -------------------------------------------------------------------------------------------------
+
+    def on_worker_death(self, worker: int) -> None:
+        self.log.on_owner_death(worker)
+        for coordinator in self._each():
+            coordinator.look()
+
+    def on_metadata(self, message: object) -> None:
+        """After the metadata has taken it in."""
+        if isinstance(message, messages.TopicRemoved):
+            if not self._removed:
+                asyncio.get_running_loop().call_soon(self._forget_topics)
+            self._removed.add(message.name)
+        if isinstance(message, messages.Image) or (isinstance(message, messages.TopicPut) and message.topic.internal):
+            for coordinator in self._each():
+                coordinator.look()
+
+    def _forget_topics(self) -> None:
+        """Offsets of topics that are gone go too (Kafka does the same). A topic that was made anew meanwhile begins without them."""
+        event = TopicsRemoved(frozenset(self._removed))
+        self._removed = set()
+        self.groups.post_all(event, lambda core: not event.names.isdisjoint(core.offsets.topics))
+
+    # -- transactions ----------------------------------------------------------------------------------------------------------
+
+    async def write_marker(self, topic: str, partition: int, producer_id: int, producer_epoch: int, coordinator_epoch: int, commit: bool) -> None:
+        """Ends a producer's transaction in one partition; in __consumer_offsets the groups' pending offsets with it. Raises AppendError or CoordinatorError."""
+        if topic == GROUPS:
+            await self.groups.write_marker(partition, producer_id, producer_epoch, coordinator_epoch, commit)
+        else:
+            await self.log.write_marker(topic, partition, producer_id, producer_epoch, coordinator_epoch, commit, self.clock.now_ms())
+
+
+def offsets_settings(broker: Broker) -> OffsetsSettings:
+    return OffsetsSettings(
+        retention_ms=int(broker.broker_value("offsets.retention.minutes")) * 60_000,  # type: ignore[arg-type]
+        check_interval_ms=int(broker.broker_value("offsets.retention.check.interval.ms")),  # type: ignore[arg-type]
+        metadata_bytes_max=int(broker.broker_value("offset.metadata.max.bytes")),  # type: ignore[arg-type]
+    )

@@ -1,0 +1,44 @@
+"""The internal topics of the coordinators: what they are made with, and when.
+
+They are made on first need, by the controller like any topic: when a client asks who coordinates its group or transactional id. Records in them are flushed before anybody is
+answered (flush.on.ack), for committed offsets and transactions are what exactly-once rests on; they are compacted, never deleted by age or size.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from mqd.base.config import broker_value
+from mqd.base.properties import TOPIC
+from mqd.coordinator.log import BATCH_BYTES_MAX
+
+GROUPS = "__consumer_offsets"
+TRANSACTIONS = "__transaction_state"
+
+
+class InternalTopic(NamedTuple):
+    name: str
+    partitions_property: str
+    segment_property: str
+
+    def partition_count(self, config: Mapping[str, str]) -> int:
+        return int(broker_value(config, self.partitions_property))  # type: ignore[arg-type]
+
+    def topic_config(self, config: Mapping[str, str]) -> dict[str, str]:
+        """What the topic is made with; must hold whatever the broker's defaults for other topics are."""
+        wanted = {
+            "segment.bytes": config.get(self.segment_property, "104857600"),
+            "max.message.bytes": str(BATCH_BYTES_MAX),
+            "flush.on.ack": "true",
+            "message.timestamp.type": "CreateTime",
+            "retention.bytes": "-1",
+        }
+        return wanted | self.cleanup()
+
+    @staticmethod
+    def cleanup() -> dict[str, str]:
+        """Compacted where this broker can; otherwise everything is kept."""
+        return {"cleanup.policy": "compact"} if "compact" not in TOPIC["cleanup.policy"].refused else {"cleanup.policy": "delete", "retention.ms": "-1"}
+
+
+CONSUMER_OFFSETS = InternalTopic(GROUPS, "offsets.topic.num.partitions", "offsets.topic.segment.bytes")
+TRANSACTION_STATE = InternalTopic(TRANSACTIONS, "transaction.state.log.num.partitions", "transaction.state.log.segment.bytes")
