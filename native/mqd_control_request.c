@@ -4,7 +4,7 @@
  * must not hold bytes that the hot path needs. It stays there until it is answered, so that a restarted acceptor can be asked again. Requests are sent in
  * order; one that could not be sent even into an empty arena would stop all behind it, so it is refused.
  *
- * When the acceptor dies: questions (which change nothing) are asked again, a connection with any other request pending is closed, for nobody knows whether
+ * When the acceptor dies: questions (which change nothing, or nothing more when they are repeated) are asked again, a connection with any other request pending is closed, for nobody knows whether
  * the change was made.
  *
  * A token is the index in `control` and the entry's sequence: a late answer to a request that has ended finds another sequence and is dropped.
@@ -19,8 +19,8 @@
 static bool is_question(int16_t api_key)
 {
     switch (api_key) {
-    case 2: case 3: case 10: case 15: case 16: case 18: case 23: case 29: case 32: case 35: case 46: case 48: case 50: case 55: case 60: case 61: case 65: case 66: case 69: case 74: case 75:
-        return true; /* ListOffsets, Metadata, FindCoordinator, Describe... and List... */
+    case 2: case 3: case 8: case 9: case 10: case 12: case 14: case 15: case 16: case 18: case 23: case 29: case 32: case 35: case 46: case 48: case 50: case 55: case 60: case 61: case 65: case 66: case 69: case 74: case 75:
+        return true; /* ListOffsets, Metadata, FindCoordinator, OffsetFetch, Describe... and List...; and what may be said twice: OffsetCommit, Heartbeat, SyncGroup */
     default:
         return false;
     }
