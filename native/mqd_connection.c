@@ -193,7 +193,7 @@ void mqd_connection_fail(struct mqd_reactor *r, struct mqd_connection *c, const 
 
 bool mqd_connection_may_read(const struct mqd_reactor *r, const struct mqd_connection *c)
 {
-    if (c->fd < 0 || c->closing || c->muted || c->inflight >= r->options.inflight_count_max || !mqd_output_has_room(r, c))
+    if (c->fd < 0 || c->closing || c->blocked || c->muted || c->inflight >= r->options.inflight_count_max || !mqd_output_has_room(r, c))
         return false;
     return c->held_bytes == 0 || (c->held_bytes <= MQD_HELD_BYTES_MAX && !mqd_heap_pressed(r)); /* its own answers make it readable again */
 }

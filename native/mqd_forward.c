@@ -118,7 +118,7 @@ void mqd_forward_append(struct mqd_reactor *r, struct mqd_append *append, uint16
     mqd_list_append(&r->forwarded_to[owner], &append->node);
     struct mqd_descriptor produce = {.kind = MQD_LINK_PRODUCE, .flags = append->acks_all ? MQD_PRODUCE_ACKS_ALL : 0, .slot = append->slot,
                                      .token = (r->generation & 0xffff) << 48 | (uint64_t)entry->sequence << 24 | append->forward_index,
-                                     .offset = offset, .size_bytes = size_bytes, .a = leader_epoch, .c = (int64_t)owner_generation};
+                                     .offset = offset, .size_bytes = size_bytes, .a = leader_epoch, .b = append->guard, .c = (int64_t)owner_generation};
     mqd_forward_send(r, owner, &produce);
     mqd_stat(r, MQD_COUNT_BATCHES_FORWARDED, 1);
 }
@@ -128,8 +128,10 @@ static void on_release(struct mqd_reactor *r, const struct mqd_descriptor *descr
     if (from >= mqd_control_worker_count(r->options.control))
         return;
     struct mqd_append *append = append_of(r, descriptor->token);
-    if (append)
-        mqd_append_unpin(r, append);
+    if (!append)
+        return;
+    mqd_append_unpin(r, append);
+    mqd_check_decided(r, append);
 }
 
 static void on_produced(struct mqd_reactor *r, const struct mqd_descriptor *descriptor)
@@ -137,6 +139,12 @@ static void on_produced(struct mqd_reactor *r, const struct mqd_descriptor *desc
     struct mqd_append *append = append_of(r, descriptor->token);
     if (!append)
         return;
+    if (descriptor->error == MQD_STAGE_VERIFY) {
+        mqd_forward_forget(r, append);
+        mqd_list_remove(&append->node);
+        mqd_check_verify(r, append, descriptor->a);
+        return;
+    }
     append->base_offset = descriptor->a;
     append->log_append_time_ms = descriptor->b;
     append->log_start_offset = descriptor->c;
@@ -165,6 +173,7 @@ static void on_produce(struct mqd_reactor *r, const struct mqd_descriptor *descr
     append->forward_index = UINT32_MAX;
     append->acks_all = (descriptor->flags & MQD_PRODUCE_ACKS_ALL) != 0;
     append->control = (descriptor->flags & MQD_PRODUCE_CONTROL) != 0;
+    append->guard = descriptor->b;
     append->base_offset = append->log_append_time_ms = append->log_start_offset = -1;
     struct mqd_batch batch;
     uint64_t arena_bytes = r->options.arena_bytes[from];
@@ -203,6 +212,9 @@ static void on_descriptor(struct mqd_reactor *r, const struct mqd_descriptor *de
         break;
     case MQD_LINK_CLOSE:
         mqd_control_on_close(r, descriptor);
+        break;
+    case MQD_LINK_CHECKED:
+        mqd_check_on_answer(r, descriptor, from);
         break;
     case MQD_LINK_CACHE_DROP:
         mqd_reply_cache_clear(r);

@@ -58,11 +58,20 @@ void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const str
         mqd_append_done(r, append, MQD_KAFKA_STORAGE_ERROR);
         return;
     }
-    int16_t error = mqd_partition_stage(owned->partition, batch, bytes, patch_in_place, append->control ? MQD_STAGE_COORDINATOR : 0, 0, r->wall_ms, &result);
+    int16_t error = mqd_partition_stage(owned->partition, batch, bytes, patch_in_place, append->control ? MQD_STAGE_COORDINATOR : 0, append->guard, r->wall_ms, &result);
     if (error == MQD_STAGE_FULL) { /* as many as one write takes */
         mqd_owner_write_all(r);
         owned = owned_of(r, append->slot);
-        error = owned ? mqd_partition_stage(owned->partition, batch, bytes, patch_in_place, append->control ? MQD_STAGE_COORDINATOR : 0, 0, r->wall_ms, &result) : MQD_KAFKA_STORAGE_ERROR;
+        error = owned ? mqd_partition_stage(owned->partition, batch, bytes, patch_in_place, append->control ? MQD_STAGE_COORDINATOR : 0, append->guard, r->wall_ms, &result) : MQD_KAFKA_STORAGE_ERROR;
+    }
+    if (error == MQD_STAGE_VERIFY) {
+        if (append->request) {
+            mqd_check_verify(r, append, result.guard);
+        } else { /* the sender's to ask */
+            append->base_offset = result.guard;
+            mqd_append_done(r, append, MQD_STAGE_VERIFY);
+        }
+        return;
     }
     if (error) {
         mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
@@ -80,6 +89,8 @@ void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const str
     mqd_list_append(&owned->staged, &append->node); /* a duplicate too: its original may be staged in this very turn */
     if (!mqd_list_linked(&owned->write_node))
         mqd_list_append(&r->to_write, &owned->write_node);
+    if (append->ordered)
+        mqd_check_decided(r, append);
 }
 
 /* A sender that died while its bytes were being written may have scribbled over them: nothing of this write is published yet, so the process ends and its

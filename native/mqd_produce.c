@@ -9,6 +9,8 @@
 #include "mqd_reactor.h"
 
 #define ZSTD_SINCE_VERSION 7 /* KIP-110 */
+#define ATTRIBUTE_TRANSACTIONAL 0x10
+#define ATTRIBUTE_CONTROL 0x20
 
 static bool request_size(struct mqd_reactor *r, struct mqd_request *request, uint32_t topic_count, uint32_t append_count)
 {
@@ -53,29 +55,27 @@ static int measure(const uint8_t *body, uint32_t size_bytes, int16_t version, st
     return mqd_produce_end(&walk);
 }
 
-static int16_t check_batch(const struct mqd_produce_partition *partition, int16_t version, struct mqd_batch *batch, const char **message)
+static int16_t check_batch(const struct mqd_produce_partition *partition, struct mqd_request *request, struct mqd_batch *batch, const char **message)
 {
     if (partition->size_bytes <= 0) {
         *message = "the partition came without a record batch";
         return MQD_KAFKA_INVALID_RECORD;
     }
     int16_t error = mqd_batch_validate(partition->records, (uint64_t)partition->size_bytes, batch, message);
-    if (error == 0 && (batch->attributes & 0x10)) {
-        *message = "transactional batches need a transaction that this broker knows";
-        return MQD_KAFKA_INVALID_TXN_STATE;
-    }
-    if (error == 0 && (batch->attributes & 0x20)) {
+    if (error == 0 && (batch->attributes & ATTRIBUTE_CONTROL)) {
         *message = "clients may not write control batches";
         return MQD_KAFKA_INVALID_RECORD;
     }
-    if (error == 0 && version < ZSTD_SINCE_VERSION && (batch->attributes & 7) == 4) {
+    if (error == 0 && (batch->attributes & ATTRIBUTE_TRANSACTIONAL))
+        error = mqd_check_transaction(request, batch, message);
+    if (error == 0 && request->version < ZSTD_SINCE_VERSION && (batch->attributes & 7) == 4) {
         *message = "zstd needs Produce version 7 or newer";
         return MQD_KAFKA_UNSUPPORTED_COMPRESSION_TYPE;
     }
     return error;
 }
 
-/* Gives one partition's batch to its owner; the outcome arrives through mqd_append_done. */
+/* One partition's batch: refused at once, parked for a look at its records, or given to its owner. */
 static void route(struct mqd_reactor *r, struct mqd_request *request, struct mqd_append *append, struct mqd_topic *topic, struct mqd_produce_partition *partition, bool by_id)
 {
     struct mqd_batch batch;
@@ -83,7 +83,7 @@ static void route(struct mqd_reactor *r, struct mqd_request *request, struct mqd
         mqd_append_done(r, append, !topic && by_id ? MQD_KAFKA_UNKNOWN_TOPIC_ID : MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION);
         return;
     }
-    int16_t error = check_batch(partition, request->version, &batch, &append->message);
+    int16_t error = check_batch(partition, request, &batch, &append->message);
     if (error) {
         mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
         mqd_log(r, 4, request->connection ? request->connection->id : 0, topic->slots[partition->partition_index], "batch refused: %s",
@@ -92,12 +92,23 @@ static void route(struct mqd_reactor *r, struct mqd_request *request, struct mqd
         return;
     }
     append->slot = topic->slots[partition->partition_index];
+    append->offset = (uint64_t)(partition->records - r->options.arenas[r->options.self]);
+    append->size_bytes = (uint32_t)partition->size_bytes;
+    append->pinned = MQD_PIN_FRAME;
+    request->arena_pins++;
+    if (batch.attributes & ATTRIBUTE_TRANSACTIONAL)
+        mqd_check_order(append);
+    if (mqd_load_relaxed(&mqd_control_partition(r->options.control, append->slot)->compacted) && !mqd_check_keys(r, append, &batch))
+        return;
+    mqd_append_deliver(r, append, &batch);
+}
+
+void mqd_append_deliver(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_batch *batch)
+{
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, append->slot);
     uint16_t owner = mqd_load_relaxed(&slot->owner);
-    append->pinned = 1;
-    request->arena_pins++;
     if (owner == r->options.self) {
-        mqd_owner_stage(r, append, &batch, partition->records, true);
+        mqd_owner_stage(r, append, batch, r->options.arenas[r->options.self] + append->offset, true);
         return;
     }
     uint64_t owner_generation = mqd_load_acquire(&slot->owner_generation);
@@ -108,8 +119,7 @@ static void route(struct mqd_reactor *r, struct mqd_request *request, struct mqd
         mqd_append_done(r, append, state == MQD_SLOT_OFFLINE ? MQD_KAFKA_STORAGE_ERROR : MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
         return;
     }
-    uint64_t offset = (uint64_t)(partition->records - r->options.arenas[r->options.self]);
-    mqd_forward_append(r, append, owner, owner_generation, offset, (uint32_t)partition->size_bytes, -1);
+    mqd_forward_append(r, append, owner, owner_generation, append->offset, append->size_bytes, -1);
 }
 
 static void keep_topic(struct mqd_produce_topic_entry *entry, const struct mqd_produce_topic *topic)
@@ -167,6 +177,12 @@ void mqd_produce_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
         return;
     }
     request->no_reply = produce.required_acks == 0;
+    request->required_acks = produce.required_acks;
+    request->timeout_ms = produce.timeout_ms;
+    request->answer_by_ms = produce.required_acks == -1 ? r->now_ms + (produce.timeout_ms > 0 ? produce.timeout_ms : 1) : INT64_MAX;
+    request->transactional_id = produce.transactional_id;
+    request->producer_id = -1;
+    request->undecided = 1; /* as `pending` */
     mqd_throttle_charge(r, c, MQD_QUOTA_PRODUCE, size_bytes);
     mqd_arena_hold(r->arena, (uint64_t)arena_offset);
     request->arena_offset = arena_offset;
@@ -179,15 +195,20 @@ void mqd_produce_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
     }
     if (--request->pending == 0)
         mqd_request_complete(r, request);
-    else if (produce.required_acks == -1)
-        mqd_timer_arm(r, request, r->now_ms + (produce.timeout_ms > 0 ? produce.timeout_ms : 1));
+    else if (produce.required_acks == -1 && (!request->timer_armed || request->answer_by_ms < request->deadline_ms))
+        mqd_timer_arm(r, request, request->answer_by_ms);
+    if (--request->undecided)
+        mqd_check_routed(r, request);
 }
 
 void mqd_append_unpin(struct mqd_reactor *r, struct mqd_append *append)
 {
-    if (!append->pinned)
+    uint8_t pinned = append->pinned;
+    append->pinned = MQD_PIN_NONE;
+    if (pinned == MQD_PIN_CONTROL)
+        mqd_arena_release(r->control_arena, append->offset - r->control_arena_base);
+    if (pinned != MQD_PIN_FRAME)
         return;
-    append->pinned = 0;
     struct mqd_request *request = append->request;
     if (--request->arena_pins == 0 && request->arena_offset >= 0) {
         mqd_arena_release(r->arena, (uint64_t)request->arena_offset);
@@ -212,6 +233,8 @@ void mqd_append_done(struct mqd_reactor *r, struct mqd_append *append, int16_t e
         return;
     }
     mqd_forward_forget(r, append);
+    if (append->ordered)
+        mqd_check_leave(r, append);
     mqd_append_unpin(r, append);
     if (--request->pending)
         return;
@@ -221,20 +244,26 @@ void mqd_append_done(struct mqd_reactor *r, struct mqd_append *append, int16_t e
         mqd_request_free(r, request);
 }
 
-/* The client asked to be answered by now. What is written may still become durable: the outcome is unknown, which REQUEST_TIMED_OUT says. */
+/* A check has taken too long, or the client asked to be answered by now. What is written may still become durable: the outcome is unknown, which
+ * REQUEST_TIMED_OUT says. */
 void mqd_produce_timeout(struct mqd_reactor *r, struct mqd_request *request)
 {
+    int64_t again_ms = INT64_MAX;
     for (uint32_t i = 0; i < request->append_count && request->complete == 0; i++) {
         struct mqd_append *append = &request->appends[i];
-        if (append->done)
+        if (append->done || mqd_check_expire(r, append))
             continue;
-        if (append->pinned) { /* not written yet: the bytes are lent; look again soon */
-            mqd_timer_arm(r, request, r->now_ms + 10);
-            continue;
+        if (r->now_ms < request->answer_by_ms) {
+            again_ms = request->answer_by_ms < again_ms ? request->answer_by_ms : again_ms;
+        } else if (append->pinned) { /* not written yet: the bytes are lent; look again soon */
+            again_ms = r->now_ms + 10;
+        } else {
+            append->message = "not acknowledged by the disks within timeout.ms";
+            mqd_append_done(r, append, MQD_KAFKA_REQUEST_TIMED_OUT);
         }
-        append->message = "not acknowledged by the disks within timeout.ms";
-        mqd_append_done(r, append, MQD_KAFKA_REQUEST_TIMED_OUT);
     }
+    if (again_ms != INT64_MAX && !request->complete)
+        mqd_timer_arm(r, request, again_ms);
 }
 
 bool mqd_produce_failed(const struct mqd_request *request)
@@ -263,6 +292,11 @@ void mqd_produce_encode(struct mqd_reactor *r, struct mqd_request *request)
             struct mqd_produce_outcome outcome = {.partition_index = append->partition_index, .error = append->error, .base_offset = append->error ? -1 : append->base_offset,
                                                   .log_append_time_ms = append->log_append_time_ms, .log_start_offset = append->log_start_offset,
                                                   .message = append->error ? append->message : NULL};
+            if (append->error && append->refusal) {
+                outcome.record_errors = append->refusal->index;
+                outcome.record_error_count = append->refusal->index_count;
+                outcome.record_message = append->refusal->record_message;
+            }
             mqd_produce_response_partition(out, version, &outcome);
         }
         mqd_produce_response_topic_end(out, version);

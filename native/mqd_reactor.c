@@ -66,7 +66,7 @@ void mqd_log(struct mqd_reactor *r, uint32_t level, uint64_t connection, uint32_
 
 static void init_lists(struct mqd_reactor *r)
 {
-    struct mqd_node *lists[] = {&r->ready, &r->stalled, &r->to_send, &r->to_answer, &r->to_write, &r->to_wake, &r->sessions, &r->woken, &r->control_queue};
+    struct mqd_node *lists[] = {&r->ready, &r->stalled, &r->to_send, &r->to_answer, &r->to_write, &r->to_wake, &r->sessions, &r->woken, &r->control_queue, &r->check_queue};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
         mqd_list_init(lists[i]);
     for (uint32_t i = 0; i < MQD_PARTITION_SLOT_COUNT; i++)
@@ -82,7 +82,7 @@ static void init_lists(struct mqd_reactor *r)
         r->control[i].sequence = (uint32_t)(r->generation << 20);
         r->control[i].next_free = i + 1 < MQD_CONTROL_REQUEST_COUNT_MAX ? i + 1 : UINT32_MAX;
     }
-    r->forward_free = UINT32_MAX;
+    r->forward_free = r->check_free = UINT32_MAX;
     for (uint32_t i = 0; i < MQD_MUTE_TICK_COUNT; i++)
         mqd_list_init(&r->mute_wheel[i]);
     r->mute_due_tick = INT64_MAX;
@@ -383,6 +383,7 @@ static void turn(struct mqd_reactor *r, const struct mqd_poll_event *events, int
     mqd_forward_flush(r); /* readers hear of a record before its producer does */
     answer_and_send(r);
     mqd_control_send_queued(r);
+    mqd_check_send_queued(r);
     mqd_forward_flush(r);
     window_renew(r);
     housekeeping(r);
@@ -404,7 +405,7 @@ static int64_t sleep_ns(struct mqd_reactor *r)
         until_ns = (int64_t)r->group_commit_deadline_ns;
     if (r->muted_count && r->mute_due_tick * MQD_MUTE_TICK_MS * 1000000 < until_ns)
         until_ns = r->mute_due_tick * MQD_MUTE_TICK_MS * 1000000;
-    int64_t limit_ns = !r->serving && r->options.handoff_fd >= 0 ? SERVE_LOOK_NS : r->stop ? 1000000 : mqd_forward_pending(r) ? 100000 : !mqd_list_empty(&r->stalled) || !mqd_list_empty(&r->control_queue) ? 20000000 : INT64_MAX;
+    int64_t limit_ns = !r->serving && r->options.handoff_fd >= 0 ? SERVE_LOOK_NS : r->stop ? 1000000 : mqd_forward_pending(r) ? 100000 : !mqd_list_empty(&r->stalled) || !mqd_list_empty(&r->control_queue) || !mqd_list_empty(&r->check_queue) ? 20000000 : INT64_MAX;
     int64_t ns = until_ns - r->now_ns;
     return ns < 0 ? 0 : ns < limit_ns ? ns : limit_ns;
 }

@@ -33,6 +33,7 @@
 #define MQD_EXTENT_BYTES 65536
 #define MQD_CONTROL_EXTENT_BYTES 1024
 #define MQD_CONTROL_REQUEST_COUNT_MAX 4096
+#define MQD_CHECK_COUNT_MAX 4096      /* checks under way; beyond, a Produce that needs one is refused with an error that its client tries again */
 #define MQD_OUT_BYTES_MAX (1u << 20)  /* a connection that does not take its replies is not read beyond this */
 #define MQD_HELD_BYTES_MAX (1u << 20) /* nor one whose requests and finished replies, waiting for an earlier one, take more than this */
 #define MQD_READS_PER_TURN 64         /* fairness: a turn ends after so many reads, the rest stays ready */
@@ -52,10 +53,13 @@ enum mqd_kafka_error {
     MQD_KAFKA_REQUEST_TIMED_OUT = 7,
     MQD_KAFKA_MESSAGE_TOO_LARGE = 10,
     MQD_KAFKA_INVALID_TOPIC = 17,
+    MQD_KAFKA_NOT_ENOUGH_REPLICAS = 19,
     MQD_KAFKA_INVALID_REQUIRED_ACKS = 21,
     MQD_KAFKA_UNSUPPORTED_VERSION = 35,
     MQD_KAFKA_POLICY_VIOLATION = 44,
     MQD_KAFKA_INVALID_TXN_STATE = 48,
+    MQD_KAFKA_INVALID_PRODUCER_ID_MAPPING = 49,
+    MQD_KAFKA_TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53,
     MQD_KAFKA_STORAGE_ERROR = 56,
     MQD_KAFKA_FETCH_SESSION_ID_NOT_FOUND = 70,
     MQD_KAFKA_INVALID_FETCH_SESSION_EPOCH = 71,
@@ -73,6 +77,7 @@ enum mqd_api { MQD_API_PRODUCE = 0, MQD_API_FETCH = 1, MQD_API_LIST_OFFSETS = 2,
 struct mqd_reactor;
 struct mqd_request;
 struct mqd_fetch_set;
+struct mqd_check;
 
 /* ---- topics ---- */
 
@@ -108,10 +113,18 @@ struct mqd_append {
     uint16_t peer;               /* forwarded: who sent it (owner's side) or who owns it (sender's side) */
     int16_t error;
     uint8_t acks_all;
-    uint8_t pinned;              /* holds request->arena_offset */
+    uint8_t pinned;              /* enum mqd_pin */
     uint8_t done;
     uint8_t control;
+    uint8_t ordered;             /* counts in request->undecided: the connection's later requests wait for it (mqd_check.c) */
+    uint8_t awaits_verification; /* counts in request->awaiting */
+    uint32_t check_index;        /* its place in check's payload */
+    uint32_t size_bytes;
     int32_t partition_index;
+    uint64_t offset;             /* of the batch in our own mapping; not for a peer's */
+    int64_t guard;               /* 0 = not verified */
+    struct mqd_check *check;     /* whose answer it waits for */
+    struct mqd_refusal *refusal; /* record errors for the client */
     int64_t base_offset;
     int64_t end_offset;          /* acknowledged when the high watermark reaches it */
     int64_t log_append_time_ms;
@@ -123,6 +136,33 @@ struct mqd_append {
 };
 
 struct mqd_forward_entry { struct mqd_append *append; uint32_t sequence, next_free; };
+
+enum mqd_pin { MQD_PIN_NONE, MQD_PIN_FRAME, MQD_PIN_CONTROL }; /* what an append holds: request->arena_offset, or its own bytes in the control arena */
+
+/* ---- checks: what the acceptor is asked before a batch may be written (mqd_check.c) ---- */
+
+struct mqd_check {
+    struct mqd_node node;      /* in reactor->check_queue while not sent */
+    struct mqd_node parked;    /* appends that wait for the answer, in the payload's order; empty: nobody does any more, but the payload is lent */
+    uint64_t acceptor_generation; /* asked */
+    uint64_t offset;           /* of the payload in our mapping */
+    uint64_t connection;       /* id, for logs */
+    uint32_t size_bytes;
+    uint32_t control_bytes, frame_bytes; /* what it holds of the bounds on both arenas */
+    uint32_t count;            /* entries of the payload */
+    uint32_t slot;
+    uint32_t sequence, next_free;
+    int16_t version;
+    uint16_t kind;             /* MQD_CHECK_* */
+    uint8_t used, sent;
+};
+
+struct mqd_refusal { /* why single records were refused; of its request's heap_bytes */
+    uint32_t index_count;
+    int32_t index[MQD_RECORD_ERROR_COUNT_MAX]; /* places in the batch; Kafka's batch_index */
+    char record_message[352];                  /* for each of them */
+    char message[200];
+};
 
 /* ---- partitions this worker owns ---- */
 
@@ -175,6 +215,16 @@ struct mqd_request {
     /* produce */
     int64_t arena_offset;                 /* -1 = none */
     uint32_t arena_pins;
+    uint32_t undecided;                   /* appends that order the connection and are neither staged nor refused; see mqd_check.c */
+    uint32_t awaiting;                    /* of these: those that the next check asks for */
+    int32_t timeout_ms;
+    int16_t required_acks, producer_epoch;
+    uint8_t blocks;                       /* counts in connection->blocked */
+    uint8_t transactional_id_kept;        /* on the heap: the frame is gone */
+    uint8_t refused;                      /* an append has a refusal */
+    int64_t answer_by_ms;                 /* INT64_MAX: no acknowledgement is waited for by the clock */
+    int64_t producer_id;                  /* of its transactional batches, with producer_epoch; -1 = none yet */
+    struct mqd_text transactional_id;     /* in the frame, as long as an append pins it */
     uint32_t topic_count, append_count;
     struct mqd_produce_topic_entry *topics;
     struct mqd_append *appends;
@@ -230,6 +280,7 @@ struct mqd_connection {
     /* requests, oldest first */
     struct mqd_request *head, *tail;
     uint32_t inflight;
+    uint32_t blocked;            /* requests that later ones may not overtake: nothing is read meanwhile */
     uint64_t held_bytes;         /* heap_bytes of these requests */
     /* quotas, while there are any (mqd_throttle.c) */
     uint8_t muted;               /* not read until muted_until_ns */
@@ -391,6 +442,10 @@ struct mqd_reactor {
     uint32_t control_free;
     struct mqd_node control_queue;
     struct mqd_cached_reply cached[MQD_REPLY_CACHE_COUNT];
+    struct mqd_check checks[MQD_CHECK_COUNT_MAX];
+    uint32_t check_free, check_used; /* free list; how many entries were ever used */
+    struct mqd_node check_queue;
+    uint64_t check_control_bytes, check_frame_bytes; /* held by all checks */
     uint64_t cached_bytes, cache_clock;
 
     struct mqd_buffer scratch;
@@ -510,6 +565,22 @@ void mqd_produce_timeout(struct mqd_reactor *r, struct mqd_request *request);
 void mqd_append_done(struct mqd_reactor *r, struct mqd_append *append, int16_t error); /* outcome is final: tells the request or the peer */
 void mqd_append_unpin(struct mqd_reactor *r, struct mqd_append *append);
 
+void mqd_append_deliver(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_batch *batch); /* to its owner; the outcome arrives through mqd_append_done */
+
+/* mqd_check.c */
+int16_t mqd_check_transaction(struct mqd_request *request, const struct mqd_batch *batch, const char **message); /* 0, or why the batch cannot be of a transaction */
+bool mqd_check_keys(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_batch *batch); /* of a compacted topic; false: it is done, or the acceptor looks */
+void mqd_check_order(struct mqd_append *append);                             /* later requests of its connection may not overtake it */
+void mqd_check_decided(struct mqd_reactor *r, struct mqd_append *append);    /* it is ordered no more: its place in the log is sure, or it has none */
+void mqd_check_routed(struct mqd_reactor *r, struct mqd_request *request);   /* all of a request are on their way, some undecided */
+void mqd_check_verify(struct mqd_reactor *r, struct mqd_append *append, int64_t guard); /* the owner wants to know of its transaction */
+void mqd_check_leave(struct mqd_reactor *r, struct mqd_append *append);      /* it is done and waits for nothing */
+void mqd_check_abandon(struct mqd_reactor *r, struct mqd_request *request);  /* its client is gone: what is parked is not written. May free the request */
+bool mqd_check_expire(struct mqd_reactor *r, struct mqd_append *append);     /* true: it was parked and is refused */
+void mqd_check_on_answer(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from);
+void mqd_check_send_queued(struct mqd_reactor *r);
+void mqd_check_acceptor_died(struct mqd_reactor *r);
+void mqd_check_refuse_records(struct mqd_reactor *r, struct mqd_append *append, const int32_t *unkeyed, uint32_t index_count, uint32_t unkeyed_count);
 /* mqd_owner.c: what the owner of a partition does with appends */
 void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_batch *batch, uint8_t *bytes, bool patch_in_place);
 void mqd_owner_write_all(struct mqd_reactor *r);

@@ -105,6 +105,10 @@ void mqd_request_free(struct mqd_reactor *r, struct mqd_request *request)
         mqd_arena_release(r->arena, (uint64_t)request->arena_offset);
         request->arena_offset = -1;
     }
+    for (uint32_t i = 0; request->refused && i < request->append_count; i++)
+        free(request->appends[i].refusal);
+    if (request->transactional_id_kept)
+        free((void *)(uintptr_t)request->transactional_id.bytes);
     if (request->appends != &request->inline_append)
         free(request->appends);
     if (request->topics != &request->inline_topic)
@@ -127,8 +131,11 @@ void mqd_request_orphan(struct mqd_reactor *r, struct mqd_request *request)
     request->connection = NULL;
     request->next = NULL;
     mqd_timer_disarm(r, request);
-    if (request->kind == MQD_REQUEST_PRODUCE && request->pending)
+    if (request->kind == MQD_REQUEST_PRODUCE && request->pending) {
+        if (request->undecided)
+            mqd_check_abandon(r, request);
         return; /* the appends finish, then mqd_append_done frees it */
+    }
     if (request->kind == MQD_REQUEST_FETCH && request->evaluated && request->pending)
         return; /* reads under way name it; mqd_fetch_on_read_ahead frees it */
     if (request->kind == MQD_REQUEST_CONTROL && request->sent && !request->complete)

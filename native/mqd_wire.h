@@ -79,7 +79,8 @@ void mqd_response_finish(struct mqd_buffer *buffer, uint64_t extra_bytes);
 
 void mqd_produce_response_topics(struct mqd_buffer *buffer, int16_t version, int32_t topic_count);
 void mqd_produce_response_topic(struct mqd_buffer *buffer, int16_t version, const struct mqd_topic_key *key, int32_t partition_count);
-struct mqd_produce_outcome { int32_t partition_index; int16_t error; int64_t base_offset; int64_t log_append_time_ms; int64_t log_start_offset; const char *message; };
+struct mqd_produce_outcome { int32_t partition_index; int16_t error; int64_t base_offset; int64_t log_append_time_ms; int64_t log_start_offset; const char *message;
+    const int32_t *record_errors; uint32_t record_error_count; const char *record_message; /* v8+: places in the batch, one text for all (KIP-467) */ };
 void mqd_produce_response_partition(struct mqd_buffer *buffer, int16_t version, const struct mqd_produce_outcome *outcome);
 void mqd_produce_response_topic_end(struct mqd_buffer *buffer, int16_t version);
 void mqd_produce_response_end(struct mqd_buffer *buffer, int16_t version, int32_t throttle_ms);

@@ -101,7 +101,12 @@ void mqd_produce_response_partition(struct mqd_buffer *buffer, int16_t version, 
     if (version >= 2) mqd_put_i64(buffer, outcome->log_append_time_ms);
     if (version >= 5) mqd_put_i64(buffer, outcome->log_start_offset);
     if (version >= 8) {
-        mqd_put_count(buffer, flexible(version), 0); /* record_errors */
+        mqd_put_count(buffer, flexible(version), (int32_t)outcome->record_error_count);
+        for (uint32_t i = 0; i < outcome->record_error_count; i++) {
+            mqd_put_i32(buffer, outcome->record_errors[i]);
+            mqd_put_message(buffer, flexible(version), outcome->record_message);
+            mqd_put_no_tags(buffer, flexible(version));
+        }
         mqd_put_message(buffer, flexible(version), outcome->message);
     }
     mqd_put_no_tags(buffer, flexible(version));
