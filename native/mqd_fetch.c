@@ -15,6 +15,7 @@
 
 #define CLUSTER_AUTHORIZATION_FAILED 31
 #define COLD_READ_COUNT_MAX 128 /* of 256 file operations that may be under way; beyond it only the first of a request */
+#define ABORTED_COUNT_MAX 4096 /* transactions told with one range; with more, it is the first batch alone */
 #define COLD_CHECK_TAIL_BYTES (16u << 20) /* this close to the high watermark the pages are surely cached */
 
 /* ---- arrival ---- */
@@ -136,8 +137,8 @@ static int16_t entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *entry,
     return 0;
 }
 
-/* Waits on the slot. False when the high watermark moved while it was put there: look again. */
-static bool entry_wait(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint32_t slot_index, int64_t seen_high_watermark)
+/* Waits on the slot. False when what may be read has grown while it was put there: look again. */
+static bool entry_wait(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry, uint32_t slot_index, const struct mqd_positions *seen)
 {
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, slot_index);
     if (!mqd_list_linked(&entry->waiter))
@@ -145,7 +146,7 @@ static bool entry_wait(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uin
     mqd_fetch_or(&slot->waiters, 1ull << r->options.self);
     struct mqd_positions positions;
     mqd_slot_positions(slot, &positions);
-    return positions.high_watermark == seen_high_watermark && mqd_load_acquire(&slot->state) != MQD_SLOT_FREE;
+    return readable_end(request, &positions) == readable_end(request, seen) && mqd_load_acquire(&slot->state) != MQD_SLOT_FREE;
 }
 
 static void ready_again(struct mqd_fetch_entry *entry)
@@ -169,15 +170,22 @@ static void ensure_path(struct mqd_reactor *r, const struct mqd_fetch_entry *ent
 }
 
 /* What an entry has towards min_bytes. Segments this worker has not listed yet, or that rolled since, are listed first: a guess would answer too early. */
-static int64_t entry_available(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint32_t slot, const struct mqd_positions *positions)
+static int64_t entry_available(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry, uint32_t slot, const struct mqd_positions *published)
 {
-    uint64_t bytes = mqd_reader_available_bytes(r->reader, slot, positions, entry->fetch_offset, &entry->cursor);
+    struct mqd_positions positions = *published;
+    int64_t end_offset = readable_end(request, published);
+    uint64_t generation = mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation);
+    if (end_offset < positions.high_watermark) {
+        ensure_path(r, entry, slot);
+        if (mqd_reader_bound(r->reader, slot, generation, end_offset, &positions))
+            return entry->bytes_max; /* the look for the range tells why */
+    }
+    uint64_t bytes = mqd_reader_available_bytes(r->reader, slot, &positions, entry->fetch_offset, &entry->cursor);
     if (bytes == UINT64_MAX) {
-        uint64_t generation = mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation);
         struct mqd_range none; /* of no bytes, so it holds no segment */
         ensure_path(r, entry, slot);
-        if (mqd_reader_find(r->reader, slot, positions, generation, entry->fetch_offset, 0, false, &entry->cursor, &none) == 0)
-            bytes = mqd_reader_available_bytes(r->reader, slot, positions, entry->fetch_offset, &entry->cursor);
+        if (mqd_reader_find(r->reader, slot, &positions, generation, entry->fetch_offset, 0, false, &entry->cursor, &none) == 0)
+            bytes = mqd_reader_available_bytes(r->reader, slot, &positions, entry->fetch_offset, &entry->cursor);
     }
     return bytes > (uint64_t)entry->bytes_max ? entry->bytes_max : (int64_t)bytes;
 }
@@ -194,8 +202,8 @@ static int64_t entry_survey(struct mqd_reactor *r, const struct mqd_request *req
         bool at_end = entry->fetch_offset >= readable_end(request, &positions);
         if (!at_end && bytes_min == 1)
             return 1;
-        int64_t bytes = at_end ? 0 : entry_available(r, entry, slot, &positions);
-        if (entry_wait(r, entry, slot, positions.high_watermark)) {
+        int64_t bytes = at_end ? 0 : entry_available(r, request, entry, slot, &positions);
+        if (entry_wait(r, request, entry, slot, &positions)) {
             if (at_end)
                 mqd_list_remove(&entry->ready);
             return bytes;
@@ -238,6 +246,40 @@ static void cursor_keep(struct mqd_reactor *r, const struct mqd_fetch_entry *ent
     cached->cursor = entry->cursor;
 }
 
+/* Drops what a range was found with. */
+static void entry_release(struct mqd_reactor *r, struct mqd_fetch_entry *entry)
+{
+    if (entry->range.segment)
+        mqd_range_release(r->reader, &entry->range);
+    free(entry->aborted.entries);
+    entry->aborted = (struct mqd_aborted_list){NULL, 0, 0};
+}
+
+/* The range of an entry and the aborted transactions that its reader must know of. Codes as mqd_reader_find. */
+static int16_t find_once(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry, uint32_t slot, const struct mqd_positions *positions,
+                         uint64_t generation, uint32_t size_max, bool whole_first)
+{
+    struct mqd_positions readable = *positions;
+    struct mqd_cursor cursor = entry->cursor;
+    int16_t code = mqd_reader_bound(r->reader, slot, generation, readable_end(request, positions), &readable);
+    if (!code)
+        code = mqd_reader_find(r->reader, slot, &readable, generation, entry->fetch_offset, size_max, whole_first, &entry->cursor, &entry->range);
+    if (code || !request->isolation_level || !entry->range.size_bytes)
+        return code;
+    code = mqd_reader_aborted(r->reader, slot, positions, generation, entry->fetch_offset, entry->cursor.offset, &entry->aborted);
+    if (code == 0 && entry->aborted.count > ABORTED_COUNT_MAX && size_max > 1) {
+        entry_release(r, entry);
+        entry->cursor = cursor;
+        return find_once(r, request, entry, slot, positions, generation, 1, true);
+    }
+    if (code == 0 && entry->aborted.count && !mqd_request_hold(r, request, entry->aborted.count * sizeof *entry->aborted.entries))
+        entry->cursor.valid = false; /* no memory for it now: nothing this time, the client asks again */
+    else if (code == 0)
+        return 0;
+    entry_release(r, entry);
+    return code;
+}
+
 static void find_range(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry, uint32_t slot, struct mqd_positions *positions, int64_t *budget, bool *first)
 {
     ensure_path(r, entry, slot);
@@ -248,7 +290,7 @@ static void find_range(struct mqd_reactor *r, struct mqd_request *request, struc
         uint64_t generation = mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation);
         if (tries)
             mqd_slot_positions(mqd_control_partition(r->options.control, slot), positions);
-        error = mqd_reader_find(r->reader, slot, positions, generation, entry->fetch_offset, size_max, *first, &entry->cursor, &entry->range);
+        error = find_once(r, request, entry, slot, positions, generation, size_max, *first);
     }
     entry->outcome.error = error == -1 ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : error;
     if (entry->outcome.error) {
@@ -284,6 +326,7 @@ static void collect_one(struct mqd_reactor *r, struct mqd_request *request, stru
     uint32_t slot = UINT32_MAX;
     entry->outcome = (struct mqd_fetch_outcome){.partition_index = entry->partition_index};
     entry->range = (struct mqd_range){0};
+    entry->outcome.committed = request->isolation_level != 0;
     entry->outcome.error = entry_check(r, entry, &slot, &positions);
     bool has_data = entry->outcome.error == 0 && entry->fetch_offset < readable_end(request, &positions);
     if (has_data && (*budget > 0 || *first))
@@ -295,8 +338,8 @@ static void collect_one(struct mqd_reactor *r, struct mqd_request *request, stru
     bool changed = !entry->sent_once || entry->outcome.error != entry->sent_error || entry->outcome.high_watermark != entry->sent_high_watermark ||
                    entry->outcome.log_start_offset != entry->sent_log_start || entry->outcome.last_stable_offset != entry->sent_last_stable;
     if ((request->full || entry->range.size_bytes || entry->outcome.error || changed) && !include(request->set, entry))
-        mqd_range_release(r->reader, &entry->range);
-    if (request->set->session_id && !has_data && !entry->outcome.error && mqd_list_linked(&entry->ready) && entry_wait(r, entry, slot, positions.high_watermark))
+        entry_release(r, entry);
+    if (request->set->session_id && !has_data && !entry->outcome.error && mqd_list_linked(&entry->ready) && entry_wait(r, request, entry, slot, &positions))
         mqd_list_remove(&entry->ready);
 }
 
@@ -356,7 +399,7 @@ static void read_cold(struct mqd_reactor *r, struct mqd_request *request)
         if (r->cold_read_count >= COLD_READ_COUNT_MAX && request->pending) { /* flushes need their places too: the client asks again for this one */
             entry->outcome.records_bytes = 0;
             entry->cursor.valid = false;
-            mqd_range_release(r->reader, &entry->range);
+            entry_release(r, entry);
             continue;
         }
         if (mqd_poll_read_ahead(r->poll, mqd_segment_ref_fd(entry->range.segment), entry->range.position, entry->range.size_bytes,
@@ -433,8 +476,7 @@ void mqd_fetch_abandon(struct mqd_reactor *r, struct mqd_request *request)
     struct mqd_fetch_set *set = request->set;
     request->set = NULL;
     for (uint32_t i = 0; request->evaluated && i < set->included_count; i++)
-        if (set->included[i]->range.segment)
-            mqd_range_release(r->reader, &set->included[i]->range);
+        entry_release(r, set->included[i]);
     if (set->request == request)
         set->request = NULL;
     if (--set->request_count == 0 && !set->session_id)
@@ -472,6 +514,8 @@ static bool put_range(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint
 
 static bool encode_partition(struct mqd_reactor *r, struct mqd_fetch_entry *entry, int16_t version, uint64_t *file_bytes)
 {
+    entry->outcome.aborted = entry->aborted.entries;
+    entry->outcome.aborted_count = entry->aborted.count;
     mqd_fetch_response_partition(&r->scratch, version, &entry->outcome);
     bool good = !entry->range.size_bytes || put_range(r, entry, file_bytes);
     mqd_fetch_response_partition_end(&r->scratch, version);

@@ -137,11 +137,13 @@ static void write_one(struct mqd_reactor *r, struct mqd_owned *owned)
         return;
     }
     check_senders(r, owned);
+    bool created = mqd_partition_take_created(owned->partition);
+    if (rolled || created) { /* before the positions are published: who reads up to them looks for the files */
+        mqd_fetch_add(&mqd_control_partition(r->options.control, owned->slot)->segments_generation, 1);
+        mqd_fetch_add(&r->header->segments_generation, 1);
+    }
     if (rolled) {
         mqd_stat(r, MQD_COUNT_ROLLS, 1);
-        struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, owned->slot);
-        mqd_fetch_add(&slot->segments_generation, 1);
-        mqd_fetch_add(&r->header->segments_generation, 1);
         struct mqd_positions positions;
         mqd_partition_positions(owned->partition, &positions);
         struct mqd_event event = {.kind = MQD_EVENT_ROLLED, .slot = owned->slot, .log_dir = owned->log_dir, .offset = positions.log_end_segment};
@@ -174,9 +176,10 @@ void mqd_owner_publish(struct mqd_reactor *r, struct mqd_owned *owned)
     struct mqd_positions positions;
     mqd_partition_positions(owned->partition, &positions);
     mqd_slot_publish(mqd_control_partition(r->options.control, owned->slot), &positions);
-    if (positions.high_watermark == owned->high_watermark)
+    if (positions.high_watermark == owned->high_watermark && positions.last_stable_offset == owned->last_stable_offset)
         return;
     owned->high_watermark = positions.high_watermark;
+    owned->last_stable_offset = positions.last_stable_offset;
     if (!mqd_list_linked(&owned->publish_node))
         mqd_list_append(&r->to_wake, &owned->publish_node);
     MQD_LIST_EACH(node, spare, &owned->waiting) {

@@ -273,10 +273,12 @@ static int16_t locate(struct mqd_reader *reader, struct mqd_reader_slot *slot, c
         int32_t number = mqd_reader_segment_below(slot, cursor->segment);
         if (number >= 0 && (uint32_t)number <= last && slot->segments[number].base_offset == cursor->segment) {
             code = open_place(reader, slot, positions, (uint32_t)number, place);
+            if (code)
+                return code;
             place->position = cursor->position;
             place->index_hint = cursor->index_hint;
-            if (code || place->position < place->limit)
-                return code;
+            if (place->position < place->limit && (place->position == 0 || cursor->inode == place->segment->inode))
+                return 0;
         }
     }
     int32_t first = mqd_reader_segment_below(slot, offset);
@@ -361,7 +363,7 @@ int16_t mqd_reader_find(struct mqd_reader *reader, uint32_t slot_number, const s
     if (code || !place.segment)
         return code;
     struct mqd_cursor end = {.offset = offset, .segment = place.segment->base_offset, .position = place.position, .index_hint = place.index_hint, .valid = true,
-                             .generation = segments_generation};
+                             .generation = segments_generation, .inode = place.segment->inode};
     code = range_end(reader, slot, positions, &place, size_bytes_max, whole_first, &end);
     if (code)
         return code;
@@ -371,6 +373,37 @@ int16_t mqd_reader_find(struct mqd_reader *reader, uint32_t slot_number, const s
         return 0;
     *out = (struct mqd_range){.segment = place.segment, .position = place.position, .size_bytes = end_position - place.position};
     place.segment->references++;
+    return 0;
+}
+
+int16_t mqd_reader_bound(struct mqd_reader *reader, uint32_t slot_number, uint64_t segments_generation, int64_t end_offset, struct mqd_positions *positions)
+{
+    struct mqd_reader_slot *slot = slot_number < MQD_PARTITION_SLOT_COUNT ? reader->slots[slot_number] : NULL;
+    struct mqd_cursor none = {.valid = false};
+    struct place place;
+    if (end_offset >= positions->high_watermark)
+        return 0;
+    if (!slot) {
+        mqd_error_set(MQD_E_INVALID, "partition slot %u has no directory here yet; look again when its topic is known", slot_number);
+        return MQD_UNKNOWN_TOPIC_OR_PARTITION;
+    }
+    if (!slot->bound_known || slot->bound_offset != end_offset || slot->bound_generation != segments_generation) {
+        int16_t code = locate(reader, slot, positions, segments_generation, end_offset, &none, &place);
+        if (code)
+            return code;
+        if (!place.segment) { /* no batch lies between, yet */
+            positions->high_watermark = end_offset;
+            return 0;
+        }
+        slot->bound_known = true;
+        slot->bound_offset = end_offset;
+        slot->bound_generation = segments_generation;
+        slot->bound_segment = place.segment->base_offset;
+        slot->bound_position = place.position;
+    }
+    positions->high_watermark = end_offset;
+    positions->high_watermark_segment = slot->bound_segment;
+    positions->high_watermark_position = slot->bound_position;
     return 0;
 }
 
@@ -386,7 +419,7 @@ uint64_t mqd_reader_available_bytes(struct mqd_reader *reader, uint32_t slot_num
     if (!place.segment)
         return 0;
     *cursor = (struct mqd_cursor){.offset = offset, .segment = place.segment->base_offset, .position = place.position, .index_hint = place.index_hint, .valid = true,
-                                  .generation = slot->generation};
+                                  .generation = slot->generation, .inode = place.segment->inode};
     uint64_t bytes = place.limit - place.position;
     for (uint32_t number = place.number; slot->segments[number].base_offset != positions->high_watermark_segment && bytes < INT32_MAX;) {
         uint32_t limit = 0;

@@ -13,6 +13,7 @@
 #define MQD_READER_H
 
 #include "mqd_native.h"
+#include "mqd_txn_index.h"
 
 struct mqd_reader;
 struct mqd_segment_ref; /* an open segment, reference counted */
@@ -24,6 +25,7 @@ struct mqd_cursor { /* where a sequential reader stands: makes the next look-up 
     uint32_t index_hint;    /* byte offset in the .index to look from */
     bool valid;
     uint64_t generation;    /* segments_generation that the position belongs to; with another one it is not believed */
+    uint64_t inode;         /* of the file that the position belongs to: compaction replaces files under their names. 0: position 0 */
 };
 
 struct mqd_range { /* whole batches of one segment file */
@@ -48,6 +50,13 @@ int16_t mqd_reader_find(struct mqd_reader *reader, uint32_t slot, const struct m
 /* Bytes between `offset` and the high watermark, for min_bytes; free with a cursor in the high watermark's segment, otherwise a look-up, which also moves the
  * cursor to `offset`. UINT64_MAX when it cannot tell (nothing was listed yet, or any error): mqd_reader_find then tells which. */
 uint64_t mqd_reader_available_bytes(struct mqd_reader *reader, uint32_t slot, const struct mqd_positions *positions, int64_t offset, struct mqd_cursor *cursor);
+/* For read_committed: `positions` with the high watermark replaced by the batch boundary at end_offset, its last stable offset; nothing when that is not below. The
+ * place is remembered, so that asking again costs nothing. Codes as mqd_reader_find. */
+int16_t mqd_reader_bound(struct mqd_reader *reader, uint32_t slot, uint64_t segments_generation, int64_t end_offset, struct mqd_positions *positions);
+/* The aborted transactions that overlap [from_offset, to_offset), by first_offset; `positions` as published, for their markers may lie behind the last stable
+ * offset. `out` is overwritten, its memory used again; the caller frees entries. Codes as mqd_reader_find. */
+int16_t mqd_reader_aborted(struct mqd_reader *reader, uint32_t slot, const struct mqd_positions *positions, uint64_t segments_generation, int64_t from_offset,
+                           int64_t to_offset, struct mqd_aborted_list *out);
 int mqd_segment_ref_fd(const struct mqd_segment_ref *segment);
 void mqd_range_release(struct mqd_reader *reader, struct mqd_range *range);
 /* cachestat: are all pages of the range in the page cache? 1 yes, 0 no; 1 when the kernel cannot tell. */

@@ -99,8 +99,9 @@ static int open_counted(struct mqd_reader *reader, const char *path, const struc
 
 int16_t mqd_reader_missing(struct mqd_reader_slot *slot, const char *what, int64_t base_offset)
 {
-    if (!slot->missed || slot->missed_generation != slot->generation) {
+    if (!slot->missed || slot->missed_generation != slot->generation || slot->missed_offset != base_offset) {
         slot->missed = true;
+        slot->missed_offset = base_offset;
         slot->missed_generation = slot->generation;
         slot->listed = false;
         mqd_error_set_static(MQD_E_STALE, "the partition's segments changed meanwhile; read its positions anew and look again");
@@ -144,6 +145,8 @@ static int16_t open_new(struct mqd_reader *reader, struct mqd_reader_slot *slot,
         return code;
     }
     segment->inode = status.st_ino;
+    if (entry->sealed_bytes >= 0)
+        entry->sealed_bytes = status.st_size; /* compaction may have replaced the file since it was looked at */
     segment->index_fd = -1;
     segment->slot = slot;
     segment->base_offset = entry->base_offset;
@@ -169,11 +172,26 @@ int16_t mqd_reader_open(struct mqd_reader *reader, struct mqd_reader_slot *slot,
     return 0;
 }
 
+/* True when the open file is still what its name stands for. */
+static bool same_file(const struct mqd_reader_slot *slot, const struct mqd_segment_ref *segment)
+{
+    char path[PATH_MAX];
+    struct stat status;
+    return mqd_segment_path(path, sizeof path, slot->path, segment->base_offset, MQD_FILE_LOG) == 0 && stat(path, &status) == 0 && status.st_ino == segment->inode;
+}
+
+/* An index that is found beside another file than the one that is open is that file's: compaction has replaced both, the log first. */
 int mqd_reader_open_index(struct mqd_reader *reader, struct mqd_segment_ref *segment)
 {
     char path[PATH_MAX];
-    if (segment->index_fd < 0 && mqd_segment_path(path, sizeof path, segment->slot->path, segment->base_offset, MQD_FILE_INDEX) == 0)
-        segment->index_fd = open_counted(reader, path, segment);
+    if (segment->index_fd >= 0 || mqd_segment_path(path, sizeof path, segment->slot->path, segment->base_offset, MQD_FILE_INDEX) != 0)
+        return segment->index_fd;
+    segment->index_fd = open_counted(reader, path, segment);
+    if (segment->index_fd >= 0 && !same_file(segment->slot, segment)) {
+        close(segment->index_fd);
+        segment->index_fd = -1;
+        reader->fd_count--;
+    }
     return segment->index_fd;
 }
 
@@ -215,46 +233,68 @@ static int by_base_offset(const void *left, const void *right)
     return a < b ? -1 : a > b;
 }
 
-/* Names of the directory into a new array; -1 with errno. The caller frees *out in any case. */
+struct names { struct mqd_reader_segment *segments; uint32_t count, capacity; int64_t *aborted; uint32_t aborted_count, aborted_capacity; };
+
+/* Room for one more; -1 with errno. */
+static int names_grow(void **array, uint32_t count, uint32_t *capacity, size_t size_bytes)
+{
+    if (count < *capacity)
+        return 0;
+    uint32_t wanted = *capacity ? *capacity * 2 : 16;
+    void *grown = realloc(*array, wanted * size_bytes);
+    if (!grown) {
+        errno = ENOMEM;
+        return -1;
+    }
+    *array = grown;
+    *capacity = wanted;
+    return 0;
+}
+
+static int names_take(struct names *names, const char *name)
+{
+    int64_t base_offset;
+    if (strlen(name) <= 20)
+        return 0;
+    if ((base_offset = mqd_segment_offset_of(name, MQD_FILE_LOG)) >= 0) {
+        if (names_grow((void **)&names->segments, names->count, &names->capacity, sizeof *names->segments))
+            return -1;
+        names->segments[names->count++] = (struct mqd_reader_segment){.base_offset = base_offset, .sealed_bytes = -1};
+    } else if ((base_offset = mqd_segment_offset_of(name, MQD_FILE_TXN_INDEX)) >= 0) {
+        if (names_grow((void **)&names->aborted, names->aborted_count, &names->aborted_capacity, sizeof *names->aborted))
+            return -1;
+        names->aborted[names->aborted_count++] = base_offset;
+    }
+    return 0;
+}
+
+/* Names of the directory into a new array, sorted; -1 with errno. The caller frees *out in any case. */
 static int read_names(const char *path, struct mqd_reader_segment **out, uint32_t *count)
 {
     DIR *directory = opendir(path);
+    struct names names = {.segments = NULL};
+    struct dirent *name;
     *out = NULL;
-    uint32_t capacity = 0;
     *count = 0;
     if (!directory)
         return -1;
-    for (;;) {
-        errno = 0;
-        struct dirent *name = readdir(directory);
-        if (!name)
-            break;
-        int64_t base_offset = strlen(name->d_name) > 20 ? mqd_segment_offset_of(name->d_name, MQD_FILE_LOG) : -1;
-        if (base_offset < 0)
-            continue;
-        if (*count == capacity) {
-            capacity = capacity ? capacity * 2 : 16;
-            struct mqd_reader_segment *grown = realloc(*out, capacity * sizeof **out);
-            if (!grown) {
-                errno = ENOMEM;
-                break;
-            }
-            *out = grown;
-        }
-        (*out)[(*count)++] = (struct mqd_reader_segment){.base_offset = base_offset, .sealed_bytes = -1};
-    }
+    for (errno = 0; (name = readdir(directory)) && names_take(&names, name->d_name) == 0; errno = 0)
+        ;
     int error = errno;
     closedir(directory);
+    *out = names.segments;
+    *count = names.count;
+    if (names.count > 0)
+        qsort(names.segments, names.count, sizeof *names.segments, by_base_offset);
+    for (uint32_t i = 0; i < names.aborted_count; i++) {
+        const struct mqd_reader_segment key = {.base_offset = names.aborted[i]};
+        struct mqd_reader_segment *segment = names.count ? bsearch(&key, names.segments, names.count, sizeof key, by_base_offset) : NULL;
+        if (segment)
+            segment->aborted = true;
+    }
+    free(names.aborted);
     errno = error;
     return error ? -1 : 0;
-}
-
-/* True when the open file is still what its name stands for. */
-static bool same_file(const struct mqd_reader_slot *slot, const struct mqd_segment_ref *segment)
-{
-    char path[PATH_MAX];
-    struct stat status;
-    return mqd_segment_path(path, sizeof path, slot->path, segment->base_offset, MQD_FILE_LOG) == 0 && stat(path, &status) == 0 && status.st_ino == segment->inode;
 }
 
 int16_t mqd_reader_list(struct mqd_reader *reader, struct mqd_reader_slot *slot, uint64_t generation)
@@ -271,8 +311,6 @@ int16_t mqd_reader_list(struct mqd_reader *reader, struct mqd_reader_slot *slot,
         errno = error;
         return error == ENOENT ? mqd_reader_missing(slot, "the partition's directory", 0) : storage_error(slot->path, "cannot list");
     }
-    if (count > 0)
-        qsort(segments, count, sizeof *segments, by_base_offset);
     struct mqd_reader_slot fresh = {.segments = segments, .segment_count = count};
     for (uint32_t i = 0; i < slot->segment_count && slot->open_count > 0; i++) {
         struct mqd_segment_ref *segment = slot->segments[i].open;

@@ -39,6 +39,7 @@ struct mqd_reader_segment {
     int64_t base_offset;
     int64_t sealed_bytes; /* size of a segment below the high watermark's, which never changes; -1 = not looked up */
     struct mqd_segment_ref *open; /* NULL = not open */
+    bool aborted; /* has a .txnindex. One that is created later brings another generation. */
 };
 
 struct mqd_reader_slot {
@@ -48,9 +49,14 @@ struct mqd_reader_slot {
     uint32_t segment_count;
     uint32_t open_count;
     bool listed;
-    bool missed; /* a file was missing in `missed_generation`; a second time in the same generation it is an error, not a race */
+    bool missed; /* the file of missed_offset was missing in `missed_generation`; a second time in the same generation it is an error, not a race */
+    int64_t missed_offset;
     uint64_t missed_generation;
     uint64_t generation;
+    bool bound_known; /* of mqd_reader_bound's last answer, the next four */
+    int64_t bound_offset, bound_segment;
+    uint64_t bound_generation;
+    uint32_t bound_position;
     struct mqd_reader_segment *segments; /* by base offset */
 };
 

@@ -10,6 +10,7 @@
 #define MQD_WIRE_H
 
 #include "mqd_native.h"
+#include "mqd_txn_index.h"
 
 struct mqd_cursor_bytes { const uint8_t *at; const uint8_t *end; const uint8_t *begin; };
 
@@ -87,7 +88,8 @@ void mqd_produce_response_end(struct mqd_buffer *buffer, int16_t version, int32_
 
 void mqd_fetch_response_begin(struct mqd_buffer *buffer, int16_t version, int32_t throttle_ms, int16_t error, int32_t session_id, int32_t topic_count);
 void mqd_fetch_response_topic(struct mqd_buffer *buffer, int16_t version, const struct mqd_topic_key *key, int32_t partition_count);
-struct mqd_fetch_outcome { int32_t partition_index; int16_t error; int64_t high_watermark; int64_t last_stable_offset; int64_t log_start_offset; uint32_t records_bytes; };
+struct mqd_fetch_outcome { int32_t partition_index; int16_t error; int64_t high_watermark; int64_t last_stable_offset; int64_t log_start_offset; uint32_t records_bytes;
+    bool committed; const struct mqd_aborted *aborted; uint32_t aborted_count; /* read_committed; else aborted_transactions are null */ };
 /* everything up to and with the length of the records; the records_bytes themselves follow from elsewhere, then _partition_end */
 void mqd_fetch_response_partition(struct mqd_buffer *buffer, int16_t version, const struct mqd_fetch_outcome *outcome);
 void mqd_fetch_response_partition_end(struct mqd_buffer *buffer, int16_t version);

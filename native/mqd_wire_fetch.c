@@ -5,7 +5,7 @@
  *                last_fetched_epoch v12+ (KIP-595) | log_start_offset v5+ | bytes_max | tags: 0 replica_directory_id v17+, 1 high_watermark v18+ ] ] |
  *              forgotten v7+[ name or topic_id | partition indexes[] ] | rack_id v11+ (KIP-392) | tags: 0 cluster_id v12+, 1 replica_state v15+ (KIP-903)
  *   response   throttle_ms | error, session_id v7+ | topics[ name or topic_id | partitions[ index | error | high_watermark | last_stable_offset |
- *                log_start_offset v5+ | aborted_transactions (null: none) | preferred_read_replica v11+ | records | tags: 0 diverging_epoch,
+ *                log_start_offset v5+ | aborted_transactions[ producer_id | first_offset ] (null: read_uncommitted) | preferred_read_replica v11+ | records | tags: 0 diverging_epoch,
  *                1 current_leader, 2 snapshot_id ] ] | tags: 0 node_endpoints v16+
  *   flexible from v12. The response's tags are absent: they speak of other leaders and of truncation.
  *
@@ -201,6 +201,16 @@ void mqd_fetch_response_topic(struct mqd_buffer *buffer, int16_t version, const 
     mqd_put_count(buffer, flexible(version), partition_count);
 }
 
+static void put_aborted(struct mqd_buffer *buffer, int16_t version, const struct mqd_fetch_outcome *outcome)
+{
+    mqd_put_count(buffer, flexible(version), outcome->committed ? (int32_t)outcome->aborted_count : -1);
+    for (uint32_t i = 0; outcome->committed && i < outcome->aborted_count; i++) {
+        mqd_put_i64(buffer, outcome->aborted[i].producer_id);
+        mqd_put_i64(buffer, outcome->aborted[i].first_offset);
+        mqd_put_no_tags(buffer, flexible(version));
+    }
+}
+
 void mqd_fetch_response_partition(struct mqd_buffer *buffer, int16_t version, const struct mqd_fetch_outcome *outcome)
 {
     mqd_put_i32(buffer, outcome->partition_index);
@@ -208,7 +218,7 @@ void mqd_fetch_response_partition(struct mqd_buffer *buffer, int16_t version, co
     mqd_put_i64(buffer, outcome->high_watermark);
     mqd_put_i64(buffer, outcome->last_stable_offset);
     if (version >= 5) mqd_put_i64(buffer, outcome->log_start_offset);
-    mqd_put_count(buffer, flexible(version), -1); /* aborted_transactions */
+    put_aborted(buffer, version, outcome);
     if (version >= 11) mqd_put_i32(buffer, -1);   /* preferred_read_replica */
     if (outcome->records_bytes > INT32_MAX)
         buffer->failed = true;
