@@ -83,6 +83,11 @@ static void route(struct mqd_reactor *r, struct mqd_request *request, struct mqd
         mqd_append_done(r, append, !topic && by_id ? MQD_KAFKA_UNKNOWN_TOPIC_ID : MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION);
         return;
     }
+    if (mqd_topic_is_internal(topic)) { /* a client that could write here could commit offsets and transactions of others */
+        append->message = "only this broker's coordinators write to its internal topics";
+        mqd_append_done(r, append, MQD_KAFKA_INVALID_TOPIC);
+        return;
+    }
     int16_t error = check_batch(partition, request, &batch, &append->message);
     if (error) {
         mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);

@@ -103,6 +103,7 @@ struct mqd_topic *mqd_topics_put(struct mqd_topics *topics, const uint8_t topic_
 void mqd_topics_remove(struct mqd_topics *topics, struct mqd_topic *topic);
 void mqd_topic_release(struct mqd_topic *topic);
 void mqd_topics_clear(struct mqd_topics *topics);
+bool mqd_topic_is_internal(const struct mqd_topic *topic); /* written by coordinators alone */
 
 /* ---- appends: one batch on its way into a partition, for a request of ours or for a peer that forwarded it ---- */
 
@@ -175,7 +176,7 @@ struct mqd_owned {
     struct mqd_node write_node;   /* in reactor->to_write */
     struct mqd_node publish_node; /* in reactor->to_wake */
     struct mqd_node sync_node;    /* in log_dir->to_sync */
-    int64_t high_watermark, last_stable_offset; /* last published */
+    int64_t high_watermark;       /* last published */
     int64_t dirty_since_ms;
     int64_t sync_started_ns;
     uint32_t syncs_pending;       /* descriptors of the flush under way */
@@ -319,7 +320,6 @@ struct mqd_fetch_entry {
     /* outcome of the evaluation under way */
     struct mqd_fetch_outcome outcome;
     struct mqd_range range;
-    struct mqd_aborted_list aborted; /* read_committed: transactions that overlap the range */
     struct mqd_topic_key key;   /* as the client named it; name bytes in `set->names` or the topic */
 };
 

@@ -28,6 +28,17 @@ struct mqd_topic *mqd_topics_find_id(struct mqd_topics *topics, const uint8_t to
     return topic;
 }
 
+bool mqd_topic_is_internal(const struct mqd_topic *topic)
+{
+    static const char *const names[] = {"__consumer_offsets", "__transaction_state", "__share_group_state"};
+    if (topic->name_bytes < 2 || topic->name[0] != '_' || topic->name[1] != '_')
+        return false;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strlen(names[i]) == topic->name_bytes && memcmp(names[i], topic->name, topic->name_bytes) == 0)
+            return true;
+    return false;
+}
+
 struct mqd_topic *mqd_topics_find(struct mqd_topics *topics, const struct mqd_topic_key *key)
 {
     if (key->by_id)
