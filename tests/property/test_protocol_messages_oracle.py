@@ -192,6 +192,8 @@ def kafka_python_classes() -> dict[str, type]:
 
 @pytest.mark.parametrize(("key", "kind", "version"), EVERY)
 def test_kafka_python_writes_back_the_same_bytes(key: int, kind: str, version: int) -> None:
+    if key in (68, 69):
+        pytest.skip("kafka-python does not know KIP-848")
     theirs = kafka_python_classes()[KNOWN[key].name + kind]
 
     @QUICK

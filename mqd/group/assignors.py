@@ -1,0 +1,222 @@
+"""Who gets which partitions: the server-side assignors of KIP-848, as pure functions.
+
+    uniform   every member the same number of partitions (give or take one), as few moved as that allows
+    range     of each topic every subscribed member a run of neighbours; the same member has the same run of topics with the same subscribers and partition count (joins)
+
+What both promise (check_assignment() and the property tests hold them to it)
+    A1  every partition of a topic that somebody subscribes to has exactly one owner, and that is a subscriber
+    A2  nothing else is assigned
+    A3  uniform, all subscriptions alike: counts differ by at most one, and what moves is the least that can
+    A4  uniform, subscriptions differ: moving any one partition to another of its subscribers would not even the counts out
+    A5  range: of each topic the subscribers' counts differ by at most one, and each has a run of neighbours
+    A6  the same input gives the same output
+Racks are not looked at: on one host every replica is as near as any other.
+
+Cost: uniform O(partitions + members) for like subscriptions, else O(sum of subscriptions + partitions log members) for each pass, at most PASSES_MAX; range O(sum of subscriptions).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+Partitions = dict[bytes, tuple[int, ...]]  # topic id -> partition indexes, ascending, never empty
+
+PASSES_MAX = 64
+
+
+class MemberSpec(NamedTuple):
+    """`topics`: ids subscribed to (unknown ones count for nothing). `current`: what the last target gave it."""
+
+    topics: frozenset[bytes]
+    current: Mapping[bytes, tuple[int, ...]]
+    instance_id: str | None = None
+
+
+Members = Mapping[str, MemberSpec]
+Counts = Mapping[bytes, int]  # topic id -> number of partitions
+
+
+def uniform(members: Members, counts: Counts) -> dict[str, Partitions]:
+    if not members:
+        return {}
+    first = next(iter(members.values())).topics
+    if all(spec.topics is first or spec.topics == first for spec in members.values()):
+        return _uniform_alike(members, {topic: counts[topic] for topic in sorted(first) if topic in counts})
+    return _uniform_mixed(members, counts)
+
+
+def _kept(members: Members, counts: Counts) -> tuple[dict[str, dict[bytes, list[int]]], dict[bytes, bytearray]]:
+    """What each member has and may keep, and for each topic which partitions are taken so."""
+    taken = {topic: bytearray(count) for topic, count in counts.items()}
+    kept: dict[str, dict[bytes, list[int]]] = {}
+    for member_id in sorted(members):
+        spec = members[member_id]
+        mine: dict[bytes, list[int]] = {}
+        for topic, indexes in spec.current.items():
+            flags = taken.get(topic)
+            if flags is None or topic not in spec.topics:
+                continue
+            have = [index for index in indexes if index < len(flags) and not flags[index]]
+            for index in have:
+                flags[index] = 1
+            if have:
+                mine[topic] = have
+        kept[member_id] = mine
+    return kept, taken
+
+
+def _free(taken: dict[bytes, bytearray]) -> list[tuple[bytes, int]]:
+    return [(topic, index) for topic, flags in taken.items() for index, flag in enumerate(flags) if not flag]
+
+
+def _finished(kept: dict[str, dict[bytes, list[int]]]) -> dict[str, Partitions]:
+    return {member_id: {topic: tuple(sorted(mine[topic])) for topic in sorted(mine) if mine[topic]} for member_id, mine in kept.items()}
+
+
+def _uniform_alike(members: Members, counts: Counts) -> dict[str, Partitions]:
+    low, extra = divmod(sum(counts.values()), len(members))
+    kept, taken = _kept(members, counts)
+    sizes = {member_id: sum(map(len, mine.values())) for member_id, mine in kept.items()}
+    for member_id, mine in kept.items():
+        quota = low
+        if sizes[member_id] > low and extra:
+            quota, extra = low + 1, extra - 1
+        if sizes[member_id] > quota:
+            _give_up(mine, sizes[member_id] - quota, taken)
+            sizes[member_id] = quota
+    needy = [member_id for member_id, size in sizes.items() if size < low]
+    more = [member_id for member_id, size in sizes.items() if size <= low]
+    free = _free(taken)
+    start = 0
+    while needy:  # one to each in turn, so that a topic's partitions are spread
+        for member_id in needy:
+            topic, index = free[start]
+            start += 1
+            kept[member_id].setdefault(topic, []).append(index)
+            sizes[member_id] += 1
+        needy = [member_id for member_id in needy if sizes[member_id] < low]
+    for member_id, (topic, index) in zip(more, free[start:], strict=False):
+        kept[member_id].setdefault(topic, []).append(index)
+    return _finished(kept)
+
+
+def _give_up(mine: dict[bytes, list[int]], count: int, taken: dict[bytes, bytearray]) -> None:
+    """From the topics of which it has most."""
+    heap = [(-len(indexes), topic) for topic, indexes in mine.items()]
+    heapq.heapify(heap)
+    for _ in range(count):
+        size, topic = heap[0]
+        taken[topic][mine[topic].pop()] = 0
+        heapq.heapreplace(heap, (size + 1, topic))
+
+
+# -- subscriptions that differ -------------------------------------------------------------------------------------------------
+
+
+def _uniform_mixed(members: Members, counts: Counts) -> dict[str, Partitions]:
+    subscribers: dict[bytes, list[str]] = {}
+    for member_id in sorted(members):
+        for topic in members[member_id].topics:
+            if topic in counts:
+                subscribers.setdefault(topic, []).append(member_id)
+    wanted = {topic: counts[topic] for topic in sorted(subscribers)}
+    kept, taken = _kept(members, wanted)
+    sizes = {member_id: sum(map(len, mine.values())) for member_id, mine in kept.items()}
+    # Topics with few subscribers first: their partitions have the least choice.
+    order = sorted(wanted, key=lambda topic: (len(subscribers[topic]), topic))
+    for topic in order:
+        free = [index for index, flag in enumerate(taken[topic]) if not flag]
+        if free:
+            heap = [(sizes[member_id], member_id) for member_id in subscribers[topic]]
+            heapq.heapify(heap)
+            for index in free:
+                size, member_id = heap[0]
+                kept[member_id].setdefault(topic, []).append(index)
+                sizes[member_id] = size + 1
+                heapq.heapreplace(heap, (size + 1, member_id))
+    for _ in range(PASSES_MAX):
+        # No generator: every topic has its turn in every pass.
+        if not sum([_even_out(topic, subscribers[topic], kept, sizes) for topic in order]):
+            break
+    return _finished(kept)
+
+
+def _even_out(topic: bytes, subscribers: list[str], kept: dict[str, dict[bytes, list[int]]], sizes: dict[str, int]) -> int:
+    """Moves partitions of one topic from its subscriber with the most to the one with the fewest while that evens the counts out. Returns how many moved."""
+    rich = [(-sizes[member_id], member_id) for member_id in subscribers if kept[member_id].get(topic)]
+    poor = [(sizes[member_id], member_id) for member_id in subscribers]
+    if not rich or -min(rich)[0] - min(poor)[0] < 2:
+        return 0
+    heapq.heapify(rich)
+    heapq.heapify(poor)
+    moved = 0
+    while rich:
+        size, giver = rich[0]
+        if -size != sizes[giver] or not kept[giver][topic]:
+            heapq.heappop(rich)
+            if kept[giver][topic]:
+                heapq.heappush(rich, (-sizes[giver], giver))
+            continue
+        poor_size, taker = poor[0]
+        if poor_size != sizes[taker]:
+            heapq.heapreplace(poor, (sizes[taker], taker))
+            continue
+        if sizes[giver] - poor_size < 2:
+            break
+        had = bool(kept[taker].get(topic))
+        kept[taker].setdefault(topic, []).append(kept[giver][topic].pop())
+        sizes[giver] -= 1
+        sizes[taker] += 1
+        moved += 1
+        if not had:
+            heapq.heappush(rich, (-sizes[taker], taker))
+    return moved
+
+
+# -- range ---------------------------------------------------------------------------------------------------------------------
+
+
+def range_(members: Members, counts: Counts) -> dict[str, Partitions]:
+    """Members stand in the order of what they have (who has nothing yet stands behind them), so that a run moves as little as neighbourhood allows."""
+
+    def place(member_id: str) -> tuple[int, str, str]:
+        spec = members[member_id]
+        first = min((indexes[0] for topic, indexes in spec.current.items() if topic in spec.topics and indexes), default=1 << 31)
+        return first, spec.instance_id or "\U0010ffff", member_id
+
+    subscribers: dict[bytes, list[str]] = {}
+    for member_id in sorted(members, key=place):
+        for topic in members[member_id].topics:
+            if topic in counts:
+                subscribers.setdefault(topic, []).append(member_id)
+    found: dict[str, Partitions] = {member_id: {} for member_id in members}
+    for topic in sorted(subscribers):
+        owners = subscribers[topic]
+        low, extra = divmod(counts[topic], len(owners))
+        start = 0
+        for position, member_id in enumerate(owners):
+            end = start + low + (position < extra)
+            if end == start:
+                break
+            found[member_id][topic] = tuple(range(start, end))
+            start = end
+    return found
+
+
+ASSIGNORS: dict[str, Callable[[Members, Counts], dict[str, Partitions]]] = {"uniform": uniform, "range": range_}
+
+
+def check_assignment(members: Members, counts: Counts, found: Mapping[str, Partitions]) -> None:
+    """Asserts A1 and A2."""
+    owners: set[tuple[bytes, int]] = set()
+    for member_id, partitions in found.items():
+        for topic, indexes in partitions.items():
+            assert topic in members[member_id].topics, f"A1: {member_id} does not subscribe to {topic.hex()}"
+            assert indexes and list(indexes) == sorted(set(indexes)) and 0 <= indexes[0] and indexes[-1] < counts[topic], f"A2: {indexes}"
+            for index in indexes:
+                assert (topic, index) not in owners, f"A1: {topic.hex()}-{index} has two owners"
+                owners.add((topic, index))
+    wanted = {topic for spec in members.values() for topic in spec.topics if topic in counts}
+    assert len(owners) == sum(counts[topic] for topic in wanted), "A1: a partition has no owner"

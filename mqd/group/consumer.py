@@ -1,0 +1,525 @@
+"""A consumer group of KIP-848: ConsumerGroupHeartbeat 0-1, ConsumerGroupDescribe 0-1. Sans-I/O.
+
+Three epochs. The group's rises with everything an assignment follows from: members, subscriptions, topics. The target assignment has that of the group it was made for,
+and is made at most once for each. A member's is that of the target it holds. Nobody waits for anybody but for partitions: each member goes to the target on its own, in its
+own heartbeats (consumer_members.py), lets go first of what it is to lose, and gets what others have let go.
+
+A target costs O(members + partitions), so a large group makes one not more often than SHARE lets it: a thousand members that join within a second cost a few targets. Who
+joins meanwhile holds nothing, and is told to come again soon.
+
+Classic members (a group on its way from or to the classic protocol) are in consumer_classic.py: they hold and let go by the same rules.
+
+Invariants (check())
+    U1  a partition has one owner at most: assigned to it, or not let go of
+    U2  a member owns exactly what it is assigned and what it has to let go; owners is that, from the other side
+    U3  member epoch <= target epoch <= group epoch; a static member that went has -2
+    U4  the target gives each partition to one member; only members have one
+    U5  STABLE at the target's epoch: holds its target. REVOKING: has something to let go. Else: nothing to let go
+    U6  what a member keeps from one target to the next is not taken from it on the way: nothing that is assigned and in the target is ever among what it has to let go
+    U7  each member has a session deadline; each REVOKING one a deadline to let go by, which a heartbeat does not move
+    U8  an instance id names the one member that carries it
+    U9  a reply rests on what was persisted before it; each request is answered once
+Bounds: members by group.consumer.max.size; a heartbeat that changes nothing is O(1) and persists nothing; one Persist holds PERSIST_BYTES at most, the target's epoch last.
+
+Sources: KIP-848, KIP-1101 (metadata hash), Kafka's own behaviour. Differences: docs/decisions/2026-11-21-consumer-groups.md.
+"""
+
+from __future__ import annotations
+
+from mqd.coordinator.actions import Action, KeyValue, Persist, Reply, Timer, TimerFired
+from mqd.group import consumer_records as records
+from mqd.group import consumer_requests as requests
+from mqd.group.assignors import ASSIGNORS, MemberSpec
+from mqd.group.classic_events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
+from mqd.group.classic_members import Deadlines
+from mqd.group.consumer_cluster import Cluster
+from mqd.group.consumer_events import ConsumerDescribe, ConsumerHeartbeat
+from mqd.group.consumer_members import LEFT_STATIC_EPOCH, NOTHING, REVOKING, STABLE, Member, Owners, contains, intersection, reconciled
+from mqd.group.consumer_records import Current, Description, Partitions
+from mqd.group.consumer_requests import Refused
+from mqd.group.consumer_subscriptions import Subscriptions
+from mqd.group.offsets import CommitOffsets
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
+
+DEADLINE_TIMER = "consumer.deadline"
+TIMERS = (DEADLINE_TIMER,)
+SHARE = 32  # members and partitions for which a millisecond passes between two targets
+SMALL = 1000  # members and partitions up to which every epoch gets its target at once
+SOON_MS = 500  # who waits for partitions comes again after this
+PERSIST_BYTES = 1 << 20
+VERSION_MEMBER_EPOCH = 9  # of OffsetCommit
+REVOKE = "revoke"  # what a member of this protocol may owe
+
+
+class ConsumerGroup:
+    """One group. `handle` is the only mutator once it is loaded."""
+
+    def __init__(self, group_id: str, cluster: Cluster) -> None:
+        from mqd.group.consumer_classic import ClassicSide
+
+        self.group_id = group_id
+        self.cluster = cluster
+        self.epoch = self.assignment_epoch = self.metadata_hash = 0
+        self.members: dict[str, Member] = {}
+        self.static: dict[str, str] = {}  # instance id -> member id
+        self.target: dict[str, Partitions] = {}
+        self.owners = Owners()
+        self.subscriptions = Subscriptions(cluster)
+        self.assignor_votes: dict[str, int] = {}
+        self.deadlines = Deadlines()
+        self.classic = ClassicSide(self)
+        self.is_persisted = False
+        self.downgrades = False  # wants to become a classic group: nobody speaks the consumer protocol any more
+        self.pending: list[KeyValue] = []  # records of the event that is being handled
+        self._assign_after_ms = 0
+        self._armed_ms: int | None = None
+        self._loading: dict[str, tuple[Description | None, Current | None]] | None = None
+        self._handlers = {
+            ConsumerHeartbeat: self._on_heartbeat, ConsumerDescribe: self._on_describe, TimerFired: self._on_timer, JoinGroup: self.classic.on_join,
+            SyncGroup: self.classic.on_sync, Heartbeat: self.classic.on_heartbeat, LeaveGroup: self.classic.on_leave,
+        }  # fmt: skip
+
+    # -- what others ask -------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.members
+
+    @property
+    def state_name(self) -> str:
+        """As ListGroups and ConsumerGroupDescribe name it. O(members)."""
+        if not self.members:
+            return "Empty"
+        if self.epoch > self.assignment_epoch:
+            return "Assigning"
+        settled = all(member.state == STABLE and member.epoch in (self.assignment_epoch, LEFT_STATIC_EPOCH) for member in self.members.values())
+        return "Stable" if settled else "Reconciling"
+
+    @property
+    def assignor(self) -> str:
+        """What most members want of those that want one, else the first configured one."""
+        offered = self.cluster.settings(self.group_id).assignors
+        votes = {name: count for name, count in self.assignor_votes.items() if name in offered}
+        return max(sorted(votes), key=votes.__getitem__) if votes else offered[0]
+
+    def is_subscribed(self, topic: str) -> bool:
+        if not self.subscriptions.is_current():
+            self.subscriptions.refresh()
+        return topic in self.subscriptions.all_names()
+
+    def empty_since_ms(self) -> None:
+        """Offsets of a consumer group age from their commit, as in Kafka; those of subscribed topics do not."""
+
+    def commit_error(self, event: CommitOffsets) -> int:
+        if event.generation < 0 and (not self.members or (event.is_transactional and not event.member_id)):
+            return 0  # an administrator, or a producer whose client does not tell who it is
+        member = self.members.get(event.member_id)
+        if member is None:
+            return int(ErrorCode.UNKNOWN_MEMBER_ID)
+        if not event.is_transactional and not member.is_classic and event.version < VERSION_MEMBER_EPOCH:
+            return int(ErrorCode.UNSUPPORTED_VERSION)
+        return self._validate_epoch(member, event.generation)
+
+    def fetch_error(self, member_id: str | None, member_epoch: int) -> int:
+        if not member_id and member_epoch < 0:
+            return 0
+        member = self.members.get(member_id or "")
+        return int(ErrorCode.UNKNOWN_MEMBER_ID) if member is None else self._validate_epoch(member, member_epoch)
+
+    def delete_error(self) -> int:
+        return 0
+
+    def _validate_epoch(self, member: Member, epoch: int) -> int:
+        if epoch == member.epoch:
+            return 0
+        return int(ErrorCode.ILLEGAL_GENERATION if member.is_classic else ErrorCode.STALE_MEMBER_EPOCH)
+
+    def delete_all(self) -> list[KeyValue]:
+        """Tombstones of everything that this group has in the log."""
+        found = [record for member_id in self.members for record in records.member_tombstones(self.group_id, member_id)]
+        return found + records.group_tombstones(self.group_id) if self.is_persisted else found
+
+    # -- events ----------------------------------------------------------------------------------------------------------------
+
+    def handle(self, event: object, now_ms: int) -> list[Action]:
+        replies: list[Action] = []
+        self._handlers[type(event)](event, now_ms, replies)
+        if not self.pending:
+            actions = replies
+        else:
+            actions = self._persists() + replies
+        return self._arm(actions)
+
+    def _arm(self, actions: list[Action]) -> list[Action]:
+        next_ms = self.deadlines.next_ms
+        if next_ms is not None and (self._armed_ms is None or next_ms < self._armed_ms):
+            self._armed_ms = next_ms
+            actions.append(Timer(DEADLINE_TIMER, next_ms))
+        return actions
+
+    def _persists(self) -> list[Action]:
+        """In order, so that each alone is a state that can be loaded: the group's epoch first, the target's last."""
+        found: list[Action] = []
+        batch: list[KeyValue] = []
+        size = 0
+        for record in self.pending:
+            size += len(record[0]) + len(record[1] or b"") + 32
+            if size > PERSIST_BYTES and batch:
+                found.append(Persist(tuple(batch)))
+                batch, size = [], len(record[0]) + len(record[1] or b"") + 32
+            batch.append(record)
+        self.pending = []
+        self.is_persisted = True
+        return [*found, Persist(tuple(batch))]
+
+    def _on_heartbeat(self, event: ConsumerHeartbeat, now_ms: int, replies: list[Action]) -> None:
+        try:
+            response = self._leave(event) if event.message.member_epoch < 0 else self._heartbeat(event, now_ms)
+        except Refused as refused:
+            response = ConsumerGroupHeartbeatResponse(error_code=refused.error, error_message=refused.message)
+        replies.append(Reply(event.request, response))
+
+    def _heartbeat(self, event: ConsumerHeartbeat, now_ms: int) -> ConsumerGroupHeartbeatResponse:
+        message = event.message
+        known = self._find(event)
+        description = requests.described(known.description if known is not None else None, event, self.cluster.matcher)
+        member, bump = self.enrolled(known, message.member_id or event.new_member_id, description)
+        self.refresh(bump)
+        self.maybe_assign(now_ms)
+        before = member.assigned
+        self.reconcile(member, requests.owned(message), now_ms)
+        self.deadlines.move(member, now_ms + self.cluster.settings(self.group_id).session_timeout_ms)
+        told = message.member_epoch != member.epoch or before != member.assigned or requests.is_full(message)
+        return ConsumerGroupHeartbeatResponse(
+            member_id=member.member_id, member_epoch=member.epoch, heartbeat_interval_ms=self._interval_ms(member), assignment=requests.assignment(member.assigned) if told else None
+        )
+
+    def _interval_ms(self, member: Member) -> int:
+        """Who waits for something comes sooner, but not so many of them that they are a load."""
+        interval_ms = self.cluster.settings(self.group_id).heartbeat_interval_ms
+        if member.state == STABLE and (self.epoch == self.assignment_epoch or member.assigned):
+            return interval_ms
+        return interval_ms if member.state == REVOKING else min(interval_ms, max(SOON_MS, 2 * len(self.members)))
+
+    # -- who asks --------------------------------------------------------------------------------------------------------------
+
+    def _find(self, event: ConsumerHeartbeat) -> Member | None:
+        """The member that sends this, with a valid epoch; None: it is to be made. Changes nothing. Raises Refused."""
+        message = event.message
+        joins = message.member_epoch == 0
+        if message.instance_id is not None:
+            return self._find_static(message)
+        member = self.members.get(message.member_id)
+        if member is None:
+            if not joins:
+                raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {message.member_id} is not a member of group {self.group_id}.")
+            self.check_room()
+            return None
+        self._check_epoch(member, message)
+        return member
+
+    def _find_static(self, message: ConsumerGroupHeartbeatRequest) -> Member | None:
+        owner = self.static.get(message.instance_id)
+        if message.member_epoch == 0:
+            if owner is None:
+                known = self.members.get(message.member_id)
+                if known is None:
+                    self.check_room()
+                return known
+            if owner != message.member_id and (self.members[owner].epoch != LEFT_STATIC_EPOCH or message.member_id in self.members):
+                raise Refused(ErrorCode.UNRELEASED_INSTANCE_ID, f"Static member {message.member_id} with instance id {message.instance_id} cannot join: member {owner} still has it.")
+            return self.members[owner]
+        if owner is None:
+            raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {message.instance_id} is unknown.")
+        if owner != message.member_id:
+            raise Refused(ErrorCode.FENCED_INSTANCE_ID, f"Static member {message.member_id} with instance id {message.instance_id} was fenced by member {owner}.")
+        self._check_epoch(self.members[owner], message)
+        return self.members[owner]
+
+    def check_room(self) -> None:
+        max_size = self.cluster.settings(self.group_id).max_size
+        if len(self.members) >= max_size:
+            raise Refused(ErrorCode.GROUP_MAX_SIZE_REACHED, f"The consumer group has reached its maximum capacity of {max_size} members.")
+
+    def _check_epoch(self, member: Member, message: ConsumerGroupHeartbeatRequest) -> None:
+        """The member's, or the one before from who has not heard of the new one and has nothing that it may not have. 0 comes from who was fenced or lost an answer: it
+        says that it has nothing."""
+        epoch = message.member_epoch
+        if epoch in (member.epoch, 0):
+            return
+        owned = requests.owned(message)
+        if epoch == member.previous_epoch and epoch < member.epoch and owned is not None and contains(member.assigned, owned):
+            return
+        larger = "greater" if epoch > member.epoch else "smaller"
+        raise Refused(
+            ErrorCode.FENCED_MEMBER_EPOCH,
+            f"The consumer group member has a {larger} member epoch ({epoch}) than the one known by the group coordinator ({member.epoch}). The member must abandon all its partitions and rejoin.",
+        )
+
+    # -- members ---------------------------------------------------------------------------------------------------------------
+
+    def enrolled(self, known: Member | None, member_id: str, description: Description) -> tuple[Member, bool]:
+        """The member, made, renamed or changed; and whether an assignment follows from that."""
+        member = known
+        if member is None:
+            member = Member(member_id, description)
+            self._add(member)
+        elif member.member_id != member_id:
+            member = self._renamed(member, member_id)
+        elif member.description is description:
+            return member, False
+        return member, self.describe_member(member, description) or known is None
+
+    def describe_member(self, member: Member, description: Description) -> bool:
+        """Returns whether an assignment follows from what has changed."""
+        old, assignor = member.description, self.assignor
+        if member.resolved is None or old != description:
+            self.pending.append(records.member_record(self.group_id, member.member_id, description))
+        self._forget_description(member)
+        member.description = description
+        self._count_description(member)
+        return (old.topic_names, old.topic_regex) != member.key or (old.server_assignor != description.server_assignor and assignor != self.assignor)
+
+    def _count_description(self, member: Member) -> None:
+        description = member.description
+        member.resolved = self.subscriptions.add(member.key)
+        if description.instance_id is not None:
+            self.static[description.instance_id] = member.member_id
+        if description.server_assignor is not None:
+            self.assignor_votes[description.server_assignor] = self.assignor_votes.get(description.server_assignor, 0) + 1
+        self.classic.count(description, 1)
+
+    def _forget_description(self, member: Member) -> None:
+        if member.resolved is None:
+            return
+        description = member.description
+        self.subscriptions.remove(member.key)
+        member.resolved = None
+        if description.instance_id is not None:
+            del self.static[description.instance_id]
+        if description.server_assignor is not None:
+            self.assignor_votes[description.server_assignor] -= 1
+            if not self.assignor_votes[description.server_assignor]:
+                del self.assignor_votes[description.server_assignor]
+        self.classic.count(description, -1)
+
+    def _add(self, member: Member) -> None:
+        self.members[member.member_id] = member
+
+    def _renamed(self, old: Member, member_id: str) -> Member:
+        """A static member that comes back under another member id takes everything over, from epoch 0."""
+        target = self.target.get(old.member_id, NOTHING)
+        current = Current(0, 0, STABLE, old.assigned, NOTHING)
+        self.remove(old)
+        member = Member(member_id, old.description, current)
+        self._add(member)
+        self.owners.claim(member_id, member.assigned)
+        if target:
+            self.target[member_id] = target
+            self.pending.append(records.target_record(self.group_id, member_id, target))
+        self.pending.append(records.current_record(self.group_id, member_id, current))
+        return member
+
+    def remove(self, member: Member) -> None:
+        """Its partitions are free at once."""
+        del self.members[member.member_id]
+        self._forget_description(member)
+        self.owners.release(member.member_id, member.assigned)
+        self.owners.release(member.member_id, member.revoking)
+        self.target.pop(member.member_id, None)
+        self.deadlines.drop(member)
+        self.deadlines.drop(member.step)
+        self.deadlines.tidy(2 * len(self.members))
+        self.pending += records.member_tombstones(self.group_id, member.member_id)
+
+    def _leave(self, event: ConsumerHeartbeat) -> ConsumerGroupHeartbeatResponse:
+        message = event.message
+        if message.instance_id is None:
+            member = self.members.get(message.member_id)
+            if member is None:
+                raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {message.member_id} is not a member of group {self.group_id}.")
+        else:
+            owner = self.static.get(message.instance_id)
+            if owner is None:
+                raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"Instance id {message.instance_id} is unknown.")
+            if owner != message.member_id:
+                raise Refused(ErrorCode.FENCED_INSTANCE_ID, f"Static member {message.member_id} with instance id {message.instance_id} was fenced by member {owner}.")
+            member = self.members[owner]
+        if message.member_epoch == LEFT_STATIC_EPOCH and message.instance_id is not None:
+            self._leave_for_a_while(member)
+        else:
+            self.fence([member])
+        return ConsumerGroupHeartbeatResponse(member_id=message.member_id, member_epoch=message.member_epoch)
+
+    def _leave_for_a_while(self, member: Member) -> None:
+        """Its session goes on; what it had to let go is free."""
+        self.hold(member, Current(LEFT_STATIC_EPOCH, member.previous_epoch, STABLE, member.assigned, NOTHING))
+        self.clear_step(member)
+
+    def fence(self, members: list[Member]) -> None:
+        """They are members no more, and the group has a new epoch; the next heartbeat of anybody makes its target."""
+        for member in members:
+            self.remove(member)
+        self.refresh(bump=True)
+        self.classic.maybe_downgrade()
+
+    # -- epochs ----------------------------------------------------------------------------------------------------------------
+
+    def refresh(self, bump: bool) -> None:
+        """Looks whether the topics have changed; a new group epoch if they have, or when asked for."""
+        if not self.subscriptions.is_current():
+            self.subscriptions.refresh()
+            bump = bump or self.subscriptions.hash != self.metadata_hash
+        if bump:
+            self.epoch += 1
+            self.metadata_hash = self.subscriptions.hash
+            self.pending.append(records.group_record(self.group_id, self.epoch, self.metadata_hash))
+
+    def maybe_assign(self, now_ms: int, at_once: bool = False) -> None:
+        """A target for the group's epoch, unless the last one is too young."""
+        if self.epoch == self.assignment_epoch:
+            return
+        counts = self.subscriptions.partition_counts
+        size = len(self.members) + sum(counts.values())
+        if self.assignment_epoch and size > SMALL and now_ms < self._assign_after_ms and not at_once:
+            return
+        specs = {
+            member_id: MemberSpec(member.resolved.topic_ids, self.target.get(member_id, NOTHING), member.description.instance_id) for member_id, member in self.members.items()
+        }
+        found = ASSIGNORS[self.assignor](specs, counts)
+        for member_id, partitions in found.items():
+            old = self.target.get(member_id)
+            if old == partitions:
+                found[member_id] = old
+            else:
+                self.pending.append(records.target_record(self.group_id, member_id, partitions))
+        self.target = found
+        self.assignment_epoch = self.epoch
+        self.pending.append(records.target_epoch_record(self.group_id, self.epoch))
+        self._assign_after_ms = now_ms + size // SHARE
+
+    def reconcile(self, member: Member, owned: Partitions | None, now_ms: int) -> None:
+        """Goes as far towards the target as it can."""
+        target = self.target.get(member.member_id, NOTHING)
+        if self.epoch != self.assignment_epoch:  # the target is older than the member's subscription may be
+            ids = member.resolved.topic_ids
+            target = {topic_id: indexes for topic_id, indexes in target.items() if topic_id in ids}
+        current = reconciled(member, target, self.assignment_epoch, self.owners, owned)
+        if current == member.current:
+            return
+        was_revoking = member.state == REVOKING and member.epoch == current.epoch
+        self.hold(member, current)
+        if member.is_classic:
+            return
+        if member.state != REVOKING:
+            self.clear_step(member)
+        elif not was_revoking:
+            self.set_step(member, REVOKE, now_ms + max(member.description.rebalance_timeout_ms, 0))
+
+    def hold(self, member: Member, current: Current) -> None:
+        self.owners.release(member.member_id, member.assigned)
+        self.owners.release(member.member_id, member.revoking)
+        member.hold(current)
+        self.owners.claim(member.member_id, member.assigned)
+        self.owners.claim(member.member_id, member.revoking)
+        self.pending.append(records.current_record(self.group_id, member.member_id, current))
+
+    # -- time ------------------------------------------------------------------------------------------------------------------
+
+    def set_step(self, member: Member, kind: str, at_ms: int) -> None:
+        member.step_kind = kind
+        self.deadlines.move(member.step, at_ms)
+
+    def clear_step(self, member: Member) -> None:
+        member.step_kind = ""
+        self.deadlines.drop(member.step)
+
+    def _on_timer(self, event: TimerFired, now_ms: int, replies: list[Action]) -> None:
+        self._armed_ms = None
+        late: dict[str, Member] = {}
+        for watched in self.deadlines.expired(now_ms):
+            member = self.members.get(watched.member_id)
+            if member is not None and watched in (member, member.step):
+                late[member.member_id] = member
+        if late:
+            self.fence(list(late.values()))
+
+    def _on_describe(self, event: ConsumerDescribe, now_ms: int, replies: list[Action]) -> None:
+        from mqd.group.consumer_describe import described
+
+        replies.append(Reply(event.request, described(self)))
+
+    # -- loading ---------------------------------------------------------------------------------------------------------------
+
+    def replay(self, key: bytes, value: bytes | None) -> None:
+        """One record of the log. Raises ValueError, and is then as it was."""
+        kind, name = records.decode_key(key)
+        if self._loading is None:
+            self._loading = {}
+        description, current = self._loading.get(name, (None, None))
+        if kind == records.METADATA:
+            self.epoch, self.metadata_hash = records.decode_group(value) if value is not None else (0, 0)
+            self.is_persisted = value is not None
+        elif kind == records.TARGET_METADATA:
+            self.assignment_epoch = records.decode_target_epoch(value) if value is not None else 0
+        elif kind == records.TARGET_MEMBER:
+            if value is None:
+                self.target.pop(name, None)
+            else:
+                self.target[name] = records.decode_target(value)
+        elif kind == records.MEMBER:
+            self._loading[name] = (records.decode_member(value) if value is not None else None, current)
+        elif kind == records.CURRENT:
+            self._loading[name] = (description, records.decode_current(value) if value is not None else None)
+
+    def on_loaded(self, now_ms: int) -> list[Action]:
+        """Members get a whole session: nobody could reach this coordinator before. What damage of the log has left without a whole, consistent state is fenced."""
+        loading, self._loading = self._loading or {}, None
+        broken = [name for name, (description, current) in loading.items() if description is None and current is not None]
+        for name, (description, current) in loading.items():
+            if description is not None and not self._load_member(name, description, current):
+                broken.append(name)
+        self.target = {name: partitions for name, partitions in self.target.items() if name in self.members}
+        self._load_epochs()
+        for name in broken:
+            self.target.pop(name, None)
+            self.pending += records.member_tombstones(self.group_id, name)
+        session_ms = self.cluster.settings(self.group_id).session_timeout_ms
+        for member in self.members.values():
+            classic = member.description.classic
+            self.deadlines.move(member, now_ms + (session_ms if classic is None else classic.session_timeout_ms))
+            if member.state == REVOKING and classic is None:
+                self.set_step(member, REVOKE, now_ms + max(member.description.rebalance_timeout_ms, 0))
+        if broken:
+            self.epoch += 1
+            self.pending.append(records.group_record(self.group_id, self.epoch, 0))
+            self.metadata_hash = 0
+        return self._arm(self._persists() if self.pending else [])
+
+    def _load_member(self, name: str, description: Description, current: Current | None) -> bool:
+        current = current or Current(0, 0, STABLE, NOTHING, NOTHING)
+        taken = any(self.owners.get(topic_id, index) for held in (current.assigned, current.revoking) for topic_id, indexes in held.items() for index in indexes)
+        taken = taken or bool(intersection(current.assigned, current.revoking)) or current.state not in (0, 1, 2) or (current.state == REVOKING) != bool(current.revoking)
+        instance_id = description.instance_id
+        if taken or (instance_id is not None and instance_id in self.static):
+            return False
+        member = Member(name, description, current)
+        self._add(member)
+        self._count_description(member)
+        self.owners.claim(name, current.assigned)
+        self.owners.claim(name, current.revoking)
+        return True
+
+    def _load_epochs(self) -> None:
+        """Epochs never stand below what members were told."""
+        self.assignment_epoch = max([self.assignment_epoch, *(member.epoch for member in self.members.values())])
+        if self.epoch < self.assignment_epoch:
+            self.epoch, self.metadata_hash = self.assignment_epoch, 0  # another hash than any: the next heartbeat makes a new epoch
+
+    # -- invariants --------------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        from mqd.group.consumer_check import check
+
+        check(self)

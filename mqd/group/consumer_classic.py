@@ -1,0 +1,237 @@
+"""Members of a consumer group that speak the classic protocol: JoinGroup, SyncGroup, Heartbeat and LeaveGroup, answered from the same target and by the same rules.
+
+Such a member's generation is its member epoch. A heartbeat that is answered with REBALANCE_IN_PROGRESS sends it to JoinGroup, whose metadata says what it still owns; that is
+its part of a reconciliation. SyncGroup brings what it is assigned. Nobody elects a leader and nobody waits for anybody: each JoinGroup is answered at once.
+
+What it owes has a deadline: JOIN from the first REBALANCE_IN_PROGRESS, SYNC from the JoinGroup, both its rebalance time-out long.
+When the last member of the consumer protocol is gone and the configuration allows it, the group asks to become a classic one (`ConsumerGroup.downgrades`); group.py does that.
+Source: KIP-848 (online migration), Kafka's own behaviour.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mqd.coordinator.actions import Action, Reply
+from mqd.group.classic_events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
+from mqd.group.consumer_members import LEFT_STATIC_EPOCH, NOTHING, REVOKING, WAITING, Member, has_news
+from mqd.group.consumer_protocol import Subscription, decode_subscription, encode_assignment
+from mqd.group.consumer_records import ClassicMetadata, Description, Partitions
+from mqd.group.consumer_requests import Refused
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.messages import HeartbeatResponse, JoinGroupResponse, LeaveGroupRequest, LeaveGroupResponse, SyncGroupResponse
+
+if TYPE_CHECKING:
+    from mqd.group.consumer import ConsumerGroup
+
+PROTOCOL_TYPE = "consumer"
+JOIN, SYNC = "join", "sync"
+VERSION_MEMBER_ID_REQUIRED = 4
+
+
+class ClassicSide:
+    """`votes`: how many classic members support each protocol."""
+
+    def __init__(self, group: ConsumerGroup) -> None:
+        self.group = group
+        self.member_count = 0
+        self.votes: dict[str, int] = {}
+
+    def count(self, description: Description, by: int) -> None:
+        if description.classic is None:
+            return
+        self.member_count += by
+        for name, _ in description.classic.protocols:
+            self.votes[name] = self.votes.get(name, 0) + by
+            if not self.votes[name]:
+                del self.votes[name]
+
+    # -- joining ---------------------------------------------------------------------------------------------------------------
+
+    def on_join(self, event: JoinGroup, now_ms: int, replies: list[Action]) -> None:
+        try:
+            response = self._join(event, now_ms)
+        except Refused as refused:
+            member_id = event.new_member_id if refused.error == ErrorCode.MEMBER_ID_REQUIRED else event.message.member_id
+            response = JoinGroupResponse(error_code=refused.error, member_id=member_id, protocol_name="" if event.version < 7 else None)
+        replies.append(Reply(event.request, response))
+
+    def _join(self, event: JoinGroup, now_ms: int) -> JoinGroupResponse:
+        group, message = self.group, event.message
+        known = self._find(event)
+        subscription = self._subscription(event, known)
+        if known is None and not message.member_id and message.group_instance_id is None and event.version >= VERSION_MEMBER_ID_REQUIRED:
+            raise Refused(ErrorCode.MEMBER_ID_REQUIRED, "")
+        description = Description(
+            message.group_instance_id,
+            subscription.rack_id,
+            event.client_id,
+            event.client_host,
+            subscription.topics,
+            None,
+            message.rebalance_timeout_ms if message.rebalance_timeout_ms >= 0 else message.session_timeout_ms,
+            None,
+            ClassicMetadata(message.session_timeout_ms, tuple((one.name, one.metadata) for one in message.protocols)),
+        )
+        member, bump = group.enrolled(known, message.member_id or event.new_member_id, description)
+        group.refresh(bump)
+        group.maybe_assign(now_ms, at_once=True)
+        group.reconcile(member, self._owned(subscription), now_ms)
+        group.deadlines.move(member, now_ms + message.session_timeout_ms)
+        group.set_step(member, SYNC, now_ms + description.rebalance_timeout_ms)
+        response = JoinGroupResponse(
+            generation_id=member.epoch, protocol_type=PROTOCOL_TYPE, protocol_name=message.protocols[0].name, leader="", member_id=member.member_id
+        )
+        self.maybe_downgrade()
+        return response
+
+    def _find(self, event: JoinGroup) -> Member | None:
+        """Changes nothing. Raises Refused."""
+        group, message = self.group, event.message
+        if message.group_instance_id is None:
+            known = group.members.get(message.member_id) if message.member_id else None
+        else:
+            owner = group.static.get(message.group_instance_id)
+            if owner is None and message.member_id and message.member_id not in group.members:
+                raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, "")
+            if owner is not None and message.member_id and owner != message.member_id:
+                raise Refused(ErrorCode.FENCED_INSTANCE_ID, "")
+            known = group.members.get(owner if owner is not None else message.member_id)
+        if known is None:
+            group.check_room()
+        return known
+
+    def _subscription(self, event: JoinGroup, known: Member | None) -> Subscription:
+        message, votes, count = event.message, self.votes, self.member_count
+        own = known.description.classic if known is not None else None
+        mine = {name for name, _ in own.protocols} if own is not None else set()
+        others = count - (own is not None)
+        if message.protocol_type != PROTOCOL_TYPE or not message.protocols:
+            raise Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "")
+        if others and not any(votes.get(one.name, 0) - (one.name in mine) == others for one in message.protocols):
+            raise Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "")
+        try:
+            return decode_subscription(message.protocols[0].metadata)
+        except ValueError:
+            raise Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "") from None
+
+    def _owned(self, subscription: Subscription) -> Partitions:
+        found: Partitions = {}
+        for name, indexes in subscription.owned.items():
+            topic = self.group.cluster.topic(name)
+            if topic is not None and indexes:
+                found[topic.topic_id] = indexes
+        return found
+
+    # -- syncing, beating, leaving -----------------------------------------------------------------------------------------------
+
+    def _member(self, member_id: str, instance_id: str | None, generation: int) -> Member:
+        """Raises Refused."""
+        group = self.group
+        if instance_id is not None:
+            owner = group.static.get(instance_id)
+            if owner is None:
+                raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, "")
+            if owner != member_id:
+                raise Refused(ErrorCode.FENCED_INSTANCE_ID, "")
+        member = group.members.get(member_id)
+        if member is None or not member.is_classic:
+            raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, "")
+        if generation != member.epoch:
+            raise Refused(ErrorCode.ILLEGAL_GENERATION, "")
+        return member
+
+    def _seen(self, member: Member, now_ms: int) -> None:
+        classic = member.description.classic
+        assert classic is not None
+        self.group.deadlines.move(member, now_ms + classic.session_timeout_ms)
+
+    def _expect_join(self, member: Member, now_ms: int) -> None:
+        if member.step_kind != JOIN:
+            self.group.set_step(member, JOIN, now_ms + member.description.rebalance_timeout_ms)
+
+    def on_sync(self, event: SyncGroup, now_ms: int, replies: list[Action]) -> None:
+        try:
+            response = self._sync(event, now_ms)
+        except Refused as refused:
+            response = SyncGroupResponse(error_code=refused.error)
+        replies.append(Reply(event.request, response))
+
+    def _sync(self, event: SyncGroup, now_ms: int) -> SyncGroupResponse:
+        group, message = self.group, event.message
+        member = self._member(message.member_id, message.group_instance_id, message.generation_id)
+        classic = member.description.classic
+        assert classic is not None
+        name, metadata = classic.protocols[0]
+        if message.protocol_type not in (None, PROTOCOL_TYPE) or message.protocol_name not in (None, name):
+            raise Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "")
+        if group.epoch > member.epoch and member.state != REVOKING:
+            self._expect_join(member, now_ms)
+            raise Refused(ErrorCode.REBALANCE_IN_PROGRESS, "")
+        group.clear_step(member)
+        self._seen(member, now_ms)
+        assignment = {topic: indexes for topic_id, indexes in member.assigned.items() if (topic := group.cluster.topic_name(topic_id)) is not None}
+        return SyncGroupResponse(protocol_type=PROTOCOL_TYPE, protocol_name=name, assignment=encode_assignment(decode_subscription(metadata).version, assignment))
+
+    def on_heartbeat(self, event: Heartbeat, now_ms: int, replies: list[Action]) -> None:
+        group, message, error = self.group, event.message, 0
+        try:
+            member = self._member(message.member_id, message.group_instance_id, message.generation_id)
+            self._seen(member, now_ms)
+            group.refresh(bump=False)
+            target = group.target.get(member.member_id, NOTHING)
+            if member.epoch < group.epoch or member.state == REVOKING or (member.state == WAITING and has_news(member, target, group.owners)):
+                self._expect_join(member, now_ms)
+                error = int(ErrorCode.REBALANCE_IN_PROGRESS)
+        except Refused as refused:
+            error = refused.error
+        replies.append(Reply(event.request, HeartbeatResponse(error_code=error)))
+
+    def on_leave(self, event: LeaveGroup, now_ms: int, replies: list[Action]) -> None:
+        leaving: dict[str, Member] = {}
+        answers = []
+        for one in event.message.members:
+            error = 0
+            try:
+                member = self._leaver(one)
+                error = int(ErrorCode.UNKNOWN_MEMBER_ID) if member.member_id in leaving else 0
+                leaving[member.member_id] = member
+            except Refused as refused:
+                error = refused.error
+            answers.append(LeaveGroupResponse.MemberResponse(member_id=one.member_id, group_instance_id=one.group_instance_id, error_code=error))
+        if leaving:
+            self.group.fence(list(leaving.values()))
+        replies.append(Reply(event.request, LeaveGroupResponse(members=answers)))
+
+    def _leaver(self, one: LeaveGroupRequest.MemberIdentity) -> Member:
+        """By member id; by instance id an administrator removes a static member of either protocol. Raises Refused."""
+        group = self.group
+        if one.group_instance_id is None:
+            member = group.members.get(one.member_id)
+        else:
+            owner = group.static.get(one.group_instance_id)
+            if owner is not None and one.member_id and owner != one.member_id:
+                raise Refused(ErrorCode.FENCED_INSTANCE_ID, "")
+            member = group.members.get(owner) if owner is not None else None
+        if member is None or (not member.is_classic and (one.group_instance_id is None or one.member_id)):
+            raise Refused(ErrorCode.UNKNOWN_MEMBER_ID, "")
+        return member
+
+    # -- downgrade ---------------------------------------------------------------------------------------------------------------
+
+    def maybe_downgrade(self) -> None:
+        group = self.group
+        everybody = self.member_count and self.member_count == len(group.members)
+        if everybody and group.cluster.settings(group.group_id).downgrade:
+            group.downgrades = True
+
+    def check(self) -> None:
+        classics = [member.description.classic for member in self.group.members.values() if member.description.classic is not None]
+        assert len(classics) == self.member_count
+        votes: dict[str, int] = {}
+        for classic in classics:
+            for name, _ in classic.protocols:
+                votes[name] = votes.get(name, 0) + 1
+        assert votes == self.votes
+        assert all(member.epoch != LEFT_STATIC_EPOCH for member in self.group.members.values() if member.is_classic)
+

@@ -1,0 +1,75 @@
+"""What a consumer group sees of the cluster: topics, expressions over their names, and its configuration. Read-only for the cores, filled in by whoever runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import NamedTuple, Protocol
+
+from mqd.group.regex import RegexMatcher
+from mqd.group.settings import ConsumerSettings
+
+
+class Topic(NamedTuple):
+    topic_id: bytes
+    partition_count: int
+
+
+class Cluster(Protocol):
+    """What the answers depend on may change between two events of a core, not during one. `version` is another one whenever an answer about topics may be another."""
+
+    matcher: RegexMatcher
+
+    @property
+    def version(self) -> Hashable: ...
+
+    def topic(self, name: str) -> Topic | None: ...
+
+    def topic_name(self, topic_id: bytes) -> str | None: ...
+
+    def names(self) -> frozenset[str]:
+        """All topics but internal ones; the same object while they do not change."""
+
+    def settings(self, group_id: str) -> ConsumerSettings: ...
+
+
+class FixedCluster:
+    """Topics as set(): for tests, tools and simulations."""
+
+    def __init__(self, topics: dict[str, int] | None = None, settings: ConsumerSettings | None = None) -> None:
+        self.matcher = RegexMatcher()
+        self.version = 0
+        self.group_settings = settings or ConsumerSettings()
+        self.topics: dict[str, Topic] = {}
+        self._names_by_id: dict[bytes, str] = {}
+        self._names: frozenset[str] = frozenset()
+        self._next_id = 1
+        for name, count in (topics or {}).items():
+            self.set(name, count)
+
+    def set(self, name: str, partition_count: int) -> Topic:
+        """0 partitions: deleted. More than before: added; fewer: deleted and created anew."""
+        old = self.topics.pop(name, None)
+        if old is not None and partition_count < old.partition_count:
+            del self._names_by_id[old.topic_id]
+            old = None
+        topic = Topic(old.topic_id if old is not None else self._next_id.to_bytes(16, "big"), partition_count)
+        if old is None:
+            self._next_id += 1
+        if partition_count:
+            self.topics[name] = topic
+            self._names_by_id[topic.topic_id] = name
+        self._names = frozenset(self.topics)
+        self.version += 1
+        return topic
+
+    def topic(self, name: str) -> Topic | None:
+        return self.topics.get(name)
+
+    def topic_name(self, topic_id: bytes) -> str | None:
+        return self._names_by_id.get(topic_id)
+
+    def names(self) -> frozenset[str]:
+        return self._names
+
+    def settings(self, group_id: str) -> ConsumerSettings:
+        return self.group_settings

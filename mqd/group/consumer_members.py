@@ -1,0 +1,176 @@
+"""A member of a KIP-848 group, what it holds, and how that becomes what it is meant to have.
+
+    STABLE ──target takes something away──▶ REVOKING ──the member says it has let go──▶ STABLE or WAITING, at the target's epoch
+       └───some of what it is to get still has an owner──▶ WAITING ──they let go──▶ STABLE
+
+Kafka's names in records: STABLE 0, UNREVOKED_PARTITIONS 1 (here REVOKING), UNRELEASED_PARTITIONS 2 (here WAITING).
+
+A member's partitions are those assigned and those it still has to let go. What it keeps from one target to the next is never taken from it on the way: a rebalance stops
+nobody who is not concerned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mqd.group.classic_members import Watched
+from mqd.group.consumer_records import Current, Description, Partitions
+from mqd.group.consumer_subscriptions import Entry, Key
+
+STABLE, REVOKING, WAITING = 0, 1, 2
+LEFT_STATIC_EPOCH = -2  # a static member that went and may come back
+LEAVE_EPOCH = -1
+NOTHING: Partitions = {}
+
+
+class Owners:
+    """Who owns which partition: assigned to it, or not let go yet."""
+
+    def __init__(self) -> None:
+        self._by_topic: dict[bytes, dict[int, str]] = {}
+
+    def get(self, topic_id: bytes, index: int) -> str | None:
+        owners = self._by_topic.get(topic_id)
+        return None if owners is None else owners.get(index)
+
+    def claim(self, member_id: str, partitions: Partitions) -> None:
+        for topic_id, indexes in partitions.items():
+            owners = self._by_topic.setdefault(topic_id, {})
+            for index in indexes:
+                assert owners.get(index, member_id) == member_id, f"U1: {topic_id.hex()}-{index} would have two owners, {owners[index]} and {member_id}"
+                owners[index] = member_id
+
+    def release(self, member_id: str, partitions: Partitions) -> None:
+        for topic_id, indexes in partitions.items():
+            owners = self._by_topic[topic_id]
+            for index in indexes:
+                assert owners[index] == member_id, f"U1: {member_id} lets go of {topic_id.hex()}-{index}, which {owners[index]} owns"
+                del owners[index]
+            if not owners:
+                del self._by_topic[topic_id]
+
+    def all(self) -> dict[tuple[bytes, int], str]:
+        return {(topic_id, index): member_id for topic_id, owners in self._by_topic.items() for index, member_id in owners.items()}
+
+
+class Member(Watched):
+    """The Watched of a member is its session; `step` is the next thing it owes: letting partitions go, joining, syncing (the classic protocol's). `resolved`: its entry
+    among the group's subscriptions."""
+
+    __slots__ = ("assigned", "description", "epoch", "previous_epoch", "resolved", "revoking", "state", "step", "step_kind")
+
+    def __init__(self, member_id: str, description: Description, current: Current | None = None) -> None:
+        super().__init__(member_id)
+        self.description = description
+        self.step = Watched(member_id)
+        self.step_kind = ""
+        self.resolved: Entry | None = None
+        self.epoch = self.previous_epoch = 0
+        self.state = STABLE
+        self.assigned: Partitions = NOTHING
+        self.revoking: Partitions = NOTHING
+        if current is not None:
+            self.hold(current)
+
+    def hold(self, current: Current) -> None:
+        self.epoch, self.previous_epoch, self.state = current.epoch, current.previous_epoch, current.state
+        self.assigned, self.revoking = current.assigned, current.revoking
+
+    @property
+    def key(self) -> Key:
+        return self.description.topic_names, self.description.topic_regex
+
+    @property
+    def current(self) -> Current:
+        return Current(self.epoch, self.previous_epoch, self.state, self.assigned, self.revoking)
+
+    @property
+    def is_classic(self) -> bool:
+        return self.description.classic is not None
+
+
+# -- sets of partitions ----------------------------------------------------------------------------------------------------------
+
+
+def intersection(one: Partitions, other: Mapping[bytes, tuple[int, ...]]) -> Partitions:
+    if one is other:
+        return one
+    found: Partitions = {}
+    for topic_id, indexes in one.items():
+        others = other.get(topic_id)
+        if others is None:
+            continue
+        both = indexes if others == indexes else tuple(sorted(set(indexes).intersection(others)))
+        if both:
+            found[topic_id] = both
+    return found
+
+
+def difference(one: Partitions, other: Mapping[bytes, tuple[int, ...]]) -> Partitions:
+    found: Partitions = {}
+    for topic_id, indexes in one.items():
+        others = other.get(topic_id)
+        rest = indexes if others is None else () if others == indexes else tuple(sorted(set(indexes).difference(others)))
+        if rest:
+            found[topic_id] = rest
+    return found
+
+
+def union(one: Partitions, other: Partitions) -> Partitions:
+    if not other:
+        return one
+    found = dict(one)
+    for topic_id, indexes in other.items():
+        mine = found.get(topic_id)
+        found[topic_id] = indexes if mine is None else tuple(sorted({*mine, *indexes}))
+    return found
+
+
+def overlap(one: Partitions, other: Mapping[bytes, tuple[int, ...]]) -> bool:
+    return any(topic_id in other and not set(indexes).isdisjoint(other[topic_id]) for topic_id, indexes in one.items())
+
+
+def contains(whole: Partitions, part: Partitions) -> bool:
+    return all(topic_id in whole and set(whole[topic_id]).issuperset(indexes) for topic_id, indexes in part.items())
+
+
+# -- reconciliation --------------------------------------------------------------------------------------------------------------
+
+
+def reconciled(member: Member, target: Partitions, target_epoch: int, owners: Owners, owned: Partitions | None) -> Current:
+    """What the member holds from now on. `owned`: what it says it still has; None: it did not say. Pure."""
+    epoch, assigned = member.epoch, member.assigned
+    if member.state == REVOKING:
+        if owned is None or overlap(member.revoking, owned):
+            return member.current
+        epoch = min(epoch + 1, target_epoch)
+    elif member.state == STABLE and epoch == target_epoch and (assigned is target or assigned == target):
+        return member.current
+    kept = intersection(assigned, target)
+    revoking = difference(assigned, kept)
+    if revoking and (owned is None or overlap(revoking, owned)):
+        return Current(epoch, _previous(member, epoch), REVOKING, kept, revoking)
+    free, unreleased = _free(member.member_id, difference(target, kept), owners)
+    return Current(target_epoch, _previous(member, target_epoch), WAITING if unreleased else STABLE, union(kept, free), NOTHING)
+
+
+def _previous(member: Member, epoch: int) -> int:
+    """The epoch with which the member may still come, when it has not heard of the new one."""
+    return member.epoch if epoch != member.epoch else member.previous_epoch
+
+
+def _free(member_id: str, wanted: Partitions, owners: Owners) -> tuple[Partitions, bool]:
+    """(those that nobody else owns, whether somebody owns another)."""
+    found: Partitions = {}
+    unreleased = False
+    for topic_id, indexes in wanted.items():
+        free = tuple(index for index in indexes if owners.get(topic_id, index) in (None, member_id))
+        if free:
+            found[topic_id] = free
+        unreleased = unreleased or len(free) < len(indexes)
+    return found, unreleased
+
+
+def has_news(member: Member, target: Partitions, owners: Owners) -> bool:
+    """Is something free by now that the member waits for?"""
+    return bool(_free(member.member_id, difference(target, member.assigned), owners)[0])

@@ -1,0 +1,105 @@
+"""What members of the protocol type "consumer" put into JoinGroup's metadata and SyncGroup's assignment: the embedded protocol of Kafka's clients.
+
+    subscription   version int16 = 0..3, topics: count int32, strings; user_data nullable bytes; owned_partitions (1+): count int32, (topic string, count int32, int32...);
+                   generation_id int32 (2+); rack_id nullable string (3+)
+    assignment     version int16 = 0..3, partitions: count int32, (topic string, count int32, int32...); user_data nullable bytes
+    string         int16 length (-1: null), UTF-8; bytes: int32 length (-1: null)
+
+Written by clients, so hostile: lengths are checked, what does not fit raises ValueError. Newer versions only append: what follows the known fields is ignored.
+Source: Kafka's schemas ConsumerProtocolSubscription and ConsumerProtocolAssignment (KIP-429, KIP-792, KIP-881).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+
+import msgspec
+
+VERSION_MAX = 3
+_I16, _I32 = struct.Struct(">h"), struct.Struct(">i")
+
+
+class Subscription(msgspec.Struct, frozen=True):
+    version: int
+    topics: tuple[str, ...]
+    owned: dict[str, tuple[int, ...]]
+    rack_id: str | None = None
+
+
+class _Reader:
+    def __init__(self, data: bytes) -> None:
+        self.data, self.position = data, 0
+
+    def number(self, shape: struct.Struct) -> int:
+        if self.position + shape.size > len(self.data):
+            raise ValueError(f"consumer protocol: cut off at byte {self.position}")
+        (value,) = shape.unpack_from(self.data, self.position)
+        self.position += shape.size
+        return value
+
+    def take(self, size: int) -> bytes:
+        if size < 0 or size > len(self.data) - self.position:
+            raise ValueError(f"consumer protocol: a length of {size} at byte {self.position}")
+        self.position += size
+        return self.data[self.position - size : self.position]
+
+    def string(self) -> str:
+        return self.take(self.number(_I16)).decode()
+
+    def count(self, smallest: int) -> int:
+        count = self.number(_I32)
+        if count < 0 or count * smallest > len(self.data) - self.position:
+            raise ValueError(f"consumer protocol: {count} elements at byte {self.position}")
+        return count
+
+    def partitions(self) -> dict[str, tuple[int, ...]]:
+        found: dict[str, tuple[int, ...]] = {}
+        for _ in range(self.count(6)):
+            topic = self.string()
+            count = self.count(4)
+            indexes = struct.unpack(f">{count}i", self.take(4 * count))
+            found[topic] = tuple(sorted({*found.get(topic, ()), *indexes}))
+        return found
+
+    def skip_bytes(self) -> None:
+        size = self.number(_I32)
+        if size != -1:
+            self.take(size)
+
+
+def decode_subscription(data: bytes) -> Subscription:
+    """Raises ValueError."""
+    reader = _Reader(data)
+    version = reader.number(_I16)
+    if version < 0:
+        raise ValueError(f"consumer protocol: version {version}")
+    topics = tuple(sorted({reader.string() for _ in range(reader.count(2))}))
+    reader.skip_bytes()
+    owned = reader.partitions() if version >= 1 else {}
+    if version >= 2:
+        reader.number(_I32)
+    rack_id = None
+    if version >= 3:
+        size = reader.number(_I16)
+        rack_id = None if size == -1 else reader.take(size).decode()
+    return Subscription(min(version, VERSION_MAX), topics, owned, rack_id)
+
+
+def decode_assignment(data: bytes) -> dict[str, tuple[int, ...]]:
+    """Topic name -> partitions, ascending. An empty one is what members have that never got one. Raises ValueError."""
+    if not data:
+        return {}
+    reader = _Reader(data)
+    if reader.number(_I16) < 0:
+        raise ValueError("consumer protocol: a version below 0")
+    return {topic: indexes for topic, indexes in reader.partitions().items() if indexes}
+
+
+def encode_assignment(version: int, partitions: Mapping[str, tuple[int, ...]]) -> bytes:
+    out = [_I16.pack(version), _I32.pack(len(partitions))]
+    for topic, indexes in partitions.items():
+        name = topic.encode()
+        out += (_I16.pack(len(name)), name, _I32.pack(len(indexes)), struct.pack(f">{len(indexes)}i", *indexes))
+    out.append(_I32.pack(-1))
+    return b"".join(out)

@@ -1,0 +1,166 @@
+"""What a KIP-848 group keeps in `__consumer_offsets`, as values of Python: between mqd/group/records.py, which knows the bytes, and the core.
+
+Kafka's types 4 (ConsumerGroupPartitionMetadata) and 16 (ConsumerGroupRegularExpression) are read and not needed: what they say is found anew in the metadata, and the hash
+in type 3 tells whether it has changed meanwhile. They are written as tombstones only.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from mqd.coordinator.actions import KeyValue
+from mqd.group import records
+
+METADATA, PARTITION_METADATA, MEMBER, TARGET_METADATA, TARGET_MEMBER, CURRENT, REGULAR_EXPRESSION = 3, 4, 5, 6, 7, 8, 16
+KEY_TYPES = frozenset(records.CONSUMER_GROUP_TYPES)
+
+Partitions = dict[bytes, tuple[int, ...]]  # topic id (16 bytes) -> partition indexes, ascending, never empty
+
+_GROUP, _MEMBER = records.CONSUMER_GROUP_METADATA, records.CONSUMER_GROUP_MEMBER_METADATA
+_TARGET_EPOCH, _TARGET = records.CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA, records.CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER
+_CURRENT = records.CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT
+_Classic = _MEMBER.value.cls.ClassicMemberMetadata
+
+
+class ClassicMetadata(msgspec.Struct, frozen=True):
+    """Of a member that speaks the classic protocol. `protocols`: (name, metadata), most wanted first."""
+
+    session_timeout_ms: int
+    protocols: tuple[tuple[str, bytes], ...]
+
+
+class Description(msgspec.Struct, frozen=True):
+    """What a member says of itself."""
+
+    instance_id: str | None
+    rack_id: str | None
+    client_id: str
+    client_host: str
+    topic_names: tuple[str, ...]  # sorted
+    topic_regex: str | None
+    rebalance_timeout_ms: int
+    server_assignor: str | None
+    classic: ClassicMetadata | None = None
+
+
+class Current(msgspec.Struct, frozen=True):
+    """What a member holds."""
+
+    epoch: int
+    previous_epoch: int
+    state: int
+    assigned: Partitions
+    revoking: Partitions
+
+
+def group_record(group_id: str, epoch: int, metadata_hash: int) -> KeyValue:
+    return _GROUP.encode_key(group_id), _GROUP.encode_value(_GROUP.value.cls(epoch=epoch, metadata_hash=metadata_hash))
+
+
+def decode_group(value: bytes) -> tuple[int, int]:
+    """(epoch, metadata hash)."""
+    record = _GROUP.decode_value(value)
+    return record.epoch, record.metadata_hash
+
+
+def member_record(group_id: str, member_id: str, member: Description) -> KeyValue:
+    classic = member.classic
+    value = _MEMBER.value.cls(
+        instance_id=member.instance_id,
+        rack_id=member.rack_id,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        subscribed_topic_names=list(member.topic_names),
+        subscribed_topic_regex=member.topic_regex,
+        rebalance_timeout_ms=member.rebalance_timeout_ms,
+        server_assignor=member.server_assignor,
+        classic_member_metadata=None
+        if classic is None
+        else _Classic(
+            session_timeout_ms=classic.session_timeout_ms,
+            supported_protocols=[_MEMBER.value.cls.Protocol(name=name, metadata=metadata) for name, metadata in classic.protocols],
+        ),
+    )
+    return _MEMBER.encode_key(group_id, member_id), _MEMBER.encode_value(value)
+
+
+def decode_member(value: bytes) -> Description:
+    record = _MEMBER.decode_value(value)
+    classic = record.classic_member_metadata
+    return Description(
+        record.instance_id,
+        record.rack_id,
+        record.client_id,
+        record.client_host,
+        tuple(sorted(set(record.subscribed_topic_names))),
+        record.subscribed_topic_regex or None,
+        record.rebalance_timeout_ms,
+        record.server_assignor,
+        None if classic is None else ClassicMetadata(classic.session_timeout_ms, tuple((one.name, one.metadata) for one in classic.supported_protocols)),
+    )
+
+
+def target_epoch_record(group_id: str, epoch: int) -> KeyValue:
+    return _TARGET_EPOCH.encode_key(group_id), _TARGET_EPOCH.encode_value(_TARGET_EPOCH.value.cls(assignment_epoch=epoch))
+
+
+def decode_target_epoch(value: bytes) -> int:
+    return _TARGET_EPOCH.decode_value(value).assignment_epoch
+
+
+def target_record(group_id: str, member_id: str, partitions: Partitions) -> KeyValue:
+    value = _TARGET.value.cls(topic_partitions=_listed(partitions, _TARGET.value.cls.TopicPartition))
+    return _TARGET.encode_key(group_id, member_id), _TARGET.encode_value(value)
+
+
+def decode_target(value: bytes) -> Partitions:
+    return _partitions(_TARGET.decode_value(value).topic_partitions)
+
+
+def current_record(group_id: str, member_id: str, current: Current) -> KeyValue:
+    cls = _CURRENT.value.cls
+    value = cls(
+        member_epoch=current.epoch,
+        previous_member_epoch=current.previous_epoch,
+        state=current.state,
+        assigned_partitions=_listed(current.assigned, cls.TopicPartitions),
+        partitions_pending_revocation=_listed(current.revoking, cls.TopicPartitions),
+    )
+    return _CURRENT.encode_key(group_id, member_id), _CURRENT.encode_value(value)
+
+
+def decode_current(value: bytes) -> Current:
+    record = _CURRENT.decode_value(value)
+    return Current(record.member_epoch, record.previous_member_epoch, record.state, _partitions(record.assigned_partitions), _partitions(record.partitions_pending_revocation))
+
+
+def group_tombstones(group_id: str) -> list[KeyValue]:
+    """Of the group itself, without its members."""
+    types = (_TARGET_EPOCH, records.CONSUMER_GROUP_PARTITION_METADATA, _GROUP)
+    return [(one.encode_key(group_id), None) for one in types]
+
+
+def member_tombstones(group_id: str, member_id: str) -> list[KeyValue]:
+    return [(one.encode_key(group_id, member_id), None) for one in (_CURRENT, _TARGET, _MEMBER)]
+
+
+def decode_key(key: bytes) -> tuple[int, str]:
+    """(type, member id or expression, "" for records of the group itself); the type must be one of KEY_TYPES. Raises ValueError."""
+    kind = records.key_type_of(key)
+    decoded = records.CONSUMER_GROUP_TYPES[kind].decode_key(key)
+    return kind, getattr(decoded, "member_id", "")
+
+
+def _listed(partitions: Partitions, cls: type) -> list:
+    return [cls(topic_id=topic_id, partitions=list(indexes)) for topic_id, indexes in partitions.items()]
+
+
+def _partitions(listed: list) -> Partitions:
+    found: Partitions = {}
+    for one in listed:
+        indexes = one.partitions
+        if one.topic_id in found or any(index < 0 for index in indexes) or len(set(indexes)) != len(indexes):
+            raise ValueError("an assignment names a topic or partition twice, or a partition below 0")
+        if indexes:
+            found[one.topic_id] = tuple(sorted(indexes))
+    return found

@@ -1,0 +1,123 @@
+"""What the members of a group subscribe to, as the topics that exist now. Members that subscribe to the same share one entry, so what counts is how many different
+subscriptions there are, not how many members.
+
+Invariants (check())
+    N1  an entry's count is the number of members that subscribe so; nobody: no entry
+    N2  entries are resolved against the same version of the topics
+    N3  `partition_counts` has exactly the topics that some entry resolves to
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable
+
+from mqd.group.consumer_cluster import Cluster
+from mqd.group.regex import BadExpression
+
+Key = tuple[tuple[str, ...], str | None]  # (topic names, sorted; expression)
+
+
+class Entry:
+    __slots__ = ("count", "names", "topic_ids")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.names: frozenset[str] = frozenset()  # of topics that exist
+        self.topic_ids: frozenset[bytes] = frozenset()
+
+
+class Subscriptions:
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._entries: dict[Key, Entry] = {}
+        self._version: Hashable = None
+        self._counts: dict[bytes, int] | None = None
+        self._hash: int | None = None
+
+    def add(self, key: Key) -> Entry:
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._entries[key] = Entry()
+            if self._version is not None:
+                self._resolve(key, entry)
+            self._forget()
+        entry.count += 1
+        return entry
+
+    def remove(self, key: Key) -> None:
+        entry = self._entries[key]
+        entry.count -= 1
+        if not entry.count:
+            del self._entries[key]
+            self._forget()
+
+    def find(self, key: Key) -> Entry:
+        return self._entries[key]
+
+    def is_current(self) -> bool:
+        return self._version == self._cluster.version
+
+    def refresh(self) -> None:
+        """Against the topics as they are now."""
+        self._version = self._cluster.version
+        for key, entry in self._entries.items():
+            self._resolve(key, entry)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._counts = self._hash = None
+
+    def _resolve(self, key: Key, entry: Entry) -> None:
+        names, regex = key
+        found = {name for name in names if self._cluster.topic(name) is not None}
+        if regex is not None:
+            try:
+                found |= self._cluster.matcher.matching(regex, self._cluster.names())
+            except BadExpression:
+                pass  # loaded from a log of another broker, whose expressions are not ours: it matches nothing
+        topics = {name: topic for name in found if (topic := self._cluster.topic(name)) is not None}
+        entry.names = frozenset(topics)
+        entry.topic_ids = frozenset(topic.topic_id for topic in topics.values())
+
+    def _topics(self) -> dict[str, tuple[bytes, int]]:
+        found: dict[str, tuple[bytes, int]] = {}
+        for entry in self._entries.values():
+            for name in entry.names:
+                if name not in found:
+                    topic = self._cluster.topic(name)
+                    assert topic is not None, "the topics changed during an event"
+                    found[name] = topic
+        return found
+
+    @property
+    def partition_counts(self) -> dict[bytes, int]:
+        """Topic id -> partitions, of every topic that somebody subscribes to."""
+        if self._counts is None:
+            self._counts = dict(self._topics().values())
+        return self._counts
+
+    @property
+    def hash(self) -> int:
+        """Of everything that an assignment follows from: the topics, their partitions, and what each expression matches. 64 bits with a sign, never 0."""
+        if self._hash is None:
+            digest = hashlib.blake2b(digest_size=8)
+            for name, (topic_id, count) in sorted(self._topics().items()):
+                digest.update(b"%b\0%b%d\n" % (name.encode(), topic_id, count))
+            for (names, regex), entry in sorted(self._entries.items(), key=lambda item: (item[0][0], item[0][1] or "")):
+                if regex is not None:
+                    digest.update(b"%b\0%b\n" % (",".join(names).encode() + b"/" + regex.encode(), ",".join(sorted(entry.names)).encode()))
+            self._hash = int.from_bytes(digest.digest(), "big", signed=True) or 1
+        return self._hash
+
+    def all_names(self) -> frozenset[str]:
+        """Subscribed to by name or by expression; topics that do not exist count when they are named."""
+        return frozenset().union(*(entry.names | frozenset(key[0]) for key, entry in self._entries.items()))
+
+    def check(self, keys: list[Key]) -> None:
+        counts: dict[Key, int] = {}
+        for key in keys:
+            counts[key] = counts.get(key, 0) + 1
+        assert counts == {key: entry.count for key, entry in self._entries.items()}, "N1"
+        if self._counts is not None and self.is_current():
+            assert self._counts.keys() == {topic_id for entry in self._entries.values() for topic_id in entry.topic_ids}, "N3"

@@ -1,0 +1,76 @@
+"""Subscriptions by regular expression (KIP-848: SubscribedTopicRegex, RE2 syntax), matched against whole topic names.
+
+Expressions come from anybody who can join a group, so they run in RE2: time linear in the name's length, memory bounded by REGEX_MEMORY_BYTES, no backtracking. A
+name is matched once for each expression; when the topics change only new names are. Internal topics match no expression: a group that reads `.*` and commits would read
+its own commits for ever. To read one, subscribe to it by name.
+
+Bounds: REGEX_CHARS_MAX for one expression; CACHE_MAX expressions are remembered, the least recently used one is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Set
+
+REGEX_CHARS_MAX = 10_000
+REGEX_MEMORY_BYTES = 1 << 20
+CACHE_MAX = 1024
+
+
+class BadExpression(ValueError):
+    """Not a regular expression of RE2, or too large; the text says what is wrong."""
+
+
+def compile_regex(expression: str) -> Callable[[str], object]:
+    """A function that is truthy for names that match as a whole. Raises BadExpression."""
+    import re2  # only who uses expressions pays for it
+
+    if len(expression) > REGEX_CHARS_MAX:
+        raise BadExpression(f"it has {len(expression)} characters, at most {REGEX_CHARS_MAX} are allowed")
+    options = re2.Options()
+    options.log_errors = False
+    options.never_capture = True
+    options.max_mem = REGEX_MEMORY_BYTES
+    try:
+        return re2.compile(expression, options).fullmatch
+    except (re2.error, UnicodeError) as error:
+        reason = error.args[0] if error.args else error
+        raise BadExpression(reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)) from None
+
+
+class _Known:
+    __slots__ = ("matching", "matches", "seen")
+
+    def __init__(self, matches: Callable[[str], object]) -> None:
+        self.matches = matches
+        self.seen: Set[str] = frozenset()
+        self.matching: frozenset[str] = frozenset()
+
+
+class RegexMatcher:
+    """Which topic names match which expression; shared by all groups of a process."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+
+    def check(self, expression: str) -> None:
+        """Raises BadExpression."""
+        self._find(expression)
+
+    def matching(self, expression: str, names: frozenset[str]) -> frozenset[str]:
+        """`names`: all topics; the same object while they do not change. Raises BadExpression."""
+        known = self._find(expression)
+        if known.seen is not names:
+            known.matching = (known.matching & names) | {name for name in names - known.seen if known.matches(name)}
+            known.seen = names
+        return known.matching
+
+    def _find(self, expression: str) -> _Known:
+        known = self._known.get(expression)
+        if known is None:
+            known = self._known[expression] = _Known(compile_regex(expression))
+            if len(self._known) > CACHE_MAX:
+                self._known.popitem(last=False)
+        else:
+            self._known.move_to_end(expression)
+        return known
