@@ -43,6 +43,9 @@ RESPONSE_NONE = lib.MQD_RESPONSE_NONE
 PRODUCE_CONTROL = lib.MQD_PRODUCE_CONTROL
 PRODUCE_ACKS_ALL = lib.MQD_PRODUCE_ACKS_ALL
 PRODUCE_ACKS_NONE = lib.MQD_PRODUCE_ACKS_NONE
+CHECK_TRANSACTION = lib.MQD_CHECK_TRANSACTION
+CHECK_RECORDS = lib.MQD_CHECK_RECORDS
+RECORD_ERROR_COUNT_MAX = lib.MQD_RECORD_ERROR_COUNT_MAX
 
 E_LAYOUT = lib.MQD_E_LAYOUT
 E_CORRUPT = lib.MQD_E_CORRUPT
@@ -197,6 +200,15 @@ class RecordPlaces:
         lib.mqd_records_place(memory, len(memory), end_offset, walk, self._out, self._capacity)
         places = numpy.frombuffer(self._bytes, numpy.int32, 4 * walk.record_count).reshape(-1, 4)
         return WalkStop(walk.stop), walk.position, walk.next_offset, places
+
+
+def records_unkeyed(records: Any, record_count: int, unkeyed_count_max: int) -> tuple[int, list[int]]:
+    """How many of the uncompressed records have no key, and the places of the first of them. ValueError when the bytes are not that many records."""
+    memory, unkeyed, reason = _bytes_of(records, writable=False), ffi.new("int32_t[]", unkeyed_count_max), ffi.new("const char **")
+    count = lib.mqd_records_unkeyed(memory, len(memory), record_count, unkeyed, unkeyed_count_max, reason)
+    if count < 0:
+        raise ValueError(ffi.string(reason[0]).decode())
+    return count, list(unkeyed[0 : min(count, unkeyed_count_max)])
 
 
 # -- files that Python keeps beside the log --------------------------------------------------------------------------------
@@ -610,6 +622,122 @@ class Partition:
         return self.pointer
 
 
+CompactState = IntEnum("CompactState", _enumeration("mqd_compact_state", "MQD_COMPACT_"))
+
+
+class CompactOptions(msgspec.Struct, kw_only=True):
+    """struct mqd_compact_options."""
+
+    first_dirty_offset: int
+    clean_count: int
+    now_ms: int
+    delete_retention_ms: int
+    snapshot_offset: int = -1
+    end_position: int = -1
+    map_bytes: int = 128 << 20
+    map_load_percent: int = 90
+    index_interval_bytes: int = 4096
+
+
+class CompactFigures(msgspec.Struct):
+    """struct mqd_compact_figures."""
+
+    read_bytes: int = 0
+    written_bytes: int = 0
+    records_read: int = 0
+    records_kept: int = 0
+    records_without_key: int = 0
+    batches_read: int = 0
+    batches_whole: int = 0
+    batches_rebuilt: int = 0
+    batches_emptied: int = 0
+    batches_dropped: int = 0
+    mapped_keys: int = 0
+    mapped_end: int = 0
+    clean_count: int = 0
+    map_full: int = 0
+
+
+class CompactGroup(msgspec.Struct):
+    size_bytes: int
+    changed: bool
+    has_transactions: bool
+
+
+class Compaction:
+    """One compaction of a partition's sealed segments; the order of calls: native/mqd_compact_api.h. One thread at a time.
+
+    Raises NativeError: E_CORRUPT (this log cannot be compacted), E_FULL, E_STALE (look again later), or the system's errno."""
+
+    def __init__(self, directory: str | os.PathLike[str], bases: Sequence[int], options: CompactOptions):
+        told = _copy_in(options, ffi.new("struct mqd_compact_options *"))
+        told.segment_count = len(bases)
+        self._work = ffi.new("struct mqd_compact_work *")
+        self._compact = lib.mqd_compact_open(os.fsencode(directory), list(bases), told)
+        if self._compact == ffi.NULL:
+            raise _error(directory)
+
+    def step(self, bytes_max: int) -> int:
+        """CompactState. `done_bytes` tells what was read and written; after DECOMPRESS and COMPRESS, `question` is to be answered by give()."""
+        return _check(lib.mqd_compact_step(self._open(), bytes_max, self._work))
+
+    def give(self, data: bytes) -> int:
+        memory = _bytes_of(data, writable=False)
+        return _check(lib.mqd_compact_give(self._open(), memory, len(memory), self._work))
+
+    @property
+    def done_bytes(self) -> int:
+        return self._work.done_bytes
+
+    @property
+    def question(self) -> tuple[int, bytes]:
+        """(codec, data)."""
+        return self._work.codec, ffi.buffer(self._work.bytes, self._work.size_bytes)[:] if self._work.size_bytes else b""
+
+    def group_begin(self, first: int, count: int) -> None:
+        """`first`: number in `bases`."""
+        _check(lib.mqd_compact_group_begin(self._open(), first, count))
+
+    def group_end(self) -> CompactGroup:
+        group = ffi.new("struct mqd_compact_group *")
+        _check(lib.mqd_compact_group_end(self._open(), group))
+        return CompactGroup(group.size_bytes, bool(group.changed), bool(group.has_transactions))
+
+    def figures(self) -> CompactFigures:
+        figures = ffi.new("struct mqd_compact_figures *")
+        lib.mqd_compact_look(self._open(), figures)
+        return CompactFigures(*[getattr(figures, name) for name in CompactFigures.__struct_fields__])
+
+    def close(self) -> None:
+        """What is half written is thrown away."""
+        if self._compact != ffi.NULL:
+            lib.mqd_compact_close(self._compact)
+            self._compact = ffi.NULL
+
+    def _open(self) -> Any:
+        if self._compact == ffi.NULL:
+            raise NativeError(E_INVALID, "this compaction was closed")
+        return self._compact
+
+
+def compact_swap_prepare(directory: str | os.PathLike[str], base_offset: int, old_bases: Sequence[int], has_transactions: bool) -> None:
+    """From here on a crash finishes the swap; before, it undoes it."""
+    _check(lib.mqd_compact_swap_prepare(os.fsencode(directory), base_offset, list(old_bases), len(old_bases), has_transactions), directory)
+
+
+def compact_swap_install(directory: str | os.PathLike[str], base_offset: int) -> None:
+    _check(lib.mqd_compact_swap_install(os.fsencode(directory), base_offset), directory)
+
+
+def compact_swap_finish(directory: str | os.PathLike[str], base_offset: int) -> None:
+    _check(lib.mqd_compact_swap_finish(os.fsencode(directory), base_offset), directory)
+
+
+def compact_swap_undo(directory: str | os.PathLike[str], base_offset: int) -> None:
+    """Instead of prepare: the new files go."""
+    _check(lib.mqd_compact_swap_undo(os.fsencode(directory), base_offset), directory)
+
+
 class ReactorOptions(msgspec.Struct, kw_only=True):
     """struct mqd_reactor_options; `arenas` by endpoint, None = has none, the own one writable."""
 
@@ -735,6 +863,10 @@ class Reactor:
 
     def roll(self, token: int, slot: int) -> None:
         _check(lib.mqd_reactor_roll(self._reactor, token, slot))
+
+    def segments_replaced(self, token: int, slot: int, first: int, last: int) -> None:
+        """Compaction made one segment, named by `first`, of those from `first` to `last`; first == last: readers look anew, no more. E_STALE: not these."""
+        _check(lib.mqd_reactor_segments_replaced(self._reactor, token, slot, first, last))
 
     def set_leader_epoch(self, token: int, slot: int, leader_epoch: int) -> None:
         _check(lib.mqd_reactor_set_leader_epoch(self._reactor, token, slot, leader_epoch))

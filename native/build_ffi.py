@@ -7,13 +7,14 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
+HEADERS = ("mqd_native.h", "mqd_compact_api.h")
 
 
 def declarations() -> str:
     """The public header as cffi's parser wants it: no C-only lines, no include guard."""
-    text = (HERE / "mqd_native.h").read_text()
+    text = "".join((HERE / name).read_text() for name in HEADERS)
     text = re.sub(r"/\* MQD_CDEF_OFF \*/.*?/\* MQD_CDEF_ON \*/", "", text, flags=re.S)
-    return re.sub(r"^#(ifndef|endif|define MQD_NATIVE_H).*$", "", text, flags=re.M)
+    return re.sub(r"^#(ifndef|endif|define MQD_(NATIVE|COMPACT_API)_H).*$", "", text, flags=re.M)
 
 
 sources = sorted(os.path.relpath(path, HERE.parent) for path in HERE.glob("*.c"))
@@ -21,7 +22,7 @@ ffibuilder = FFI()
 ffibuilder.cdef(declarations())
 ffibuilder.set_source(
     "mqd._native",
-    '#include "mqd_native.h"',
+    "".join(f'#include "{name}"\n' for name in HEADERS),
     sources=sources,
     include_dirs=["native"],
     depends=sorted(os.path.relpath(path, HERE.parent) for path in HERE.glob("*.h")),

@@ -10,6 +10,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "mqd_compact_api.h"
 #include "mqd_reactor.h"
 
 /* ---- events ---- */
@@ -168,6 +169,28 @@ static void partition_close(struct mqd_reactor *r, const struct mqd_command *com
     mqd_owned_maybe_close(r, owned);
 }
 
+/* Readers of all workers list the partition's segments again, and let go of what is gone. */
+static void look_anew(struct mqd_reactor *r, uint32_t number)
+{
+    struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, number);
+    mqd_fetch_add(&slot->segments_generation, 1);
+    mqd_fetch_add(&r->header->segments_generation, 1);
+    for (uint32_t worker = 0; worker < mqd_control_worker_count(r->options.control); worker++) {
+        struct mqd_descriptor note = {.kind = MQD_LINK_HW_CHANGED, .slot = number}; /* wakes it: it drops descriptors of deleted segments */
+        if (worker != r->options.self)
+            mqd_forward_send(r, worker, &note);
+    }
+}
+
+/* Compaction: the files are in place (offset == last_offset: those of the segments that went are deleted). */
+static void segments_replaced(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command)
+{
+    int gone = mqd_partition_replace_segments(owned->partition, command->offset, command->last_offset);
+    if (gone >= 0)
+        look_anew(r, command->slot);
+    mqd_command_done(r, command->token, gone < 0 ? MQD_E_STALE : 0, command->slot, gone, NULL, gone < 0 ? mqd_error_message() : "");
+}
+
 static void advance_start(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command)
 {
     struct mqd_positions positions;
@@ -177,15 +200,8 @@ static void advance_start(struct mqd_reactor *r, struct mqd_owned *owned, const 
     int dropped = mqd_partition_advance_start(owned->partition, offset);
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, command->slot);
     mqd_owner_publish(r, owned);
-    if (dropped > 0 || again) {
-        mqd_fetch_add(&slot->segments_generation, 1);
-        mqd_fetch_add(&r->header->segments_generation, 1);
-        for (uint32_t worker = 0; worker < mqd_control_worker_count(r->options.control); worker++) {
-            struct mqd_descriptor note = {.kind = MQD_LINK_HW_CHANGED, .slot = command->slot}; /* wakes it: it drops descriptors of deleted segments */
-            if (worker != r->options.self)
-                mqd_forward_send(r, worker, &note);
-        }
-    }
+    if (dropped > 0 || again)
+        look_anew(r, command->slot);
     mqd_partition_positions(owned->partition, &positions);
     mqd_command_done(r, command->token, 0, command->slot, positions.log_start_offset, NULL, "");
 }
@@ -231,6 +247,9 @@ static void with_owned(struct mqd_reactor *r, const struct mqd_command *command)
         return;
     case MQD_COMMAND_ROLL:
         roll(r, owned, command);
+    case MQD_COMMAND_SEGMENTS_REPLACED:
+        segments_replaced(r, owned, command);
+        return;
         return;
     case MQD_COMMAND_SET_OPTIONS:
         mqd_partition_set_options(owned->partition, &command->options);
@@ -399,6 +418,12 @@ int mqd_reactor_roll(struct mqd_reactor *r, uint64_t token, uint32_t slot)
 {
     return post_slot(r, MQD_COMMAND_ROLL, token, slot, 0);
 }
+int mqd_reactor_segments_replaced(struct mqd_reactor *r, uint64_t token, uint32_t slot, int64_t first, int64_t last)
+{
+    struct mqd_command command = {.kind = MQD_COMMAND_SEGMENTS_REPLACED, .token = token, .slot = slot, .offset = first, .last_offset = last};
+    return check_slot(slot) < 0 ? -1 : post(r, &command);
+}
+
 
 int mqd_reactor_set_leader_epoch(struct mqd_reactor *r, uint64_t token, uint32_t slot, int32_t leader_epoch)
 {

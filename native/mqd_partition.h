@@ -78,6 +78,10 @@ int mqd_partition_roll(struct mqd_partition *partition, int64_t now_ms);
 /* New log start, at most log end; whole segments below it leave the list (files stay; names below the returned base offset may be unlinked). Returns
  * 1 when segments were dropped, else 0. */
 int mqd_partition_advance_start(struct mqd_partition *partition, int64_t offset);
+/* Compaction made one segment, named by `first`, of those from `first` to `last` (both inclusive): the others leave the list. All of them must be sealed, and lie wholly
+ * below the high watermark and what is flushed. Returns how many left it; -1 MQD_E_STALE: they are not (all) in the list any more. In mqd_compact_swap.c. */
+int mqd_partition_replace_segments(struct mqd_partition *partition, int64_t first, int64_t last);
+int mqd_partition_may_replace(const struct mqd_partition *partition, int64_t first, int64_t last);
 void mqd_partition_set_options(struct mqd_partition *partition, const struct mqd_log_options *options);
 const struct mqd_log_options *mqd_partition_options(const struct mqd_partition *partition);
 void mqd_partition_set_leader_epoch(struct mqd_partition *partition, int32_t leader_epoch);

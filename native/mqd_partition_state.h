@@ -68,6 +68,7 @@ struct mqd_partition {
     struct mqd_log_options options;
     int32_t leader_epoch;
     bool fenced;
+    bool has_gaps;              /* offsets may be missing between batches: it is, or was, compacted */
     int64_t log_start_offset, log_end_offset;
     int64_t *segments;
     uint32_t segment_count, segment_capacity;

@@ -358,13 +358,14 @@ struct mqd_control_entry { struct mqd_request *request; uint32_t sequence; uint3
 
 enum mqd_command_kind {
     MQD_COMMAND_LOG_DIR, MQD_COMMAND_LOG_DIR_FULL, MQD_COMMAND_TOPIC_PUT, MQD_COMMAND_TOPIC_REMOVE, MQD_COMMAND_PARTITION_OPEN, MQD_COMMAND_PARTITION_CLOSE,
-    MQD_COMMAND_SET_OPTIONS, MQD_COMMAND_ADVANCE_START, MQD_COMMAND_ROLL, MQD_COMMAND_SET_LEADER_EPOCH, MQD_COMMAND_ENDPOINT_DIED
+    MQD_COMMAND_SET_OPTIONS, MQD_COMMAND_ADVANCE_START, MQD_COMMAND_ROLL, MQD_COMMAND_SET_LEADER_EPOCH, MQD_COMMAND_ENDPOINT_DIED,
+    MQD_COMMAND_SEGMENTS_REPLACED
 };
 struct mqd_command {
     uint32_t kind;
     uint64_t token;
     uint32_t slot, number;
-    int64_t offset;
+    int64_t offset, last_offset;
     uint8_t topic_id[16];
     char *text;
     uint32_t *slots;

@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "mqd_compact.h"
 #include "mqd_error.h"
 #include "mqd_file.h"
 
@@ -192,7 +193,7 @@ static int tail_walk(struct recovery *recovery, struct tail *tail, struct bounds
     if (mqd_index_load(&tail->index, recovery->partition->path, tail->base_offset, tail->file_bytes, bounds.index_end, bounds.intact, &start) < 0 ||
         tail_start(tail, &walk, &start, bounds.crc_from_offset) < 0)
         return -1;
-    walk.gaps_allowed = recovery->partition->options.compacted;
+    walk.gaps_allowed = recovery->partition->has_gaps;
     int result = tail_walk_from(recovery, tail, &walk, bounds.trusted_below, bounds.cut_offset);
     recovery->io->scanned_bytes += walk.read_bytes;
     mqd_walk_end(&walk);
@@ -313,7 +314,7 @@ static bool continues(const struct recovery *recovery, const struct tail *tail, 
     if (!tail->sound || i + 1 == recovery->listing.log_count)
         return false;
     int64_t next_base = recovery->listing.logs[i + 1];
-    return tail->next_offset == next_base || (recovery->partition->options.compacted && tail->next_offset < next_base);
+    return tail->next_offset == next_base || (recovery->partition->has_gaps && tail->next_offset < next_base);
 }
 
 /* The tail at listing position i is where the log ends. 1: done; 0: this mode's trust was misplaced; -1 error. Takes the tail's fd unless 0. */
@@ -536,6 +537,9 @@ struct mqd_partition *mqd_partition_open(const char *path, const struct mqd_log_
     int result = make_directory(path);
     if (result == 0)
         result = mqd_listing_read(&recovery.listing, path);
+    partition->has_gaps = options->compacted || mqd_compact_has_gaps(path);
+    if (result == 0)
+        result = mqd_compact_recover(path);
     if (result == 0)
         result = open_recovered(&recovery, now_ms);
     mqd_listing_free(&recovery.listing);

@@ -241,7 +241,7 @@ static int walk_segment(struct replay *replay, uint32_t i, int64_t from_offset)
     struct mqd_walk walk;
     struct mqd_index_entry start = start_of(fd, partition->path, base_offset, from_offset, status.st_size);
     int result = mqd_walk_begin(&walk, fd, base_offset, start.position, base_offset + start.relative_offset, status.st_size, INT64_MAX);
-    walk.gaps_allowed = partition->options.compacted;
+    walk.gaps_allowed = partition->has_gaps;
     if (result == 0)
         result = replay_walk(replay, &walk);
     mqd_walk_end(&walk);

@@ -1,0 +1,85 @@
+"""The blocking steps of one partition's compaction: what runs on the cleaner's thread. Each returns soon: after about STEP_BYTES, or one file's flush."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from mqd import native
+from mqd.log import segments
+from mqd.log.batches import HEADER_BYTES, CorruptBatch, parse_header
+from mqd.log.compaction import Stored
+from mqd.log.segments import TimestampCache
+from mqd.protocol.compression import compress, decompress
+from mqd.protocol.errors import ProtocolError
+
+STEP_BYTES = 4 << 20
+
+
+class Uncleanable(Exception):
+    """The log holds something that cannot be read: it stays as it is."""
+
+
+def list_stored(path: Path, active_base: int, cache: TimestampCache, dirty_from: int) -> list[Stored]:
+    """Ascending, the active one last. First timestamps of those that may be dirty. Raises OSError."""
+    found = segments.list_segments(path, active_base, cache)
+    ends = [one.base_offset for one in found[1:]] + [1 << 63]
+    return [
+        Stored(one, _first_timestamp_ms(segments.segment_path(path, one.base_offset)) if end > dirty_from else -1, _size(segments.segment_path(path, one.base_offset, ".index")))
+        for one, end in zip(found, ends, strict=True)
+    ]
+
+
+def _first_timestamp_ms(path: Path) -> int:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(HEADER_BYTES)
+        return parse_header(data, 0, 0).max_timestamp_ms if len(data) == HEADER_BYTES else -1
+    except (FileNotFoundError, CorruptBatch):
+        return -1
+
+
+def _size(path: Path) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0
+
+
+def newest_snapshot(path: Path) -> int:
+    """Offset of the newest producer snapshot; -1 = none."""
+    with os.scandir(path) as entries:
+        return max((int(entry.name[:20]) for entry in entries if entry.name.endswith(".snapshot") and entry.name[:20].isdigit()), default=-1)
+
+
+def advance(compaction: native.Compaction, bytes_max: int = STEP_BYTES) -> tuple[bool, int]:
+    """Whether this half, or group, is done; and the bytes read and written. Raises Uncleanable, NativeError."""
+    moved = 0
+    try:
+        state = compaction.step(bytes_max)
+        moved += compaction.done_bytes
+        while state in (native.CompactState.DECOMPRESS, native.CompactState.COMPRESS):
+            state = compaction.give(_answer(state, *compaction.question))
+            moved += compaction.done_bytes
+            if state == native.CompactState.MORE and moved < bytes_max:
+                state = compaction.step(bytes_max - moved)
+                moved += compaction.done_bytes
+    except native.NativeError as error:
+        if error.code in (native.E_CORRUPT, native.E_FULL):
+            raise Uncleanable(error.strerror) from error
+        raise
+    return state == native.CompactState.DONE, moved
+
+
+def _answer(state: int, codec: int, data: bytes) -> bytes:
+    if state == native.CompactState.COMPRESS:
+        return compress(codec, data)
+    try:
+        return decompress(codec, data)
+    except ProtocolError as error:
+        raise Uncleanable(f"a batch cannot be decompressed: {error}") from error
+
+
+def replaced(path: Path, bases: Sequence[int], has_transactions: bool) -> None:
+    """The new files of the first of `bases` take its place, durably: from here on a crash finishes the swap."""
+    native.compact_swap_prepare(path, bases[0], bases[1:], has_transactions)
+    native.compact_swap_install(path, bases[0])
