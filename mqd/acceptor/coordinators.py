@@ -116,6 +116,9 @@ class Coordinators:
     def _each(self) -> Iterable[Coordinator]:
         return (self.groups,) if self.transactions is None else (self.groups, self.transactions)
 
+    def of_topic(self, name: str) -> Coordinator | None:
+        return next((coordinator for coordinator in self._each() if coordinator.topic == name), None)
+
     def start(self) -> None:
         for coordinator in self._each():
             coordinator.start()

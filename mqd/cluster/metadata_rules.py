@@ -22,7 +22,7 @@ from mqd.cluster.metadata_records import (
     TopicRemoved,
     TopicState,
 )
-from mqd.cluster.metadata_state import MetadataState, collision_key
+from mqd.cluster.metadata_state import INTERNAL_TOPICS, MetadataState, collision_key
 from mqd.protocol.errors import ErrorCode
 
 TOPIC_NAME_CHARS_MAX = 249
@@ -83,6 +83,12 @@ def _existing(state: MetadataState, name: str) -> TopicState:
     if topic is None:
         raise Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
     return topic
+
+
+def _check_not_internal(name: str, verb: str) -> None:
+    """Names of groups and transactional ids are spread over the partitions of these topics: without them, or with another number of them, nothing would be found again."""
+    if name in INTERNAL_TOPICS:
+        raise Refusal(ErrorCode.POLICY_VIOLATION, f"The internal topic {name} cannot be {verb}: committed offsets and transactions of all clients are in it.")
 
 
 # -- create, extend, delete ------------------------------------------------------------------------------------------------------
@@ -209,6 +215,7 @@ def _place(state: MetadataState, assignments: Sequence[tuple[int, ...]], first_i
 
 def add_partitions(state: MetadataState, change: messages.AddPartitions, place: Placement) -> list[Record]:
     topic = _existing(state, change.name)
+    _check_not_internal(topic.name, "extended")
     current = len(topic.partitions)
     if change.partition_count == current:
         raise Refusal(ErrorCode.INVALID_PARTITIONS, f"Topic already has {current} partition(s).")
@@ -230,9 +237,12 @@ def delete_topic(state: MetadataState, change: messages.DeleteTopic, place: Plac
     if not rules.broker_value("delete.topic.enable", state.broker_config(place.node_id)):
         raise Refusal(ErrorCode.TOPIC_DELETION_DISABLED, "Topic deletion is disabled (delete.topic.enable=false).")
     if change.name is not None:
-        return [TopicRemoved(_existing(state, change.name).topic_id)]
+        topic_id = _existing(state, change.name).topic_id
+        _check_not_internal(change.name, "deleted")
+        return [TopicRemoved(topic_id)]
     if change.topic_id is None or change.topic_id not in state.topics_by_id:
         raise Refusal(ErrorCode.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.")
+    _check_not_internal(state.topics_by_id[change.topic_id], "deleted")
     return [TopicRemoved(change.topic_id)]
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers import config_entries
 from mqd.cluster import controller_messages as messages
+from mqd.cluster.metadata_state import INTERNAL_TOPICS
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import CreateTopicsRequest, CreateTopicsResponse
@@ -22,6 +23,8 @@ async def handle(context: Context, header: RequestHeader, request: CreateTopicsR
 async def _create(broker: Broker, topic: CreateTopicsRequest.Topic, count: int, request: CreateTopicsRequest) -> CreateTopicsResponse.TopicResult:
     if count > 1:
         return _refused(topic.name, ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+    if topic.name in INTERNAL_TOPICS and topic.name not in broker.metadata.topics:
+        return _refused(topic.name, ErrorCode.INVALID_TOPIC_EXCEPTION, "An internal topic is made by the broker, when the first client needs it.")
     indexes = [assignment.partition_index for assignment in topic.assignments]
     if len(set(indexes)) != len(indexes):
         return _refused(topic.name, ErrorCode.INVALID_REPLICA_ASSIGNMENT, "A partition is assigned twice.")

@@ -28,6 +28,8 @@ async def _partition(broker: Broker, name: str, index: int, offset: int, timeout
     partition = broker.partition_of(name, index)
     if partition is None:
         return result(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    if broker.metadata.topics[name].internal:
+        return result(ErrorCode.INVALID_TOPIC_EXCEPTION)
     view = broker.view(partition)
     if view is None:
         return result(broker.unserved_error(partition))

@@ -6,6 +6,7 @@ error may be given again by the workers to everyone who asks the same from the s
 
 from mqd.acceptor.broker import OWNER_NONE, Broker, Context, log
 from mqd.cluster import controller_messages as messages
+from mqd.cluster.metadata_state import INTERNAL_TOPICS
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import MetadataRequest, MetadataResponse
@@ -65,6 +66,12 @@ async def _by_name(broker: Broker, name: str, may_create: bool) -> MetadataRespo
 
 async def _create(broker: Broker, name: str) -> int:
     """The error to tell while the topic is not there. Two clients that ask at once: the second one's creation is refused, and finds the first one's topic."""
+    if name in INTERNAL_TOPICS:
+        coordinator = broker.coordinators.of_topic(name) if broker.coordinators is not None else None
+        if coordinator is None:
+            return int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        await coordinator.ensure_topic()
+        return int(ErrorCode.LEADER_NOT_AVAILABLE)
     change = messages.CreateTopic(name, -1, -1, {}, {})
     answer = await broker.controller.request(change, CREATE_TIMEOUT_MS)
     if answer.error == 0 or answer.error in _RETRIABLE:
