@@ -198,7 +198,6 @@ static void advance_start(struct mqd_reactor *r, struct mqd_owned *owned, const 
     int64_t offset = command->offset < 0 || command->offset > positions.high_watermark ? positions.high_watermark : command->offset;
     bool again = offset == positions.log_start_offset; /* the files are gone now: descriptors that readers kept, or opened meanwhile, go too */
     int dropped = mqd_partition_advance_start(owned->partition, offset);
-    struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, command->slot);
     mqd_owner_publish(r, owned);
     if (dropped > 0 || again)
         look_anew(r, command->slot);
@@ -247,9 +246,9 @@ static void with_owned(struct mqd_reactor *r, const struct mqd_command *command)
         return;
     case MQD_COMMAND_ROLL:
         roll(r, owned, command);
+        return;
     case MQD_COMMAND_SEGMENTS_REPLACED:
         segments_replaced(r, owned, command);
-        return;
         return;
     case MQD_COMMAND_SET_OPTIONS:
         mqd_partition_set_options(owned->partition, &command->options);
@@ -418,12 +417,12 @@ int mqd_reactor_roll(struct mqd_reactor *r, uint64_t token, uint32_t slot)
 {
     return post_slot(r, MQD_COMMAND_ROLL, token, slot, 0);
 }
+
 int mqd_reactor_segments_replaced(struct mqd_reactor *r, uint64_t token, uint32_t slot, int64_t first, int64_t last)
 {
     struct mqd_command command = {.kind = MQD_COMMAND_SEGMENTS_REPLACED, .token = token, .slot = slot, .offset = first, .last_offset = last};
     return check_slot(slot) < 0 ? -1 : post(r, &command);
 }
-
 
 int mqd_reactor_set_leader_epoch(struct mqd_reactor *r, uint64_t token, uint32_t slot, int32_t leader_epoch)
 {
