@@ -16,6 +16,7 @@ from mqd.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
     from mqd.acceptor.coordinators import Coordinators
+    from mqd.acceptor.transactions import TransactionService
 
 OWNER_NONE = 65535
 DISK_THREADS = 4
@@ -41,10 +42,11 @@ class Controller(Protocol):
 class Address:
     """Where one client is connected; decides what it is told to connect to."""
 
-    __slots__ = ("listener_id", "local_ip", "local_port")
+    __slots__ = ("listener_id", "local_ip", "local_port", "peer_ip")
 
-    def __init__(self, listener_id: int = 0, local_ip: str = "", local_port: int = 0) -> None:
+    def __init__(self, listener_id: int = 0, local_ip: str = "", local_port: int = 0, peer_ip: str = "") -> None:
         self.listener_id, self.local_ip, self.local_port = listener_id, local_ip, local_port
+        self.peer_ip = peer_ip  # who it is; "": not known (IPv6)
 
 
 class ProducerIds:
@@ -74,6 +76,7 @@ class Broker:
         self.log_dirs = [Path(path) for path in config.get("log.dirs", "").split(",") if path]
         self.producer_ids = ProducerIds()
         self.coordinators: Coordinators | None = None  # set before the first request, where there is a link to write by
+        self.transactions: TransactionService | None = None  # set with them
         self.listeners = listeners
         self._advertised = configuration.advertised_listeners(config)
         self._disk = ThreadPoolExecutor(DISK_THREADS, "disk")

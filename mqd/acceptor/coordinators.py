@@ -107,7 +107,7 @@ class Coordinators:
                 TRANSACTION_STATE.name, transaction_cores, InternalPartitions(broker, TRANSACTION_STATE), self.log, self.clock.now_ms, carry_out
             )
         self.offsets_settings = offsets_settings(broker)
-        self.classic_settings = ClassicSettings()
+        self.classic_settings = classic_settings(broker)
         self._removed: set[str] = set()
 
     def _make_group(self, name: str) -> Core:
@@ -159,6 +159,15 @@ class Coordinators:
             await self.groups.write_marker(partition, producer_id, producer_epoch, coordinator_epoch, commit)
         else:
             await self.log.write_marker(topic, partition, producer_id, producer_epoch, coordinator_epoch, commit, self.clock.now_ms())
+
+
+def classic_settings(broker: Broker) -> ClassicSettings:
+    return ClassicSettings(
+        initial_rebalance_delay_ms=int(broker.broker_value("group.initial.rebalance.delay.ms")),  # type: ignore[arg-type]
+        min_session_timeout_ms=int(broker.broker_value("group.min.session.timeout.ms")),  # type: ignore[arg-type]
+        max_session_timeout_ms=int(broker.broker_value("group.max.session.timeout.ms")),  # type: ignore[arg-type]
+        max_size=int(broker.broker_value("group.max.size")),  # type: ignore[arg-type]
+    )
 
 
 def offsets_settings(broker: Broker) -> OffsetsSettings:

@@ -149,7 +149,16 @@ def _coordinators() -> list[Property]:
         Property("offsets.retention.check.interval.ms", "long", "600000", "How often a group's offsets are looked at for offsets.retention.minutes.", minimum=1),
         Property("offset.metadata.max.bytes", "int", "4096", "The longest text that a client may store with a committed offset.", minimum=0, maximum=32767),
         Property("offsets.commit.timeout.ms", "int", "5000", "How long a commit of offsets waits for the disk before it is answered with a retriable error.", minimum=1),
+        Property(
+            "group.initial.rebalance.delay.ms", "int", "300",
+            "How long the first rebalance of a group waits for more members, from the last one that joined (Kafka: 3000, in steps). At most the rebalance timeout in all.", minimum=0,
+        ),
+        Property("group.min.session.timeout.ms", "int", "6000", "The shortest session.timeout.ms that a consumer of the classic protocol may ask for.", minimum=1),
+        Property("group.max.session.timeout.ms", "int", "1800000", "The longest one.", minimum=1),
+        Property("group.max.size", "int", str(INT_MAX), "Members that a group of the classic protocol may have.", minimum=1),
         Property("transaction.state.log.num.partitions", "int", "50", "Partitions of __transaction_state. Counts when the topic is made, and must not change afterwards.", minimum=1, maximum=16384),
+        Property("transaction.max.timeout.ms", "int", "900000", "The longest transaction.timeout.ms that a producer may ask for.", minimum=1),
+        Property("transactional.id.expiration.ms", "int", "604800000", "A transactional id that nobody has used for so long is forgotten.", minimum=1),
         Property("transaction.state.log.segment.bytes", "int", "104857600", "Segment size of __transaction_state, when it is made.", minimum=4096),
     ]
 
@@ -195,10 +204,8 @@ _IGNORED = (
     ("auto.leader.rebalance.enable", "There is one broker."),
     ("controlled.shutdown.enable", "A shutdown is always controlled."),
     ("offsets.topic.replication.factor", "There is one broker."),
-    ("group.initial.rebalance.delay.ms", "Consumer groups are not available yet."),
     ("transaction.state.log.replication.factor", "There is one broker."),
     ("transaction.state.log.min.isr", "There is one broker."),
-    ("transactional.id.expiration.ms", "Transactions are not available yet."),
     ("share.coordinator.state.topic.replication.factor", "Share groups are not available yet."),
     ("share.coordinator.state.topic.min.isr", "Share groups are not available yet."),
     ("log.cleaner.enable", "Compaction is not available yet."),
