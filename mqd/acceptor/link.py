@@ -168,7 +168,7 @@ class Link:
 
     async def _answer(self, worker: int, descriptor: Descriptor, frame: bytes) -> None:
         local_ip = inet_ntoa(struct.pack("=I", descriptor.c & 0xFFFFFFFF)) if descriptor.c else ""
-        address = Address(descriptor.a, local_ip, descriptor.slot)
+        address = Address(descriptor.a, local_ip, descriptor.slot, inet_ntoa(struct.pack("=I", descriptor.c >> 32 & 0xFFFFFFFF)) if descriptor.c >> 32 else "")
         version = self._broker.metadata.version
         outcome = await dispatch.answer(self._broker, address, frame, descriptor.b, self._observer)
         if descriptor.generation != self._control.endpoint_generation(worker):
