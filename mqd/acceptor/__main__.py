@@ -12,6 +12,7 @@ import sys
 from mqd import native
 from mqd.acceptor.accepting import Acceptor
 from mqd.acceptor.broker import Broker
+from mqd.acceptor.checks import Checks
 from mqd.acceptor.controller_client import ControllerClient
 from mqd.acceptor.coordinators import Coordinators
 from mqd.acceptor.handlers import api_versions
@@ -58,6 +59,7 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
     metrics.watch_arena(lambda: link.arena_extents)
     coordinators = broker.coordinators = Coordinators(broker, link, client.generation)
     link.appends = coordinators.log
+    checks = link.checks = Checks()
     handoffs = [socket.socket(fileno=fd) for fd in client.handoff_fds]
     control = client.control
     acceptor = Acceptor(client.listeners, handoffs, control.connection_count, lambda worker: control.endpoint_state(worker) == ProcessState.RUNNING)
@@ -85,6 +87,7 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
     acceptor.stop()
     coordinators.stop()
     link.stop()
+    checks.close()
     receiving.cancel()
     broker.close()
     if not ended.done():

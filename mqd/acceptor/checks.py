@@ -1,0 +1,91 @@
+"""What workers ask before they write a batch (CHECK, native/mqd_check.c): may these partitions be written in this transaction; has every record of this batch a key?
+
+Transactions are the coordinator's to answer. A compressed batch for a compacted topic is decompressed on a thread, its records are walked natively, and what has no key is
+named (KIP-467). The batch lies in the worker's arena, lent until it is answered; if that worker dies meanwhile, nobody hears what was read.
+
+Bounds: THREADS at a time, each of at most DECOMPRESSED_BYTES_MAX; who waits for them is bounded by what workers may lend.
+"""
+
+import asyncio
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, Protocol
+
+from mqd import native
+from mqd.base import logging
+from mqd.protocol.compression import decompress
+from mqd.protocol.errors import ErrorCode, ProtocolError
+from mqd.protocol.records import COMPRESSION_MASK, HEADER_BYTES, decode_batch_header
+
+ADDS_SINCE_PRODUCE = 12  # KIP-890: a Produce of transactions v2 adds its partitions itself
+# As Kafka's add.partitions.to.txn.retry.backoff.ms and .max.ms: the first batch after a commit comes while the markers are still being written.
+CONCURRENT_RETRY_S = 0.02
+CONCURRENT_RETRY_MAX_S = 0.1
+THREADS = 2
+MESSAGE_BYTES_MAX = 190
+
+_REFUSAL = struct.Struct("=IHH")  # struct mqd_check_refusal
+log = logging.get("acceptor.checks")
+
+
+class Answer(NamedTuple):
+    """`error` for all that was asked; `payload` as struct mqd_descriptor says of CHECKED."""
+
+    error: int
+    payload: bytes = b""
+
+
+class Transactions(Protocol):
+    async def check(self, payload: bytes) -> list[int] | int:
+        """The payload of a CHECK: an error code for each partition, or one for all, as a Produce of that version is to hear it."""
+        ...
+
+
+class Checks:
+    """`transactions` None: there is no coordinator, and every transactional batch is refused in a way that is final."""
+
+    def __init__(self, transactions: Transactions | None = None) -> None:
+        self.transactions = transactions
+        self._threads = ThreadPoolExecutor(THREADS, "check")
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    # -- transactions ------------------------------------------------------------------------------------------------------
+
+    async def transaction(self, payload: bytes, version: int) -> Answer:
+        if self.transactions is None:
+            return Answer(int(ErrorCode.INVALID_TXN_STATE))
+        loop = asyncio.get_running_loop()
+        until = loop.time() + CONCURRENT_RETRY_MAX_S
+        while True:
+            errors = await self.transactions.check(payload)
+            concurrent = errors == ErrorCode.CONCURRENT_TRANSACTIONS if isinstance(errors, int) else ErrorCode.CONCURRENT_TRANSACTIONS in errors
+            if not concurrent or version < ADDS_SINCE_PRODUCE or loop.time() + CONCURRENT_RETRY_S > until:
+                break
+            await asyncio.sleep(CONCURRENT_RETRY_S)
+        if isinstance(errors, int):
+            return Answer(errors) if errors else Answer(int(ErrorCode.NOT_ENOUGH_REPLICAS))
+        return Answer(0, struct.pack(f"={len(errors)}h", *errors))
+
+    # -- records -----------------------------------------------------------------------------------------------------------
+
+    async def records(self, batch: memoryview | bytes) -> Answer:
+        """`batch`: one whole record batch whose checksum and header are right; its records are anybody's."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, look_at_records, batch)
+
+
+def look_at_records(batch: memoryview | bytes) -> Answer:
+    """Blocks for as long as it takes to decompress."""
+    try:
+        header = decode_batch_header(batch)
+        records = decompress(header.attributes & COMPRESSION_MASK, memoryview(batch)[HEADER_BYTES:])
+        unkeyed_count, unkeyed = native.records_unkeyed(records, header.record_count, native.RECORD_ERROR_COUNT_MAX)
+    except (ProtocolError, ValueError) as error:
+        message = str(error).encode()[:MESSAGE_BYTES_MAX]
+        return Answer(int(ErrorCode.INVALID_RECORD), _REFUSAL.pack(0, 0, len(message)) + message)
+    except MemoryError:
+        return Answer(int(ErrorCode.REQUEST_TIMED_OUT))
+    if not unkeyed_count:
+        return Answer(0)
+    return Answer(int(ErrorCode.INVALID_RECORD), _REFUSAL.pack(unkeyed_count, len(unkeyed), 0) + struct.pack(f"={len(unkeyed)}i", *unkeyed))
