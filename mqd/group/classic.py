@@ -80,6 +80,14 @@ class ClassicGroup(ClassicState):
         elif event.name == SYNC_TIMER:
             self._on_sync_timer(now_ms, actions)
 
+    def take_over(self, value: bytes, now_ms: int) -> list[Action]:
+        """A consumer group becomes this one (KIP-848): its members keep what they have until they join again, at once. `value`: the GroupMetadata, persisted by the caller."""
+        self.replay(value)
+        actions = self.on_loaded(now_ms)
+        if self.state is STABLE:
+            self._prepare_rebalance("the group came back from the consumer protocol", now_ms, actions)
+        return actions
+
     def on_loaded(self, now_ms: int) -> list[Action]:
         """Members get a whole session: nobody could reach this coordinator before. A group larger than is allowed now has to join again."""
         actions: list[Action] = []

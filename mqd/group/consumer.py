@@ -74,7 +74,8 @@ class ConsumerGroup:
         self.pending: list[KeyValue] = []  # records of the event that is being handled
         self._assign_after_ms = 0
         self._armed_ms: int | None = None
-        self._loading: dict[str, tuple[Description | None, Current | None]] | None = None
+        self._loading: dict[str, tuple[Description | None, Current | None]] = {}
+        self._loaded_keys: set[bytes] = set()
         self._handlers = {
             ConsumerHeartbeat: self._on_heartbeat, ConsumerDescribe: self._on_describe, TimerFired: self._on_timer, JoinGroup: self.classic.on_join,
             SyncGroup: self.classic.on_sync, Heartbeat: self.classic.on_heartbeat, LeaveGroup: self.classic.on_leave,
@@ -455,12 +456,9 @@ class ConsumerGroup:
     def replay(self, key: bytes, value: bytes | None) -> None:
         """One record of the log. Raises ValueError, and is then as it was."""
         kind, name = records.decode_key(key)
-        if self._loading is None:
-            self._loading = {}
         description, current = self._loading.get(name, (None, None))
         if kind == records.METADATA:
             self.epoch, self.metadata_hash = records.decode_group(value) if value is not None else (0, 0)
-            self.is_persisted = value is not None
         elif kind == records.TARGET_METADATA:
             self.assignment_epoch = records.decode_target_epoch(value) if value is not None else 0
         elif kind == records.TARGET_MEMBER:
@@ -472,13 +470,17 @@ class ConsumerGroup:
             self._loading[name] = (records.decode_member(value) if value is not None else None, current)
         elif kind == records.CURRENT:
             self._loading[name] = (description, records.decode_current(value) if value is not None else None)
+        (self._loaded_keys.discard if value is None else self._loaded_keys.add)(key)
+        self.is_persisted = bool(self._loaded_keys)
 
     def on_loaded(self, now_ms: int) -> list[Action]:
         """Members get a whole session: nobody could reach this coordinator before. What damage of the log has left without a whole, consistent state is fenced."""
-        loading, self._loading = self._loading or {}, None
+        loading, self._loading = self._loading, {}
+        self.pending += [(key, None) for key in sorted(self._loaded_keys) if records.is_resolved_expression(key)]
+        self._loaded_keys = set()
         broken = [name for name, (description, current) in loading.items() if description is None and current is not None]
         for name, (description, current) in loading.items():
-            if description is not None and not self._load_member(name, description, current):
+            if description is not None and not self.load_member(name, description, current):
                 broken.append(name)
         self.target = {name: partitions for name, partitions in self.target.items() if name in self.members}
         self._load_epochs()
@@ -497,7 +499,8 @@ class ConsumerGroup:
             self.metadata_hash = 0
         return self._arm(self._persists() if self.pending else [])
 
-    def _load_member(self, name: str, description: Description, current: Current | None) -> bool:
+    def load_member(self, name: str, description: Description, current: Current | None) -> bool:
+        """False: what it says does not go together with the others."""
         current = current or Current(0, 0, STABLE, NOTHING, NOTHING)
         taken = any(self.owners.get(topic_id, index) for held in (current.assigned, current.revoking) for topic_id, indexes in held.items() for index in indexes)
         taken = taken or bool(intersection(current.assigned, current.revoking)) or current.state not in (0, 1, 2) or (current.state == REVOKING) != bool(current.revoking)

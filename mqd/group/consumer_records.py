@@ -151,6 +151,10 @@ def decode_key(key: bytes) -> tuple[int, str]:
     return kind, getattr(decoded, "member_id", "")
 
 
+def is_resolved_expression(key: bytes) -> bool:
+    return records.key_type_of(key) == REGULAR_EXPRESSION
+
+
 def _listed(partitions: Partitions, cls: type) -> list:
     return [cls(topic_id=topic_id, partitions=list(indexes)) for topic_id, indexes in partitions.items()]
 

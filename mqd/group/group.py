@@ -8,27 +8,32 @@
 Membership of both protocols and the offsets change only through `handle`. Invariants (check(), beside those of the parts)
     GG1  a group is of one kind: while it is a consumer group, its classic part is as new
     GG2  what is_empty has nothing in the log
-    GG3  an Empty classic group that keeps a generation in the log and no offsets is looked at again: EXPIRE_TIMER is armed, or offsets' own timer is
+    GG3  an Empty group that keeps its epoch or generation in the log and no offsets is looked at again: EXPIRE_TIMER is armed, or offsets' own timer is
+    GG4  a request to become another kind that is refused changes nothing
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
 from mqd.coordinator.actions import Action, KeyValue, Persist, Reply, Timer, TimerFired
-from mqd.group import classic_records
+from mqd.group import classic_records, migration
 from mqd.group.classic import TIMERS as CLASSIC_TIMERS
 from mqd.group.classic import ClassicGroup
 from mqd.group.classic_events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
 from mqd.group.classic_members import Member
 from mqd.group.classic_state import COMPLETING, CONSUMER_PROTOCOL, EMPTY, STABLE, Holder, State
+from mqd.group.consumer import DEADLINE_TIMER as CONSUMER_TIMER
+from mqd.group.consumer import ConsumerGroup
+from mqd.group.consumer_cluster import Cluster, FixedCluster
+from mqd.group.consumer_events import ConsumerDescribe, ConsumerHeartbeat
 from mqd.group.offsets import EXPIRATION_TIMER, KEEP, OFFSET_EVENTS, CommitOffsets, Offsets, OffsetsSettings
 from mqd.group.records import GROUP_METADATA, OFFSET_COMMIT, decode_offset_key, key_type_of
 from mqd.group.settings import ClassicSettings
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.messages import DescribeGroupsResponse
+from mqd.protocol.messages import ConsumerGroupDescribeResponse, ConsumerGroupHeartbeatResponse, DescribeGroupsResponse
 
 EXPIRE_TIMER = "group.expire"
 VERSION_GROUP_ID_NOT_FOUND = 9  # of OffsetCommit (KIP-848)
@@ -50,41 +55,12 @@ class Listed(NamedTuple):
     kind: str
 
 
-class ConsumerPart(Protocol):
-    """A group under KIP-848, as far as this module needs it."""
-
-    is_empty: bool  # nobody is a member
-    is_persisted: bool
-
-    def handle(self, event: object, now_ms: int) -> list[Action]: ...
-
-    def replay(self, key: bytes, value: bytes | None) -> None: ...
-
-    def on_loaded(self, now_ms: int) -> list[Action]: ...
-
-    def delete_all(self) -> list[KeyValue]: ...
-
-    def commit_error(self, event: CommitOffsets) -> int: ...
-
-    def fetch_error(self, member_id: str | None, member_epoch: int) -> int: ...
-
-    def delete_error(self) -> int: ...
-
-    def is_subscribed(self, topic: str) -> bool: ...
-
-    def empty_since_ms(self) -> int | None: ...
-
-    @property
-    def state_name(self) -> str: ...
-
-    def check(self) -> None: ...
-
-
 class Group:
-    def __init__(self, group_id: str, classic: ClassicSettings, offsets: OffsetsSettings) -> None:
+    def __init__(self, group_id: str, classic: ClassicSettings, offsets: OffsetsSettings, cluster: Cluster | None = None) -> None:
         self.group_id = group_id
+        self.cluster = cluster or FixedCluster()
         self.classic = ClassicGroup(group_id, classic)
-        self.consumer: ConsumerPart | None = None
+        self.consumer: ConsumerGroup | None = None
         self.offsets = Offsets(group_id, offsets)
         self._check_interval_ms = offsets.check_interval_ms
         self._expire_armed = False
@@ -136,7 +112,9 @@ class Group:
 
     def handle(self, event: object, now_ms: int) -> list[Action]:
         if isinstance(event, CLASSIC_EVENTS):
-            actions = (self.consumer or self.classic).handle(event, now_ms)
+            if self.consumer is not None:
+                return self._in_consumer(event, now_ms)
+            actions = self.classic.handle(event, now_ms)
             return actions if type(event) is Heartbeat else actions + self._arm_expire(now_ms)
         if isinstance(event, TimerFired):
             return self._on_timer(event, now_ms)
@@ -144,9 +122,68 @@ class Group:
             return self.offsets.handle(event, self, now_ms) + self._arm_expire(now_ms)
         if isinstance(event, DeleteGroup):
             return self._on_delete(event)
+        if isinstance(event, ConsumerHeartbeat):
+            return self._in_consumer(event, now_ms) if self.consumer is not None else self._on_first_heartbeat(event, now_ms)
+        if isinstance(event, ConsumerDescribe):
+            return self._on_describe(event, now_ms)
+        raise TypeError(f"{type(event).__name__} is no event of a group")
+
+    # -- the consumer protocol -------------------------------------------------------------------------------------------------
+
+    def _on_first_heartbeat(self, event: ConsumerHeartbeat, now_ms: int) -> list[Action]:
+        """Of a group that is no consumer group: it becomes one if it has no members or may bring them along, and the member is let in."""
+        classic = self.classic
+        if event.message.member_epoch != 0:
+            return [_not_found(event, f"Group {self.group_id} not found." if not self.exists else f"Group {self.group_id} is not a consumer group.")]
+        consumer: ConsumerGroup | None
+        if classic.state is EMPTY:
+            consumer = ConsumerGroup(self.group_id, self.cluster)
+            if classic.is_persisted:
+                consumer.pending.append((classic_records.encode_key(self.group_id), None))
+        else:
+            consumer = migration.upgraded(classic, self.cluster, now_ms) if self.cluster.settings(self.group_id).upgrade else None
+        if consumer is None:
+            return [_not_found(event, f"Group {self.group_id} is not a consumer group.")]
+        actions = consumer.handle(event, now_ms)
+        replies = [action for action in actions if isinstance(action, Reply)]
+        if replies[0].response.error_code:
+            return list(replies)  # nothing has changed
+        disarmed = [Timer(name, None) for name in CLASSIC_TIMERS]
+        waiting = migration.dismissed(classic)
+        self.consumer, self.classic = consumer, ClassicGroup(self.group_id, classic.settings)
+        return [*disarmed, *actions, *waiting]
+
+    def _in_consumer(self, event: object, now_ms: int) -> list[Action]:
+        consumer = self.consumer
+        assert consumer is not None
+        before: list[Action] = []
+        if isinstance(event, JoinGroup) and consumer.is_empty:
+            before = [Persist(tuple(consumer.delete_all())), Timer(CONSUMER_TIMER, None)] if consumer.is_persisted else []
+            self.consumer = None
+            return before + self.classic.handle(event, now_ms) + self._arm_expire(now_ms)
+        actions = consumer.handle(event, now_ms)
+        if consumer.downgrades:
+            actions += self._downgrade(consumer, now_ms)
+        return actions if consumer.members else actions + self._arm_expire(now_ms)
+
+    def _downgrade(self, consumer: ConsumerGroup, now_ms: int) -> list[Action]:
+        consumer.downgrades = False
+        value = migration.downgraded(consumer, now_ms)
+        if value is None or len(value) > self.classic.settings.record_bytes_max or len(consumer.members) > self.classic.settings.max_size:
+            return []
+        gone = consumer.delete_all()
+        self.consumer = None
+        written = Persist((*gone, (classic_records.encode_key(self.group_id), value)))
+        return [written, Timer(CONSUMER_TIMER, None), *self.classic.take_over(value, now_ms)]
+
+    def _on_describe(self, event: ConsumerDescribe, now_ms: int) -> list[Action]:
         if self.consumer is not None:
             return self.consumer.handle(event, now_ms)
-        raise TypeError(f"{type(event).__name__} is no event of a group")
+        text = f"Group {self.group_id} is not a consumer group." if self.exists else f"Group {self.group_id} not found."
+        missing = ConsumerGroupDescribeResponse.Group(
+            error_code=int(ErrorCode.GROUP_ID_NOT_FOUND), error_message=text, group_id=self.group_id, group_state="", assignor_name=""
+        )
+        return [Reply(event.request, missing)]
 
     def _on_timer(self, event: TimerFired, now_ms: int) -> list[Action]:
         if event.name in CLASSIC_TIMERS:
@@ -156,7 +193,7 @@ class Group:
             return self._maybe_remove() or self._arm_expire(now_ms)
         if event.name == EXPIRATION_TIMER:
             return self.offsets.on_expiration_timer(self, now_ms)[0] + self._maybe_remove()
-        return self.consumer.handle(event, now_ms) if self.consumer is not None else []
+        return self._in_consumer(event, now_ms) if self.consumer is not None else []
 
     def _on_delete(self, event: DeleteGroup) -> list[Action]:
         error = int(ErrorCode.GROUP_ID_NOT_FOUND) if not self.exists else int(ErrorCode.NON_EMPTY_GROUP) if self._has_members() else 0
@@ -180,12 +217,18 @@ class Group:
 
     def _maybe_remove(self) -> list[Action]:
         """A group without members goes with its last offset."""
-        is_left = self.consumer is None and self.classic.is_persisted and self.classic.is_empty and self.offsets.is_empty
-        return [Persist(tuple(self._remove()))] if is_left else []
+        if not self.offsets.is_empty or not self._is_deserted():
+            return []
+        return [Persist(tuple(self._remove()))]
+
+    def _is_deserted(self) -> bool:
+        """The log has something of it, and nobody is a member."""
+        if self.consumer is not None:
+            return self.consumer.is_empty
+        return self.classic.is_persisted and self.classic.is_empty
 
     def _arm_expire(self, now_ms: int) -> list[Action]:
-        classic = self.classic
-        if self._expire_armed or not classic.is_persisted or classic.state is not EMPTY or not self.offsets.is_empty or self.consumer is not None:
+        if self._expire_armed or not self._is_deserted() or not self.offsets.is_empty:
             return []
         self._expire_armed = True
         return [Timer(EXPIRE_TIMER, now_ms + self._check_interval_ms)]
@@ -199,7 +242,9 @@ class Group:
             self.offsets.replay(topic, partition, value)
         elif kind == GROUP_METADATA:
             self.classic.replay(value)
-        elif self.consumer is not None:
+        elif self.consumer is not None or value is not None:
+            if self.consumer is None:
+                self.consumer = ConsumerGroup(self.group_id, self.cluster)
             self.consumer.replay(key, value)
 
     def replay_pending(self, key: bytes, value: bytes | None, producer_id: int, producer_epoch: int) -> None:
@@ -207,6 +252,8 @@ class Group:
         self.offsets.replay_pending(topic, partition, value, producer_id)
 
     def on_loaded(self, now_ms: int) -> list[Action]:
+        if self.consumer is not None and not self.consumer.is_persisted:
+            self.consumer = None  # what was written of it was taken back
         members = self.consumer.on_loaded(now_ms) if self.consumer is not None else self.classic.on_loaded(now_ms)
         return members + self.offsets.on_loaded(now_ms) + self._arm_expire(now_ms)
 
@@ -260,7 +307,7 @@ class Group:
             self.consumer.check()
             assert self.classic.is_empty and not self.classic.is_persisted, "GG1"
         assert not self.is_empty or not self.classic.is_persisted, "GG2"
-        lonely = self.kind == "classic" and self.classic.state is EMPTY and self.classic.is_persisted and self.offsets.is_empty
+        lonely = self._is_deserted() and self.offsets.is_empty
         assert not lonely or self._expire_armed, "GG3"
 
 
@@ -270,3 +317,7 @@ def _described(member: Member, protocol: str | None) -> DescribeGroupsResponse.M
         member_id=member.member_id, group_instance_id=member.instance_id, client_id=member.client_id, client_host=member.client_host,
         member_metadata=member.protocols[protocol] if protocol is not None else b"", member_assignment=member.assignment if protocol is not None else b"",
     )  # fmt: skip
+
+
+def _not_found(event: ConsumerHeartbeat, text: str) -> Reply:
+    return Reply(event.request, ConsumerGroupHeartbeatResponse(error_code=int(ErrorCode.GROUP_ID_NOT_FOUND), error_message=text))

@@ -1,0 +1,108 @@
+"""From the classic protocol to the consumer protocol and back, while the members go on (KIP-848, group.consumer.migration.policy). Pure; group.py does the rest.
+
+upgraded     the first ConsumerGroupHeartbeat that joins a classic group: its members become classic members of a consumer group at the same generation, with what they have
+downgraded   no member speaks the consumer protocol any more: the members become a classic group's with what they have, and join again at once
+"""
+
+from __future__ import annotations
+
+from mqd.coordinator.actions import Action, KeyValue, Reply
+from mqd.group import classic_records
+from mqd.group import consumer_records as records
+from mqd.group.classic import ClassicGroup
+from mqd.group.classic_members import Member as ClassicMember
+from mqd.group.classic_state import CONSUMER_PROTOCOL
+from mqd.group.consumer import ConsumerGroup
+from mqd.group.consumer_cluster import Cluster
+from mqd.group.consumer_members import STABLE, Member
+from mqd.group.consumer_protocol import decode_assignment, decode_subscription, encode_assignment
+from mqd.group.consumer_records import ClassicMetadata, Current, Description, Partitions
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.messages import JoinGroupResponse, SyncGroupResponse
+
+
+def upgraded(classic: ClassicGroup, cluster: Cluster, now_ms: int) -> ConsumerGroup | None:
+    """A consumer group with the members of this one, whose records are pending; None: it cannot be one (another protocol type, or metadata that nobody can read)."""
+    if classic.protocol_type != CONSUMER_PROTOCOL:
+        return None
+    group = ConsumerGroup(classic.group_id, cluster)
+    group.epoch = group.assignment_epoch = classic.generation
+    try:
+        for member in classic.members.by_id.values():
+            _take_over(group, member, classic.protocol, now_ms)
+    except ValueError:
+        return None
+    group.pending = _records(classic, group)
+    return group
+
+
+def _take_over(group: ConsumerGroup, old: ClassicMember, protocol: str | None, now_ms: int) -> None:
+    protocols = tuple(old.protocols.items())
+    subscription = decode_subscription(old.protocols[protocol] if protocol in old.protocols else protocols[0][1])
+    assigned: Partitions = {}
+    for name, indexes in decode_assignment(old.assignment).items():
+        topic = group.cluster.topic(name)
+        if topic is not None and name in subscription.topics:
+            # What a client's assignor gave to two belongs to the first; the target will say who keeps it.
+            mine = tuple(index for index in indexes if 0 <= index < topic.partition_count and group.owners.get(topic.topic_id, index) is None)
+            if mine:
+                assigned[topic.topic_id] = mine
+    description = Description(
+        old.instance_id, subscription.rack_id, old.client_id, old.client_host, subscription.topics, None, old.rebalance_timeout_ms, None,
+        ClassicMetadata(old.session_timeout_ms, protocols),
+    )  # fmt: skip
+    group.load_member(old.member_id, description, Current(group.epoch, group.epoch, STABLE, assigned, {}))
+    if assigned:
+        group.target[old.member_id] = assigned
+    group.deadlines.move(group.members[old.member_id], now_ms + old.session_timeout_ms)
+
+
+def _records(classic: ClassicGroup, group: ConsumerGroup) -> list[KeyValue]:
+    group_id = classic.group_id
+    found: list[KeyValue] = [(classic_records.encode_key(group_id), None)] if classic.is_persisted else []
+    found.append(records.group_record(group_id, group.epoch, 0))
+    for member_id, member in group.members.items():
+        found.append(records.member_record(group_id, member_id, member.description))
+        found.append(records.target_record(group_id, member_id, member.assigned))
+        found.append(records.current_record(group_id, member_id, member.current))
+    found.append(records.target_epoch_record(group_id, group.assignment_epoch))
+    return found
+
+
+def dismissed(classic: ClassicGroup) -> list[Action]:
+    """Who waits in the classic group asks again, and then finds the consumer group."""
+    error = int(ErrorCode.REBALANCE_IN_PROGRESS)
+    found: list[Action] = []
+    for member in classic.members.by_id.values():
+        if member.join_request is not None:
+            found.append(Reply(member.join_request, JoinGroupResponse(error_code=error, member_id=member.member_id, protocol_name="")))
+        if member.sync_request is not None:
+            found.append(Reply(member.sync_request, SyncGroupResponse(error_code=error)))
+    return found
+
+
+def downgraded(group: ConsumerGroup, now_ms: int) -> bytes | None:
+    """The GroupMetadata of the classic group; None: its members have no protocol in common."""
+    members = list(group.members.values())
+    votes, first = group.classic.votes, members[0].description.classic
+    assert first is not None, "only classic members are left"
+    protocol = next((name for name, _ in first.protocols if votes[name] == len(members)), None)
+    if protocol is None:
+        return None
+    listed = tuple(_member_record(group, member, protocol) for member in members)
+    return classic_records.encode_value(classic_records.GroupRecord(CONSUMER_PROTOCOL, max(group.epoch, 1), protocol, members[0].member_id, now_ms, listed))
+
+
+def _member_record(group: ConsumerGroup, member: Member, protocol: str) -> classic_records.MemberRecord:
+    description, classic = member.description, member.description.classic
+    assert classic is not None
+    metadata = dict(classic.protocols)[protocol]
+    named = {name: indexes for topic_id, indexes in member.assigned.items() if (name := group.cluster.topic_name(topic_id)) is not None}
+    try:
+        version = decode_subscription(metadata).version
+    except ValueError:
+        version = 0
+    return classic_records.MemberRecord(
+        member.member_id, description.instance_id, description.client_id, description.client_host, description.rebalance_timeout_ms, classic.session_timeout_ms,
+        metadata, encode_assignment(version, named),
+    )  # fmt: skip
