@@ -70,6 +70,8 @@ static struct mqd_connection *connection_new(struct mqd_reactor *r, int fd, cons
     static const uint8_t mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
     if (memcmp(handoff->local_ip, mapped, 12) == 0)
         memcpy(&c->local_ipv4, handoff->local_ip + 12, 4);
+    if (memcmp(handoff->peer_ip, mapped, 12) == 0)
+        memcpy(&c->peer_ipv4, handoff->peer_ip + 12, 4);
     return c;
 }
 

@@ -88,7 +88,7 @@ static bool send_one(struct mqd_reactor *r, struct mqd_request *request)
     struct mqd_connection *c = request->connection;
     struct mqd_descriptor ask = {.kind = MQD_LINK_REQUEST, .slot = c->local_port, .token = (uint64_t)r->control[request->control_index].sequence << 16 | request->control_index,
                                  .offset = r->control_arena_base + (uint64_t)request->control_offset, .size_bytes = request->frame_bytes, .error = (int32_t)(generation & 0x7fffffff), .a = c->listener_id,
-                                 .b = (int64_t)c->id, .c = c->local_ipv4};
+                                 .b = (int64_t)c->id, .c = (int64_t)((uint64_t)c->peer_ipv4 << 32 | c->local_ipv4)};
     mqd_forward_send(r, acceptor, &ask);
     request->sent = 1;
     request->control_generation = generation;

@@ -269,6 +269,7 @@ struct mqd_connection {
     uint8_t readable, writable, hangup, closing;
     uint8_t expects_large;       /* the last frame was large: read its length first, so that the rest lands in a run of its own */
     uint32_t local_ipv4;         /* network order, 0 = not IPv4 */
+    uint32_t peer_ipv4;          /* the same; for those who describe members */
     uint16_t local_port;         /* host order */
     uint16_t listener_id;
     int64_t last_active_ms;
