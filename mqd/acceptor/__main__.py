@@ -14,11 +14,11 @@ from mqd.acceptor.accepting import Acceptor
 from mqd.acceptor.broker import Broker
 from mqd.acceptor.checks import Checks
 from mqd.acceptor.controller_client import ControllerClient
-from mqd.acceptor.coordinators import Coordinators
 from mqd.acceptor.handlers import api_versions
 from mqd.acceptor.link import Link
 from mqd.acceptor.metadata import Metadata
 from mqd.acceptor.metrics import Metrics
+from mqd.acceptor.transactions import coordinate
 from mqd.base import config as configuration
 from mqd.base import logging, paths
 from mqd.native import ProcessState
@@ -57,9 +57,9 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
         broker, client.control, client.endpoint, client.eventfds[client.endpoint_index], client.arena, client.arenas, client.welcome.worker_count, metrics
     )
     metrics.watch_arena(lambda: link.arena_extents)
-    coordinators = broker.coordinators = Coordinators(broker, link, client.generation)
+    coordinators = coordinate(broker, link, client.generation)
     link.appends = coordinators.log
-    checks = link.checks = Checks()
+    checks = link.checks = Checks(broker.transactions)
     handoffs = [socket.socket(fileno=fd) for fd in client.handoff_fds]
     control = client.control
     acceptor = Acceptor(client.listeners, handoffs, control.connection_count, lambda worker: control.endpoint_state(worker) == ProcessState.RUNNING)

@@ -12,6 +12,7 @@ from mqd.acceptor import dispatch
 from mqd.acceptor.broker import Address, Broker
 from mqd.acceptor.coordinators import Coordinators
 from mqd.acceptor.metadata import Metadata
+from mqd.acceptor.transactions import coordinate
 from mqd.base.config import load_broker
 from mqd.cluster import controller_messages as messages
 from mqd.cluster import metadata_core
@@ -124,7 +125,7 @@ class HandlerBroker:
         self.shell.on_message(_Subscriber(ACCEPTOR, ACCEPTOR), messages.Subscribe("acceptor", 0, 0))  # type: ignore[arg-type]
         self.broker = Broker(self.config, self._listeners, self.metadata, self, self.table)
         self.owners = Owners(self.table)
-        self.owners.coordinators = self.broker.coordinators = Coordinators(self.broker, self.owners, 0)
+        self.owners.coordinators = coordinate(self.broker, self.owners, 0)
         self.broker.coordinators.start()
         while self.metadata.version < 0:
             await asyncio.sleep(0)

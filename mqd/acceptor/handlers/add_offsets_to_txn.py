@@ -1,0 +1,27 @@
+"""AddOffsetsToTxn 0-4 (KIP-98): the group whose offsets are to be committed with the transaction; what is added is the group's partition of __consumer_offsets."""
+
+from mqd.acceptor.broker import Context
+from mqd.coordinator.runtime import CoordinatorError
+from mqd.coordinator.topics import GROUPS
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.framing import RequestHeader
+from mqd.protocol.messages import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
+from mqd.transaction.events import AddPartitions
+
+KNOWS_PRODUCER_FENCED = 2
+
+
+async def handle(context: Context, header: RequestHeader, request: AddOffsetsToTxnRequest) -> AddOffsetsToTxnResponse:
+    service = context.broker.transactions
+    if not request.transactional_id or service is None:
+        return AddOffsetsToTxnResponse(error_code=int(ErrorCode.INVALID_REQUEST))
+    try:
+        if not await service.groups.ensure_topic():
+            return AddOffsetsToTxnResponse(error_code=int(ErrorCode.COORDINATOR_NOT_AVAILABLE))
+        partition = (GROUPS, service.groups.partition_for(request.group_id))
+        error = await service.request(request.transactional_id, lambda number: AddPartitions(number, request.producer_id, request.producer_epoch, (partition,)))
+    except CoordinatorError as failure:
+        error = failure.error_code
+    if error == ErrorCode.PRODUCER_FENCED and header.api_version < KNOWS_PRODUCER_FENCED:
+        error = int(ErrorCode.INVALID_PRODUCER_EPOCH)
+    return AddOffsetsToTxnResponse(error_code=error)

@@ -1,0 +1,81 @@
+"""AddPartitionsToTxn 0-5 (KIP-98, KIP-890): partitions of the ongoing transaction, before their first record. Clients of transactions of version 2 do not send it.
+
+Versions 4 and 5 are batches of several transactions, added or only verified; brokers send them to each other.
+"""
+
+from mqd.acceptor.broker import Broker, Context
+from mqd.coordinator.runtime import CoordinatorError
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.framing import RequestHeader
+from mqd.protocol.messages import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse
+from mqd.transaction import checks
+from mqd.transaction.events import VERSION_2, AddPartitions, Partition
+
+KNOWS_PRODUCER_FENCED = 2
+BATCHED_SINCE = 4
+VERSION_2_SINCE = 5
+
+Errors = dict[Partition, int]
+
+
+async def handle(context: Context, header: RequestHeader, request: AddPartitionsToTxnRequest) -> AddPartitionsToTxnResponse:
+    version = header.api_version
+    if version < BATCHED_SINCE:
+        asked = _partitions(request.v3_and_below_topics)
+        errors = await _add(
+            context.broker, request.v3_and_below_transactional_id, request.v3_and_below_producer_id, request.v3_and_below_producer_epoch, asked, version
+        )  # fmt: skip
+        return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=_topics(request.v3_and_below_topics, errors))
+    results = []
+    for one in request.transactions:
+        asked = _partitions(one.topics)
+        work = _verify if one.verify_only else _add
+        errors = await work(context.broker, one.transactional_id, one.producer_id, one.producer_epoch, asked, version)
+        results.append(AddPartitionsToTxnResponse.Result(transactional_id=one.transactional_id, topic_results=_topics(one.topics, errors)))
+    return AddPartitionsToTxnResponse(results_by_transaction=results)
+
+
+def _partitions(topics: list) -> tuple[Partition, ...]:
+    return tuple(dict.fromkeys((topic.name, index) for topic in topics for index in topic.partitions))
+
+
+def _topics(topics: list, errors: Errors) -> list:
+    return [
+        AddPartitionsToTxnResponse.TopicResult(
+            name=topic.name,
+            results_by_partition=[AddPartitionsToTxnResponse.PartitionResult(partition_index=index, partition_error_code=errors[topic.name, index]) for index in topic.partitions],
+        )
+        for topic in topics
+    ]
+
+
+def _unusable(broker: Broker, transactional_id: str, asked: tuple[Partition, ...]) -> Errors | None:
+    """All or nothing: one partition that does not exist, and none is added."""
+    if not transactional_id or broker.transactions is None:
+        return dict.fromkeys(asked, int(ErrorCode.INVALID_REQUEST))
+    unknown = {partition for partition in asked if broker.partition_of(*partition) is None}
+    if not unknown:
+        return None
+    return {partition: int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if partition in unknown else ErrorCode.OPERATION_NOT_ATTEMPTED) for partition in asked}
+
+
+async def _add(broker: Broker, transactional_id: str, producer_id: int, epoch: int, asked: tuple[Partition, ...], version: int) -> Errors:
+    refused = _unusable(broker, transactional_id, asked)
+    if refused is not None:
+        return refused
+    client_version = VERSION_2 if version >= VERSION_2_SINCE else 0
+    try:
+        error = await broker.transactions.request(transactional_id, lambda number: AddPartitions(number, producer_id, epoch, asked, client_version))
+    except CoordinatorError as failure:
+        error = failure.error_code
+    if error == ErrorCode.PRODUCER_FENCED and version < KNOWS_PRODUCER_FENCED:
+        error = int(ErrorCode.INVALID_PRODUCER_EPOCH)
+    return dict.fromkeys(asked, error)
+
+
+async def _verify(broker: Broker, transactional_id: str, producer_id: int, epoch: int, asked: tuple[Partition, ...], version: int) -> Errors:
+    if not transactional_id or broker.transactions is None:
+        return dict.fromkeys(asked, int(ErrorCode.INVALID_REQUEST))
+    found = await checks.verify(broker.transactions.coordinator, transactional_id, producer_id, epoch, asked)
+    abortable = int(ErrorCode.TRANSACTION_ABORTABLE if version >= VERSION_2_SINCE else ErrorCode.INVALID_TXN_STATE)
+    return {partition: abortable if error == ErrorCode.INVALID_TXN_STATE else error for partition, error in zip(asked, found, strict=True)}

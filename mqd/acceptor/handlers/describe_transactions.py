@@ -1,0 +1,43 @@
+"""DescribeTransactions 0 (KIP-664): state, producer and partitions of transactional ids."""
+
+from mqd.acceptor.broker import Context
+from mqd.coordinator.runtime import CoordinatorError
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.framing import RequestHeader
+from mqd.protocol.messages import DescribeTransactionsRequest, DescribeTransactionsResponse
+from mqd.transaction.events import Describe, Description
+
+
+async def handle(context: Context, header: RequestHeader, request: DescribeTransactionsRequest) -> DescribeTransactionsResponse:
+    return DescribeTransactionsResponse(transaction_states=[await _describe(context, name) for name in request.transactional_ids])
+
+
+async def _describe(context: Context, name: str) -> DescribeTransactionsResponse.TransactionState:
+    service = context.broker.transactions
+    if not name:
+        return _refused(name, ErrorCode.INVALID_REQUEST)
+    if service is None:
+        return _refused(name, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND)
+    try:
+        found = await service.request(name, Describe)
+    except CoordinatorError as error:
+        return _refused(name, error.error_code)
+    if not isinstance(found, Description):
+        return _refused(name, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND)
+    topics: dict[str, list[int]] = {}
+    for topic, index in found.partitions:
+        topics.setdefault(topic, []).append(index)
+    return DescribeTransactionsResponse.TransactionState(
+        error_code=0,
+        transactional_id=name,
+        transaction_state=found.state,
+        transaction_timeout_ms=found.timeout_ms,
+        transaction_start_time_ms=found.start_ms,
+        producer_id=found.producer_id,
+        producer_epoch=found.producer_epoch,
+        topics=[DescribeTransactionsResponse.Topic(topic=topic, partitions=sorted(indexes)) for topic, indexes in sorted(topics.items())],
+    )
+
+
+def _refused(name: str, error: int) -> DescribeTransactionsResponse.TransactionState:
+    return DescribeTransactionsResponse.TransactionState(error_code=int(error), transactional_id=name, producer_id=-1, producer_epoch=-1, transaction_start_time_ms=-1)

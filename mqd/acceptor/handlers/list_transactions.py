@@ -1,0 +1,54 @@
+"""ListTransactions 0-2 (KIP-664, KIP-994, KIP-1152): the transactional ids coordinated here, by state, producer id, how long they are under way, and pattern."""
+
+from collections.abc import Callable
+
+from mqd.acceptor.broker import Context
+from mqd.coordinator.runtime import CoordinatorError
+from mqd.group.regex import BadExpression, compile_regex
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.framing import RequestHeader
+from mqd.protocol.messages import ListTransactionsRequest, ListTransactionsResponse
+from mqd.transaction.events import Description
+from mqd.transaction.records import STATE_NAMES, State
+from mqd.transaction.transaction import Transaction
+
+_NAMES = {*STATE_NAMES.values(), "PrepareEpochFence"}
+_UNDER_WAY = {STATE_NAMES[state] for state in (State.ONGOING, State.PREPARE_COMMIT, State.PREPARE_ABORT)}
+
+
+async def handle(context: Context, header: RequestHeader, request: ListTransactionsRequest) -> ListTransactionsResponse:
+    service = context.broker.transactions
+    if service is None or not service.coordinator.partition_count:
+        return ListTransactionsResponse(unknown_state_filters=_unknown(request))
+    try:
+        service.coordinator.check_loaded()
+        matches = compile_regex(request.transactional_id_pattern) if request.transactional_id_pattern else None
+    except CoordinatorError as error:
+        return ListTransactionsResponse(error_code=error.error_code)
+    except BadExpression:
+        return ListTransactionsResponse(error_code=int(ErrorCode.INVALID_REGULAR_EXPRESSION))
+    now_ms = service.now_ms()
+    found = []
+    for _, core in service.coordinator.items():
+        assert isinstance(core, Transaction)
+        description = core.description()
+        if description is not None and _is_wanted(description, request, matches, now_ms):
+            state = ListTransactionsResponse.TransactionState(
+                transactional_id=description.transactional_id, producer_id=description.producer_id, transaction_state=description.state
+            )  # fmt: skip
+            found.append(state)
+    return ListTransactionsResponse(unknown_state_filters=_unknown(request), transaction_states=found)
+
+
+def _unknown(request: ListTransactionsRequest) -> list[str]:
+    return [name for name in request.state_filters if name not in _NAMES]
+
+
+def _is_wanted(found: Description, request: ListTransactionsRequest, matches: Callable[[str], object] | None, now_ms: int) -> bool:
+    if request.state_filters and found.state not in request.state_filters:
+        return False
+    if request.producer_id_filters and found.producer_id not in request.producer_id_filters:
+        return False
+    if request.duration_filter >= 0 and (found.state not in _UNDER_WAY or now_ms - found.start_ms <= request.duration_filter):
+        return False
+    return matches is None or bool(matches(found.transactional_id))

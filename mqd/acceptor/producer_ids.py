@@ -1,0 +1,24 @@
+"""Producer ids for idempotent and transactional producers, in blocks from the controller, which has a block on disk before it gives it away: an id is never given
+twice, whatever restarts; the rest of a block is lost with the acceptor.
+"""
+
+from mqd.acceptor.broker import Broker
+from mqd.cluster import controller_messages as messages
+from mqd.protocol.errors import ErrorCode
+
+BLOCK_COUNT = 1000
+TIMEOUT_MS = 10_000
+
+
+async def allocate(broker: Broker) -> tuple[int, int]:
+    """(producer id, 0) or (-1, error code)."""
+    block = broker.producer_ids
+    async with block.lock:
+        if block.next == block.end:
+            answer = await broker.controller.request(messages.AllocateProducerIds(BLOCK_COUNT), TIMEOUT_MS)
+            if answer.error:
+                # Whatever it was, the producer may ask again: an id is not a decision that could be made twice.
+                return -1, int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+            block.next, block.end = answer.offset, answer.offset + answer.count
+        block.next += 1
+        return block.next - 1, 0

@@ -1,0 +1,136 @@
+"""The transaction coordinator of this broker, put together: cores, markers, the answers to CHECK, and producer ids where a core wants one.
+
+Handlers use `context.broker.transactions`; it is None where there is no link to write by.
+"""
+
+import asyncio
+import struct
+from collections.abc import Callable
+
+from mqd.acceptor.broker import Broker
+from mqd.acceptor.coordinators import Coordinators
+from mqd.acceptor.producer_ids import allocate
+from mqd.base import logging
+from mqd.coordinator.log import Log, Sender, marker_batch
+from mqd.coordinator.runtime import Coordinator, CoordinatorError
+from mqd.coordinator.topics import GROUPS, TRANSACTIONS
+from mqd.protocol.errors import ErrorCode
+from mqd.transaction import checks
+from mqd.transaction.events import NEED_PRODUCER_ID, Identity
+from mqd.transaction.markers import Markers, OffsetCommits
+from mqd.transaction.transaction import Settings, Transactions
+
+REQUEST_TIMEOUT_S = 10.0
+CHECK_PARTITION_COUNT_MAX = 1 << 16
+
+# struct mqd_check_transaction and struct mqd_check_partition (native/mqd_native.h)
+_CHECK = struct.Struct("=qhhhHIi")
+_CHECK_PARTITION = struct.Struct("=16siI")
+
+log = logging.get("acceptor.transactions")
+
+
+def settings(broker: Broker) -> Settings:
+    return Settings(
+        max_timeout_ms=int(broker.broker_value("transaction.max.timeout.ms")),  # type: ignore[arg-type]
+        expiration_ms=int(broker.broker_value("transactional.id.expiration.ms")),  # type: ignore[arg-type]
+    )
+
+
+class TransactionService:
+    """Made before the Coordinators, which take `cores` and `carry_out`; attach() joins them."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.cores = Transactions(settings(broker))
+        self.offset_commits = OffsetCommits()
+        self.markers = Markers(self.append_marker, lambda topic, index: broker.partition_of(topic, index) is not None, self.offset_commits)
+        self.carry_out = self.markers.carry_out
+        self._log: Log | None = None
+        self._groups: Coordinator | None = None
+        self._coordinator: Coordinator | None = None
+        self._now_ms: Callable[[], int] = lambda: 0
+        self._tasks: set[asyncio.Task[object]] = set()
+
+    def attach(self, coordinator: Coordinator, groups: Coordinator, append_log: Log, now_ms: Callable[[], int]) -> None:
+        self._coordinator, self._groups, self._log, self._now_ms = coordinator, groups, append_log, now_ms
+        self.markers.attach(coordinator)
+
+    @property
+    def coordinator(self) -> Coordinator:
+        assert self._coordinator is not None
+        return self._coordinator
+
+    @property
+    def groups(self) -> Coordinator:
+        assert self._groups is not None
+        return self._groups
+
+    def now_ms(self) -> int:
+        return self._now_ms()
+
+    # -- requests ----------------------------------------------------------------------------------------------------------
+
+    async def request(self, transactional_id: str, make_event: Callable[[int], object]) -> object:
+        """Raises CoordinatorError."""
+        return await self.coordinator.request(transactional_id, make_event, REQUEST_TIMEOUT_S)
+
+    async def identify(self, transactional_id: str, make_event: Callable[[int, int], object]) -> Identity:
+        """`make_event(request, spare producer id)`: asked again with a producer id when the core wants one. Errors of the coordinator are in the answer."""
+        try:
+            answer = await self.request(transactional_id, lambda number: make_event(number, -1))
+            assert isinstance(answer, Identity)
+            if answer.error == NEED_PRODUCER_ID:
+                spare, error = await allocate(self._broker)
+                if error:
+                    return Identity(error)
+                answer = await self.request(transactional_id, lambda number: make_event(number, spare))
+                assert isinstance(answer, Identity)
+            return answer
+        except CoordinatorError as error:
+            return Identity(error.error_code)
+
+    def coordinator_epoch_max(self) -> int:
+        """The highest leader epoch of the partitions of __transaction_state: no coordinator has a higher one."""
+        topic = self._broker.metadata.topics.get(TRANSACTIONS)
+        return max((partition.leader_epoch for partition in topic.partitions), default=-1) if topic is not None else -1
+
+    # -- markers -----------------------------------------------------------------------------------------------------------
+
+    def append_marker(self, topic: str, partition: int, producer_id: int, producer_epoch: int, coordinator_epoch: int, commit: bool) -> "asyncio.Future[object]":
+        assert self._log is not None
+        if topic == GROUPS:
+            task = asyncio.get_running_loop().create_task(self.groups.write_marker(partition, producer_id, producer_epoch, coordinator_epoch, commit))
+            self._tasks.add(task)  # type: ignore[arg-type]
+            task.add_done_callback(self._tasks.discard)
+            return task  # type: ignore[return-value]
+        batch = marker_batch(producer_id, producer_epoch, coordinator_epoch, commit, self._now_ms())
+        return self._log.append_nowait(topic, partition, batch)  # type: ignore[return-value]
+
+    # -- CHECK -------------------------------------------------------------------------------------------------------------
+
+    async def check(self, payload: bytes) -> list[int] | int:
+        """The payload of a CHECK (MQD_CHECK_TRANSACTION): an error code for each partition, or one for all. Never raises but for cancellation."""
+        try:
+            producer_id, epoch, version, _acks, id_bytes, count, _timeout_ms = _CHECK.unpack_from(payload)
+            end = _CHECK.size + count * _CHECK_PARTITION.size
+            if count > CHECK_PARTITION_COUNT_MAX or end + id_bytes > len(payload):
+                raise ValueError(f"{count} partitions and an id of {id_bytes} bytes in {len(payload)} bytes")
+            transactional_id = payload[end : end + id_bytes].decode()
+            asked = list(_CHECK_PARTITION.iter_unpack(payload[_CHECK.size : end]))
+        except (struct.error, ValueError) as error:
+            log.error("a check of a transaction cannot be read", reason=str(error))
+            return int(ErrorCode.INVALID_REQUEST)
+        names = self._broker.metadata.names
+        partitions = [(names[topic_id], index) if topic_id in names else None for topic_id, index, _slot in asked]
+        return await checks.check_produce(self.coordinator, transactional_id, producer_id, epoch, version, partitions)
+
+
+def coordinate(broker: Broker, sender: Sender, generation: int) -> Coordinators:
+    """Both coordinators of this broker, set on it too; not yet started."""
+    service = TransactionService(broker)
+    coordinators = Coordinators(broker, sender, generation, service.cores, service.carry_out)
+    assert coordinators.transactions is not None
+    service.attach(coordinators.transactions, coordinators.groups, coordinators.log, coordinators.clock.now_ms)
+    broker.coordinators, broker.transactions = coordinators, service
+    return coordinators

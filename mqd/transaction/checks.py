@@ -1,0 +1,76 @@
+"""What a partition's owner asks before it begins a transaction of a producer (CHECK): is this partition in the transaction, or is it to be added?
+
+Produce 12 and TxnOffsetCommit 5 (transactions of version 2) add it; older ones must have added it by AddPartitionsToTxn or AddOffsetsToTxn, and are verified (KIP-890).
+The answers are error codes for the producer, chosen so that clients do what is right: what may pass is NOT_ENOUGH_REPLICAS, which every client tries again without asking
+for metadata; a producer that was fenced hears INVALID_PRODUCER_EPOCH, as from the partition itself.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from mqd.coordinator.runtime import CoordinatorError
+from mqd.protocol.errors import ErrorCode
+from mqd.transaction.events import VERSION_2, AddPartitions, Partition, VerifyPartitions
+
+ADDS_SINCE_PRODUCE = 12
+ABORTABLE_SINCE_PRODUCE = 11
+REQUEST_TIMEOUT_S = 10.0
+
+_AGAIN = int(ErrorCode.NOT_ENOUGH_REPLICAS)
+_TRANSLATED = {
+    int(ErrorCode.PRODUCER_FENCED): int(ErrorCode.INVALID_PRODUCER_EPOCH),
+    int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS): _AGAIN,
+    int(ErrorCode.COORDINATOR_NOT_AVAILABLE): _AGAIN,
+    int(ErrorCode.NOT_COORDINATOR): _AGAIN,
+}
+
+
+class Requests(Protocol):
+    """runtime.Coordinator, as far as it is needed here."""
+
+    async def request(self, name: str, make_event: Callable[[int], object], timeout_s: float | None = None) -> object: ...
+
+
+async def add(transactions: Requests, transactional_id: str, producer_id: int, epoch: int, partitions: tuple[Partition, ...]) -> int:
+    """One error code for all, of the coordinator. Version 2."""
+    try:
+        answer = await transactions.request(transactional_id, lambda number: AddPartitions(number, producer_id, epoch, partitions, VERSION_2), REQUEST_TIMEOUT_S)
+    except CoordinatorError as error:
+        return error.error_code
+    assert isinstance(answer, int)
+    return answer
+
+
+async def verify(transactions: Requests, transactional_id: str, producer_id: int, epoch: int, partitions: tuple[Partition, ...]) -> tuple[int, ...]:
+    """An error code for each, of the coordinator."""
+    try:
+        answer = await transactions.request(transactional_id, lambda number: VerifyPartitions(number, producer_id, epoch, partitions), REQUEST_TIMEOUT_S)
+    except CoordinatorError as error:
+        return (error.error_code,) * len(partitions)
+    assert isinstance(answer, tuple)
+    return answer
+
+
+async def check_produce(
+    transactions: Requests, transactional_id: str, producer_id: int, epoch: int, version: int, partitions: list[tuple[str, int] | None]
+) -> list[int]:
+    """An error code for each partition of a Produce of that version, as its producer is to hear it. None: a topic id that nobody knows (any more)."""
+    if not transactional_id:
+        return [int(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)] * len(partitions)
+    known = tuple(partition for partition in partitions if partition is not None)
+    if version >= ADDS_SINCE_PRODUCE:
+        error = translate(await add(transactions, transactional_id, producer_id, epoch, known), version) if known else 0
+        errors = dict.fromkeys(known, error)
+    else:
+        found = await verify(transactions, transactional_id, producer_id, epoch, known) if known else ()
+        errors = {partition: translate(code, version) for partition, code in zip(known, found, strict=True)}
+    return [int(ErrorCode.UNKNOWN_TOPIC_ID) if partition is None else errors[partition] for partition in partitions]
+
+
+def translate(error: int, version: int) -> int:
+    """A coordinator's error code, as a Produce of that version hears it."""
+    if error == ErrorCode.CONCURRENT_TRANSACTIONS:
+        return error if version >= ADDS_SINCE_PRODUCE else _AGAIN
+    if error == ErrorCode.INVALID_TXN_STATE and version >= ABORTABLE_SINCE_PRODUCE:
+        return int(ErrorCode.TRANSACTION_ABORTABLE)
+    return _TRANSLATED.get(error, error)
