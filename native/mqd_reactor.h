@@ -176,7 +176,7 @@ struct mqd_owned {
     struct mqd_node write_node;   /* in reactor->to_write */
     struct mqd_node publish_node; /* in reactor->to_wake */
     struct mqd_node sync_node;    /* in log_dir->to_sync */
-    int64_t high_watermark;       /* last published */
+    int64_t high_watermark, last_stable_offset; /* last published */
     int64_t dirty_since_ms;
     int64_t sync_started_ns;
     uint32_t syncs_pending;       /* descriptors of the flush under way */
@@ -321,6 +321,7 @@ struct mqd_fetch_entry {
     /* outcome of the evaluation under way */
     struct mqd_fetch_outcome outcome;
     struct mqd_range range;
+    struct mqd_aborted_list aborted; /* read_committed: transactions that overlap the range */
     struct mqd_topic_key key;   /* as the client named it; name bytes in `set->names` or the topic */
 };
 
