@@ -167,7 +167,7 @@ struct mqd_descriptor {
     int32_t error;       /* PRODUCED: Kafka error code, or -2 (MQD_STAGE_VERIFY): not staged, verify and send again with the guard in `a`. REQUEST: low 31 bits of the acceptor's generation that is asked */
     int64_t a;           /* PRODUCE: leader epoch the sender expects or -1. PRODUCED: base_offset. REQUEST: listener id. RESPONSE: metadata version of a cacheable body */
     int64_t b;           /* PRODUCE: verification guard or 0. PRODUCED: log_append_time_ms or -1. REQUEST: connection id (for logs) */
-    int64_t c;           /* PRODUCED: log_start_offset */
+    int64_t c;           /* PRODUCED: log_start_offset. REQUEST: local IPv4 address, the peer's in the high half (network order, 0 = not IPv4) */
     uint64_t generation; /* sender's endpoint generation */
 };
 
