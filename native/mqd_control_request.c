@@ -203,6 +203,8 @@ void mqd_control_acceptor_died(struct mqd_reactor *r)
         }
     }
     mqd_control_send_queued(r);
+    mqd_check_acceptor_died(r);
+    mqd_describe_acceptor_died(r);
 }
 
 /* ---- cache ---- */

@@ -125,6 +125,8 @@ void mqd_forward_append(struct mqd_reactor *r, struct mqd_append *append, uint16
 
 static void on_release(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from)
 {
+    if (from == mqd_control_worker_count(r->options.control))
+        mqd_describe_release(r, descriptor);
     if (from >= mqd_control_worker_count(r->options.control))
         return;
     struct mqd_append *append = append_of(r, descriptor->token);
@@ -215,6 +217,9 @@ static void on_descriptor(struct mqd_reactor *r, const struct mqd_descriptor *de
         break;
     case MQD_LINK_CHECKED:
         mqd_check_on_answer(r, descriptor, from);
+        break;
+    case MQD_LINK_DESCRIBE:
+        mqd_describe_on(r, descriptor, from);
         break;
     case MQD_LINK_CACHE_DROP:
         mqd_reply_cache_clear(r);

@@ -137,7 +137,9 @@ enum mqd_descriptor_kind {
     MQD_LINK_CLOSE,          /* acceptor -> worker: close this connection (token)                                                    */
     MQD_LINK_CACHE_DROP,     /* acceptor -> worker: forget every cached reply                                                        */
     MQD_LINK_CHECK,          /* worker -> acceptor: may these batches be written? see below. Asked again when the acceptor restarts   */
-    MQD_LINK_CHECKED         /* acceptor -> worker: the answer; RELEASE (token, offset) when it has a payload                        */
+    MQD_LINK_CHECKED,        /* acceptor -> worker: the answer; RELEASE (token, offset) when it has a payload                        */
+    MQD_LINK_DESCRIBE,       /* acceptor -> owner: what does the slot's partition know of its producers?                            */
+    MQD_LINK_DESCRIBED       /* owner -> acceptor: struct mqd_producer_view's, or error; RELEASE (token, offset) when it has a payload */
 };
 
 #define MQD_RESPONSE_MORE 1       /* flags of RESPONSE: more fragments of the same response follow */

@@ -158,6 +158,9 @@ struct mqd_check {
     uint8_t used, sent;
 };
 
+#define MQD_DESCRIPTION_COUNT_MAX 16
+struct mqd_description { uint64_t offset, generation; uint8_t used; }; /* lent to the acceptor of that generation; offset in the control arena */
+
 struct mqd_refusal { /* why single records were refused; of its request's heap_bytes */
     uint32_t index_count;
     int32_t index[MQD_RECORD_ERROR_COUNT_MAX]; /* places in the batch; Kafka's batch_index */
@@ -445,11 +448,12 @@ struct mqd_reactor {
     struct mqd_control_entry control[MQD_CONTROL_REQUEST_COUNT_MAX];
     uint32_t control_free;
     struct mqd_node control_queue;
-    struct mqd_cached_reply cached[MQD_REPLY_CACHE_COUNT];
     struct mqd_check checks[MQD_CHECK_COUNT_MAX];
     uint32_t check_free, check_used; /* free list; how many entries were ever used */
     struct mqd_node check_queue;
     uint64_t check_control_bytes, check_frame_bytes; /* held by all checks */
+    struct mqd_description descriptions[MQD_DESCRIPTION_COUNT_MAX];
+    struct mqd_cached_reply cached[MQD_REPLY_CACHE_COUNT];
     uint64_t cached_bytes, cache_clock;
 
     struct mqd_buffer scratch;
@@ -568,8 +572,12 @@ bool mqd_produce_failed(const struct mqd_request *request);
 void mqd_produce_timeout(struct mqd_reactor *r, struct mqd_request *request);
 void mqd_append_done(struct mqd_reactor *r, struct mqd_append *append, int16_t error); /* outcome is final: tells the request or the peer */
 void mqd_append_unpin(struct mqd_reactor *r, struct mqd_append *append);
-
 void mqd_append_deliver(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_batch *batch); /* to its owner; the outcome arrives through mqd_append_done */
+
+/* mqd_describe.c */
+void mqd_describe_on(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from);
+void mqd_describe_release(struct mqd_reactor *r, const struct mqd_descriptor *descriptor);
+void mqd_describe_acceptor_died(struct mqd_reactor *r);
 
 /* mqd_check.c */
 int16_t mqd_check_transaction(struct mqd_request *request, const struct mqd_batch *batch, const char **message); /* 0, or why the batch cannot be of a transaction */
@@ -585,6 +593,7 @@ void mqd_check_on_answer(struct mqd_reactor *r, const struct mqd_descriptor *des
 void mqd_check_send_queued(struct mqd_reactor *r);
 void mqd_check_acceptor_died(struct mqd_reactor *r);
 void mqd_check_refuse_records(struct mqd_reactor *r, struct mqd_append *append, const int32_t *unkeyed, uint32_t index_count, uint32_t unkeyed_count);
+
 /* mqd_owner.c: what the owner of a partition does with appends */
 void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_batch *batch, uint8_t *bytes, bool patch_in_place);
 void mqd_owner_write_all(struct mqd_reactor *r);

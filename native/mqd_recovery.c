@@ -459,6 +459,8 @@ static int flush_segment(struct recovery *recovery, int64_t base_offset)
     if (result == 0 && mqd_file_sync(tail.fd, false) < 0)
         result = mqd_error_system(errno, "%s: cannot flush segment %lld", recovery->partition->path, (long long)base_offset);
     tail_close(&tail);
+    if (result == 0)
+        result = mqd_txn_index_flush(recovery->partition->path, base_offset, recovery->io->rewrite);
     return result < 0 ? -1 : mqd_index_sync(recovery->partition->path, base_offset);
 }
 
@@ -535,11 +537,11 @@ struct mqd_partition *mqd_partition_open(const char *path, const struct mqd_log_
     io->truncated_bytes = io->scanned_bytes = 0;
     io->corrupt_position = io->corrupt_segment = -1;
     int result = make_directory(path);
-    if (result == 0)
-        result = mqd_listing_read(&recovery.listing, path);
     partition->has_gaps = options->compacted || mqd_compact_has_gaps(path);
     if (result == 0)
         result = mqd_compact_recover(path);
+    if (result == 0)
+        result = mqd_listing_read(&recovery.listing, path);
     if (result == 0)
         result = open_recovered(&recovery, now_ms);
     mqd_listing_free(&recovery.listing);

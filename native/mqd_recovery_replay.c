@@ -64,17 +64,18 @@ static int delete_snapshot(const struct mqd_partition *partition, int64_t offset
     char path[PATH_MAX];
     if (mqd_segment_path(path, sizeof path, partition->path, offset, MQD_FILE_SNAPSHOT) < 0)
         return -1;
-    return mqd_file_unlink(path);
+    return mqd_file_unlink(path) == 0 || mqd_error_code() == ENOENT ? 0 : -1; /* gone by a choice before this one */
 }
 
-/* Loads the newest usable one at or below `limit` into the partition; deletes those beyond it (they tell of records that are gone), corrupt and surplus ones. */
+/* Loads the newest usable one at or below `limit` into the partition; deletes those beyond it (they tell of records that are gone), corrupt and surplus ones; and those
+ * below the first segment: what happened between, the end of a transaction perhaps, was deleted with the segments. */
 static int choose_snapshot(struct mqd_partition *partition, const struct mqd_listing *listing, int64_t limit)
 {
     uint32_t kept = 0;
     partition->snapshot_offset = partition->snapshot_previous = -1;
     for (uint32_t i = listing->snapshot_count; i-- > 0;) {
         int64_t offset = listing->snapshots[i];
-        bool useful = offset <= limit && kept < SNAPSHOTS_KEPT;
+        bool useful = offset <= limit && offset >= partition->segments[0] && kept < SNAPSHOTS_KEPT;
         if (useful && kept == 0) {
             useful = load_snapshot(partition, offset);
             if (useful)

@@ -210,6 +210,27 @@ int mqd_txn_index_replace(const char *directory, int64_t segment_base, const str
     return result < 0 ? mqd_error_system(error, "cannot write %s", path) : 0;
 }
 
+int mqd_txn_index_flush(const char *directory, int64_t segment_base, bool rewrite)
+{
+    char path[PATH_MAX];
+    struct mqd_aborted_list entries = {NULL, 0, 0};
+    if (mqd_segment_path(path, sizeof path, directory, segment_base, MQD_FILE_TXN_INDEX) < 0)
+        return -1;
+    if (rewrite) {
+        int result = mqd_txn_index_load(directory, segment_base, INT64_MAX, &entries);
+        if (result == 0)
+            result = mqd_txn_index_replace(directory, segment_base, &entries, true);
+        free(entries.entries);
+        return result;
+    }
+    int fd = mqd_file_open(path, O_RDWR, 0);
+    if (fd < 0 && errno == ENOENT)
+        return 0;
+    int error = fd < 0 || mqd_file_sync(fd, false) < 0 ? errno : 0;
+    mqd_file_close(fd);
+    return error ? mqd_error_system(error, "cannot flush %s", path) : 0;
+}
+
 /* ---- look-up ------------------------------------------------------------------------------------------------------ */
 
 /* Number of the first entry whose marker is at or behind `offset`; -1 with errno. */

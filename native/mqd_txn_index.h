@@ -48,6 +48,8 @@ void mqd_txn_index_close(struct mqd_txn_index *index);
 int mqd_txn_index_load(const char *directory, int64_t segment_base, int64_t offset_end, struct mqd_aborted_list *out);
 /* The file holds exactly these entries afterwards; flushed when `sync`, the directory is the caller's. An empty list removes the file. -1: mqd_error set. */
 int mqd_txn_index_replace(const char *directory, int64_t segment_base, const struct mqd_aborted_list *entries, bool sync);
+/* Flushes the file, if there is one; `rewrite`: its bytes are written anew first (an earlier flush has failed). */
+int mqd_txn_index_flush(const char *directory, int64_t segment_base, bool rewrite);
 /* Adds the entries of an open file whose transaction overlaps [from_offset, to_offset). 1: no later segment has more; 0: look there too; -1 with errno. */
 int mqd_txn_index_collect(int fd, int64_t from_offset, int64_t to_offset, struct mqd_aborted_list *out);
 

@@ -3,15 +3,27 @@
  * kinds, the worst of which keeps of each file only what a completed sync that began after the write covered, and of the rest any prefix, zeros or noise.
  *
  * Checked at every restart: what was durable is there, nothing is there that was not written, offsets are contiguous, retries of durable batches are duplicates.
+ * Checked all the time: the last stable offset, and that the .txnindex files tell the aborted transactions of any range below it.
  * MQD_TEST_SEED=n runs that seed alone. */
 #define LOG_TEST_IN_MEMORY /* thousands of flushes: what the disk keeps is the model's business */
 #include "mqd_log_test.h"
 
 #define OFFSETS_MAX 60000
 #define PRODUCER_COUNT 4
+#define TXN_COUNT 5 /* transactional producers, ids from 200 */
 #define STAGED_BYTES 1400
 
+/* What stands in the log at a base offset, for transactions. */
+struct event { uint8_t kind; int8_t producer; };
+enum { EVENT_NONE, EVENT_DATA, EVENT_ABORT, EVENT_COMMIT };
+
 struct model {
+    struct event events[OFFSETS_MAX];
+    int64_t begun[TXN_COUNT];    /* first offset of the ongoing transaction, -1 = none; as the partition may know it after a restart without a snapshot */
+    int32_t next_txn_sequence[TXN_COUNT];
+    struct mqd_aborted aborted[OFFSETS_MAX / 4]; /* by marker */
+    struct { int64_t first, last; } ended[OFFSETS_MAX / 4];
+    uint32_t aborted_count, ended_count;
     uint64_t random, seed;
     struct mqd_log_options options;
     struct mqd_partition *partition;
@@ -30,19 +42,163 @@ static uint64_t pick(struct model *model, uint64_t below)
 
 static uint8_t staged_bytes[64][STAGED_BYTES + 64];
 
+/* ---- transactions ------------------------------------------------------------------------------------------------- */
+
+static void want_transactional(struct model *model, int t, struct log_batch *want, bool open[TXN_COUNT], struct event *event)
+{
+    want->producer_id = 200 + t;
+    if (pick(model, open[t] ? 4 : 12) == 0) { /* now and then a marker without a transaction */
+        want->marker = 1 + (int)pick(model, 2);
+        want->record_count = 1;
+        want->mark = UINT64_MAX; /* its body is a marker's */
+        *event = (struct event){want->marker == 1 ? EVENT_ABORT : EVENT_COMMIT, (int8_t)t};
+        open[t] = false;
+        return;
+    }
+    want->attributes = 0x10;
+    want->base_sequence = model->next_txn_sequence[t];
+    model->next_txn_sequence[t] += want->record_count;
+    *event = (struct event){EVENT_DATA, (int8_t)t};
+    open[t] = true;
+}
+
+/* Takes what stands at an offset into the account of transactions. */
+static void note_event(struct model *model, int64_t offset, struct event event)
+{
+    model->events[offset] = event;
+    if (event.kind == EVENT_NONE)
+        return;
+    int64_t *begun = &model->begun[event.producer];
+    if (event.kind == EVENT_DATA) {
+        if (*begun < 0)
+            *begun = offset;
+        return;
+    }
+    if (*begun < 0)
+        return;
+    model->ended[model->ended_count].first = *begun;
+    model->ended[model->ended_count++].last = offset;
+    if (event.kind == EVENT_ABORT)
+        model->aborted[model->aborted_count++] = (struct mqd_aborted){200 + event.producer, *begun, offset, 0};
+    *begun = -1;
+}
+
+/* The account anew from what is left after a crash; events before it stay as they were. */
+static void recount(struct model *model)
+{
+    model->aborted_count = model->ended_count = 0;
+    for (int i = 0; i < TXN_COUNT; i++)
+        model->begun[i] = -1;
+    for (int64_t offset = 0; offset < model->end; offset++)
+        note_event(model, offset, model->events[offset]);
+}
+
+static int64_t expected_stable(const struct model *model, const struct mqd_positions *at)
+{
+    int64_t stable = at->high_watermark;
+    for (int i = 0; i < TXN_COUNT; i++)
+        if (model->begun[i] >= 0 && model->begun[i] < stable)
+            stable = model->begun[i];
+    for (uint32_t i = model->ended_count; i-- > 0 && model->ended[i].last >= at->high_watermark;)
+        if (model->ended[i].first < stable)
+            stable = model->ended[i].first;
+    return stable < at->log_start_offset ? at->log_start_offset : stable;
+}
+
+/* A transaction whose first batches are gone with their segments may be known from its first one that is left, when no snapshot was. */
+static int64_t first_left(const struct model *model, int producer, int64_t first, int64_t end)
+{
+    for (int64_t offset = first < model->partition->segments[0] ? model->partition->segments[0] : first; offset < end; offset++)
+        if (model->events[offset].kind == EVENT_DATA && model->events[offset].producer == producer)
+            return offset;
+    return -1;
+}
+
+static void adopt_begun(struct model *model)
+{
+    const struct mqd_transactions *known = &model->partition->producers.transactions;
+    for (int i = 0; i < TXN_COUNT; i++) {
+        int64_t first = -1;
+        for (uint32_t link = known->oldest; link; link = known->entries[link - 1].newer)
+            if (known->entries[link - 1].producer_id == 200 + i && known->entries[link - 1].last_offset < 0)
+                first = known->entries[link - 1].first_offset;
+        if (first != model->begun[i])
+            CHECK(model->begun[i] >= 0 && model->begun[i] < model->partition->segments[0] && first == first_left(model, i, model->begun[i], model->end));
+        for (int64_t offset = model->begun[i]; offset >= 0 && offset < (first < 0 ? model->end : first); offset++)
+            if (model->events[offset].producer == i) /* forgotten for good */
+                model->events[offset] = (struct event){EVENT_NONE, -1};
+        model->begun[i] = first;
+    }
+}
+
+/* What a reader of [from, to) collects, segment by segment until it is told that there is no more. */
+static void collect(struct model *model, int64_t from, int64_t to, struct mqd_aborted_list *out)
+{
+    out->count = 0;
+    for (uint32_t i = 0; i < model->partition->segment_count; i++) {
+        if (i + 1 < model->partition->segment_count && model->partition->segments[i + 1] <= from)
+            continue;
+        int fd = open(log_file(model->partition->segments[i], ".txnindex"), O_RDONLY);
+        int complete = fd < 0 ? 0 : mqd_txn_index_collect(fd, from, to, out);
+        if (fd >= 0)
+            close(fd);
+        CHECK(complete >= 0);
+        if (complete == 1)
+            return;
+    }
+}
+
+/* The last stable offset; with `ranges` what a reader of some range is told, too. */
+static void check_transactions(struct model *model, bool ranges)
+{
+    static struct mqd_aborted_list found;
+    struct mqd_positions at = log_positions(model->partition);
+    CHECK_EQUAL(at.last_stable_offset, expected_stable(model, &at));
+    if (!ranges || at.last_stable_offset <= at.log_start_offset)
+        return;
+    int64_t from = at.log_start_offset + (int64_t)pick(model, (uint64_t)(at.last_stable_offset - at.log_start_offset));
+    int64_t to = from + 1 + (int64_t)pick(model, (uint64_t)(at.last_stable_offset - from));
+    if (pick(model, 3) == 0)
+        from = at.log_start_offset, to = at.last_stable_offset;
+    collect(model, from, to, &found);
+    uint32_t next = 0;
+    for (uint32_t i = 0; i < model->aborted_count; i++) {
+        const struct mqd_aborted *wanted = &model->aborted[i];
+        if (wanted->last_offset < from || wanted->first_offset >= to)
+            continue;
+        int64_t left = first_left(model, (int)wanted->producer_id - 200, wanted->first_offset, wanted->last_offset);
+        const struct mqd_aborted *got = next < found.count ? &found.entries[next] : NULL;
+        bool same = got && got->producer_id == wanted->producer_id && got->last_offset == wanted->last_offset &&
+                    (got->first_offset == wanted->first_offset || (wanted->first_offset < model->partition->segments[0] && got->first_offset > wanted->first_offset && (left < 0 || got->first_offset <= left)));
+        if (!same && wanted->first_offset < model->partition->segments[0] && (left < 0 || left >= to))
+            continue; /* nothing of it is left in this range */
+        CHECK_OR(same, test_message("[%lld, %lld): transaction %lld..%lld of %lld is not told", (long long)from, (long long)to, (long long)wanted->first_offset,
+                                    (long long)wanted->last_offset, (long long)wanted->producer_id); return);
+        next++;
+    }
+    CHECK_EQUAL(next, found.count);
+}
+
 /* Stages some batches, writes them, with or without a disk that refuses. */
 static void do_write(struct model *model)
 {
-    struct { uint64_t mark; int64_t base; int32_t count; int producer; } staged[64];
+    struct { uint64_t mark; int64_t base; int32_t count; struct event event; } staged[64];
     uint32_t count = 1 + (uint32_t)pick(model, pick(model, 4) ? 6 : 60);
-    int32_t before[PRODUCER_COUNT];
+    int32_t before[PRODUCER_COUNT], before_txn[TXN_COUNT];
+    bool open[TXN_COUNT];
     memcpy(before, model->next_sequence, sizeof before);
+    memcpy(before_txn, model->next_txn_sequence, sizeof before_txn);
+    for (int i = 0; i < TXN_COUNT; i++)
+        open[i] = model->begun[i] >= 0;
     int64_t expected = model->end;
     for (uint32_t i = 0; i < count; i++) {
         struct log_batch want = {.record_count = 1 + (int32_t)pick(model, 5), .body_bytes = 16 + (int32_t)pick(model, STAGED_BYTES - 100), .mark = ++model->next_mark,
                                  .timestamp_ms = NOW + (int64_t)pick(model, 100000)};
-        int producer = (int)pick(model, PRODUCER_COUNT * 2);
-        if (producer < PRODUCER_COUNT) {
+        int producer = (int)pick(model, PRODUCER_COUNT * 2 + TXN_COUNT);
+        staged[i].event = (struct event){EVENT_NONE, -1};
+        if (producer >= PRODUCER_COUNT * 2)
+            want_transactional(model, producer - PRODUCER_COUNT * 2, &want, open, &staged[i].event);
+        else if (producer < PRODUCER_COUNT) {
             want.producer_id = 100 + producer;
             want.base_sequence = model->next_sequence[producer];
             model->next_sequence[producer] += want.record_count;
@@ -67,9 +223,12 @@ static void do_write(struct model *model)
         CHECK(refuse);
         CHECK_EQUAL(error, ENOSPC);
         memcpy(model->next_sequence, before, sizeof before);
+        memcpy(model->next_txn_sequence, before_txn, sizeof before_txn);
     } else {
-        for (uint32_t i = 0; i < count; i++)
+        for (uint32_t i = 0; i < count; i++) {
             model->marks[staged[i].base] = staged[i].mark;
+            note_event(model, staged[i].base, staged[i].event);
+        }
         model->end = expected;
     }
     CHECK_EQUAL(mqd_partition_log_end_offset(model->partition), model->end);
@@ -78,32 +237,46 @@ static void do_write(struct model *model)
 /* ---- what a disk holds -------------------------------------------------------------------------------------------- */
 
 /* Bytes of each file that a completed sync covered; the file layer's journal would say the same, this is the model's own account. */
-struct durable_file { int64_t base, bytes; };
+struct durable_file { int64_t base, bytes; enum mqd_file_kind kind; };
 static struct durable_file durable_files[4096];
 static int durable_count;
 
-static int64_t *durable_bytes(int64_t base)
+static int64_t *durable_bytes_of(int64_t base, enum mqd_file_kind kind)
 {
     for (int i = 0; i < durable_count; i++)
-        if (durable_files[i].base == base)
+        if (durable_files[i].base == base && durable_files[i].kind == kind)
             return &durable_files[i].bytes;
     CHECK_OR(durable_count < 4096, return &durable_files[0].bytes);
-    durable_files[durable_count] = (struct durable_file){base, 0};
+    durable_files[durable_count] = (struct durable_file){base, 0, kind};
     return &durable_files[durable_count++].bytes;
 }
 
-/* The base offset in the name of the open file; -1 when it is no .log. */
-static int64_t base_of_fd(int fd)
+static int64_t *durable_bytes(int64_t base)
+{
+    return durable_bytes_of(base, MQD_FILE_LOG);
+}
+
+/* The base offset in the name of the open file; -1 when it is not of this kind. */
+static int64_t base_of_fd(int fd, enum mqd_file_kind kind)
 {
     char link[64], path[PATH_MAX];
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     ssize_t length = readlink(link, path, sizeof path - 1);
     CHECK_OR(length > 24, return -1);
     path[length] = 0;
-    return mqd_segment_offset_of(strrchr(path, '/') + 1, MQD_FILE_LOG);
+    return mqd_segment_offset_of(strrchr(path, '/') + 1, kind);
 }
 
-static struct { int64_t base, bytes; } covering[4];
+/* With a full queue the roll itself flushes, which the model does not see: what was sealed meanwhile counts as flushed. */
+static void note_flushed_by_rolls(struct model *model)
+{
+    for (uint32_t i = 0; i + 1 < model->partition->segment_count && model->partition->sync_queue_count >= MQD_SYNC_QUEUE_MAX - 1; i++) {
+        int64_t size_bytes = log_file_bytes(model->partition->segments[i], ".txnindex");
+        *durable_bytes_of(model->partition->segments[i], MQD_FILE_TXN_INDEX) = size_bytes < 0 ? 0 : size_bytes;
+    }
+}
+
+static struct durable_file covering[4];
 static int covering_count;
 
 static void do_sync_begin(struct model *model)
@@ -115,12 +288,14 @@ static void do_sync_begin(struct model *model)
     covering_count = 0;
     for (int i = 0; i < count; i++) {
         struct stat status;
-        int64_t base = fds[i].directory ? -1 : base_of_fd(fds[i].fd);
+        enum mqd_file_kind kind = MQD_FILE_LOG;
+        int64_t base = fds[i].directory ? -1 : base_of_fd(fds[i].fd, kind);
+        if (base < 0 && !fds[i].directory)
+            base = base_of_fd(fds[i].fd, kind = MQD_FILE_TXN_INDEX);
         if (base < 0)
             continue;
         CHECK_EQUAL(fstat(fds[i].fd, &status), 0);
-        covering[covering_count].base = base;
-        covering[covering_count++].bytes = status.st_size;
+        covering[covering_count++] = (struct durable_file){base, status.st_size, kind};
     }
 }
 
@@ -128,13 +303,33 @@ static void do_sync_done(struct model *model)
 {
     mqd_partition_sync_done(model->partition, 0);
     for (int i = 0; i < covering_count; i++)
-        *durable_bytes(covering[i].base) = covering[i].bytes;
+        *durable_bytes_of(covering[i].base, covering[i].kind) = covering[i].bytes;
     struct mqd_positions at = log_positions(model->partition);
     CHECK(at.durable_offset >= model->durable && at.durable_offset <= model->sync_end);
     model->durable = at.durable_offset;
     CHECK_EQUAL(at.high_watermark, model->durable);
     if (at.high_watermark_segment != at.log_end_segment || at.high_watermark_position > 0) /* the position is exact */
         CHECK(log_file_bytes(at.high_watermark_segment, ".log") >= at.high_watermark_position);
+}
+
+/* Aborted transactions that no completed sync covered: any prefix, then zeros or noise. */
+static void lose_aborted(struct model *model)
+{
+    for (uint32_t i = 0; i < model->partition->segment_count; i++) {
+        int64_t base = model->partition->segments[i], size_bytes = log_file_bytes(base, ".txnindex"), kept = *durable_bytes_of(base, MQD_FILE_TXN_INDEX);
+        if (size_bytes <= kept)
+            continue;
+        int64_t length = kept + (int64_t)pick(model, (uint64_t)(size_bytes - kept) + 1), from = kept + (int64_t)pick(model, (uint64_t)(length - kept) + 1);
+        CHECK_EQUAL(truncate(log_file(base, ".txnindex"), length), 0);
+        int fd = open(log_file(base, ".txnindex"), O_RDWR), kind = (int)pick(model, 3);
+        for (int64_t at = from; at < length && kind > 0; at++) {
+            uint8_t byte = kind == 1 ? 0 : (uint8_t)pick(model, 256);
+            CHECK_EQUAL(pwrite(fd, &byte, 1, at), 1);
+        }
+        close(fd);
+        if (length == 0 && pick(model, 2))
+            CHECK_EQUAL(unlink(log_file(base, ".txnindex")), 0);
+    }
 }
 
 /* Bytes of sealed segments were all flushed inline when the queue was full: then durable covers them. */
@@ -173,7 +368,8 @@ static void check_contents(struct model *model, int64_t end)
     memset(found, 0, sizeof found);
     CHECK_EQUAL(log_verify(model->partition, found), end);
     for (int64_t offset = model->partition->segments[0]; offset < end; offset++)
-        CHECK_EQUAL(found[offset], model->marks[offset]);
+        if (model->marks[offset] != UINT64_MAX) /* a marker */
+            CHECK_EQUAL(found[offset], model->marks[offset]);
 }
 
 static void restart(struct model *model)
@@ -188,8 +384,10 @@ static void restart(struct model *model)
         mqd_partition_sync_done(model->partition, EIO); /* never heard of */
     if (kind == CLEAN && model->partition->fenced)
         kind = PROCESS;
-    if (kind == POWER)
+    if (kind == POWER) {
         lose_power(model);
+        lose_aborted(model);
+    }
     CHECK_EQUAL(mqd_partition_close(model->partition, kind == CLEAN), 0);
     recovery.clean_shutdown = kind == CLEAN;
     while (published > model->durable && published < model->end && model->marks[published] == 0)
@@ -204,10 +402,16 @@ static void restart(struct model *model)
         CHECK_EQUAL(recovery.log_end_offset, published);
     CHECK(recovery.log_end_offset >= model->durable && recovery.log_end_offset <= model->end);
     memset(model->marks + recovery.log_end_offset, 0, (size_t)(model->end - recovery.log_end_offset) * sizeof model->marks[0]);
+    memset(model->events + recovery.log_end_offset, 0, (size_t)(model->end - recovery.log_end_offset) * sizeof model->events[0]);
     model->end = model->durable = recovery.log_end_offset;
+    recount(model);
+    adopt_begun(model);
     durable_count = 0;
-    for (uint32_t i = 0; i < model->partition->segment_count; i++)
+    for (uint32_t i = 0; i < model->partition->segment_count; i++) {
         *durable_bytes(model->partition->segments[i]) = log_file_bytes(model->partition->segments[i], ".log");
+        int64_t aborted_bytes = log_file_bytes(model->partition->segments[i], ".txnindex");
+        *durable_bytes_of(model->partition->segments[i], MQD_FILE_TXN_INDEX) = aborted_bytes < 0 ? 0 : aborted_bytes;
+    }
     CHECK_EQUAL(log_positions(model->partition).high_watermark, model->end);
     check_contents(model, model->end);
 }
@@ -215,7 +419,9 @@ static void restart(struct model *model)
 /* The sequences that the log ended with after a crash: each producer's last surviving batch is a duplicate, the one after it fits. */
 static void check_producers(struct model *model)
 {
-    for (int i = 0; i < PRODUCER_COUNT; i++) {
+    for (int i = 0; i < PRODUCER_COUNT + TXN_COUNT; i++) {
+        int64_t id = i < PRODUCER_COUNT ? 100 + i : 200 + i - PRODUCER_COUNT;
+        int32_t *next_sequence = i < PRODUCER_COUNT ? &model->next_sequence[i] : &model->next_txn_sequence[i - PRODUCER_COUNT];
         int32_t last_end = 0;
         struct mqd_batch last = {.producer_id = -1};
         for (uint32_t s = 0; s < model->partition->segment_count; s++) {
@@ -225,21 +431,21 @@ static void check_producers(struct model *model)
             int fd = open(log_file(model->partition->segments[s], ".log"), O_RDONLY);
             CHECK_EQUAL(mqd_walk_begin(&walk, fd, model->partition->segments[s], 0, model->partition->segments[s], log_file_bytes(model->partition->segments[s], ".log"), INT64_MAX), 0);
             while (mqd_walk_next(&walk, &batch, &position) == 1)
-                if (batch.producer_id == 100 + i) {
+                if (batch.producer_id == id && !(batch.attributes & 0x20)) {
                     last = batch;
                     last_end = batch.base_sequence + batch.record_count;
                 }
             mqd_walk_end(&walk);
             close(fd);
         }
-        model->next_sequence[i] = last_end;
+        *next_sequence = last_end;
         bool duplicate;
         int64_t base_offset = -1;
         if (last.producer_id < 0) { /* its batches went with deleted segments; a snapshot may still know it */
             const struct mqd_producers *known = &model->partition->producers;
-            for (uint32_t link = known->newest; link; link = known->entries[link - 1].older)
-                if (known->entries[link - 1].producer_id == 100 + i && known->entries[link - 1].count > 0)
-                    model->next_sequence[i] = known->entries[link - 1].batches[(known->entries[link - 1].head + 4) % 5].last_sequence + 1;
+            uint32_t index = mqd_producers_find(known, id);
+            if (index != MQD_PRODUCER_NONE && known->entries[index].count > 0)
+                *next_sequence = known->entries[index].batches[(known->entries[index].head + 4) % 5].last_sequence + 1;
             continue;
         }
         CHECK_EQUAL(mqd_producers_check(&model->partition->producers, &last, (struct mqd_producer_batch_kind){0}, &duplicate, &base_offset), 0);
@@ -268,8 +474,8 @@ static void do_advance_start(struct model *model)
     mqd_partition_advance_start(model->partition, offset);
     model->start = log_positions(model->partition).log_start_offset;
     for (int i = 0; old[i] < model->partition->segments[0]; i++) /* what the worker does after the event */
-        for (int k = 0; k < 3; k++)
-            unlink(log_file(old[i], k == 0 ? ".log" : k == 1 ? ".index" : ".timeindex"));
+        for (int k = 0; k < 4; k++)
+            unlink(log_file(old[i], (const char *[]){".log", ".index", ".timeindex", ".txnindex"}[k]));
     free(old);
 }
 
@@ -312,6 +518,7 @@ static void step(struct model *model)
     default:
         if (model->end < OFFSETS_MAX - 400)
             do_write(model);
+        note_flushed_by_rolls(model);
     }
 }
 
@@ -326,8 +533,12 @@ static void live(uint64_t seed, int step_count)
     model.options.index_interval_bytes = (int32_t[]){0, 500, 4096}[pick(&model, 3)];
     model.partition = log_open(&model.options, NULL);
     durable_count = 0;
-    for (int i = 0; i < step_count && !test_failed; i++)
+    recount(&model);
+    for (int i = 0; i < step_count && !test_failed; i++) {
         step(&model);
+        if (model.partition && !test_failed)
+            check_transactions(&model, pick(&model, 4) == 0);
+    }
     if (!test_failed && mqd_partition_syncing(model.partition))
         do_sync_done(&model);
     if (!test_failed) {
