@@ -18,7 +18,7 @@ from mqd.base import logging
 from mqd.coordinator.actions import Cores
 from mqd.coordinator.shard import Loaded
 from mqd.log import indexes, segments
-from mqd.log.batches import BatchInfo, CorruptBatch, parse_header
+from mqd.log.batches import HEADER_BYTES, BatchInfo, CorruptBatch, parse_header
 from mqd.log.records import records
 from mqd.native import RecordPlaces, WalkStop, crc32c
 
@@ -209,56 +209,50 @@ def _other(data: bytes, at: int, position: int, state: _State) -> tuple[int, int
 
 
 def _large_batch(fd: int, position: int, data: bytes, next_offset: int, directory: Path, base: int, end_offset: int, state: _State) -> tuple[bool, int, int]:
-    """A batch of more than BLOCK_BYTES, or the end of the file before the end offset: then what is missing is missing."""
-    try:
-        batch = parse_header(data, 0, position) if len(data) >= 61 else None
-    except CorruptBatch:
-        batch = None
-    whole = os.pread(fd, batch.size_bytes, position) if batch is not None else b""
-    if batch is None or len(whole) < batch.size_bytes:
-        state.problem("a segment of a coordinator's partition ends too early", segment=base, position=position, next_offset=next_offset, end_offset=end_offset)
-        return True, position, next_offset
-    if crc32c(whole[_CRC_END:]) != batch.crc:
+    """No whole batch in a block: one of more than BLOCK_BYTES, or damage, or a file that ends before its time."""
+    batch = _header_at(fd, position)
+    whole = _whole(fd, batch) if batch is not None and batch.base_offset >= next_offset else b""
+    if batch is None or not whole or crc32c(whole[_CRC_END:]) != batch.crc:
         return _pass_over(fd, directory, base, position, next_offset, end_offset, state)
     _other(whole, 0, position, state)
     return False, position + batch.size_bytes, batch.next_offset
 
 
+def _header_at(fd: int, position: int) -> BatchInfo | None:
+    header = os.pread(fd, HEADER_BYTES, position)
+    try:
+        return parse_header(header, 0, position) if len(header) == HEADER_BYTES else None
+    except CorruptBatch:
+        return None
+
+
+def _whole(fd: int, batch: BatchInfo) -> bytes:
+    """Its bytes; b"" when the file does not hold them all."""
+    return os.pread(fd, batch.size_bytes, batch.position) if batch.position + batch.size_bytes <= os.fstat(fd).st_size else b""
+
+
 def _pass_over(fd: int, directory: Path, base: int, position: int, next_offset: int, end_offset: int, state: _State) -> tuple[bool, int, int]:
-    """The next batch after a damaged one: where its own length says, if a sound header is there, else where the offset index says one begins."""
-    size = os.fstat(fd).st_size
+    """The next batch after a damaged one: where its own length says, if a sound one is there, else where the offset index says that one begins."""
     for candidate in _candidates(fd, directory, base, position):
-        if candidate + 61 > size:
-            continue
-        header = os.pread(fd, 61, candidate)
-        try:
-            batch = parse_header(header, 0, candidate)
-        except CorruptBatch:
-            continue
-        whole = os.pread(fd, batch.size_bytes, candidate)
-        if batch.base_offset < next_offset or len(whole) < batch.size_bytes or crc32c(whole[_CRC_END:]) != batch.crc:
-            continue
-        state.problem(
-            "damage in a coordinator's partition; what it holds does not count", segment=base, position=position, first_offset=next_offset, end_offset=min(batch.base_offset, end_offset)
-        )
-        return False, candidate, batch.base_offset
-    state.problem("damage in a coordinator's partition; what it holds does not count", segment=base, position=position, first_offset=next_offset, end_offset=end_offset)
+        batch = _header_at(fd, candidate)
+        whole = _whole(fd, batch) if batch is not None and batch.base_offset >= next_offset else b""
+        if batch is not None and whole and crc32c(whole[_CRC_END:]) == batch.crc:
+            return False, candidate, _damaged(state, base, position, next_offset, min(batch.base_offset, end_offset))
+    _damaged(state, base, position, next_offset, end_offset)
     return True, position, next_offset
 
 
+def _damaged(state: _State, base: int, position: int, first_offset: int, end_offset: int) -> int:
+    state.problem("damage in a coordinator's partition; what it held does not count", segment=base, position=position, first_offset=first_offset, end_offset=end_offset)
+    return end_offset
+
+
 def _candidates(fd: int, directory: Path, base: int, position: int) -> Iterator[int]:
-    header = os.pread(fd, 61, position)
-    try:
-        yield position + parse_header(header, 0, position).size_bytes
-    except (CorruptBatch, ValueError, IndexError):
-        pass
-    except Exception as error:  # struct.error: the file ends here
-        if type(error).__name__ != "error":
-            raise
+    damaged = _header_at(fd, position)
+    if damaged is not None:
+        yield position + damaged.size_bytes
     try:
         entries = indexes.read_offset_index(directory, base)
     except OSError:
         return
-    for indexed in entries["position"].tolist():
-        if indexed > position:
-            yield indexed
+    yield from (indexed for indexed in entries["position"].tolist() if indexed > position)

@@ -1,0 +1,232 @@
+"""A coordinator's partition: what is written together, what is held back until then, timers; and the batches themselves."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+
+from mqd.coordinator.actions import Action, Effect, Persist, Reply, Timer, TransactionEnded
+from mqd.coordinator.log import BATCH_BYTES_MAX, marker_batch, records_batch
+from mqd.coordinator.shard import Loaded, Shard, TooLarge
+from mqd.coordinator.timers import Timers
+from mqd.protocol.records import check_crc, decode_batch, decode_batch_header
+
+
+class Do(msgspec.Struct, frozen=True):
+    """An event that says what its core is to answer."""
+
+    actions: tuple[Action, ...]
+    empty_afterwards: bool = False
+
+
+class Shout(Effect, frozen=True):
+    text: str
+
+
+class Puppet:
+    def __init__(self, name: str) -> None:
+        self.name, self.is_empty, self.seen = name, False, []
+
+    def handle(self, event: object, now_ms: int) -> list[Action]:
+        self.seen.append(event)
+        if isinstance(event, Do):
+            self.is_empty = event.empty_afterwards
+            return list(event.actions)
+        return []
+
+    def replay(self, key: bytes, value: bytes | None) -> None: ...
+
+    def on_loaded(self, now_ms: int) -> list[Action]:
+        return [Timer("loaded", now_ms + 5)]
+
+
+class Puppets:
+    def __init__(self) -> None:
+        self.made: list[Puppet] = []
+
+    def core_of(self, key: bytes) -> str:
+        return key.decode()
+
+    def make(self, name: str) -> Puppet:
+        self.made.append(Puppet(name))
+        return self.made[-1]
+
+
+class World:
+    def __init__(self, loaded: Loaded | None = None) -> None:
+        self.said: list[object] = []
+        self.wakes = 0
+        self.cores = Puppets()
+        self.shard = Shard(
+            self.cores, loaded or Loaded(100), 7, lambda number, response: self.said.append((number, response)), lambda name, effect: self.said.append((name, effect.text)), self._wake
+        )
+
+    def _wake(self) -> None:
+        self.wakes += 1
+
+    def do(self, name: str, *actions: Action, empty: bool = False) -> None:
+        self.shard.handle(name, Do(actions, empty), 0)
+        self.shard.check()
+
+    def write(self) -> list[list[tuple[bytes, bytes | None]]]:
+        unit = self.shard.next_unit()
+        assert unit is not None and self.shard.next_unit() is None
+        self.shard.written()
+        self.shard.check()
+        return [batch.records for batch in unit.batches]
+
+
+def record(text: str) -> tuple[tuple[bytes, bytes], ...]:
+    return ((text.encode(), b"v"),)
+
+
+def test_a_reply_waits_for_what_its_core_persisted_before_and_for_nothing_else() -> None:
+    world = World()
+    world.do("a", Reply(1, "early"), Persist(record("a1")), Reply(2, "late"), Shout("after"))
+    world.do("b", Reply(3, "other"))
+    world.do("a", Reply(4, "later still"))
+    assert world.said == [(1, "early"), (3, "other")]
+    assert world.write() == [[(b"a1", b"v")]]
+    assert world.said[2:] == [(2, "late"), ("a", "after"), (4, "later still")]
+    assert world.shard.end_offset == 101
+
+
+def test_what_waits_together_is_written_together_one_unit_at_a_time() -> None:
+    world = World()
+    world.do("a", Persist(record("a1")), Reply(1, ""))
+    first = world.shard.next_unit()
+    assert first is not None
+    for number in range(2, 6):
+        world.do(f"core-{number}", Persist(record(f"r{number}")), Reply(number, ""))
+    world.do("a", Persist(record("a2")), Reply(9, ""))
+    assert world.shard.next_unit() is None and world.said == []
+    world.shard.written()
+    assert world.said == [(1, "")]
+    assert world.write() == [[(b"r2", b"v"), (b"r3", b"v"), (b"r4", b"v"), (b"r5", b"v"), (b"a2", b"v")]]
+    assert world.said[1:] == [(2, ""), (3, ""), (4, ""), (5, ""), (9, "")]
+    assert world.shard.next_unit() is None
+
+
+def test_records_of_transactions_are_batches_of_their_own() -> None:
+    world = World()
+    world.do("a", Persist(record("plain-1")), Persist(record("t1"), 5, 0), Persist(record("t2"), 5, 0), Persist(record("u1"), 6, 1), Persist(record("plain-2")))
+    assert world.write() == [[(b"plain-1", b"v")], [(b"t1", b"v"), (b"t2", b"v")], [(b"u1", b"v")]]
+    assert world.write() == [[(b"plain-2", b"v")]]  # H3: beside its like it could have been kept or lost alone
+
+
+def test_a_marker_reaches_the_cores_of_its_transaction_alone() -> None:
+    world = World()
+    world.do("a", Persist(record("t1"), 5, 0))
+    world.do("b", Persist(record("t2"), 5, 0))
+    world.do("c", Persist(record("t3"), 6, 0))
+    ended: list[object] = []
+    world.shard.end_transaction(5, 0, 3, True, 0, ended.append)
+    world.do("a", Reply(1, "after the marker"))
+    event = TransactionEnded(5, 0, True)
+    assert [core.name for core in world.cores.made if event in core.seen] == ["a", "b"] and ended == []
+    unit = world.shard.next_unit()
+    assert unit is not None and [batch.marker for batch in unit.batches] == [None, None, (3, True)]
+    world.shard.written()
+    assert ended == [None] and world.said == [(1, "after the marker")]
+    assert world.shard.end_offset == 104
+    world.shard.end_transaction(5, 0, 3, True, 0, ended.append)
+    assert sum(event in core.seen for core in world.cores.made) == 2  # nothing is pending any more
+
+
+def test_loaded_transactions_end_too() -> None:
+    loaded = Loaded(10)
+    loaded.cores["g"] = Puppet("g")
+    loaded.transactions[5] = {"g": None}
+    world = World(loaded)
+    world.shard.end_transaction(5, 1, 0, False, 0, lambda error: None)
+    assert loaded.cores["g"].seen == [TransactionEnded(5, 1, False)]
+
+
+def test_who_waits_for_a_marker_is_told_that_it_failed() -> None:
+    world = World()
+    ended: list[object] = []
+    world.shard.end_transaction(5, 0, 3, True, 0, ended.append)
+    world.shard.fail(16)
+    assert ended == [16]
+
+
+def test_an_empty_core_is_dropped_with_its_timers_when_nothing_of_it_is_under_way() -> None:
+    world = World()
+    world.do("a", empty=True)
+    assert world.shard.core("a") is None
+    world.do("b", Timer("t", 10), Persist(record("gone")), empty=True)
+    assert world.shard.core("b") is not None
+    world.write()
+    assert world.shard.core("b") is None and world.shard.timers.take_due(1000) == []
+
+
+def test_too_large_for_a_batch() -> None:
+    world = World()
+    with pytest.raises(TooLarge):
+        world.shard.handle("a", Do((Persist(((b"k", bytes(BATCH_BYTES_MAX)),)),)), 0)
+    world = World()
+    for number in range(5):  # together too large: several units
+        world.do("a", Persist(((b"%d" % number, bytes(BATCH_BYTES_MAX // 2 - 1000)),)))
+    assert [len(world.write()[0]) for _ in range(3)] == [2, 2, 1]
+
+
+def test_timers_fire_once_and_not_too_early() -> None:
+    timers = Timers()
+    chance = random.Random(5)
+    armed: dict[tuple[str, str], int] = {}
+    now = 0
+    for _ in range(3000):
+        name = (f"c{chance.randrange(20)}", "t")
+        at = None if chance.random() < 0.2 else now + chance.randrange(1, 200)
+        timers.set(name, at)
+        if at is None:
+            armed.pop(name, None)
+        else:
+            armed[name] = at
+        now += chance.randrange(8)
+        due = timers.take_due(now)
+        assert [armed[one] for one in due] == sorted(at for at in armed.values() if at <= now)
+        for one in due:
+            del armed[one]
+        assert len(timers) == len(armed)
+        assert not armed or timers.next_ms() <= min(armed.values())
+
+
+def test_a_timer_fires_into_its_core_only_while_it_stands() -> None:
+    world = World()
+    world.do("a", Timer("t", 10), Timer("u", 20), Timer("u", None))
+    assert world.wakes and world.shard.timers.next_ms() == 10
+    (due,) = world.shard.timers.take_due(50)
+    assert world.shard.fire(due) == "a" and world.shard.fire(due) is None
+
+
+def test_loading_arms_timers() -> None:
+    loaded = Loaded(0)
+    loaded.cores["g"] = Puppet("g")
+    world = World(loaded)
+    world.shard.on_loaded(1000)
+    assert world.shard.timers.take_due(1005) == [("g", "loaded")]
+
+
+# -- batches ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_batches_are_what_any_reader_of_record_batches_reads() -> None:
+    records = [(b"key", b"value"), (b"k" * 200, None), (b"", b""), (b"k", bytes(70_000))]
+    batch = records_batch(records, 1234)
+    header = decode_batch_header(batch)
+    assert check_crc(batch) and (header.producer_id, header.base_sequence, header.is_transactional, header.record_count) == (-1, -1, False, 4)
+    assert [(one.key, one.value, one.timestamp_ms, one.offset) for one in decode_batch(batch)] == [(key, value, 1234, at) for at, (key, value) in enumerate(records)]
+    header = decode_batch_header(records_batch(records, 1234, 42, 3))
+    assert (header.producer_id, header.producer_epoch, header.is_transactional, header.is_control) == (42, 3, True, False)
+
+
+@pytest.mark.parametrize(("commit", "kind"), [(True, 1), (False, 0)])
+def test_markers(commit: bool, kind: int) -> None:
+    batch = marker_batch(42, 3, 77, commit, 1234)
+    header = decode_batch_header(batch)
+    assert check_crc(batch) and header.is_control and header.is_transactional and (header.producer_id, header.producer_epoch) == (42, 3)
+    (one,) = decode_batch(batch)
+    assert (one.key, one.value) == (bytes([0, 0, 0, kind]), b"\0\0" + (77).to_bytes(4, "big"))
