@@ -39,7 +39,7 @@ BOTH(produce_here_and_through_another_worker)
         struct client client = client_open(b, worker);
         for (int32_t p = 0; p < 4; p++) {
             struct asked asked = {p, 0};
-            client_fetch(&client, (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1, .bytes_max = 8 << 20, .session_epoch = -1}, &asked, 1, fetched);
+            client_fetch(&client, (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 6 * (MQD_BATCH_HEADER_BYTES + p * 9000 + 64), .bytes_max = 8 << 20, .session_epoch = -1}, &asked, 1, fetched);
             CHECK_EQUAL(fetched->batch_count, 6);
             for (uint32_t i = 0; i < 6; i++)
                 CHECK_EQUAL(fetched->batches[i].mark, i / 3 * 1000 + i % 3 * 10 + (uint64_t)p);
