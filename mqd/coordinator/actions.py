@@ -79,7 +79,7 @@ class TransactionalCore(Core, Protocol):
     """A core whose records may lie in transactions of producers (committed offsets)."""
 
     def replay_pending(self, key: bytes, value: bytes | None, producer_id: int, producer_epoch: int) -> None:
-        """A record of a transaction whose marker is not in the log yet."""
+        """A record of a transaction whose marker is not in the log yet, after everything that counts already; None: it was overtaken and will not count."""
 
 
 class Cores(Protocol):

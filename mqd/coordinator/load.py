@@ -1,7 +1,8 @@
 """Reads a coordinator's partition from its segment files and makes its cores, in a thread, quickly: a million committed offsets in seconds.
 
 What counts is what compaction would keep: of plain records the last one of each key, in the order of the log, tombstones left out. Records of a transaction count when its
-commit marker comes, unless a plain record of the same key was written in between (Kafka compares the offsets of the two in the same way); without a marker they are pending.
+commit marker comes, unless what counts for their key was written after them (Kafka compares the offsets of the two in the same way); without a marker they are pending, and
+those that could not count any more are pending without a value.
 
 Damage is named in the log and passed over, never more than the batch that has it, if the offset index shows where the next one begins; a record that a core cannot read is
 named and passed over alone. So a coordinator that met one bad record still serves everything else.
@@ -36,8 +37,9 @@ class _State:
     def __init__(self, cores: Cores, loaded: Loaded, name: str) -> None:
         self.cores, self.loaded, self.name = cores, loaded, name
         self.plain: dict[bytes, bytes] = {}
-        self.open: dict[int, tuple[int, dict[bytes, bytes | None]]] = {}  # producer id -> (epoch, its records)
-        self.superseded: list[tuple[int, int, bytes, bytes | None]] = []
+        self.open: dict[int, tuple[int, dict[bytes, tuple[int, bytes | None]]]] = {}  # producer id -> (epoch, its records and when they were written)
+        self.written: dict[bytes, int] = {}  # when what counts was written; kept only while a transaction is open, what is missing is older
+        self.now = 0  # counts
 
     def problem(self, text: str, **fields: object) -> None:
         self.loaded.skipped_count += 1
@@ -57,27 +59,23 @@ class _State:
             if value_size >= 0:
                 plain[key] = data[value_start:value_end]
         if self.open:
-            self._supersede(data, places)
+            self.now += 1
+            for key_start, key_size in places[:, :2].tolist():
+                self.written[data[key_start : key_start + key_size]] = self.now
         self.loaded.record_count += len(places)
 
-    def _supersede(self, data: bytes, places: numpy.ndarray) -> None:
-        for key_start, key_size in places[:, :2].tolist():
-            self.supersede(data[key_start : key_start + key_size])
-
-    def supersede(self, key: bytes) -> None:
-        for producer_id, (epoch, pending) in self.open.items():
-            if key in pending:
-                self.superseded.append((producer_id, epoch, key, pending.pop(key)))
-
-    def put(self, key: bytes, value: bytes | None) -> None:
+    def put(self, key: bytes, value: bytes | None, written: int) -> None:
         self.plain.pop(key, None)
         if value is not None:
             self.plain[key] = value
+        if self.open:
+            self.written[key] = written
 
     def on_other(self, batch: BatchInfo, data: bytes) -> None:
         """Transactional, control or compressed. Raises CorruptBatch."""
         found = [(record.key, record.value) for record in records(batch, data)]
         self.loaded.record_count += len(found)
+        self.now += 1
         if batch.control:
             self._on_marker(batch, found)
         elif batch.transactional:
@@ -86,35 +84,34 @@ class _State:
             for key, value in found:
                 if key is not None:
                     pending.pop(key, None)
-                    pending[key] = value
+                    pending[key] = (self.now, value)
         else:
             for key, value in found:
                 if key is not None:
-                    self.put(key, value)
-                    self.supersede(key)
+                    self.put(key, value, self.now)
 
     def _on_marker(self, batch: BatchInfo, found: list[tuple[bytes | None, bytes | None]]) -> None:
         """Key: version int16, type int16 (0 abort, 1 commit)."""
         kind = int.from_bytes(found[0][0][2:4], "big") if found and found[0][0] is not None and len(found[0][0]) >= 4 else -1
         _, pending = self.open.pop(batch.producer_id, (-1, {}))
-        self.superseded = [one for one in self.superseded if one[0] != batch.producer_id]
         if kind == 1:
-            for key, value in pending.items():
-                self.put(key, value)
+            for key, (written, value) in pending.items():
+                if self.written.get(key, -1) < written:
+                    self.put(key, value, written)
+        if not self.open:
+            self.written.clear()
 
     # -- cores -------------------------------------------------------------------------------------------------------------
 
     def build(self) -> None:
-        for producer_id, epoch, key, value in self.superseded:
-            self._pending(producer_id, epoch, key, value)
         replay_all = getattr(self.cores, "replay_all", None)
         if replay_all is not None:
             replay_all(self.loaded.cores, self.plain, self._unreadable)
         else:
             self._replay_each()
-        for producer_id, (epoch, pending) in self.open.items():
-            for key, value in pending.items():
-                self._pending(producer_id, epoch, key, value)
+        left = [(written, producer_id, epoch, key, value) for producer_id, (epoch, pending) in self.open.items() for key, (written, value) in pending.items()]
+        for written, producer_id, epoch, key, value in sorted(left, key=lambda one: one[0]):
+            self._pending(producer_id, epoch, key, value if self.written.get(key, -1) < written else None)
 
     def _replay_each(self) -> None:
         cores = self.loaded.cores

@@ -1,12 +1,13 @@
 """The committed offsets of one group: part of the group's core, pure. The group says who may commit; this says what is committed.
 
 Offsets are kept as the bytes of their records and read when somebody asks: a coordinator may hold a million. An offset of a transaction is pending until its marker;
-then it counts, unless the same partition was committed without a transaction in between (Kafka compares the two records' offsets).
+then it counts, unless what counts already was written after it: the order of writing decides, not that of the markers (as in Kafka, which compares the records' offsets).
 
 Invariants (check())
     O1  no topic without partitions, no transaction without offsets
     O2  what is committed or pending can be decoded
     O3  the expiration timer is armed when something is committed
+    O4  when things were written is remembered only while something is pending
 Bounds: one record for each partition that clients name, which are partitions that exist (the handler's check), at most offset.metadata.max.bytes long and some; pending ones the
 same for each open transaction.
 
@@ -142,7 +143,9 @@ class Offsets:
         self.group_id = group_id
         self._settings = settings
         self._committed: dict[str, dict[int, bytes]] = {}
-        self._pending: dict[int, dict[tuple[str, int], bytes | None]] = {}  # by producer id; None: overtaken by a plain commit
+        self._pending: dict[int, dict[tuple[str, int], tuple[int, bytes | None]]] = {}  # by producer id: when written, and what; None: overtaken, counts for nothing
+        self._written: dict[tuple[str, int], int] = {}  # when what counts was written or deleted; kept only while something is pending, what is missing is older
+        self._now = 0  # counts writes
         self._armed = False
 
     @property
@@ -195,10 +198,11 @@ class Offsets:
             errors.append(0)
             value = self._value(one, event.retention_ms, now_ms)
             records.append((encode_offset_key(self.group_id, one.topic, one.partition), value))
+            self._now += 1
             if event.is_transactional:
-                self._pending.setdefault(event.producer_id, {})[one.topic, one.partition] = value
+                self._pending.setdefault(event.producer_id, {})[one.topic, one.partition] = (self._now, value)
             else:
-                self._put(one.topic, one.partition, value)
+                self._put(one.topic, one.partition, value, self._now)
         actions = group.committed(event, now_ms)
         if records:
             actions.append(Persist(tuple(records), event.producer_id, event.producer_epoch if event.is_transactional else -1))
@@ -212,11 +216,10 @@ class Offsets:
             return encode_expiring_offset_value(one.offset, one.metadata, now_ms, now_ms + retention_ms)
         return encode_offset_value(one.offset, one.leader_epoch, one.metadata, now_ms)
 
-    def _put(self, topic: str, partition: int, value: bytes) -> None:
+    def _put(self, topic: str, partition: int, value: bytes, written: int) -> None:
         self._committed.setdefault(topic, {})[partition] = value
-        for pending in self._pending.values():
-            if (topic, partition) in pending:
-                pending[topic, partition] = None
+        if self._pending:
+            self._written[topic, partition] = written
 
     def _remove(self, topic: str, partition: int) -> None:
         partitions = self._committed[topic]
@@ -227,9 +230,11 @@ class Offsets:
     def _end_transaction(self, producer_id: int, committed: bool) -> None:
         pending = self._pending.pop(producer_id, {})
         if committed:
-            for (topic, partition), value in pending.items():
-                if value is not None:
-                    self._put(topic, partition, value)
+            for (topic, partition), (written, value) in pending.items():
+                if value is not None and self._written.get((topic, partition), -1) < written:
+                    self._put(topic, partition, value, written)
+        if not self._pending:
+            self._written.clear()
 
     def _is_pending(self, topic: str, partition: int) -> bool:
         return any((topic, partition) in pending for pending in self._pending.values())
@@ -279,10 +284,10 @@ class Offsets:
             known = partition in self._committed.get(topic, ())
             if known:
                 self._remove(topic, partition)
-            for pending in self._pending.values():
-                if (topic, partition) in pending:
-                    pending[topic, partition] = None
-                    known = True
+            if self._pending and self._is_pending(topic, partition):
+                self._now += 1
+                self._written[topic, partition] = self._now
+                known = True
             if known:
                 records.append((encode_offset_key(self.group_id, topic, partition), None))
         return records
@@ -290,8 +295,7 @@ class Offsets:
     def delete_all(self) -> list[KeyValue]:
         """Everything goes, with the group (DeleteGroups): the records for the caller's Persist."""
         records = self._tombstones([(topic, partition) for topic, partitions in self._committed.items() for partition in partitions])
-        pending = [name for pending in self._pending.values() for name, value in pending.items() if value is not None]
-        return records + self._tombstones(dict.fromkeys(pending))
+        return records + self._tombstones(dict.fromkeys(name for pending in self._pending.values() for name in pending))
 
     # -- expiration --------------------------------------------------------------------------------------------------------
 
@@ -346,17 +350,17 @@ class Offsets:
         """Raises ValueError for a value that cannot be read."""
         if value is not None:
             decode_offset_value(value)
-            self._put(topic, partition, value)
+            self._now += 1
+            self._put(topic, partition, value, self._now)
         elif partition in self._committed.get(topic, ()):
             self._remove(topic, partition)
 
     def replay_pending(self, topic: str, partition: int, value: bytes | None, producer_id: int) -> None:
+        """`value` None: overtaken already; the partition's offset is still unstable. Others in the order in which they were written, after what counts."""
         if value is not None:
             decode_offset_value(value)
-        self._pending.setdefault(producer_id, {})[topic, partition] = value
-
-    def replay_transaction_end(self, producer_id: int, committed: bool) -> None:
-        self._end_transaction(producer_id, committed)
+        self._now += 1
+        self._pending.setdefault(producer_id, {})[topic, partition] = (self._now, value)
 
     def check(self) -> None:
         assert all(self._committed.values()) and all(self._pending.values()), "O1"
@@ -364,3 +368,4 @@ class Offsets:
             for value in partitions.values():
                 decode_offset_value(value)
         assert not self._committed or self._armed, "O3"
+        assert self._pending or not self._written, "O4"
