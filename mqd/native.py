@@ -734,7 +734,7 @@ def compact_swap_finish(directory: str | os.PathLike[str], base_offset: int) -> 
 
 
 def compact_swap_undo(directory: str | os.PathLike[str], base_offset: int) -> None:
-    """Instead of prepare: the new files go."""
+    """Instead of install: the new files go."""
     _check(lib.mqd_compact_swap_undo(os.fsencode(directory), base_offset), directory)
 
 

@@ -71,7 +71,7 @@ void mqd_compact_look(const struct mqd_compact *compact, struct mqd_compact_figu
 int mqd_compact_swap_prepare(const char *directory, int64_t base_offset, const int64_t *old_bases, uint32_t old_count, int has_transactions);
 int mqd_compact_swap_install(const char *directory, int64_t base_offset);
 int mqd_compact_swap_finish(const char *directory, int64_t base_offset);
-int mqd_compact_swap_undo(const char *directory, int64_t base_offset); /* instead of prepare: the new files go */
+int mqd_compact_swap_undo(const char *directory, int64_t base_offset); /* instead of install: the new files go */
 
 /* The files of the segments from `first` to `last` became those of `first` (swap_install): the owner's list is shortened, readers look anew. With first == last they look
  * anew alone. One event with this token: MQD_E_STALE when these are not, or not all, segments of the partition that may go. */

@@ -242,6 +242,11 @@ int mqd_compact_swap_finish(const char *directory, int64_t base_offset)
 int mqd_compact_swap_undo(const char *directory, int64_t base_offset)
 {
     char path[PATH_MAX];
+    if (name_of(path, directory, base_offset, ".swap", "") < 0)
+        return -1;
+    /* First, durably: a list without its files would be half of a swap. */
+    if (exists(path) && (mqd_file_unlink(path) < 0 || mqd_file_sync_directory(directory) < 0))
+        return -1;
     for (int kind = 0; kind < KIND_COUNT; kind++) {
         if (name_of(path, directory, base_offset, suffixes[kind], ".cleaned") < 0)
             return -1;

@@ -27,9 +27,8 @@ class Property(msgspec.Struct, frozen=True):
     ignored: bool = False  # accepted so that existing files work; has no effect
 
 
-_NO_COMPACTION = "log compaction is not available yet; use cleanup.policy=delete"
 _NO_RECOMPRESSION = "the broker does not recompress; set compression.type on the producer and leave producer here"
-_COMPACTION_REFUSED = {"compact": _NO_COMPACTION}
+_CLEANUP_POLICIES = ("delete", "compact")
 _COMPRESSION_REFUSED = {name: _NO_RECOMPRESSION for name in ("uncompressed", "gzip", "snappy", "lz4", "zstd")}
 _TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
 
@@ -116,7 +115,7 @@ def _log() -> list[Property]:
             "log.dirs.free.bytes.min", "long", "67108864",
             "(mqd) The reserve: with less free than this, Produce to the directory is refused with a retriable error; everything else goes on.", minimum=0, dynamic=True,
         ),
-        Property("log.cleanup.policy", "list", "delete", "What is done with old segments.", choices=("delete",), refused=_COMPACTION_REFUSED, dynamic=True),
+        Property("log.cleanup.policy", "list", "delete", "What is done with old segments: delete by age and size, compact to the last value of each key, or both (compact,delete).", choices=_CLEANUP_POLICIES, dynamic=True),
         Property("log.segment.delete.delay.ms", "long", "60000", "Accepted. A deleted segment's files go at once; a reader that has one open reads on.", minimum=0, dynamic=True, ignored=True),
         Property("log.index.interval.bytes", "int", "4096", "Bytes of log between two index entries.", minimum=0, dynamic=True),
         Property("log.index.size.max.bytes", "int", "10485760", "Accepted (segment.index.bytes of a topic); indexes grow as needed.", minimum=4, dynamic=True, ignored=True),
@@ -134,10 +133,10 @@ def _log() -> list[Property]:
         Property("log.flush.interval.messages", "long", str(LONG_MAX), "Accepted. Records are not counted: with log.flush.on.ack acks=all waits for the flush itself, and what nobody waits for is flushed after log.flush.interval.ms.", minimum=1, dynamic=True, ignored=True),
         Property("log.flush.interval.ms", "long", None, "Flush a partition's records at least this often, looked at once a second; longer than 5 s counts as 5 s. Not set: log.flush.scheduler.interval.ms.", minimum=0, dynamic=True),
         Property("log.flush.scheduler.interval.ms", "long", str(LONG_MAX), "See log.flush.interval.ms.", minimum=1),
-        Property("log.cleaner.delete.retention.ms", "long", "86400000", "For compaction, which is not available yet.", minimum=0, dynamic=True, ignored=True),
-        Property("log.cleaner.min.compaction.lag.ms", "long", "0", "For compaction, which is not available yet.", minimum=0, dynamic=True, ignored=True),
-        Property("log.cleaner.max.compaction.lag.ms", "long", str(LONG_MAX), "For compaction, which is not available yet.", minimum=1, dynamic=True, ignored=True),
-        Property("log.cleaner.min.cleanable.ratio", "double", "0.5", "For compaction, which is not available yet.", minimum=0, maximum=1, dynamic=True, ignored=True),
+        Property("log.cleaner.delete.retention.ms", "long", "86400000", "How long a tombstone (a record without a value), or the end of a transaction, can still be read after a compaction first met it. A consumer that starts from the beginning must reach the end within that time to see every deletion.", minimum=0, dynamic=True),
+        Property("log.cleaner.min.compaction.lag.ms", "long", "0", "How long a record is safe from compaction.", minimum=0, dynamic=True),
+        Property("log.cleaner.max.compaction.lag.ms", "long", str(LONG_MAX), "How long a record may wait for compaction at most; the active segment is closed in time.", minimum=1, dynamic=True),
+        Property("log.cleaner.min.cleanable.ratio", "double", "0.5", "Share of a log that must be dirty (not compacted yet) before it is compacted.", minimum=0, maximum=1, dynamic=True),
     ]
 
 
@@ -156,10 +155,32 @@ def _coordinators() -> list[Property]:
         Property("group.min.session.timeout.ms", "int", "6000", "The shortest session.timeout.ms that a consumer of the classic protocol may ask for.", minimum=1),
         Property("group.max.session.timeout.ms", "int", "1800000", "The longest one.", minimum=1),
         Property("group.max.size", "int", str(INT_MAX), "Members that a group of the classic protocol may have.", minimum=1),
+        Property("group.consumer.session.timeout.ms", "int", "45000", "A member of a consumer group (KIP-848) that is not heard of for so long is put out. consumer.session.timeout.ms of a group.", minimum=1),
+        Property("group.consumer.min.session.timeout.ms", "int", "45000", "The shortest consumer.session.timeout.ms that a group may have.", minimum=1),
+        Property("group.consumer.max.session.timeout.ms", "int", "60000", "The longest one.", minimum=1),
+        Property("group.consumer.heartbeat.interval.ms", "int", "5000", "How often members of consumer groups send heartbeats; who waits for partitions is told to come sooner.", minimum=1),
+        Property("group.consumer.min.heartbeat.interval.ms", "int", "5000", "The shortest consumer.heartbeat.interval.ms that a group may have.", minimum=1),
+        Property("group.consumer.max.heartbeat.interval.ms", "int", "15000", "The longest one.", minimum=1),
+        Property("group.consumer.max.size", "int", str(INT_MAX), "Members that a consumer group may have.", minimum=1),
+        Property(
+            "group.consumer.assignors", "list", "uniform,range",
+            "Server-side assignors that members of consumer groups may ask for; the first one is taken when they ask for none.", choices=("uniform", "range"),
+        ),
+        Property(
+            "group.consumer.migration.policy", "enum", "bidirectional",
+            "Whether a group with members may change its protocol: from classic to consumer (upgrade), back (downgrade), both, or never.",
+            choices=("bidirectional", "upgrade", "downgrade", "disabled"),
+        ),
         Property("transaction.state.log.num.partitions", "int", "50", "Partitions of __transaction_state. Counts when the topic is made, and must not change afterwards.", minimum=1, maximum=16384),
+        Property("transaction.partition.verification.enable", "bool", "true", "A transaction begins in a partition only after its coordinator was asked whether it knows of it (KIP-890). Without it, a late batch may leave a transaction behind that nobody ends.", dynamic=True),
         Property("transaction.max.timeout.ms", "int", "900000", "The longest transaction.timeout.ms that a producer may ask for.", minimum=1),
         Property("transactional.id.expiration.ms", "int", "604800000", "A transactional id that nobody has used for so long is forgotten.", minimum=1),
         Property("transaction.state.log.segment.bytes", "int", "104857600", "Segment size of __transaction_state, when it is made.", minimum=4096),
+        Property("log.cleaner.enable", "bool", "true", "Compact the topics whose cleanup.policy says so."),
+        Property("log.cleaner.backoff.ms", "long", "15000", "How long the cleaner waits when there is nothing to compact.", minimum=0, dynamic=True),
+        Property("log.cleaner.dedupe.buffer.size", "long", "134217728", "Memory for the keys of what is compacted, all workers together: 24 bytes a key. Logs with more are compacted in several runs.", minimum=1 << 20, dynamic=True),
+        Property("log.cleaner.io.buffer.load.factor", "double", "0.9", "How full log.cleaner.dedupe.buffer.size may become.", minimum=0.01, maximum=0.95, dynamic=True),
+        Property("log.cleaner.io.max.bytes.per.second", "double", "1.7976931348623157E308", "How fast all workers together read and write for compaction.", minimum=65536, dynamic=True),
     ]
 
 
@@ -208,9 +229,8 @@ _IGNORED = (
     ("transaction.state.log.min.isr", "There is one broker."),
     ("share.coordinator.state.topic.replication.factor", "Share groups are not available yet."),
     ("share.coordinator.state.topic.min.isr", "Share groups are not available yet."),
-    ("log.cleaner.enable", "Compaction is not available yet."),
-    ("log.cleaner.threads", "Compaction is not available yet."),
-    ("log.cleaner.dedupe.buffer.size", "Compaction is not available yet."),
+    ("log.cleaner.threads", "Each worker has one cleaner."),
+    ("log.cleaner.io.buffer.size", "Each cleaner has buffers of 1 MiB, or of the largest batch."),
     ("log.flush.offset.checkpoint.interval.ms", "Checkpoints follow the flushes."),
     ("log.flush.start.offset.checkpoint.interval.ms", "Checkpoints follow the changes."),
 )
@@ -257,10 +277,10 @@ def _topic_table() -> list[Property]:
         ("file.delete.delay.ms", "log.segment.delete.delay.ms", "Accepted. A deleted segment's files go at once; a reader that has one open reads on."),
         ("preallocate", "log.preallocate", "Accepted. mqd always preallocates, in steps."),
         ("unclean.leader.election.enable", "unclean.leader.election.enable", "Accepted. There is one replica."),
-        ("delete.retention.ms", "log.cleaner.delete.retention.ms", "For compaction, which is not available yet."),
-        ("min.compaction.lag.ms", "log.cleaner.min.compaction.lag.ms", "For compaction, which is not available yet."),
-        ("max.compaction.lag.ms", "log.cleaner.max.compaction.lag.ms", "For compaction, which is not available yet."),
-        ("min.cleanable.dirty.ratio", "log.cleaner.min.cleanable.ratio", "For compaction, which is not available yet."),
+        ("delete.retention.ms", "log.cleaner.delete.retention.ms", "How long a tombstone (a record without a value), or the end of a transaction, can still be read after a compaction first met it. A consumer that starts from the beginning must reach the end within that time to see every deletion."),
+        ("min.compaction.lag.ms", "log.cleaner.min.compaction.lag.ms", "How long a record is safe from compaction."),
+        ("max.compaction.lag.ms", "log.cleaner.max.compaction.lag.ms", "How long a record may wait for compaction at most; the active segment is closed in time."),
+        ("min.cleanable.dirty.ratio", "log.cleaner.min.cleanable.ratio", "Share of a log that must be dirty (not compacted yet) before it is compacted."),
     ]
     defaults = {"retention.ms": "604800000", "segment.ms": "604800000", "segment.jitter.ms": "0", "flush.ms": str(LONG_MAX)}
     table = []

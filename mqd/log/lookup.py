@@ -155,8 +155,17 @@ class _Reader:
 
     def _position(self, offset: int) -> int:
         entries = indexes.read_offset_index(self._directory, self._base)
+        self._still_there()
         found = int(numpy.searchsorted(entries["offset"], offset - self._base, side="right"))
         return int(entries["position"][found - 1]) if found else 0
+
+    def _still_there(self) -> None:
+        """Compaction replaces the log, then the index: what was found beside another log is not this one's."""
+        try:
+            if os.stat(self._path).st_ino != os.fstat(self._fd).st_ino:
+                raise _Vanished
+        except FileNotFoundError as error:
+            raise _Vanished from error
 
     def batches(self, from_offset: int, high_watermark: int) -> Iterator[BatchInfo]:
         """From the batch that holds `from_offset` (or one before it) to the high watermark."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mqd.base.config import broker_value, parse_cpus, topic_effective, topic_value
+from mqd.log.compaction import CompactionPolicy
 from mqd.log.retention import RetentionPolicy
 
 _BACKENDS = {"auto": 0, "io_uring": 1, "epoll": 2}  # enum mqd_backend
@@ -23,7 +24,7 @@ def log_options(broker: Mapping[str, str], topic: Mapping[str, str], internal: b
 
     return {
         "segment_bytes": value("segment.bytes"),
-        "segment_ms": value("segment.ms"),
+        "segment_ms": _segment_ms(effective),
         "segment_jitter_ms": value("segment.jitter.ms"),
         "index_interval_bytes": value("index.interval.bytes"),
         "max_message_bytes": value("max.message.bytes"),
@@ -40,6 +41,7 @@ def log_options(broker: Mapping[str, str], topic: Mapping[str, str], internal: b
         "flush_on_ack": value("flush.on.ack"),
         "compacted": "compact" in value("cleanup.policy"),
         "readonly": False,
+        "transaction_verification": broker_value(broker, "transaction.partition.verification.enable"),
     }
 
 
@@ -48,8 +50,27 @@ def retention_policy(broker: Mapping[str, str], topic: Mapping[str, str]) -> Ret
     return RetentionPolicy(
         retention_ms=topic_value(effective, "retention.ms"),  # type: ignore[arg-type]
         retention_bytes=topic_value(effective, "retention.bytes"),  # type: ignore[arg-type]
-        segment_ms=topic_value(effective, "segment.ms"),  # type: ignore[arg-type]
+        segment_ms=_segment_ms(effective),
         delete="delete" in topic_value(effective, "cleanup.policy"),  # type: ignore[operator]
+    )
+
+
+def _segment_ms(effective: Mapping[str, str]) -> int:
+    """A record can be compacted only once its segment is closed: so that is done in time for max.compaction.lag.ms (Kafka's LogConfig.maxSegmentMs)."""
+    segment_ms, lag_ms = int(topic_value(effective, "segment.ms")), int(topic_value(effective, "max.compaction.lag.ms"))  # type: ignore[arg-type]
+    return min(segment_ms, lag_ms) if "compact" in topic_value(effective, "cleanup.policy") else segment_ms  # type: ignore[operator]
+
+
+def compaction_policy(broker: Mapping[str, str], topic: Mapping[str, str]) -> CompactionPolicy:
+    effective = topic_effective(broker, topic)
+    return CompactionPolicy(
+        compact="compact" in topic_value(effective, "cleanup.policy"),  # type: ignore[operator]
+        min_lag_ms=topic_value(effective, "min.compaction.lag.ms"),  # type: ignore[arg-type]
+        max_lag_ms=topic_value(effective, "max.compaction.lag.ms"),  # type: ignore[arg-type]
+        dirty_ratio_min=topic_value(effective, "min.cleanable.dirty.ratio"),  # type: ignore[arg-type]
+        delete_retention_ms=topic_value(effective, "delete.retention.ms"),  # type: ignore[arg-type]
+        segment_bytes=min(int(topic_value(effective, "segment.bytes")), _INT32_MAX),  # type: ignore[arg-type]
+        index_interval_bytes=topic_value(effective, "index.interval.bytes"),  # type: ignore[arg-type]
     )
 
 

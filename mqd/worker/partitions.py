@@ -13,7 +13,7 @@ OpenPartition that is `closing` is left alone.
 import asyncio
 import errno
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -24,12 +24,13 @@ from mqd.cluster.controller_messages import TopicImage
 from mqd.log import directories
 from mqd.log.checkpoints import Entry
 from mqd.log.files import Files
+from mqd.log.compaction import CompactionPolicy
 from mqd.log.retention import RetentionPolicy
 from mqd.worker.background import Background
 from mqd.worker.catalog import Catalog, Changes, Key, Owned
 from mqd.worker.commands import ReactorCommands
 from mqd.worker.log_directory import LogDirectory
-from mqd.worker.options import log_options, retention_policy
+from mqd.worker.options import compaction_policy, log_options, retention_policy
 
 
 _MAY_PASS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
@@ -40,6 +41,8 @@ class OpenPartition(msgspec.Struct):
     path: Path
     log_start_offset: int
     policy: RetentionPolicy
+    compaction: CompactionPolicy
+    files_lock: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)  # held by whoever moves the log start or replaces segments
     closing: bool = False
 
 
@@ -71,6 +74,7 @@ class PartitionSet:
         self.by_slot: dict[int, OpenPartition] = {}
         self.failures: dict[int, str] = {}
         self.scanned_bytes = 0  # what opening had to read, in all
+        self.before_close: Callable[[OpenPartition], Awaitable[None]] | None = None  # whoever works on its files lets go of it
         self._deleting: set[asyncio.Task[None]] = set()
         self._log = logging.get("worker.partitions")
 
@@ -202,7 +206,8 @@ class PartitionSet:
                 truncated_bytes=recovery.truncated_bytes, log_end_offset=recovery.log_end_offset,
             )
         policy = retention_policy(self.broker_config, self._catalog.topic_of(owned).config)
-        opened = OpenPartition(owned, result.path, recovery.log_start_offset, policy)
+        compaction = compaction_policy(self.broker_config, self._catalog.topic_of(owned).config)
+        opened = OpenPartition(owned, result.path, recovery.log_start_offset, policy, compaction)
         self.open[owned.key] = self.by_slot[owned.slot] = opened
         self.failures.pop(owned.slot, None)
 
@@ -217,6 +222,8 @@ class PartitionSet:
     async def _take_back(self, opened: OpenPartition) -> native.Partition | None:
         opened.closing = True
         owned = opened.owned
+        if self.before_close is not None:
+            await self.before_close(opened)
         try:
             return (await self._commands.run(self._reactor.partition_close, owned.slot)).partition
         except native.NativeError as error:
@@ -291,6 +298,7 @@ class PartitionSet:
         config = self._catalog.topic_of(owned).config
         await self._commands.run(self._reactor.set_options, owned.slot, native.LogOptions(**log_options(self.broker_config, config)))
         opened.policy = retention_policy(self.broker_config, config)
+        opened.compaction = compaction_policy(self.broker_config, config)
 
     def failed_names(self) -> list[tuple[str, int]]:
         """(topic, partition index) of what is wanted and not open: its checkpoints must be kept."""

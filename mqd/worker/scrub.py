@@ -152,6 +152,7 @@ class Scrubber:
         self._found: dict[SegmentKey, Damage] = {}
         self._earlier: dict[SegmentKey, Damage] = {}  # found by an earlier life, in partitions that are not open yet
         self._told_ms: dict[SegmentKey, int] = {}
+        self._replacements: dict[Key, int] = {}  # how often compaction has put other files in the place of a partition's segments
         self._log = logging.get("worker.scrub")
 
     def tasks(self) -> list[Awaitable[None]]:
@@ -192,7 +193,8 @@ class Scrubber:
         for key in self._plan.partitions():
             if self._open(key) is None:
                 self._plan.forget(key)
-                del self._surveyed[key]
+                self._surveyed.pop(key, None)
+                self._replacements.pop(key, None)
                 for segment in [segment for segment in self._found if segment[0] == key]:
                     changed |= self._drop(segment)
         for key in list(self._partitions.open):
@@ -234,6 +236,11 @@ class Scrubber:
         self._told_ms.pop(segment, None)
         return self._found.pop(segment, None) is not None
 
+    def replaced(self, key: Key) -> None:
+        """Compaction is about to, or has, put other files in the place of some segments."""
+        self._replacements[key] = self._replacements.get(key, 0) + 1
+        self._surveyed.pop(key, None)
+
     # -- one segment -----------------------------------------------------------------------------------------------------------
 
     async def _visit(self, segment: SegmentKey) -> None:
@@ -256,9 +263,12 @@ class Scrubber:
         """The first bad batch that can still be read. Raises OSError; _NotOurs."""
         piece = _Piece(0, segment[1], 0, False)
         doubted = -1
+        replacements = self._replacements.get(segment[0])
         while not piece.at_end:
             began = time.monotonic()
             piece = await self._background.slow(opened.owned.log_dir, check_piece, path, piece.position, piece.next_offset)
+            if self._replacements.get(segment[0]) != replacements:
+                raise _NotOurs  # not the file in which it began
             await asyncio.sleep(max(PAUSE_S_MIN, piece.read_bytes / self._rate - (time.monotonic() - began)))
             if piece.problem is not None and piece.position != doubted:  # S3
                 doubted = piece.position

@@ -205,6 +205,10 @@ class Upkeep:
 
     async def advance_start(self, opened: OpenPartition, log_dir: LogDirectory, offset: int) -> int:
         """Moves the log start (U1) and removes the files below it. Returns the new start. Raises OSError when the start did not move."""
+        async with opened.files_lock:
+            return await self._advance_start(opened, log_dir, offset)
+
+    async def _advance_start(self, opened: OpenPartition, log_dir: LogDirectory, offset: int) -> int:
         event = await self._commands.run(self._reactor.advance_start, opened.owned.slot, offset)
         opened.log_start_offset = event.offset
         written = await self.checkpoint(log_dir)

@@ -27,6 +27,7 @@ from mqd.shm.keeper_messages import Death
 from mqd.worker.background import Background
 from mqd.worker.catalog import Catalog, Changes
 from mqd.worker.commands import ReactorCommands
+from mqd.worker.compaction import Compactor
 from mqd.worker.controller_link import ControllerLink
 from mqd.worker.log_directory import LogDirectory
 from mqd.worker.options import reactor_options
@@ -63,7 +64,7 @@ class Worker:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, signal.Signals(number).name)
         self._set_up(loop)
-        tasks = [asyncio.create_task(self._start_and_follow()), asyncio.create_task(self._retry_failed()), *(asyncio.create_task(work) for work in [*self._upkeep.tasks(), *self._scrubber.tasks()])]
+        tasks = [asyncio.create_task(self._start_and_follow()), asyncio.create_task(self._retry_failed()), *(asyncio.create_task(work) for work in [*self._upkeep.tasks(), *self._scrubber.tasks(), *self._compactor.tasks()])]
         stop = asyncio.create_task(self._stopping.wait())
         await asyncio.wait([*tasks, stop], return_when=asyncio.FIRST_COMPLETED)
         failure = next((task.exception() for task in tasks if task.done() and not task.cancelled() and task.exception() is not None), None)
@@ -108,6 +109,9 @@ class Worker:
             self._index, worker_count, self._control, self._reactor, self._commands, self._partitions, self._background, self._credits, connection_max, files
         )
         self._scrubber = Scrubber(self._index, self._control, self._partitions, self._background, self._run_dir, config)
+        self._compactor = Compactor(
+            self._index, worker_count, self._control, self._reactor, self._commands, self._partitions, self._background, files, self._run_dir, self._scrubber.replaced
+        )
         self._link = ControllerLink(self._run_dir / "controller.sock", Subscribe("worker", self._index, client.generation), self._on_message)
         self._files = files
 
@@ -129,6 +133,7 @@ class Worker:
 
     async def _end(self) -> None:
         """Clean: the reactor answers what it can and ends; a stopped one carries out commands in this thread, so the partitions come back."""
+        await self._compactor.close()
         await self._background.urgent(self._reactor.stop)
         await self._upkeep.maybe_settle()  # else a short life could not be marked clean
         await self._partitions.close_all(self._client.welcome.generation)

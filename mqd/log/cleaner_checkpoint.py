@@ -1,0 +1,59 @@
+"""Up to which offset each compacted partition is clean: beside the partitions, in each log directory.
+
+    cleaner-offset-checkpoint.W      W = worker; Kafka's text format with a fourth column, as the others (checkpoints.py)
+
+Unlike those, the highest of all files counts: what has been clean once stays clean, whoever wrote it down. Losing a file costs a compaction, no data: so what cannot be
+read is nothing. Entries of partitions that went to another worker are carried along; a file is never larger than the partitions that this host has had.
+
+One writer per file. Blocking.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from mqd.log.checkpoints import CheckpointError, Entry, format_checkpoint, parse_checkpoint
+from mqd.log.files import Files
+
+CLEANER_OFFSET = "cleaner-offset-checkpoint"
+_NAME = re.compile(re.escape(CLEANER_OFFSET) + r"(?:\.([0-9]{1,2}))?")
+
+Name = tuple[str, int, bytes]  # topic, partition, topic id
+
+
+class CleanerCheckpoint:
+    def __init__(self, directory: Path, worker: int, files: Files):
+        self._path = directory / f"{CLEANER_OFFSET}.{worker}"
+        self._directory = directory
+        self._files = files
+        self._offsets: dict[Name, int] = {}
+        self.problems: list[str] = []
+
+    def load(self) -> None:
+        """Raises OSError when the directory cannot be listed."""
+        for path in sorted(self._directory.iterdir()):
+            if _NAME.fullmatch(path.name):
+                try:
+                    entries = parse_checkpoint(path.read_bytes(), str(path))
+                except (OSError, CheckpointError) as error:
+                    self.problems.append(str(error))
+                    continue
+                for entry in entries:
+                    if entry.topic_id is not None:
+                        self._raise(entry)
+
+    def _raise(self, entry: Entry) -> None:
+        name = (entry.topic, entry.partition, entry.topic_id or b"")
+        self._offsets[name] = max(entry.offset, self._offsets.get(name, 0))
+
+    def get(self, topic: str, partition: int, topic_id: bytes) -> int | None:
+        return self._offsets.get((topic, partition, topic_id))
+
+    def put(self, topic: str, partition: int, topic_id: bytes, offset: int, wanted: Iterable[Name] | None = None) -> None:
+        """Written durably. `wanted`: the partitions that still exist; others are forgotten. Raises OSError."""
+        self._offsets[topic, partition, topic_id] = offset
+        if wanted is not None:
+            kept = {*wanted, (topic, partition, topic_id)}
+            self._offsets = {name: value for name, value in self._offsets.items() if name in kept}
+        rows = [Entry(name, index, value, identity) for (name, index, identity), value in sorted(self._offsets.items())]
+        self._files.replace(self._path, format_checkpoint(rows))

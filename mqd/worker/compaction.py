@@ -1,0 +1,337 @@
+"""Compacts this worker's partitions, one at a time: the dirtiest first (mqd/log/compaction.py decides), on a thread of low priority, throttled.
+
+    look -> plan -> keys of the dirty range -> group after group: written anew (.cleaned), swapped in -> cleaner-offset-checkpoint
+
+W1  the swap of a group and every move of the log start hold the partition's `files_lock`: none of them meets segments that the other is replacing.
+W2  a partition is given back by the cleaner (`release`) before it is taken from the reactor: nothing writes into a directory that is about to be renamed. A step takes
+    no longer than a few MiB or one flush of 32 MiB.
+W3  what a stop or a crash leaves is undone or finished by recovery (native/mqd_compact_swap.c). The checkpoint moves after all groups: else it is done again.
+W4  a log that cannot be read is named, once and in the metrics, and left as it is until its log start moves or the worker starts again; everything else goes on.
+
+Concurrency: everything on the event loop but the steps, which run one after the other on the cleaner's thread. Bound: one partition, one table of keys
+(log.cleaner.dedupe.buffer.size is shared by all workers).
+"""
+
+import asyncio
+import errno
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from mqd import native
+from mqd.base import clock, logging
+from mqd.base.config import broker_value
+from mqd.log import compaction as policies
+from mqd.log import compaction_report as reports
+from mqd.log.cleaner_checkpoint import CleanerCheckpoint
+from mqd.log.compaction import Ends, Plan, Stored
+from mqd.log.files import Files
+from mqd.worker import compaction_steps as steps
+from mqd.worker.background import Background
+from mqd.worker.catalog import Key
+from mqd.worker.commands import ReactorCommands
+from mqd.worker.compaction_steps import Uncleanable
+from mqd.worker.partitions import OpenPartition, PartitionSet
+
+NICENESS = 15
+RETRY_S = 60.0  # after a disk without space or descriptors
+SLEEP_S_MAX = 60.0
+KEY_BYTES = 24  # of an entry in the native table
+MAP_BYTES_MIN = 1 << 20
+_QUIET = frozenset({native.E_STALE, errno.ENOENT})  # it changed meanwhile
+_UNREADABLE = frozenset({errno.EIO})
+Result = TypeVar("Result")
+
+
+class _Released(Exception):
+    """The partition is wanted by somebody else."""
+
+
+class _Candidate(msgspec.Struct):
+    opened: OpenPartition
+    plan: Plan
+    stored: list[Stored]  # those to clean
+
+
+class Compactor:
+    def __init__(
+        self, worker: int, worker_count: int, control: native.Control, reactor: native.Reactor, commands: ReactorCommands, partitions: PartitionSet,
+        background: Background, files: Files, run_dir: Path, on_replaced: Callable[[Key], None],
+    ):
+        """`on_replaced`: told before and after segments of a partition change under their names."""
+        self._worker = worker
+        self._worker_count = worker_count
+        self._control = control
+        self._reactor = reactor
+        self._commands = commands
+        self._partitions = partitions
+        self._background = background
+        self._files = files
+        self._run_dir = run_dir
+        self._on_replaced = on_replaced
+        self._thread_pool = ThreadPoolExecutor(1, "cleaner", initializer=_lower_priority)
+        self._checkpoints: dict[int, CleanerCheckpoint] = {}
+        self._idle: dict[Key, tuple] = {}  # nothing was dirty when these were the partition's ends
+        self._retry_at: dict[Key, float] = {}
+        self._uncleanable: dict[Key, tuple[int, str]] = {}  # log start when it was found, why
+        self._report = reports.Report()
+        self._cleaned: dict[Key, reports.Cleaned] = {}
+        self._current: OpenPartition | None = None
+        self._hurry = asyncio.Event()  # cuts the throttle's sleep short
+        self._ended = asyncio.Event()  # the current one is given back
+        self._log = logging.get("worker.compaction")
+        partitions.before_close = self.release
+
+    # -- life --------------------------------------------------------------------------------------------------------------
+
+    def tasks(self) -> list[Awaitable[None]]:
+        """To be run until they are cancelled."""
+        return [self._run()]
+
+    async def close(self) -> None:
+        """After the tasks were cancelled: lets a step that is under way end."""
+        await asyncio.get_running_loop().run_in_executor(None, self._thread_pool.shutdown)
+
+    async def release(self, opened: OpenPartition) -> None:
+        """Returns when nothing of this compaction touches the partition any more; `opened.closing` is set."""
+        while self._current is opened:
+            self._hurry.set()
+            await self._ended.wait()
+        for known in (self._idle, self._retry_at, self._uncleanable, self._cleaned):
+            known.pop(opened.owned.key, None)
+
+    async def _run(self) -> None:
+        if not self._value("log.cleaner.enable"):
+            await asyncio.Event().wait()
+        await self._publish()
+        while True:
+            try:
+                chosen = await self._choose()
+                if chosen is not None:
+                    await self._compact(chosen)
+                    continue
+            except Exception:  # nobody is to lose a worker for this
+                self._log.exception("compaction failed; it is tried again")
+            await asyncio.sleep(self._value("log.cleaner.backoff.ms") / 1000)
+
+    def _value(self, name: str) -> Any:
+        return broker_value(self._partitions.broker_config, name)
+
+    async def _thread(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread_pool, work, *arguments)
+
+    # -- what is due -------------------------------------------------------------------------------------------------------
+
+    async def _choose(self) -> _Candidate | None:
+        best: _Candidate | None = None
+        for opened in list(self._partitions.open.values()):
+            found = await self._look(opened) if self._may_look(opened) else None
+            if found is not None and (best is None or (found.plan.overdue, found.plan.dirty_ratio) > (best.plan.overdue, best.plan.dirty_ratio)):
+                best = found
+        return best
+
+    def _may_look(self, opened: OpenPartition) -> bool:
+        key = opened.owned.key
+        if not opened.compaction.compact or opened.closing or self._partitions.log_dirs[opened.owned.log_dir].failure:
+            return False
+        if self._retry_at.get(key, 0.0) > time.monotonic():
+            return False
+        known = self._uncleanable.get(key)
+        return known is None or self._control.slot_view(opened.owned.slot).log_start_offset > known[0]
+
+    async def _look(self, opened: OpenPartition) -> _Candidate | None:
+        view = self._control.slot_view(opened.owned.slot)
+        key, log_dir = opened.owned.key, self._partitions.log_dirs[opened.owned.log_dir]
+        seen = (view.log_start_offset, view.log_end_segment, id(opened))
+        if self._idle.get(key) == seen:
+            return None
+        try:
+            dirty_from = await self._first_dirty(opened)
+            stored = await self._background.slow(log_dir.index, steps.list_stored, opened.path, view.log_end_segment, log_dir.timestamps, dirty_from or 0)
+        except OSError as error:
+            if error.errno != errno.ENOENT:
+                self._log.warning("segments cannot be listed for compaction; it is tried again", partition=opened.owned.name, reason=str(error))
+            return None
+        if opened.closing or not stored or stored[-1].base_offset != view.log_end_segment:
+            return None  # rolled or deleted since the view was taken; next time
+        ends = Ends(view.log_start_offset, view.last_stable_offset, view.high_watermark_segment, view.high_watermark_position, view.durable_offset)
+        plan = policies.plan(stored, ends, opened.compaction, dirty_from, clock.now_ms())
+        if plan is None:
+            if len(stored) == 1 or (dirty_from is not None and dirty_from >= view.log_end_segment):
+                self._idle[key] = seen  # until it rolls
+            return None
+        self._of(opened).dirty_ratio = plan.dirty_ratio
+        first = next(number for number, one in enumerate(stored) if one.base_offset == plan.bases[0])
+        return _Candidate(opened, plan, stored[first : first + plan.clean_count]) if plan.due(opened.compaction) else None
+
+    async def _first_dirty(self, opened: OpenPartition) -> int | None:
+        """The checkpoint of this partition."""
+        return (await self._checkpoint_of(opened)).get(opened.owned.topic, opened.owned.index, opened.owned.topic_id)
+
+    async def _checkpoint_of(self, opened: OpenPartition) -> CleanerCheckpoint:
+        log_dir = self._partitions.log_dirs[opened.owned.log_dir]
+        if log_dir.index not in self._checkpoints:
+            checkpoint = CleanerCheckpoint(log_dir.path, self._worker, self._files)
+            await self._background.slow(log_dir.index, checkpoint.load)
+            for problem in checkpoint.problems:
+                self._log.warning("checkpoint of compaction cannot be read; its partitions are compacted anew", reason=problem)
+            self._checkpoints[log_dir.index] = checkpoint
+        return self._checkpoints[log_dir.index]
+
+    # -- one partition -----------------------------------------------------------------------------------------------------
+
+    async def _compact(self, chosen: _Candidate) -> None:
+        opened, began = chosen.opened, time.monotonic()
+        self._current = opened
+        self._hurry.clear()
+        self._ended.clear()
+        compaction: native.Compaction | None = None
+        try:
+            if opened.closing:
+                return
+            options = await self._thread(self._options, chosen)
+            compaction = await self._thread(native.Compaction, opened.path, chosen.plan.bases, options)
+            await self._carry_out(chosen, compaction)
+            self._account(opened, compaction.figures(), time.monotonic() - began)
+        except _Released:
+            pass
+        except Uncleanable as error:
+            self._give_up(opened, str(error))
+        except OSError as error:
+            self._failed(opened, error)
+        finally:
+            if compaction is not None:
+                self._thread_pool.submit(compaction.close)  # behind the step that may be under way
+            try:
+                await asyncio.shield(self._thread(int))
+            finally:
+                self._current = None
+                self._ended.set()
+        await self._publish()
+
+    def _options(self, chosen: _Candidate) -> native.CompactOptions:
+        """Blocking."""
+        plan, policy = chosen.plan, chosen.opened.compaction
+        share = int(self._value("log.cleaner.dedupe.buffer.size")) // self._worker_count
+        load_percent = max(1, min(95, int(100 * self._value("log.cleaner.io.buffer.load.factor"))))
+        wanted = (plan.bases[-1] + 1 - plan.first_dirty_offset) * KEY_BYTES * 110 // load_percent
+        return native.CompactOptions(
+            first_dirty_offset=plan.first_dirty_offset, clean_count=plan.clean_count, now_ms=clock.now_ms(), delete_retention_ms=policy.delete_retention_ms,
+            snapshot_offset=steps.newest_snapshot(chosen.opened.path), end_position=plan.end_position, map_bytes=max(MAP_BYTES_MIN, min(share, wanted)),
+            map_load_percent=load_percent, index_interval_bytes=policy.index_interval_bytes,
+        )
+
+    async def _carry_out(self, chosen: _Candidate, compaction: native.Compaction) -> None:
+        opened, plan = chosen.opened, chosen.plan
+        await self._work(opened, compaction)
+        figures = compaction.figures()
+        stored = chosen.stored[: figures.clean_count]
+        bases = [*plan.bases, plan.bases[-1] + 1]
+        for first, count in policies.groups(stored, bases[figures.clean_count], opened.compaction.segment_bytes):
+            await self._thread(compaction.group_begin, first, count)
+            await self._work(opened, compaction)
+            group = await self._thread(compaction.group_end)
+            if group.changed:
+                await self._swap(opened, bases[first : first + count], bases[first + count], group.has_transactions)
+        owned = opened.owned
+        checkpoint = await self._checkpoint_of(opened)
+        await self._background.slow(owned.log_dir, checkpoint.put, owned.topic, owned.index, owned.topic_id, figures.mapped_end)
+
+    async def _work(self, opened: OpenPartition, compaction: native.Compaction) -> None:
+        """Steps until done, no faster than log.cleaner.io.max.bytes.per.second allows."""
+        done = False
+        while not done:
+            began = time.monotonic()
+            done, moved = await self._thread(steps.advance, compaction)
+            if opened.closing:
+                raise _Released
+            rate = float(self._value("log.cleaner.io.max.bytes.per.second")) / self._worker_count
+            pause = min(SLEEP_S_MAX, moved / rate - (time.monotonic() - began))
+            if pause > 0:
+                try:
+                    await asyncio.wait_for(self._hurry.wait(), pause)
+                except TimeoutError:
+                    pass
+
+    async def _swap(self, opened: OpenPartition, bases: list[int], end_offset: int, has_transactions: bool) -> None:
+        """The new files take their place, W1. Once prepared, it is gone through with: a reactor that does not serve the partition any more has no say."""
+        async with opened.files_lock:
+            view = self._control.slot_view(opened.owned.slot)
+            if opened.closing:
+                raise _Released
+            if view.log_start_offset >= end_offset or (len(bases) > 1 and view.log_start_offset >= bases[1]):
+                raise native.NativeError(native.E_STALE, "the log start has passed these segments")
+            self._on_replaced(opened.owned.key)
+            await self._thread(native.compact_swap_prepare, opened.path, bases[0], bases[1:], has_transactions)
+            try:
+                await self._commands.run(self._reactor.segments_replaced, opened.owned.slot, bases[0], bases[-1])
+            except native.NativeError:
+                await self._thread(native.compact_swap_undo, opened.path, bases[0])
+                raise
+            await self._thread(native.compact_swap_install, opened.path, bases[0])
+            await self._look_anew(opened, bases[0])
+            await self._thread(native.compact_swap_finish, opened.path, bases[0])
+            await self._look_anew(opened, bases[0])  # descriptors of what is deleted go
+            log_dir = self._partitions.log_dirs[opened.owned.log_dir]
+            await self._background.slow(log_dir.index, log_dir.timestamps.forget, opened.path)
+            self._on_replaced(opened.owned.key)
+
+    async def _look_anew(self, opened: OpenPartition, base: int) -> None:
+        await self._commands.run(self._reactor.segments_replaced, opened.owned.slot, base, base)
+
+    # -- outcomes ----------------------------------------------------------------------------------------------------------
+
+    def _of(self, opened: OpenPartition) -> reports.Cleaned:
+        return self._cleaned.setdefault(opened.owned.key, reports.Cleaned(opened.owned.topic, opened.owned.index))
+
+    def _account(self, opened: OpenPartition, figures: native.CompactFigures, seconds: float) -> None:
+        mine, sums = self._of(opened), self._report
+        mine.runs += 1
+        mine.finished_ms = clock.now_ms()
+        mine.dirty_ratio, mine.uncleanable = 0.0, ""
+        self._uncleanable.pop(opened.owned.key, None)
+        sums.runs += 1
+        sums.seconds += seconds
+        for name in ("read_bytes", "written_bytes", "records_read", "records_kept"):
+            setattr(sums, name, getattr(sums, name) + getattr(figures, name))
+        self._log.info(
+            "partition compacted", partition=opened.owned.name, records_read=figures.records_read, records_kept=figures.records_kept, read_bytes=figures.read_bytes,
+            written_bytes=figures.written_bytes, clean_to=figures.mapped_end, seconds=round(seconds, 3),
+        )
+        if figures.records_without_key:
+            self._log.warning("records without a key were dropped: they were written before the topic was compacted", partition=opened.owned.name, records=figures.records_without_key)
+
+    def _give_up(self, opened: OpenPartition, reason: str) -> None:
+        self._report.failures += 1
+        self._uncleanable[opened.owned.key] = (self._control.slot_view(opened.owned.slot).log_start_offset, reason)
+        self._of(opened).uncleanable = reason
+        self._log.error("partition cannot be compacted and is left as it is; everything else goes on", partition=opened.owned.name, reason=reason)
+
+    def _failed(self, opened: OpenPartition, error: OSError) -> None:
+        if error.errno in _UNREADABLE:
+            self._give_up(opened, str(error))
+            return
+        self._retry_at[opened.owned.key] = time.monotonic() + (1.0 if error.errno in _QUIET else RETRY_S)
+        if error.errno not in _QUIET and not opened.closing:
+            self._report.failures += 1
+            self._log.warning("compaction failed; it is tried again", partition=opened.owned.name, reason=str(error))
+
+    async def _publish(self) -> None:
+        self._report.partitions = list(self._cleaned.values())
+        try:
+            await self._thread(reports.write, self._run_dir, self._worker, self._report)
+        except OSError as error:
+            self._log.warning("what the metrics tell of compaction cannot be written", reason=str(error))
+
+
+def _lower_priority() -> None:
+    try:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)  # on Linux niceness belongs to the thread
+    except OSError:
+        pass  # not allowed here: the work is still right
