@@ -558,6 +558,7 @@ class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
     flush_on_ack: bool = True
     compacted: bool = False
     readonly: bool = False
+    transaction_verification: bool = True
 
     def native(self) -> Any:
         return _copy_in(self, ffi.new("struct mqd_log_options *"))
@@ -578,6 +579,27 @@ class Recovery(msgspec.Struct, kw_only=True):
     corrupt_segment: int = -1
     segment_count: int = 0
     last_leader_epoch: int = -1
+
+
+class ProducerView(msgspec.Struct, frozen=True):
+    """struct mqd_producer_view: what a partition knows of one producer id; -1 = none."""
+
+    producer_id: int
+    last_timestamp_ms: int
+    transaction_first_offset: int
+    last_offset: int
+    last_sequence: int
+    coordinator_epoch: int
+    producer_epoch: int
+
+
+_PRODUCER_VIEW = Layout("=qqqqiiiI")
+assert _PRODUCER_VIEW.size == ffi.sizeof("struct mqd_producer_view")
+
+
+def producer_views(payload: bytes) -> list[ProducerView]:
+    """The payload of DESCRIBED."""
+    return [ProducerView(*fields[:7]) for fields in _PRODUCER_VIEW.iter_unpack(payload)]
 
 
 class Partition:
