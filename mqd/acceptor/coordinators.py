@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from mqd.acceptor.broker import OWNER_NONE, Broker
+from mqd.acceptor.group_cluster import BrokerCluster
 from mqd.base import logging
 from mqd.cluster import controller_messages as messages
 from mqd.coordinator import load
@@ -108,10 +109,11 @@ class Coordinators:
             )
         self.offsets_settings = offsets_settings(broker)
         self.classic_settings = classic_settings(broker)
+        self.cluster = BrokerCluster(broker)
         self._removed: set[str] = set()
 
     def _make_group(self, name: str) -> Core:
-        return Group(name, self.classic_settings, self.offsets_settings)
+        return Group(name, self.classic_settings, self.offsets_settings, self.cluster)
 
     def _each(self) -> Iterable[Coordinator]:
         return (self.groups,) if self.transactions is None else (self.groups, self.transactions)

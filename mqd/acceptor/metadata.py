@@ -18,10 +18,11 @@ class Metadata:
         self.names: dict[bytes, str] = {}
         self.broker_config: dict[str, str] = {}
         self.broker_default_config: dict[str, str] = {}
+        self.group_configs: dict[str, dict[str, str]] = {}
         self._sorted: list[str] | None = None
         self._visible_from: dict[bytes, list[tuple[int, int]]] = {}  # topic id -> (partitions from this index on, version), while it matters
 
-    def apply(self, message: messages.Image | messages.TopicPut | messages.TopicRemoved | messages.BrokerConfigPut) -> None:
+    def apply(self, message: messages.Image | messages.TopicPut | messages.TopicRemoved | messages.BrokerConfigPut | messages.GroupConfigPut) -> None:
         match message:
             case messages.Image():
                 self._replace(message)
@@ -34,6 +35,11 @@ class Metadata:
                     self._sorted = None
             case messages.BrokerConfigPut():
                 self.broker_config, self.broker_default_config = message.config, message.default_config
+            case messages.GroupConfigPut():
+                if message.config:
+                    self.group_configs[message.group_id] = message.config
+                else:
+                    self.group_configs.pop(message.group_id, None)
         self.version = message.version
 
     def _replace(self, image: messages.Image) -> None:
@@ -44,6 +50,7 @@ class Metadata:
         self.topics = {topic.name: topic for topic in image.topics}
         self.names = {topic.topic_id: topic.name for topic in image.topics}
         self.broker_config, self.broker_default_config = image.broker_config, image.broker_default_config
+        self.group_configs = dict(image.group_configs)
         self._sorted = None
 
     def _put(self, message: messages.TopicPut) -> None:

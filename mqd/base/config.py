@@ -15,11 +15,11 @@ from pathlib import Path
 
 import msgspec
 
-from mqd.base.properties import ALIASES, BROKER, INT_MAX, LONG_MAX, TOPIC, UNAVAILABLE, Property
+from mqd.base.properties import ALIASES, BROKER, GROUP, INT_MAX, LONG_MAX, TOPIC, UNAVAILABLE, Property
 
 __all__ = [
-    "BROKER", "TOPIC", "ConfigError", "Listener", "Property", "advertised_listeners", "broker_effective", "broker_value", "load_broker", "parse_cpus",
-    "parse_listeners", "parse_properties", "parse_value", "property_of", "topic_effective", "topic_value", "usable_cpu_count", "validate_broker_dynamic", "validate_topic", "without_effect",
+    "BROKER", "GROUP", "TOPIC", "ConfigError", "Listener", "Property", "advertised_listeners", "broker_effective", "broker_value", "load_broker", "parse_cpus",
+    "parse_listeners", "parse_properties", "parse_value", "property_of", "topic_effective", "topic_value", "usable_cpu_count", "validate_broker_dynamic", "validate_group", "validate_topic", "without_effect",
 ]
 
 Value = int | float | bool | str | list[str]
@@ -234,6 +234,12 @@ def _require(ok: bool, message: str, name: str, config: Mapping[str, str]) -> No
         raise ConfigError(message, name, config.get(name))
 
 
+_GROUP_BOUNDS = {
+    "consumer.session.timeout.ms": ("group.consumer.min.session.timeout.ms", "group.consumer.max.session.timeout.ms"),
+    "consumer.heartbeat.interval.ms": ("group.consumer.min.heartbeat.interval.ms", "group.consumer.max.heartbeat.interval.ms"),
+}
+
+
 def _check_replicas(config: Mapping[str, str]) -> None:
     # accepted and not kept it would be the worst of lies: acks=all from fewer replicas than were asked for
     wanted = int(config["min.insync.replicas"])
@@ -259,6 +265,10 @@ def _check_broker(config: Mapping[str, str]) -> None:
     )
     scrub_ms = int(config["log.scrub.interval.ms"])
     _require(scrub_ms < 0 or scrub_ms >= 1000, f"log.scrub.interval.ms={scrub_ms} must be at least 1000, or -1 for never", "log.scrub.interval.ms", config)
+    for name, (low, high) in _GROUP_BOUNDS.items():
+        at_most(low, f"group.{name}", 1, "the default must be one that a group may have")
+        at_most(f"group.{name}", high, 1, "the default must be one that a group may have")
+    at_most("group.consumer.heartbeat.interval.ms", "group.consumer.session.timeout.ms", 1, "members would be put out between two heartbeats")
     _check_replicas(config)
     parse_cpus(config["worker.cpus"])
     listeners = parse_listeners(config)
@@ -419,6 +429,23 @@ def validate_topic(config: Mapping[str, str | None]) -> dict[str, str]:
     return canonical
 
 
+def group_effective(broker: Mapping[str, str], group: Mapping[str, str]) -> dict[str, str]:
+    """Every property of a consumer group with the value that counts."""
+    return {name: group.get(name, _of_broker(broker, prop)) for name, prop in GROUP.items()}
+
+
+def validate_group(config: Mapping[str, str | None], broker: Mapping[str, str]) -> dict[str, str]:
+    """Checks what is to be set on a consumer group against what the broker allows; returns it in canonical text. Raises ConfigError."""
+    canonical = {name: _canonical(property_of(GROUP, name), text) for name, text in config.items() if text is not None}
+    effective = group_effective(broker, canonical)
+    for name in canonical:
+        low, high = (int(broker_value(broker, bound)) for bound in _GROUP_BOUNDS[name])  # type: ignore[arg-type]
+        _require(low <= int(canonical[name]) <= high, f"{name}={canonical[name]} must be from {low} to {high} ({' and '.join(_GROUP_BOUNDS[name])})", name, effective)
+    heartbeat, session = int(effective["consumer.heartbeat.interval.ms"]), int(effective["consumer.session.timeout.ms"])
+    _require(heartbeat < session, f"consumer.session.timeout.ms={session} must be greater than consumer.heartbeat.interval.ms={heartbeat}", "consumer.session.timeout.ms", effective)
+    return canonical
+
+
 # -- the manual page ---------------------------------------------------------------------------------------------------------
 
 
@@ -453,6 +480,9 @@ def markdown() -> str:
         *_markdown_table(broker, "Changes", lambda row: "at run time" if row.dynamic else "at start"), "",
         "## Topics", "",
         *_markdown_table(list(TOPIC.values()), "Broker's property", lambda row: f"`{row.broker_name}`" if row.broker_name else ""), "",
+        "## Consumer groups", "",
+        "Of one group of the consumer protocol (KIP-848), by IncrementalAlterConfigs on a resource of type GROUP.", "",
+        *_markdown_table(list(GROUP.values()), "Broker's property", lambda row: f"`{row.broker_name}`"), "",
         "## Accepted without effect", "",
         "So that files written for Kafka work.", "",
         "| Property | Why |", "| --- | --- |",

@@ -303,3 +303,14 @@ BROKER: dict[str, Property] = _by_name(
     _listeners() + _topics() + _log() + _coordinators() + _engine() + [Property(name, "string", None, doc, ignored=True) for name, doc in _IGNORED]
 )
 TOPIC: dict[str, Property] = _by_name(_topic_table())
+
+
+def _group_table() -> list[Property]:
+    rows = [
+        ("consumer.session.timeout.ms", "group.consumer.session.timeout.ms", "A member that is not heard of for so long is put out."),
+        ("consumer.heartbeat.interval.ms", "group.consumer.heartbeat.interval.ms", "How often its members send heartbeats."),
+    ]
+    return [msgspec.structs.replace(BROKER[broker_name], name=name, doc=doc, dynamic=True, broker_name=broker_name) for name, broker_name, doc in rows]
+
+
+GROUP: dict[str, Property] = _by_name(_group_table())  # of consumer groups (ConfigResource type 32)

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 
 from mqd.base import config as tables
-from mqd.base.config import BROKER, TOPIC, ConfigError
+from mqd.base.config import BROKER, GROUP, TOPIC, ConfigError, Property
 
-RESOURCE_TOPIC, RESOURCE_BROKER = 2, 4  # Kafka's ConfigResource types
+RESOURCE_TOPIC, RESOURCE_BROKER, RESOURCE_GROUP = 2, 4, 32  # Kafka's ConfigResource types
+_TABLES: dict[int, Mapping[str, Property]] = {RESOURCE_TOPIC: TOPIC, RESOURCE_BROKER: BROKER, RESOURCE_GROUP: GROUP}
 
 
 class ConfigRules:
@@ -15,13 +16,13 @@ class ConfigRules:
         self._static = dict(static)
 
     def known(self, resource_type: int, name: str) -> bool:
-        return name in (TOPIC if resource_type == RESOURCE_TOPIC else BROKER)
+        return name in _TABLES[resource_type]
 
     def is_list(self, resource_type: int, name: str) -> bool:
-        return (TOPIC if resource_type == RESOURCE_TOPIC else BROKER)[name].kind == "list"
+        return _TABLES[resource_type][name].kind == "list"
 
     def is_dynamic(self, resource_type: int, name: str) -> bool:
-        return resource_type == RESOURCE_TOPIC or BROKER[name].dynamic
+        return resource_type != RESOURCE_BROKER or BROKER[name].dynamic
 
     def check(self, resource_type: int, config: Mapping[str, str]) -> dict[str, str]:
         """The whole configuration of one resource in canonical text. Raises ConfigError, which names the property. What an older version stored and this
@@ -30,12 +31,14 @@ class ConfigRules:
         unknown = {name: value for name, value in config.items() if name not in known}
         if resource_type == RESOURCE_TOPIC:
             return {**unknown, **tables.validate_topic(known)}
+        if resource_type == RESOURCE_GROUP:
+            return {**unknown, **tables.validate_group(known, self._static)}
         return {**unknown, **tables.validate_broker_dynamic(known, self._static)}
 
     def refusal_of(self, resource_type: int, name: str) -> str:
         """Why this name cannot be set, with the closest known one."""
         try:
-            tables.property_of(TOPIC if resource_type == RESOURCE_TOPIC else BROKER, name)
+            tables.property_of(_TABLES[resource_type], name)
         except ConfigError as error:
             return str(error)
         return ""
@@ -45,6 +48,8 @@ class ConfigRules:
         broker = tables.broker_effective(self._static, dynamic)
         if resource_type == RESOURCE_TOPIC:
             return tables.topic_effective(broker, {})[name]
+        if resource_type == RESOURCE_GROUP:
+            return tables.group_effective(broker, {})[name]
         return broker.get(name, BROKER[name].default)
 
     def broker_value(self, name: str, dynamic: Mapping[str, str]) -> tables.Value | None:

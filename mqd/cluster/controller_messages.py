@@ -49,6 +49,7 @@ class Image(msgspec.Struct, tag=True, frozen=True):
     broker_config: dict[str, str]  # set at run time (IncrementalAlterConfigs on the broker), in force on this broker
     broker_default_config: dict[str, str] = {}  # the part of it that was set for all brokers (resource name "")
     removed_topic_ids: list[bytes] = []  # the newest: a worker that was down when they were removed deletes what it still has of them
+    group_configs: dict[str, dict[str, str]] = {}  # of consumer groups that have one of their own
 
 
 class TopicPut(msgspec.Struct, tag=True, frozen=True):
@@ -69,6 +70,14 @@ class BrokerConfigPut(msgspec.Struct, tag=True, frozen=True):
     version: int
     config: dict[str, str]
     default_config: dict[str, str] = {}
+
+
+class GroupConfigPut(msgspec.Struct, tag=True, frozen=True):
+    """To the acceptor alone: the whole configuration of one consumer group. The version is the one in force: nothing that workers know has changed."""
+
+    version: int
+    group_id: str
+    config: dict[str, str]
 
 
 class Command(msgspec.Struct, tag=True, frozen=True):
@@ -135,7 +144,7 @@ class ConfigOperation(msgspec.Struct, frozen=True):
 
 
 class AlterConfig(msgspec.Struct, tag=True, frozen=True):
-    resource_type: int  # Kafka's: 2 topic, 4 broker
+    resource_type: int  # Kafka's: 2 topic, 4 broker, 32 group
     resource_name: str
     operations: list[ConfigOperation]
     replace: bool  # AlterConfigs: forget what is not named
@@ -166,4 +175,4 @@ class Answer(msgspec.Struct, tag=True, frozen=True):
 
 
 ToController = Subscribe | Applied | CommandDone | Request
-FromController = Image | TopicPut | TopicRemoved | BrokerConfigPut | Command | Answer
+FromController = Image | TopicPut | TopicRemoved | BrokerConfigPut | GroupConfigPut | Command | Answer

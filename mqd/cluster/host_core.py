@@ -245,6 +245,9 @@ class HostCore:
                 actions += self._broadcast(messages.TopicPut(event.version, self._images[topic.name]))
         if event.broker_config is not None:
             actions += self._broadcast(messages.BrokerConfigPut(event.version, event.broker_config, self._state.broker_configs.get("", {})))
+        for group_id in event.groups:
+            config = self._state.group_configs.get(group_id, {})
+            actions += self._broadcast(messages.GroupConfigPut(self._version, group_id, config), role="acceptor")
         return actions + self._unfence() + self._maybe_applied()
 
     def _put(self, topic: TopicState, in_place: Mapping[Partition, int]) -> list[Action]:
@@ -370,10 +373,11 @@ class HostCore:
         state = self._state
         brokers = [messages.BrokerImage(broker.node_id, broker.host, broker.port, broker.rack, broker.epoch) for broker in state.brokers.values()]
         config = state.broker_config(self.node_id)
-        return messages.Image(self._version, state.cluster_id, self._controller_id, brokers, list(self._images.values()), config, state.broker_configs.get("", {}), list(state.removed))
+        return messages.Image(self._version, state.cluster_id, self._controller_id, brokers, list(self._images.values()), config, state.broker_configs.get("", {}), list(state.removed), state.group_configs)
 
-    def _broadcast(self, message: messages.FromController) -> list[Action]:
-        return [Send(subscriber.client, message) for subscriber in self._subscribers.values() if not subscriber.held]
+    def _broadcast(self, message: messages.FromController, role: str | None = None) -> list[Action]:
+        """To all; or to those of one role."""
+        return [Send(one.client, message) for one in self._subscribers.values() if not one.held and (role is None or one.role == role)]
 
     def _on_subscriber_left(self, event: SubscriberLeft, now_ms: int) -> list[Action]:
         return [*self._drop(event.client), *self._maybe_applied()]

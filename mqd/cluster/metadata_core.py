@@ -25,8 +25,10 @@ from mqd.cluster.metadata_records import (
     BrokerRegistered,
     BrokerState,
     ClusterCreated,
+    GroupConfigured,
     LeaderEpochsRaised,
     PartitionsAdded,
+    ProducerIdsAllocated,
     Record,
     TopicConfigured,
     TopicCreated,
@@ -109,6 +111,7 @@ class Publish(msgspec.Struct, frozen=True):
     removed: tuple[TopicState, ...] = ()
     broker_config: dict[str, str] | None = None
     brokers_changed: bool = False
+    groups: tuple[str, ...] = ()  # consumer groups whose configuration has changed
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -221,7 +224,7 @@ class MetadataCore:
             return [Reply(event.client, answer, topic)]
         actions = self._persist(records)
         waits_for = self.tail.version
-        needs_apply = bool(records) and not isinstance(request.change, messages.AllocateProducerIds)
+        needs_apply = any(not isinstance(record, (GroupConfigured, ProducerIdsAllocated)) for record in records)  # those concern no worker
         self._waiting.append(_Waiting(event.client, answer, topic_name, waits_for, needs_apply, now_ms))
         return actions + self._answer_ready()
 
@@ -277,7 +280,7 @@ class MetadataCore:
 
     def _publication(self, batch: _Batch, removed: tuple[TopicState, ...]) -> Publish:
         names: dict[str, None] = {}
-        broker_config, brokers_changed = None, False
+        broker_config, brokers_changed, groups = None, False, []
         for record in batch.records:
             match record:
                 case TopicCreated():
@@ -291,7 +294,9 @@ class MetadataCore:
                     broker_config = self.committed.broker_config(self.node_id)
                 case BrokerRegistered() | ClusterCreated():
                     brokers_changed = True
-        return Publish(batch.version, tuple(self.committed.topics[name] for name in names), removed, broker_config, brokers_changed)
+                case GroupConfigured():
+                    groups.append(record.group_id)
+        return Publish(batch.version, tuple(self.committed.topics[name] for name in names), removed, broker_config, brokers_changed, tuple(groups))
 
     def _on_persist_failed(self, event: PersistFailed, now_ms: int) -> list[Action]:
         """Nothing after `committed` happened. KAFKA_STORAGE_ERROR is retriable."""

@@ -77,12 +77,19 @@ class BrokerConfigured(msgspec.Struct, frozen=True, tag="broker_configured/1"):
     config: dict[str, str]
 
 
+class GroupConfigured(msgspec.Struct, frozen=True, tag="group_configured/1"):
+    """The whole configuration of one consumer group."""
+
+    group_id: str
+    config: dict[str, str]
+
+
 class ProducerIdsAllocated(msgspec.Struct, frozen=True, tag="producer_ids_allocated/1"):
     next_producer_id: int
 
 
 Record = (
-    ClusterCreated | BrokerRegistered | TopicCreated | PartitionsAdded | LeaderEpochsRaised | TopicRemoved | TopicConfigured | BrokerConfigured | ProducerIdsAllocated
+    ClusterCreated | BrokerRegistered | TopicCreated | PartitionsAdded | LeaderEpochsRaised | TopicRemoved | TopicConfigured | BrokerConfigured | GroupConfigured | ProducerIdsAllocated
 )
 
 _encoder = msgspec.msgpack.Encoder()

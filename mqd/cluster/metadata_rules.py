@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from mqd.base.config import ConfigError
 from mqd.cluster import controller_messages as messages
-from mqd.cluster.config_rules import RESOURCE_BROKER, RESOURCE_TOPIC, ConfigRules
+from mqd.cluster.config_rules import RESOURCE_BROKER, RESOURCE_GROUP, RESOURCE_TOPIC, ConfigRules
 from mqd.cluster.metadata_records import (
     BrokerConfigured,
+    GroupConfigured,
     PartitionsAdded,
     PartitionState,
     ProducerIdsAllocated,
@@ -30,6 +31,7 @@ _LEGAL_NAME = re.compile(r"[A-Za-z0-9._-]+")
 METADATA_TOPIC = "__cluster_metadata"
 PRODUCER_ID_MAX = 2**63 - 1
 PRODUCER_ID_BLOCK_MAX = 1_000_000
+GROUP_CONFIGS_MAX = 100_000
 
 
 class Refusal(Exception):
@@ -284,7 +286,15 @@ def alter_config(state: MetadataState, change: messages.AlterConfig, place: Plac
         current = state.broker_configs.get(change.resource_name, {})
         config = _altered(current, change, rules, state.broker_configs.get("", {}) if change.resource_name else {})
         return [] if config == current else [BrokerConfigured(change.resource_name, config)]
-    raise Refusal(ErrorCode.INVALID_REQUEST, f"Unexpected resource type {change.resource_type}; topics (2) and brokers (4) have configurations.")
+    if change.resource_type == RESOURCE_GROUP:
+        if not change.resource_name:
+            raise Refusal(ErrorCode.INVALID_REQUEST, "The name of a group must not be empty.")
+        current = state.group_configs.get(change.resource_name, {})
+        if not current and len(state.group_configs) >= GROUP_CONFIGS_MAX:
+            raise Refusal(ErrorCode.POLICY_VIOLATION, f"{GROUP_CONFIGS_MAX} groups have a configuration of their own already; delete some.")
+        config = _altered(current, change, rules, broker_config)
+        return [] if config == current else [GroupConfigured(change.resource_name, config)]
+    raise Refusal(ErrorCode.INVALID_REQUEST, f"Unexpected resource type {change.resource_type}; topics (2), brokers (4) and groups (32) have configurations.")
 
 
 def _check_broker_name(state: MetadataState, name: str) -> None:

@@ -19,6 +19,7 @@ from mqd.cluster.metadata_records import (
     BrokerRegistered,
     BrokerState,
     ClusterCreated,
+    GroupConfigured,
     LeaderEpochsRaised,
     PartitionsAdded,
     PartitionState,
@@ -45,6 +46,7 @@ class Snapshot(msgspec.Struct, frozen=True, tag="snapshot/1"):
     broker_configs: dict[str, dict[str, str]]
     next_producer_id: int
     removed_topic_ids: list[bytes] = []
+    group_configs: dict[str, dict[str, str]] = {}
 
 
 def collision_key(name: str) -> str:
@@ -53,7 +55,7 @@ def collision_key(name: str) -> str:
 
 
 class MetadataState:
-    __slots__ = ("version", "cluster_id", "created_ms", "brokers", "topics", "topics_by_id", "collisions", "broker_configs", "next_producer_id", "partition_counts", "partition_count", "removed")
+    __slots__ = ("version", "cluster_id", "created_ms", "brokers", "topics", "topics_by_id", "collisions", "broker_configs", "next_producer_id", "partition_counts", "partition_count", "removed", "group_configs")
 
     def __init__(self) -> None:
         self.version = 0  # offset after the last applied record
@@ -68,6 +70,7 @@ class MetadataState:
         self.partition_counts: dict[tuple[int, str], int] = {}  # (node id, directory id) -> replicas there
         self.partition_count = 0
         self.removed: dict[bytes, None] = {}
+        self.group_configs: dict[str, dict[str, str]] = {}  # consumer groups with a configuration of their own
 
     def copy(self) -> "MetadataState":
         other = MetadataState()
@@ -140,6 +143,12 @@ class MetadataState:
         else:
             self.broker_configs.pop(record.resource_name, None)
 
+    def _on_group_configured(self, record: GroupConfigured) -> None:
+        if record.config:
+            self.group_configs[record.group_id] = dict(record.config)
+        else:
+            self.group_configs.pop(record.group_id, None)
+
     def _on_producer_ids_allocated(self, record: ProducerIdsAllocated) -> None:
         if record.next_producer_id < self.next_producer_id:
             raise ValueError(f"producer ids would be given twice: {record.next_producer_id} after {self.next_producer_id}")
@@ -176,6 +185,7 @@ class MetadataState:
             broker_configs=self.broker_configs,
             next_producer_id=self.next_producer_id,
             removed_topic_ids=list(self.removed),
+            group_configs=self.group_configs,
         )
 
     @classmethod
@@ -186,6 +196,7 @@ class MetadataState:
         for topic in snapshot.topics:
             state._on_topic_created(TopicCreated(topic))
         state.broker_configs = dict(snapshot.broker_configs)
+        state.group_configs = dict(snapshot.group_configs)
         state.next_producer_id = snapshot.next_producer_id
         state.removed = dict.fromkeys(snapshot.removed_topic_ids)
         state.version = snapshot.version
@@ -220,5 +231,6 @@ _APPLY = {
     TopicRemoved: MetadataState._on_topic_removed,
     TopicConfigured: MetadataState._on_topic_configured,
     BrokerConfigured: MetadataState._on_broker_configured,
+    GroupConfigured: MetadataState._on_group_configured,
     ProducerIdsAllocated: MetadataState._on_producer_ids_allocated,
 }

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 PROTOCOL_TYPE = "consumer"
 JOIN, SYNC = "join", "sync"
 VERSION_MEMBER_ID_REQUIRED = 4
+METADATA_BYTES_MAX = 1 << 20  # of all protocols of a member: they are one record
 
 
 class ClassicSide:
@@ -110,6 +111,8 @@ class ClassicSide:
             raise Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "")
         if others and not any(votes.get(one.name, 0) - (one.name in mine) == others for one in message.protocols):
             raise Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "")
+        if sum(len(one.metadata) for one in message.protocols) > METADATA_BYTES_MAX:
+            raise Refused(ErrorCode.INVALID_REQUEST, "")
         try:
             return decode_subscription(message.protocols[0].metadata)
         except ValueError:

@@ -11,6 +11,10 @@ from mqd.protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHe
 _TopicPartitions, _Assignment = ConsumerGroupHeartbeatResponse.TopicPartitions, ConsumerGroupHeartbeatResponse.Assignment
 
 
+NAME_CHARS_MAX = 8_000  # a record's string holds 32,767 bytes
+SUBSCRIPTION_CHARS_MAX = 250_000  # of all names together: they are one record
+
+
 class Refused(Exception):
     """The request is answered with this error; nothing has changed."""
 
@@ -43,9 +47,17 @@ def problem_of(message: ConsumerGroupHeartbeatRequest, api_version: int, assigno
             return invalid, "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining."
     if message.rebalance_timeout_ms < -1:
         return invalid, f"RebalanceTimeoutMs cannot be {message.rebalance_timeout_ms}."
+    if _is_too_long(message):
+        return invalid, f"A name has more than {NAME_CHARS_MAX} characters, or the subscription more than {SUBSCRIPTION_CHARS_MAX}."
     if message.server_assignor is not None and message.server_assignor not in assignors:
         return int(ErrorCode.UNSUPPORTED_ASSIGNOR), f"ServerAssignor {message.server_assignor} is not supported. Supported assignors: {', '.join(assignors)}."
     return None
+
+
+def _is_too_long(message: ConsumerGroupHeartbeatRequest) -> bool:
+    names = message.subscribed_topic_names or ()
+    texts = (message.group_id, message.member_id, message.instance_id, message.rack_id, *names)
+    return sum(map(len, names)) > SUBSCRIPTION_CHARS_MAX or any(text is not None and len(text) > NAME_CHARS_MAX for text in texts)
 
 
 def owned(message: ConsumerGroupHeartbeatRequest) -> Partitions | None:

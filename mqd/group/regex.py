@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Set
 
-REGEX_CHARS_MAX = 10_000
+REGEX_CHARS_MAX = 8_000
 REGEX_MEMORY_BYTES = 1 << 20
 CACHE_MAX = 1024
 

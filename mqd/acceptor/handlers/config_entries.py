@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from mqd.acceptor.broker import Broker
-from mqd.base.config import BROKER, TOPIC, Property, topic_effective
+from mqd.base.config import BROKER, GROUP, TOPIC, Property, topic_effective
 
 TOPIC_DYNAMIC, BROKER_DYNAMIC, BROKER_DYNAMIC_DEFAULT, BROKER_STATIC, DEFAULT = 1, 2, 3, 4, 5
+GROUP_DYNAMIC = 8
 # Kafka's ConfigDef types. An enumeration is a string there; the allowed values are in the documentation.
 TYPES = {"bool": 1, "string": 2, "enum": 2, "int": 3, "long": 5, "double": 6, "list": 7}
 
@@ -68,6 +69,16 @@ def of_topic(broker: Broker, config: Mapping[str, str], names: set[str] | None =
         if not synonyms or synonyms[0].value != effective[name]:  # the broker's value comes by another unit (log.retention.hours)
             synonyms.insert(0, Synonym(name, _shown(row, effective[name]), DEFAULT if effective[name] == row.default else BROKER_STATIC))
         entries.append(_entry(row, synonyms, False))
+    return entries
+
+
+def of_group(broker: Broker, config: Mapping[str, str], names: set[str] | None = None) -> list[Entry]:
+    """`config`: what is set on the consumer group itself."""
+    entries = []
+    for name, row in GROUP.items():
+        if names is None or name in names:
+            own = [Synonym(name, _shown(row, config[name]), GROUP_DYNAMIC)] if name in config else []
+            entries.append(_entry(row, own + _broker_synonyms(broker, BROKER[row.broker_name or ""]), False))
     return entries
 
 

@@ -1,9 +1,9 @@
-"""DescribeConfigs 1-4 (KIP-133, KIP-226, KIP-569): topics and this broker; with synonyms and documentation when asked for."""
+"""DescribeConfigs 1-4 (KIP-133, KIP-226, KIP-569, KIP-848): topics, this broker, and consumer groups; with synonyms and documentation when asked for."""
 
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers import config_entries
 from mqd.acceptor.handlers.config_entries import Entry
-from mqd.cluster.config_rules import RESOURCE_BROKER, RESOURCE_TOPIC
+from mqd.cluster.config_rules import RESOURCE_BROKER, RESOURCE_GROUP, RESOURCE_TOPIC
 from mqd.cluster.metadata_rules import Refusal, check_topic_name
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
@@ -45,7 +45,11 @@ def _entries(context: Context, resource: DescribeConfigsRequest.Resource) -> lis
             raise Refusal(ErrorCode.INVALID_REQUEST, f"Unexpected broker id, expected {broker.node_id} or empty string, but received {resource.resource_name}")
         host, port = broker.advertised(context.address)
         return config_entries.of_broker(broker, f"PLAINTEXT://{f'[{host}]' if ':' in host else host}:{port}", names)
-    raise Refusal(ErrorCode.INVALID_REQUEST, f"Unsupported resource type {resource.resource_type}: topics (2) and brokers (4) have configurations.")
+    if resource.resource_type == RESOURCE_GROUP:
+        if not resource.resource_name:
+            raise Refusal(ErrorCode.INVALID_REQUEST, "The name of a group must not be empty.")
+        return config_entries.of_group(broker, broker.metadata.group_configs.get(resource.resource_name, {}), names)
+    raise Refusal(ErrorCode.INVALID_REQUEST, f"Unsupported resource type {resource.resource_type}: topics (2), brokers (4) and groups (32) have configurations.")
 
 
 def _config(entry: Entry, request: DescribeConfigsRequest) -> DescribeConfigsResponse.Config:

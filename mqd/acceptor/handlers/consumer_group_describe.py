@@ -1,0 +1,27 @@
+"""ConsumerGroupDescribe 0-1 (KIP-848, KIP-1099): consumer groups, their epochs, their members with what they hold and what they are meant to hold."""
+
+import asyncio
+
+from mqd.acceptor.broker import Broker, Context
+from mqd.acceptor.handlers.group_requests import AUTHORIZED_OPERATIONS, ask
+from mqd.coordinator.runtime import CoordinatorError
+from mqd.group.consumer_events import ConsumerDescribe
+from mqd.protocol.errors import error_message
+from mqd.protocol.framing import RequestHeader
+from mqd.protocol.messages import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
+
+
+async def handle(context: Context, header: RequestHeader, request: ConsumerGroupDescribeRequest) -> ConsumerGroupDescribeResponse:
+    groups = list(await asyncio.gather(*(_describe(context.broker, group_id) for group_id in request.group_ids)))
+    if request.include_authorized_operations:
+        for group in groups:
+            if not group.error_code:
+                group.authorized_operations = AUTHORIZED_OPERATIONS
+    return ConsumerGroupDescribeResponse(groups=groups)
+
+
+async def _describe(broker: Broker, group_id: str) -> ConsumerGroupDescribeResponse.Group:
+    try:
+        return await ask(broker, group_id, ConsumerDescribe)  # type: ignore[return-value]
+    except CoordinatorError as error:
+        return ConsumerGroupDescribeResponse.Group(error_code=error.error_code, error_message=error_message(error.error_code), group_id=group_id)
