@@ -35,6 +35,11 @@ HANDLERS: dict[int, str] = {
     21: "delete_records",
     22: "init_producer_id",
     23: "offset_for_leader_epoch",
+    24: "add_partitions_to_txn",
+    25: "add_offsets_to_txn",
+    26: "end_txn",
+    27: "write_txn_markers",
+    28: "txn_offset_commit",
     32: "describe_configs",
     33: "alter_configs",
     35: "describe_log_dirs",
@@ -43,6 +48,11 @@ HANDLERS: dict[int, str] = {
     44: "incremental_alter_configs",
     47: "offset_delete",
     60: "describe_cluster",
+    61: "describe_producers",
+    65: "describe_transactions",
+    66: "list_transactions",
+    68: "consumer_group_heartbeat",
+    69: "consumer_group_describe",
     75: "describe_topic_partitions",
 }
 

@@ -19,8 +19,12 @@ is spoken). Requests and responses are those of Apache Kafka; "flexible from" is
 
 NOTES = """
 * **Produce** is advertised from 0 because librdkafka before 2.11.1 compresses only then (KAFKA-18659). Versions 0-2 carry message formats that are not stored and are refused with
-  UNSUPPORTED_FOR_MESSAGE_FORMAT. A partition appears with exactly one record batch of magic 2; a transactional batch is refused.
-* **InitProducerId** gives ids to idempotent producers; a transactional id is refused with TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which every client takes as final. `transaction.version` is not finalized, so clients do not try.
+  UNSUPPORTED_FOR_MESSAGE_FORMAT. A partition appears with exactly one record batch of magic 2. A transactional
+  batch to a partition that is not in the transaction is refused; from version 12 on it adds the partition.
+* **Transactions** are those of version 2 (KIP-890: `transaction.version` 2 is finalized) for clients that know them, and of version 1 for the others. EndTxn is answered when the
+  markers are written, so that what was committed can be read when its producer knows; after 200 ms without them it is answered all the same.
+* **AddPartitionsToTxn** 4 and 5 are what brokers send to each other; they are answered like the others. **WriteTxnMarkers** takes aborts only (Admin.abortTransaction): of a
+  transaction that its coordinator knows, everywhere at once, with its producer fenced; else in the partitions that are named.
 * **FindCoordinator** names this broker. The first question for a group makes `__consumer_offsets`, the first for a transactional id `__transaction_state`.
 * **OffsetCommit** and **OffsetFetch** name topics by id from version 10 on.
 * **Fetch** has incremental sessions (KIP-227) and long polls. Requests with a replica id are for clusters.

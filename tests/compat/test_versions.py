@@ -33,7 +33,7 @@ from mqd.protocol.messages import (
     ProduceRequest,
 )
 from tests.broker import Broker
-from tests.compat import topics
+from tests.compat import topics, transaction_cases
 from tests.compat.topics import API_VERSIONS, FETCH, PRODUCE
 from tests.kafka_connection import KafkaConnection
 
@@ -218,6 +218,7 @@ CASES: dict[int, Case] = {
         lambda r: [r.error_code],
         lambda s, v, r: [(b.broker_id, b.port) for b in r.brokers] == [(1, s.broker.port)],
     ),
+    **{key: Case(*case) for key, case in transaction_cases.CASES.items()},
     75: Case(
         lambda s, v: DescribeTopicPartitionsRequest(topics=[DescribeTopicPartitionsRequest.Topic(name=s.topic)]),
         lambda r: [t.error_code for t in r.topics],
@@ -271,11 +272,12 @@ def test_what_librdkafka_2_0_looks_for_is_advertised(setting: Setting) -> None:
         assert ranges[key][0] <= version <= ranges[key][1], SUPPORTED[key].name
 
 
-def test_no_feature_is_finalized(setting: Setting) -> None:
-    """transaction.version 2 would make new clients leave out requests that nobody here stands in for."""
+def test_transactions_of_version_2_are_finalized(setting: Setting) -> None:
+    """transaction.version 2 makes new clients leave out AddPartitionsToTxn. Clients below version 4 cannot read a lowest level of 0: they are told what is in force."""
     for version in (3, 4):
         response = setting.kafka.call(API_VERSIONS, version, ApiVersionsRequest(client_software_name="tests", client_software_version="1"))
-        assert response.finalized_features == []
+        assert ("transaction.version", 2) in [(one.name, one.max_version_level) for one in response.finalized_features]
+        assert all(one.min_version > 0 or version >= 4 for one in response.supported_features)
 
 
 @pytest.mark.parametrize("version", [5, 99, 0x7FFF])

@@ -1,0 +1,129 @@
+"""A transactional producer of raw requests, so that a test can repeat, delay and forge what a client library would not."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+from mqd.protocol.messages import (
+    AddPartitionsToTxnRequest, DescribeProducersRequest, DescribeTransactionsRequest, EndTxnRequest, FetchRequest, FindCoordinatorRequest, InitProducerIdRequest, ProduceRequest,
+)
+from mqd.protocol.records import Record, decode_batch, encode_batch, iterate_batches
+from tests.broker import Broker
+from tests.interaction.traffic import FETCH, INIT_PRODUCER_ID, PRODUCE, create_topic, eventually, one_outcome
+from tests.kafka_connection import KafkaConnection
+
+FIND_COORDINATOR, ADD_PARTITIONS, END_TXN, DESCRIBE_PRODUCERS, DESCRIBE_TRANSACTIONS = 10, 24, 26, 61, 65
+CONCURRENT_TRANSACTIONS, RETRIABLE_AT_START = 51, (14, 15, 16)
+READ_COMMITTED = 1
+_numbers = itertools.count(int(time.time() * 1000) % 1_000_000)
+
+
+def fresh(prefix: str) -> str:
+    return f"{prefix}-{next(_numbers)}"
+
+
+def connect(broker: Broker) -> KafkaConnection:
+    return KafkaConnection("127.0.0.1", broker.port)
+
+
+class RawProducer:
+    """`version` 2 or 0: of transactions. Every method answers with the response or error code as it came."""
+
+    def __init__(self, kafka: KafkaConnection, name: str | None = None, version: int = 2, timeout_ms: int = 60_000) -> None:
+        self.kafka, self.name, self.version, self.timeout_ms = kafka, name or fresh("txn"), version, timeout_ms
+        self.producer_id = self.epoch = -1
+        self.sequences: dict[tuple[str, int], int] = {}
+
+    def init(self, **expected: int):
+        """Until the coordinator is there."""
+        self.kafka.call(FIND_COORDINATOR, 4, FindCoordinatorRequest(key_type=1, coordinator_keys=[self.name]))
+
+        def ask():
+            answer = self.kafka.call(INIT_PRODUCER_ID, 5, InitProducerIdRequest(transactional_id=self.name, transaction_timeout_ms=self.timeout_ms, **expected))
+            return None if answer.error_code in RETRIABLE_AT_START else answer
+
+        answer = eventually(ask, "a transaction coordinator")
+        if answer.error_code == 0:
+            self.adopt(answer)
+        return answer
+
+    def adopt(self, answer) -> None:
+        if (self.producer_id, self.epoch) != (answer.producer_id, answer.producer_epoch):
+            self.producer_id, self.epoch = answer.producer_id, answer.producer_epoch
+            self.sequences.clear()
+
+    def add(self, topic: str, *partitions: int) -> int:
+        topics = [AddPartitionsToTxnRequest.Topic(name=topic, partitions=list(partitions))]
+        request = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=self.name, v3_and_below_producer_id=self.producer_id, v3_and_below_producer_epoch=self.epoch, v3_and_below_topics=topics
+        )  # fmt: skip
+        (result,) = self.kafka.call(ADD_PARTITIONS, 3, request).results_by_topic_v3_and_below
+        return result.results_by_partition[0].partition_error_code
+
+    def request(self, topic: str, partitions: dict[int, tuple[bytes, ...]]) -> ProduceRequest:
+        data = []
+        for index, values in partitions.items():
+            sequence = self.sequences.get((topic, index), 0)
+            self.sequences[topic, index] = sequence + len(values)
+            records = [Record(value=value, timestamp_ms=int(time.time() * 1000)) for value in values]
+            encoded = encode_batch(records, producer_id=self.producer_id, producer_epoch=self.epoch, base_sequence=sequence, is_transactional=True)
+            data.append(ProduceRequest.PartitionData(index=index, records=encoded))
+        return ProduceRequest(transactional_id=self.name, acks=-1, timeout_ms=30_000, topic_data=[ProduceRequest.TopicData(name=topic, partition_data=data)])
+
+    def produce(self, topic: str, partition: int, *values: bytes, version: int | None = None) -> int:
+        return one_outcome(self.kafka.call(PRODUCE, version or (12 if self.version == 2 else 10), self.request(topic, {partition: values}))).error_code
+
+    def end_request(self, committed: bool) -> EndTxnRequest:
+        return EndTxnRequest(transactional_id=self.name, producer_id=self.producer_id, producer_epoch=self.epoch, committed=committed)
+
+    def end(self, committed: bool) -> int:
+        answer = self.kafka.call(END_TXN, 5 if self.version == 2 else 3, self.end_request(committed))
+        if answer.error_code == 0 and self.version == 2:
+            self.adopt(answer)
+        return answer.error_code
+
+    def state(self):
+        (found,) = self.kafka.call(DESCRIBE_TRANSACTIONS, 0, DescribeTransactionsRequest(transactional_ids=[self.name])).transaction_states
+        return found
+
+
+def topic_of(kafka: KafkaConnection, partitions: int = 1, **configs: str) -> str:
+    name = fresh("t")
+    create_topic(kafka, name, partitions, **configs)
+    return name
+
+
+def fetch_committed(kafka: KafkaConnection, topic: str, partition: int, offset: int = 0, max_wait_ms: int = 0):
+    partitions = [FetchRequest.Partition(partition=partition, fetch_offset=offset, partition_max_bytes=1 << 20)]
+    request = FetchRequest(max_wait_ms=max_wait_ms, min_bytes=1, max_bytes=50 << 20, isolation_level=READ_COMMITTED, topics=[FetchRequest.Topic(topic=topic, partitions=partitions)])
+    return one_outcome(kafka.call(FETCH, 12, request))
+
+
+def read_committed(kafka: KafkaConnection, topic: str, partition: int) -> list[bytes]:
+    """As a consumer does it: aborted transactions are left out, by the list that came with the data."""
+    found: list[bytes] = []
+    offset = 0
+    while True:
+        outcome = fetch_committed(kafka, topic, partition, offset)
+        assert outcome.error_code == 0, outcome
+        if offset >= outcome.last_stable_offset:
+            return found
+        aborted = sorted((one.first_offset, one.producer_id) for one in outcome.aborted_transactions or [])
+        active: set[int] = set()
+        for header, data in iterate_batches(outcome.records, allow_partial=True):
+            while aborted and aborted[0][0] <= header.last_offset:
+                active.add(aborted.pop(0)[1])
+            if header.is_control:
+                active.discard(header.producer_id)
+            elif not (header.is_transactional and header.producer_id in active):
+                found += [record.value for record in decode_batch(data)]
+            offset = header.last_offset + 1
+
+
+def producers(kafka: KafkaConnection, topic: str, partition: int) -> list:
+    asked = [DescribeProducersRequest.Topic(name=topic, partition_indexes=[partition])]
+    (answer,) = kafka.call(DESCRIBE_PRODUCERS, 0, DescribeProducersRequest(topics=asked)).topics
+    (found,) = answer.partitions
+    assert found.error_code == 0, found
+    return found.active_producers
