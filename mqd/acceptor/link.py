@@ -2,6 +2,7 @@
 
 A request's frame lies in the sending worker's arena until the response to its token was sent; it is copied when it is taken. A response goes into this process's arena,
 in pieces of at most PIECE_BYTES; the worker copies a piece and sends RELEASE with the same token and offset.
+A check (mqd/acceptor/checks.py) reads its payload in the worker's arena until it is answered.
 A batch that a coordinator appends goes to the partition's owner the same way, whole; its bytes come back by RELEASE, or by PRODUCED if that comes first.
 
 Invariants
@@ -20,6 +21,7 @@ import asyncio
 import os
 import struct
 from collections import deque
+from collections.abc import Coroutine
 from socket import inet_ntoa
 from typing import Protocol
 
@@ -28,8 +30,11 @@ import msgspec
 from mqd import native
 from mqd.acceptor import dispatch
 from mqd.acceptor.broker import Address, Broker
+from mqd.acceptor.checks import Answer as CheckAnswer
+from mqd.acceptor.checks import Checks
 from mqd.base import logging
 from mqd.native import Descriptor, DescriptorKind
+from mqd.protocol.errors import ErrorCode
 
 PIECE_BYTES = 1 << 20
 EXTENT_BYTES = 4096
@@ -48,6 +53,7 @@ class _Piece(msgspec.Struct):
     a: int
     slot: int = 0
     c: int = 0
+    error: int = 0
 
 
 class Appends(Protocol):
@@ -82,6 +88,7 @@ class Link:
         self._lent: list[set[tuple[int, int]]] = [set() for _ in range(worker_count)]  # by worker: (token, offset)
         self._lent_batches: list[dict[int, int]] = [{} for _ in range(worker_count)]  # by worker: token -> offset
         self.appends: Appends | None = None
+        self.checks: Checks | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn: asyncio.Handle | None = None
         self._retry: asyncio.TimerHandle | None = None
@@ -146,6 +153,9 @@ class Link:
                 self._on_request(sender, descriptor)
         elif descriptor.kind == DescriptorKind.RELEASE:
             self._on_release(sender, descriptor)
+        elif descriptor.kind == DescriptorKind.CHECK:
+            if descriptor.error == self._generation:  # K4
+                self._on_check(sender, descriptor)
         elif descriptor.kind == DescriptorKind.PRODUCED:
             self._on_produced(sender, descriptor)
         else:
@@ -190,6 +200,38 @@ class Link:
             last = number + 1 == len(pieces)
             self._put(worker, _Piece(token, piece, DescriptorKind.RESPONSE, flags if last else native.RESPONSE_MORE, version))
 
+    # -- checks ------------------------------------------------------------------------------------------------------------
+
+    def _on_check(self, worker: int, descriptor: Descriptor) -> None:
+        """Something to be asked before a batch is written. The payload is lent until CHECKED."""
+        frames = self._frames[worker]
+        end = descriptor.offset + descriptor.size_bytes
+        if frames is None or end > len(frames) or self.checks is None:
+            log.error("a check cannot be read", worker=worker, offset=descriptor.offset, size_bytes=descriptor.size_bytes)
+            self._put(worker, _Piece(descriptor.token, b"", DescriptorKind.CHECKED, 0, 0, error=int(ErrorCode.NOT_ENOUGH_REPLICAS)))
+            return
+        payload = frames[descriptor.offset : end]
+        if descriptor.flags == native.CHECK_TRANSACTION:
+            answer = self.checks.transaction(bytes(payload), descriptor.a)
+        else:
+            answer = self.checks.records(payload)
+        assert self._loop is not None
+        task = self._loop.create_task(self._check(worker, descriptor, answer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _check(self, worker: int, descriptor: Descriptor, answer: Coroutine[object, object, CheckAnswer]) -> None:
+        try:
+            error, data = await answer
+        except Exception:
+            log.exception("a check failed; its client is to try again", connection=descriptor.b)
+            error, data = int(ErrorCode.NOT_ENOUGH_REPLICAS), b""
+        if descriptor.generation != self._control.endpoint_generation(worker):
+            return  # K3
+        self._put(worker, _Piece(descriptor.token, data, DescriptorKind.CHECKED, 0, 0, error=error))
+        self._send_waiting()
+        self._endpoint.flush()
+
     # -- responses ---------------------------------------------------------------------------------------------------------
 
     def _put(self, worker: int, piece: _Piece) -> None:
@@ -215,6 +257,7 @@ class Link:
         if self._endpoint.free_count(worker) == 0:
             return False
         descriptor = Descriptor(kind=piece.kind, flags=piece.flags, slot=piece.slot, token=piece.token, a=piece.a, c=piece.c, size_bytes=len(piece.data))
+        descriptor.error = piece.error
         if not piece.data:
             return self._endpoint.send(worker, descriptor)
         offset = self._arena.allocate(len(piece.data))
