@@ -152,7 +152,7 @@ def load(directory: Path, end_offset: int, cores: Cores, name: str = "") -> Load
         state = _State(cores, loaded, name or directory.name)
         places = RecordPlaces(RECORDS_AT_ONCE)
         bases = [base for base in segments.base_offsets(directory) if base < end_offset]
-        for base, next_base in zip(bases, [*bases[1:], end_offset], strict=True):
+        for base, next_base in zip(bases, [*bases, end_offset][1:], strict=True):
             _read_segment(directory, base, min(next_base, end_offset), state, places)
         state.build()
         if loaded.skipped_count > _NAMED_MAX:

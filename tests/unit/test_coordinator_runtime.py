@@ -1,0 +1,348 @@
+"""The group coordinator between its handlers and the link: the real controller and metadata, owners of partitions played by the test."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from mqd.coordinator.log import BYTES_MAX, AppendError
+from mqd.coordinator.runtime import CoordinatorError, partition_for
+from mqd.coordinator.topics import GROUPS, TRANSACTIONS
+from mqd.native import SlotState
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.messages import (
+    CreatePartitionsRequest,
+    CreateTopicsRequest,
+    DeleteRecordsRequest,
+    DeleteTopicsRequest,
+    FindCoordinatorRequest,
+    MetadataRequest,
+    OffsetCommitRequest,
+    OffsetDeleteRequest,
+    OffsetFetchRequest,
+)
+from mqd.protocol.records import decode_batch
+from tests.unit.handler_broker import HandlerBroker
+from tests.unit.test_handler_metadata import create
+
+LOADING, NOT_AVAILABLE, NOT_COORDINATOR = 14, 15, 16
+
+
+def run(tmp_path: Path, scenario, config: dict[str, str] | None = None) -> None:
+    async def body() -> None:
+        async with HandlerBroker(tmp_path, {"offsets.topic.num.partitions": "3", **(config or {})}) as broker:
+            await create(broker, "t", 4)
+            await find(broker)
+            await scenario(broker)
+
+    asyncio.run(body())
+
+
+async def find(broker: HandlerBroker, version: int = 4):
+    return await broker.ask(FindCoordinatorRequest(key="g", coordinator_keys=["g", "h"]), version)
+
+
+async def commit(broker: HandlerBroker, offset: int, group: str = "g", version: int = 8, partitions: tuple[int, ...] = (0,), topic: str = "t", **fields: object) -> list[int]:
+    image = broker.metadata.topics.get(topic)
+    asked = OffsetCommitRequest.Topic(
+        name=topic, topic_id=image.topic_id if image else bytes(16), partitions=[OffsetCommitRequest.Partition(partition_index=one, committed_offset=offset) for one in partitions]
+    )
+    fields.setdefault("generation_id_or_member_epoch", -1)
+    answer = await broker.ask(OffsetCommitRequest(group_id=group, topics=[asked], **fields), version)
+    return [one.error_code for one in answer.topics[0].partitions]
+
+
+async def fetch(broker: HandlerBroker, group: str = "g", version: int = 8, partition: int = 0) -> tuple[int, int]:
+    """(error, offset)"""
+    topic_id = broker.metadata.topics["t"].topic_id
+    asked = OffsetFetchRequest.Group(group_id=group, topics=[OffsetFetchRequest.GroupTopic(name="t", topic_id=topic_id, partition_indexes=[partition])])
+    old = [OffsetFetchRequest.Topic(name="t", partition_indexes=[partition])]
+    answer = await broker.ask(OffsetFetchRequest(group_id=group, topics=old, groups=[asked]), version)
+    if version >= 8:
+        answer = answer.groups[0]
+    one = answer.topics[0].partitions[0] if answer.topics else None
+    return answer.error_code or (one.error_code if one else 0), one.committed_offset if one else -1
+
+
+async def until(condition, rounds: int = 3000) -> None:
+    for _ in range(rounds):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("never came true")
+
+
+def shard_of(broker: HandlerBroker, group: str):
+    return broker.broker.coordinators.groups._places[partition_for(group, 3)].shard
+
+
+# -- the internal topic ------------------------------------------------------------------------------------------------------------
+
+
+def test_names_are_spread_as_kafka_spreads_them() -> None:
+    """Known values of Java's String.hashCode; the second one is Integer.MIN_VALUE."""
+    assert partition_for("hello", 1 << 30) == 99162322
+    assert partition_for("polygenelubricants", 50) == 0
+    assert partition_for("\U0001f600", 1 << 30) == 1772899 and partition_for("", 50) == 0
+
+
+def test_the_first_question_makes_the_topic(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        topic = broker.metadata.topics[GROUPS]
+        assert topic.internal and len(topic.partitions) == 3
+        assert topic.config["segment.bytes"] == "104857600" and topic.config["flush.on.ack"] == "true"
+        assert topic.config["cleanup.policy"] == "compact" or topic.config["retention.ms"] == "-1"
+        for version in range(7):
+            found = await find(broker, version)
+            ones = found.coordinators if version >= 4 else [found]
+            assert [(one.error_code, one.node_id, one.host, one.port) for one in ones] == [(0, 1, "10.1.2.3", 9092)] * len(ones)
+        metadata = await broker.ask(MetadataRequest(topics=[MetadataRequest.Topic(name=GROUPS)]), 9)
+        assert metadata.topics[0].is_internal
+
+    run(tmp_path, scenario)
+
+
+def test_clients_neither_make_nor_end_nor_change_internal_topics(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        wanted = [CreateTopicsRequest.Topic(name=TRANSACTIONS, num_partitions=1, replication_factor=1)]
+        if TRANSACTIONS not in broker.metadata.topics:
+            assert (await broker.ask(CreateTopicsRequest(topics=wanted, timeout_ms=100), 5)).topics[0].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+        deleted = await broker.ask(DeleteTopicsRequest(topic_names=[GROUPS], timeout_ms=100), 5)
+        assert deleted.responses[0].error_code == ErrorCode.POLICY_VIOLATION
+        deleted = await broker.ask(DeleteTopicsRequest(topics=[DeleteTopicsRequest.TopicState(topic_id=broker.metadata.topics[GROUPS].topic_id)], timeout_ms=100), 6)
+        assert deleted.responses[0].error_code == ErrorCode.POLICY_VIOLATION
+        more = CreatePartitionsRequest(topics=[CreatePartitionsRequest.Topic(name=GROUPS, count=9)], timeout_ms=100)
+        assert (await broker.ask(more, 1)).results[0].error_code == ErrorCode.POLICY_VIOLATION
+        cut = DeleteRecordsRequest(topics=[DeleteRecordsRequest.Topic(name=GROUPS, partitions=[DeleteRecordsRequest.Partition(partition_index=0, offset=-1)])], timeout_ms=100)
+        assert (await broker.ask(cut, 1)).topics[0].partitions[0].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+
+    run(tmp_path, scenario)
+
+
+# -- committing --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", range(2, 11))
+def test_commit_in_every_version(tmp_path: Path, version: int) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert await commit(broker, 5, version=version, partitions=(0, 3, 4, -1)) == [0, 0, unknown, unknown]
+        gone = ErrorCode.UNKNOWN_TOPIC_ID if version >= 10 else unknown
+        assert await commit(broker, 5, version=version, topic="nowhere") == [gone]
+        for asking in range(1, 11):
+            assert await fetch(broker, version=asking, partition=3) == (0, 5) and await fetch(broker, version=asking, partition=2) == (0, -1)
+            assert await fetch(broker, group="unknown", version=asking) == (0, -1)
+
+    run(tmp_path, scenario)
+
+
+def test_everything_that_is_committed(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        await commit(broker, 5, partitions=(0, 2))
+        for version in range(2, 11):
+            answer = await broker.ask(OffsetFetchRequest(group_id="g", topics=None, groups=[OffsetFetchRequest.Group(group_id=one, topics=None) for one in ("g", "x")]), version)
+            answers = answer.groups if version >= 8 else [answer]
+            (topic,) = answers[0].topics
+            assert topic.topic_id == broker.metadata.topics["t"].topic_id if version >= 10 else topic.name == "t"
+            assert [(one.partition_index, one.committed_offset) for one in topic.partitions] == [(0, 5), (2, 5)]
+            assert all(one.topics == [] and one.error_code == 0 for one in answers[1:])
+        await broker.ask(DeleteTopicsRequest(topic_names=["t"], timeout_ms=1000), 5)
+        await until(lambda: shard_of(broker, "g").core("g") is None)  # with their topic go its offsets, and with the last of them the group
+
+    run(tmp_path, scenario)
+
+
+def test_members_that_do_not_exist(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        assert await commit(broker, 5, generation_id_or_member_epoch=3, member_id="m") == [ErrorCode.ILLEGAL_GENERATION]
+        assert await commit(broker, 5, version=9, generation_id_or_member_epoch=3, member_id="m") == [ErrorCode.GROUP_ID_NOT_FOUND]
+        assert await commit(broker, 5) == [0]
+        assert await commit(broker, 6, generation_id_or_member_epoch=3, member_id="m") == [ErrorCode.UNKNOWN_MEMBER_ID]
+        assert await fetch(broker) == (0, 5)
+
+    run(tmp_path, scenario)
+
+
+def test_offset_delete(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        def delete(group: str, *partitions: int) -> OffsetDeleteRequest:
+            asked = [OffsetDeleteRequest.Partition(partition_index=one) for one in partitions]
+            return OffsetDeleteRequest(group_id=group, topics=[OffsetDeleteRequest.Topic(name="t", partitions=asked)])
+
+        assert (await broker.ask(delete("g", 0), 0)).error_code == ErrorCode.GROUP_ID_NOT_FOUND
+        await commit(broker, 5, partitions=(0, 1))
+        answer = await broker.ask(delete("g", 0, 9, 2), 0)
+        assert answer.error_code == 0 and [one.error_code for one in answer.topics[0].partitions] == [0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 0]
+        assert await fetch(broker) == (0, -1) and await fetch(broker, partition=1) == (0, 5)
+
+    run(tmp_path, scenario)
+
+
+# -- writes ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_nobody_is_answered_before_the_write_and_reads_of_it_wait_too(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        await commit(broker, 1)
+        broker.owners.hold = True
+        committing = [asyncio.create_task(commit(broker, 10 + number)) for number in range(20)]
+        await until(lambda: len(broker.owners.batches) == 2)
+        fetching = asyncio.create_task(fetch(broker))
+        other = await fetch(broker, group="another group of the same broker")
+        assert other == (0, -1)
+        await asyncio.sleep(0.02)
+        assert not any(task.done() for task in [*committing, fetching])
+        assert len(broker.owners.batches) == 2 and shard_of(broker, "g").waiting_count <= 2
+        broker.owners.hold = False
+        broker.owners.release()
+        assert await asyncio.gather(*committing) == [[0]] * 20 and await fetching == (0, 29)
+        sizes = [len(list(decode_batch(batch))) for _, batch in broker.owners.batches]
+        assert sum(sizes) == 21 and len(sizes) <= 3  # what waited together went together
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(("refusal", "told"), [(ErrorCode.KAFKA_STORAGE_ERROR, NOT_AVAILABLE), (ErrorCode.NOT_LEADER_OR_FOLLOWER, NOT_COORDINATOR)])
+def test_a_write_that_fails_throws_the_cores_away(tmp_path: Path, refusal: int, told: int) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        await commit(broker, 5)
+        broker.place(GROUPS, partition_for("g", 3)).mkdir(parents=True)  # no segment files: what is loaded anew is nothing
+        broker.owners.refuse = int(refusal)
+        assert await commit(broker, 6) == [told]
+        assert shard_of(broker, "g") is None
+        assert (await fetch(broker))[0] in (LOADING, NOT_COORDINATOR)
+        broker.owners.refuse = 0
+        broker.place(GROUPS, partition_for("g", 3))  # the test's log is empty again
+        await until(lambda: shard_of(broker, "g") is not None)
+        assert await commit(broker, 7) == [0] and await fetch(broker) == (0, 7)
+
+    run(tmp_path, scenario)
+
+
+def test_records_of_a_predecessor_that_came_late_are_loaded(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        partition = partition_for("g", 3)
+        slot = broker.metadata.topics[GROUPS].partitions[partition].slot
+        before = shard_of(broker, "g")
+        broker.place(GROUPS, partition).mkdir(parents=True)
+        broker.table.positions[slot] = {"log_end_offset": 3, "high_watermark": 3}
+        assert await commit(broker, 5) == [NOT_COORDINATOR]
+        broker.place(GROUPS, partition)
+        await until(lambda: shard_of(broker, "g") not in (None, before))
+        assert await commit(broker, 6) == [0]
+
+    run(tmp_path, scenario)
+
+
+def test_nothing_is_said_before_what_was_loaded_is_below_the_high_watermark(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        partition = partition_for("g", 3)
+        slot = broker.metadata.topics[GROUPS].partitions[partition].slot
+        broker.place(GROUPS, partition).mkdir(parents=True)
+        broker.table.positions[slot] = {"log_end_offset": 3, "high_watermark": 1, "leader_epoch": 9}
+        broker.broker.coordinators.groups.look()
+        assert shard_of(broker, "g") is None
+        await asyncio.sleep(0.3)
+        assert (await fetch(broker))[0] == LOADING
+        broker.table.positions[slot]["high_watermark"] = 3
+        await until(lambda: shard_of(broker, "g") is not None)
+        assert shard_of(broker, "g").leader_epoch == 9 and await fetch(broker) == (0, -1)
+
+    run(tmp_path, scenario)
+
+
+def test_a_partition_that_is_not_served(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        slot = broker.metadata.topics[GROUPS].partitions[partition_for("g", 3)].slot
+        broker.owners.hold = True
+        waiting = asyncio.create_task(commit(broker, 5))
+        await until(lambda: broker.owners.batches)
+        broker.control.set_slot_state(slot, SlotState.OFFLINE)
+        broker.broker.coordinators.groups.look()
+        assert await waiting == [NOT_COORDINATOR] and (await fetch(broker))[0] in (LOADING, NOT_COORDINATOR)
+        broker.owners.release()  # the answer comes for nobody
+        broker.place(GROUPS, partition_for("g", 3))
+        broker.control.set_slot_state(slot, SlotState.ONLINE)
+        await until(lambda: shard_of(broker, "g") is not None)
+
+    run(tmp_path, scenario)
+
+
+def test_an_owner_that_dies_leaves_the_outcome_open(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        image = broker.metadata.topics[GROUPS].partitions[partition_for("g", 3)]
+        broker.owners.hold = True
+        log = broker.broker.coordinators.log
+        appending = log.append_nowait("t", 0, b"x" * 100)
+        waiting = asyncio.create_task(commit(broker, 5))
+        await until(lambda: len(broker.owners.batches) == 1)
+        for owner in {image.owner, broker.metadata.topics["t"].partitions[0].owner}:
+            broker.broker.coordinators.on_worker_death(owner)
+        assert await waiting == [NOT_AVAILABLE] and log.pending_count == 0
+        with pytest.raises(AppendError) as failure:
+            await appending
+        assert failure.value.unknown and failure.value.error == ErrorCode.REQUEST_TIMED_OUT
+
+    # the batch for t is no batch: the owners' stand-in would not take it
+    async def with_batch(broker: HandlerBroker) -> None:
+        broker.owners.send_batch = lambda *arguments: broker.owners.batches.append((arguments[2], arguments[3])) if arguments[3][:1] != b"x" else None
+        await scenario(broker)
+
+    run(tmp_path, with_batch)
+
+
+def test_appends_have_bounds_and_conditions(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        broker.owners.send_batch = lambda *arguments: None
+        log = broker.broker.coordinators.log
+
+        async def error_of(topic: str, partition: int, batch: bytes, leader_epoch: int = -1) -> tuple[int, bool]:
+            with pytest.raises(AppendError) as failure:
+                await log.append_nowait(topic, partition, batch, leader_epoch)
+            return failure.value.error, failure.value.unknown
+
+        assert await error_of("nowhere", 0, b"") == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, False)
+        assert await error_of("t", 9, b"") == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, False)
+        assert await error_of("t", 0, b"", 55) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, False)
+        assert await error_of("t", 0, bytes((4 << 20) + 1)) == (ErrorCode.RECORD_LIST_TOO_LARGE, False)
+        batch = bytes(4 << 20)
+        taken = [log.append_nowait("t", 0, batch) for _ in range(BYTES_MAX // len(batch))]
+        assert await error_of("t", 0, b"x") == (ErrorCode.COORDINATOR_NOT_AVAILABLE, False)
+        assert not any(one.done() for one in taken)
+
+    run(tmp_path, scenario)
+
+
+def test_a_commit_that_the_disk_keeps_waiting(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        broker.owners.hold = True
+        assert await commit(broker, 5) == [NOT_AVAILABLE]
+        broker.owners.hold = False
+        broker.owners.release()
+        assert await fetch(broker) == (0, 5)
+
+    run(tmp_path, scenario, {"offsets.commit.timeout.ms": "20"})
+
+
+def test_markers_end_pending_offsets(tmp_path: Path) -> None:
+    from mqd.group.offsets import CommitOffsets, CommittedOffset
+
+    async def scenario(broker: HandlerBroker) -> None:
+        coordinators = broker.broker.coordinators
+        await commit(broker, 5)
+        for producer_id, offset in ((7, 50), (8, 60)):
+            await coordinators.groups.request("g", lambda number: CommitOffsets(number, 3, "", None, -1, (CommittedOffset("t", 0, offset),), -1, producer_id, 0))
+        partition = partition_for("g", 3)
+        await coordinators.write_marker(GROUPS, partition, 8, 0, 0, False)
+        assert await fetch(broker) == (0, 5)
+        await coordinators.write_marker(GROUPS, partition, 7, 0, 0, True)
+        assert await fetch(broker) == (0, 50)
+        broker.owners.refuse = int(ErrorCode.KAFKA_STORAGE_ERROR)
+        with pytest.raises(CoordinatorError):
+            await coordinators.write_marker(GROUPS, partition, 7, 0, 0, True)
+        with pytest.raises(CoordinatorError):
+            await coordinators.write_marker(GROUPS, 99, 7, 0, 0, True)
+
+    run(tmp_path, scenario)
