@@ -66,6 +66,7 @@ SlotState = IntEnum("SlotState", _enumeration("mqd_slot_state", "MQD_SLOT_"))
 Counter = IntEnum("Counter", _enumeration("mqd_counter", "MQD_", "MQD_COUNTER_COUNT"))  # COUNT_LOOPS ... GAUGE_SESSIONS ...
 Histogram = IntEnum("Histogram", _enumeration("mqd_histogram", "MQD_TIME_", "MQD_HISTOGRAM_COUNT"))
 EventKind = IntEnum("EventKind", _enumeration("mqd_event_kind", "MQD_EVENT_"))
+QuotaKind = IntEnum("QuotaKind", _enumeration("mqd_quota_kind", "MQD_QUOTA_", "MQD_QUOTA_KIND_COUNT"))
 Backend = IntEnum("Backend", _enumeration("mqd_backend", "MQD_BACKEND_"))
 
 
@@ -379,6 +380,15 @@ class Control:
         if not 0 <= slot < PARTITION_SLOT_COUNT:
             raise NativeError(E_INVALID, f"no partition slot {slot}: there are {PARTITION_SLOT_COUNT}")
 
+    def publish_quotas(self, rules: Sequence[tuple[str, Sequence[int]]], defaults: Sequence[int], burst_ns: int) -> None:
+        """Controller. By client id, and for all others: intervals by QuotaKind (ns for a unit, times 2^32; 0 = no limit). Forgives what is owed."""
+        told, default = ffi.new("struct mqd_quota_rule[]", max(len(rules), 1)), ffi.new("struct mqd_quota_rule *")
+        default.interval = list(defaults)
+        for rule, (client_id, intervals) in zip(told, rules, strict=False):
+            name = client_id.encode()
+            rule.key, rule.interval = lib.mqd_quota_key(name, len(name)), list(intervals)
+        _check(lib.mqd_quota_publish(self._memory, told, len(rules), default, burst_ns))
+
     def slot_view(self, slot: int) -> SlotView:
         _check(lib.mqd_slot_view(self._memory, slot, self._view))
         return SlotView(*_VIEW.unpack_from(self._view_bytes))
@@ -399,6 +409,29 @@ class Control:
         histograms = numpy.zeros((lib.MQD_HISTOGRAM_COUNT, HISTOGRAM_BUCKET_COUNT), numpy.uint64)
         lib.mqd_stats_read(self._memory, worker, ffi.from_buffer("uint64_t[]", counters), ffi.from_buffer("uint64_t[]", histograms))
         return counters, histograms
+
+
+class Quotas:
+    """A process's view of the quotas in the control segment, for one thread."""
+
+    def __init__(self, control: Control):
+        self._control = control
+        self._limits = lib.mqd_quota_limits_open()
+        if self._limits == ffi.NULL:
+            raise _error()
+
+    def refresh(self) -> int:
+        """Which kinds any client id is limited in, bit by QuotaKind; 0 = there are no quotas."""
+        return lib.mqd_quota_refresh(self._control.pointer, self._limits)
+
+    def charge(self, client_id: bytes, kind: int, units: int, now_ns: int) -> int:
+        """For how many nanoseconds the client is to be left alone. `now_ns`: CLOCK_MONOTONIC."""
+        return lib.mqd_quota_charge_client(self._control.pointer, self._limits, client_id, len(client_id), kind, units, now_ns)
+
+    def close(self) -> None:
+        if self._limits != ffi.NULL:
+            lib.mqd_quota_limits_close(self._limits)
+            self._limits = ffi.NULL
 
 
 # -- links and arenas -----------------------------------------------------------------------------------------------------

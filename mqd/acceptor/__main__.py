@@ -52,6 +52,7 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
 
     controller = ControllerClient(places.controller_socket, client.generation, on_metadata)
     broker = Broker(client.config, _listeners(client), metadata, controller, client.control)
+    broker.quotas = native.Quotas(client.control)
     metrics = Metrics(broker, native.Control.attach(client.control.buffer), client.welcome.worker_count, places.run_dir)
     link = Link(
         broker, client.control, client.endpoint, client.eventfds[client.endpoint_index], client.arena, client.arenas, client.welcome.worker_count, metrics

@@ -35,6 +35,24 @@ class PartitionTable(Protocol):
     def endpoint_generation(self, endpoint: int) -> int: ...
 
 
+class Quotas(Protocol):
+    """native.Quotas, as far as requests need it."""
+
+    def refresh(self) -> int: ...
+
+    def charge(self, client_id: bytes, kind: int, units: int, now_ns: int) -> int: ...
+
+
+class NoQuotas:
+    """Where there is no control segment."""
+
+    def refresh(self) -> int:
+        return 0
+
+    def charge(self, client_id: bytes, kind: int, units: int, now_ns: int) -> int:
+        return 0
+
+
 class Controller(Protocol):
     async def request(self, change: messages.Change, timeout_ms: int, validate_only: bool = False) -> messages.Answer: ...
 
@@ -80,6 +98,7 @@ class Broker:
         self.listeners = listeners
         self._advertised = configuration.advertised_listeners(config)
         self._disk = ThreadPoolExecutor(DISK_THREADS, "disk")
+        self.quotas: Quotas = NoQuotas()
 
     @property
     def port(self) -> int:

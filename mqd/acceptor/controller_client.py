@@ -25,7 +25,7 @@ log = logging.get("acceptor.controller")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(messages.FromController).decode
 
-Metadata = messages.Image | messages.TopicPut | messages.TopicRemoved | messages.BrokerConfigPut | messages.GroupConfigPut
+Metadata = messages.Image | messages.TopicPut | messages.TopicRemoved | messages.BrokerConfigPut | messages.GroupConfigPut | messages.SettingsPut
 
 
 class ControllerClient:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from importlib import import_module
 from typing import NamedTuple, Protocol
 
+from mqd.acceptor import throttle
 from mqd.acceptor.broker import Address, Broker, CloseConnection, Context
 from mqd.base import logging
 from mqd.protocol.api import decode_request, encode_response
@@ -45,14 +46,23 @@ HANDLERS: dict[int, str] = {
     35: "describe_log_dirs",
     37: "create_partitions",
     42: "delete_groups",
+    43: "elect_leaders",
     44: "incremental_alter_configs",
+    45: "alter_partition_reassignments",
+    46: "list_partition_reassignments",
     47: "offset_delete",
+    48: "describe_client_quotas",
+    49: "alter_client_quotas",
+    50: "describe_user_scram_credentials",
+    55: "describe_quorum",
     60: "describe_cluster",
     61: "describe_producers",
+    64: "unregister_broker",
     65: "describe_transactions",
     66: "list_transactions",
     68: "consumer_group_heartbeat",
     69: "consumer_group_describe",
+    74: "list_config_resources",
     75: "describe_topic_partitions",
 }
 
@@ -89,7 +99,11 @@ async def answer(broker: Broker, address: Address, frame: bytes, connection: int
         header, request = _decode(frame)
         api = SUPPORTED[header.api_key].name
         context = Context(broker, address)
-        response = await handler_of(header.api_key)(context, header, request)
+        handling = handler_of(header.api_key)(context, header, request)
+        if broker.quotas.refresh() & throttle.REQUEST_BIT:
+            response = await throttle.charged(handling, context, header, began)
+        else:
+            response = await handling
         failed = False
         return Outcome(encode_response(header, response) if response is not None else None, context.cacheable)
     except UnsupportedVersion as error:

@@ -19,10 +19,14 @@ class Metadata:
         self.broker_config: dict[str, str] = {}
         self.broker_default_config: dict[str, str] = {}
         self.group_configs: dict[str, dict[str, str]] = {}
+        self.client_quotas: list[messages.ClientQuota] = []
+        self.features: dict[str, int] = {}  # what was set; mqd.cluster.features.levels() adds the rest
         self._sorted: list[str] | None = None
         self._visible_from: dict[bytes, list[tuple[int, int]]] = {}  # topic id -> (partitions from this index on, version), while it matters
 
-    def apply(self, message: messages.Image | messages.TopicPut | messages.TopicRemoved | messages.BrokerConfigPut | messages.GroupConfigPut) -> None:
+    def apply(
+        self, message: messages.Image | messages.TopicPut | messages.TopicRemoved | messages.BrokerConfigPut | messages.GroupConfigPut | messages.SettingsPut
+    ) -> None:
         match message:
             case messages.Image():
                 self._replace(message)
@@ -40,6 +44,9 @@ class Metadata:
                     self.group_configs[message.group_id] = message.config
                 else:
                     self.group_configs.pop(message.group_id, None)
+            case messages.SettingsPut():
+                self.client_quotas = self.client_quotas if message.client_quotas is None else message.client_quotas
+                self.features = self.features if message.features is None else message.features
         self.version = message.version
 
     def _replace(self, image: messages.Image) -> None:
@@ -51,6 +58,7 @@ class Metadata:
         self.names = {topic.topic_id: topic.name for topic in image.topics}
         self.broker_config, self.broker_default_config = image.broker_config, image.broker_default_config
         self.group_configs = dict(image.group_configs)
+        self.client_quotas, self.features = image.client_quotas, image.features
         self._sorted = None
 
     def _put(self, message: messages.TopicPut) -> None:

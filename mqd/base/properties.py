@@ -184,6 +184,13 @@ def _coordinators() -> list[Property]:
     ]
 
 
+def _quotas() -> list[Property]:
+    return [
+        Property("quota.window.num", "int", "11", "A client may spend (quota.window.num - 1) * quota.window.size.seconds of its quota ahead, after a pause of that length.", minimum=2, maximum=1000),
+        Property("quota.window.size.seconds", "int", "1", "See quota.window.num.", minimum=1, maximum=3600),
+    ]
+
+
 def _engine() -> list[Property]:
     return [
         Property("worker.count", "int", "0", "(mqd) Worker processes. 0: one for each CPU the broker may use (affinity and cgroup quota).", minimum=0, maximum=64),
@@ -251,7 +258,6 @@ UNAVAILABLE = {
     "errors.deadletterqueue.": "share groups are not available yet",
     "max.connections.per.ip": "limits by address are not available; see max.connections",
     "max.connection.creation.rate": "limits by rate are not available; see max.connections",
-    "quota.": "quotas are not available yet",
 }
 
 
@@ -300,7 +306,7 @@ def _by_name(rows: list[Property]) -> dict[str, Property]:
 
 
 BROKER: dict[str, Property] = _by_name(
-    _listeners() + _topics() + _log() + _coordinators() + _engine() + [Property(name, "string", None, doc, ignored=True) for name, doc in _IGNORED]
+    _listeners() + _topics() + _log() + _coordinators() + _quotas() + _engine() + [Property(name, "string", None, doc, ignored=True) for name, doc in _IGNORED]
 )
 TOPIC: dict[str, Property] = _by_name(_topic_table())
 

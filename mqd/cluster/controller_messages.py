@@ -37,6 +37,11 @@ class BrokerImage(msgspec.Struct, frozen=True):
     epoch: int
 
 
+class ClientQuota(msgspec.Struct, frozen=True):
+    entity: tuple[tuple[str, str | None], ...]  # (type, name), name None = the default of that type
+    quotas: dict[str, float]
+
+
 # -- controller to subscriber ---------------------------------------------------------------------------------------------
 
 
@@ -50,6 +55,8 @@ class Image(msgspec.Struct, tag=True, frozen=True):
     broker_default_config: dict[str, str] = {}  # the part of it that was set for all brokers (resource name "")
     removed_topic_ids: list[bytes] = []  # the newest: a worker that was down when they were removed deletes what it still has of them
     group_configs: dict[str, dict[str, str]] = {}  # of consumer groups that have one of their own
+    client_quotas: list[ClientQuota] = []
+    features: dict[str, int] = {}  # levels that were set; mqd.cluster.features.levels() adds the defaults
 
 
 class TopicPut(msgspec.Struct, tag=True, frozen=True):
@@ -80,13 +87,21 @@ class GroupConfigPut(msgspec.Struct, tag=True, frozen=True):
     config: dict[str, str]
 
 
+class SettingsPut(msgspec.Struct, tag=True, frozen=True):
+    """Quotas, features: each whole, None = as it was."""
+
+    version: int
+    client_quotas: list[ClientQuota] | None = None
+    features: dict[str, int] | None = None
+
+
 class Command(msgspec.Struct, tag=True, frozen=True):
     """To one worker: do this to a partition you own. Answered by CommandDone."""
 
     command_id: int
-    kind: str  # "delete_records"
+    kind: str  # "delete_records" | "move_replica"
     slot: int
-    offset: int
+    offset: int  # move_replica: index in log.dirs; answered when the move has begun
 
 
 # -- subscriber to controller ---------------------------------------------------------------------------------------------
@@ -108,6 +123,15 @@ class CommandDone(msgspec.Struct, tag=True, frozen=True):
     error: int  # Kafka error code
     offset: int
     message: str = ""
+
+
+class MoveCompleted(msgspec.Struct, tag=True, frozen=True):
+    """From a worker: the partition's files lie whole and flushed in another log directory, nobody writes to the old ones. It serves the new ones when the
+    TopicPut (or Image) that follows says so; until then neither. Said again after every reconnection."""
+
+    topic_id: bytes
+    index: int
+    log_dir: int
 
 
 class Request(msgspec.Struct, tag=True, frozen=True):
@@ -156,13 +180,45 @@ class DeleteRecords(msgspec.Struct, tag=True, frozen=True):
     offset: int  # -1 = high watermark
 
 
+class MoveReplica(msgspec.Struct, tag=True, frozen=True):
+    """AlterReplicaLogDirs: begin to move a partition of this host to another of its log directories."""
+
+    name: str
+    partition: int
+    log_dir: int  # index in log.dirs
+
+
+class QuotaOperation(msgspec.Struct, frozen=True):
+    key: str
+    value: float | None  # None = remove
+
+
+class AlterClientQuota(msgspec.Struct, tag=True, frozen=True):
+    """One entity of AlterClientQuotas (KIP-546)."""
+
+    entity: list[tuple[str, str | None]]
+    operations: list[QuotaOperation]
+
+
+class FeatureUpdate(msgspec.Struct, frozen=True):
+    name: str
+    level: int
+    upgrade_type: int  # Kafka's: 1 upgrade, 2 safe downgrade, 3 unsafe downgrade
+
+
+class UpdateFeatures(msgspec.Struct, tag=True, frozen=True):
+    """All of them or none (KIP-584, version 2 of the request)."""
+
+    updates: list[FeatureUpdate]
+
+
 class AllocateProducerIds(msgspec.Struct, tag=True, frozen=True):
     """A block of producer ids, on disk before it is answered; never given twice."""
 
     count: int
 
 
-Change = CreateTopic | DeleteTopic | AddPartitions | AlterConfig | DeleteRecords | AllocateProducerIds
+Change = CreateTopic | DeleteTopic | AddPartitions | AlterConfig | DeleteRecords | AllocateProducerIds | MoveReplica | AlterClientQuota | UpdateFeatures
 
 
 class Answer(msgspec.Struct, tag=True, frozen=True):
@@ -174,5 +230,5 @@ class Answer(msgspec.Struct, tag=True, frozen=True):
     count: int = 0
 
 
-ToController = Subscribe | Applied | CommandDone | Request
-FromController = Image | TopicPut | TopicRemoved | BrokerConfigPut | GroupConfigPut | Command | Answer
+ToController = Subscribe | Applied | CommandDone | MoveCompleted | Request
+FromController = Image | TopicPut | TopicRemoved | BrokerConfigPut | GroupConfigPut | SettingsPut | Command | Answer

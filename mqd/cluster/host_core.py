@@ -81,10 +81,12 @@ class WorkerApplied(msgspec.Struct, frozen=True):
     applied: messages.Applied
 
 
-class DeleteRecordsRequested(msgspec.Struct, frozen=True):
+class CommandRequested(msgspec.Struct, frozen=True):
+    """What the owner of one partition is to do, without any record being written."""
+
     client: Hashable
     request_id: int
-    change: messages.DeleteRecords
+    change: messages.DeleteRecords | messages.MoveReplica
 
 
 class CommandEnded(msgspec.Struct, frozen=True):
@@ -96,7 +98,7 @@ class Tick(msgspec.Struct, frozen=True):
     pass
 
 
-Event = Started | Publish | SubscriberJoined | SubscriberLeft | WorkerDied | WorkerApplied | DeleteRecordsRequested | CommandEnded | Tick
+Event = Started | Publish | SubscriberJoined | SubscriberLeft | WorkerDied | WorkerApplied | CommandRequested | CommandEnded | Tick
 
 # -- actions -------------------------------------------------------------------------------------------------------------------
 
@@ -234,7 +236,7 @@ class HostCore:
     def _on_publish(self, event: Publish, now_ms: int) -> list[Action]:
         """`self._state` is the metadata core's committed state and has moved already; this is the news of it. What concerns no subscriber (a block of producer ids)
         leaves the version alone: all processes of the host always agree on the version of the last news."""
-        if event.topics or event.removed or event.broker_config is not None:
+        if event.topics or event.removed or event.broker_config is not None or event.settings_changed:
             self._version = event.version
         actions: list[Action] = []
         for topic in event.removed:
@@ -248,7 +250,20 @@ class HostCore:
         for group_id in event.groups:
             config = self._state.group_configs.get(group_id, {})
             actions += self._broadcast(messages.GroupConfigPut(self._version, group_id, config), role="acceptor")
+        if event.settings_changed:
+            actions += self._broadcast(self._settings(event))
         return actions + self._unfence() + self._maybe_applied()
+
+    def _settings(self, event: Publish) -> messages.SettingsPut:
+        state = self._state
+        return messages.SettingsPut(
+            event.version,
+            self._client_quotas() if event.client_quotas_changed else None,
+            state.features if event.features_changed else None,
+        )
+
+    def _client_quotas(self) -> list[messages.ClientQuota]:
+        return [messages.ClientQuota(entity, quotas) for entity, quotas in self._state.client_quotas.items()]
 
     def _put(self, topic: TopicState, in_place: Mapping[Partition, int]) -> list[Action]:
         actions: list[Action] = []
@@ -260,7 +275,7 @@ class HostCore:
             if image.slot < 0:  # H6: no slot is free; _place_waiting comes back to it
                 continue
             images.append(image)
-            unchanged = before is not None and before.slot == image.slot and before.leader_epoch == image.leader_epoch
+            unchanged = before is not None and (before.slot, before.leader_epoch, before.log_dir) == (image.slot, image.leader_epoch, image.log_dir)
             if not unchanged and in_place.get((topic.topic_id, partition.index)) != partition.leader_epoch:
                 actions.append(AssignSlot(image.slot, topic.topic_id, image.index, image.owner, image.log_dir, image.leader_epoch))
         if images:
@@ -373,7 +388,10 @@ class HostCore:
         state = self._state
         brokers = [messages.BrokerImage(broker.node_id, broker.host, broker.port, broker.rack, broker.epoch) for broker in state.brokers.values()]
         config = state.broker_config(self.node_id)
-        return messages.Image(self._version, state.cluster_id, self._controller_id, brokers, list(self._images.values()), config, state.broker_configs.get("", {}), list(state.removed), state.group_configs)
+        return messages.Image(
+            self._version, state.cluster_id, self._controller_id, brokers, list(self._images.values()), config, state.broker_configs.get("", {}), list(state.removed),
+            state.group_configs, self._client_quotas(), state.features,
+        )  # fmt: skip
 
     def _broadcast(self, message: messages.FromController, role: str | None = None) -> list[Action]:
         """To all; or to those of one role."""
@@ -461,7 +479,7 @@ class HostCore:
 
     # -- commands ----------------------------------------------------------------------------------------------------------
 
-    def _on_delete_records_requested(self, event: DeleteRecordsRequested, now_ms: int) -> list[Action]:
+    def _on_command_requested(self, event: CommandRequested, now_ms: int) -> list[Action]:
         def refuse(error: int, text: str) -> list[Action]:
             return [Send(event.client, messages.Answer(event.request_id, error, text))]
 
@@ -479,6 +497,8 @@ class HostCore:
             return refuse(ErrorCode.REQUEST_TIMED_OUT, "Too many commands are under way; try again.")
         self._command_id += 1
         self._commands[self._command_id] = _Command(event.client, event.request_id, worker.client, now_ms)
+        if isinstance(change, messages.MoveReplica):
+            return [Send(worker.client, messages.Command(self._command_id, "move_replica", partition.slot, change.log_dir))]
         return [Send(worker.client, messages.Command(self._command_id, "delete_records", partition.slot, change.offset))]
 
     def _on_command_ended(self, event: CommandEnded, now_ms: int) -> list[Action]:
@@ -522,7 +542,7 @@ _HANDLERS = {
     SubscriberLeft: HostCore._on_subscriber_left,
     WorkerDied: HostCore._on_worker_died,
     WorkerApplied: HostCore._on_worker_applied,
-    DeleteRecordsRequested: HostCore._on_delete_records_requested,
+    CommandRequested: HostCore._on_command_requested,
     CommandEnded: HostCore._on_command_ended,
     Tick: HostCore._on_tick,
 }

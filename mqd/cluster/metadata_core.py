@@ -19,17 +19,21 @@ import msgspec
 
 from mqd.cluster import controller_messages as messages
 from mqd.cluster import metadata_rules as rules
+from mqd.cluster import settings_rules
 from mqd.cluster.config_rules import ConfigRules
 from mqd.cluster.metadata_records import (
     BrokerConfigured,
     BrokerRegistered,
     BrokerState,
+    ClientQuotaSet,
     ClusterCreated,
+    FeatureLevelSet,
     GroupConfigured,
     LeaderEpochsRaised,
     PartitionsAdded,
     ProducerIdsAllocated,
     Record,
+    ReplicaMoved,
     TopicConfigured,
     TopicCreated,
     TopicRemoved,
@@ -63,6 +67,14 @@ class ChangeRequested(msgspec.Struct, frozen=True):
     request: messages.Request
 
 
+class MoveCompleted(msgspec.Struct, frozen=True):
+    """A worker of this host has moved a partition's files to another log directory and waits to hear that they count."""
+
+    topic_id: bytes
+    index: int
+    directory: str  # its id
+
+
 class LeadershipsLost(msgspec.Struct, frozen=True):
     """The process that led these partitions died: they need a new leader epoch before anyone serves them."""
 
@@ -89,7 +101,7 @@ class Tick(msgspec.Struct, frozen=True):
     pass
 
 
-Event = BrokerStarted | DirectoriesSeen | ChangeRequested | LeadershipsLost | Persisted | PersistFailed | AppliedByHost | ClientGone | Tick
+Event = BrokerStarted | DirectoriesSeen | ChangeRequested | MoveCompleted | LeadershipsLost | Persisted | PersistFailed | AppliedByHost | ClientGone | Tick
 
 # -- actions -------------------------------------------------------------------------------------------------------------------
 
@@ -112,6 +124,12 @@ class Publish(msgspec.Struct, frozen=True):
     broker_config: dict[str, str] | None = None
     brokers_changed: bool = False
     groups: tuple[str, ...] = ()  # consumer groups whose configuration has changed
+    client_quotas_changed: bool = False
+    features_changed: bool = False
+
+    @property
+    def settings_changed(self) -> bool:
+        return self.client_quotas_changed or self.features_changed
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -242,6 +260,10 @@ class MetadataCore:
                     return messages.Answer(request.request_id, 0), None, rules.delete_topic(self.tail, change, place, self._rules)
                 case messages.AlterConfig():
                     return messages.Answer(request.request_id, 0), None, rules.alter_config(self.tail, change, place, self._rules)
+                case messages.AlterClientQuota():
+                    return messages.Answer(request.request_id, 0), None, settings_rules.alter_client_quota(self.tail, change)
+                case messages.UpdateFeatures():
+                    return messages.Answer(request.request_id, 0), None, settings_rules.update_features(self.tail, change)
                 case messages.AllocateProducerIds():
                     answer = messages.Answer(request.request_id, 0, offset=self.tail.next_producer_id, count=change.count)
                     return answer, None, rules.allocate_producer_ids(self.tail, change)
@@ -249,6 +271,9 @@ class MetadataCore:
                     raise rules.Refusal(ErrorCode.INVALID_REQUEST, f"{type(change).__name__} is not a change of metadata.")
         except rules.Refusal as refusal:
             return messages.Answer(request.request_id, refusal.error, refusal.message), None, []
+
+    def _on_move_completed(self, event: MoveCompleted, now_ms: int) -> list[Action]:
+        return self._persist(settings_rules.move_completed(self.tail, event.topic_id, event.index, self.node_id, event.directory))
 
     def _preview(self, name: str, records: list[Record]) -> TopicState | None:
         state = self.tail.copy()
@@ -281,11 +306,16 @@ class MetadataCore:
     def _publication(self, batch: _Batch, removed: tuple[TopicState, ...]) -> Publish:
         names: dict[str, None] = {}
         broker_config, brokers_changed, groups = None, False, []
+        quotas = features = False
         for record in batch.records:
             match record:
                 case TopicCreated():
                     names[record.topic.name] = None
-                case PartitionsAdded() | TopicConfigured():
+                case ClientQuotaSet():
+                    quotas = True
+                case FeatureLevelSet():
+                    features = True
+                case PartitionsAdded() | TopicConfigured() | ReplicaMoved():
                     names[self.committed.topics_by_id[record.topic_id]] = None
                 case LeaderEpochsRaised():
                     self._lost.difference_update((record.topic_id, index) for index in record.partitions)
@@ -296,7 +326,8 @@ class MetadataCore:
                     brokers_changed = True
                 case GroupConfigured():
                     groups.append(record.group_id)
-        return Publish(batch.version, tuple(self.committed.topics[name] for name in names), removed, broker_config, brokers_changed, tuple(groups))
+        topics = tuple(self.committed.topics[name] for name in names)
+        return Publish(batch.version, topics, removed, broker_config, brokers_changed, tuple(groups), quotas, features)
 
     def _on_persist_failed(self, event: PersistFailed, now_ms: int) -> list[Action]:
         """Nothing after `committed` happened. KAFKA_STORAGE_ERROR is retriable."""
@@ -365,6 +396,7 @@ _HANDLERS = {
     BrokerStarted: MetadataCore._on_broker_started,
     DirectoriesSeen: MetadataCore._on_directories_seen,
     ChangeRequested: MetadataCore._on_change_requested,
+    MoveCompleted: MetadataCore._on_move_completed,
     LeadershipsLost: MetadataCore._on_leaderships_lost,
     Persisted: MetadataCore._on_persisted,
     PersistFailed: MetadataCore._on_persist_failed,

@@ -88,8 +88,35 @@ class ProducerIdsAllocated(msgspec.Struct, frozen=True, tag="producer_ids_alloca
     next_producer_id: int
 
 
+Entity = tuple[tuple[str, str | None], ...]  # (type, name) in order of the type; name None = the default of that type
+
+
+class ClientQuotaSet(msgspec.Struct, frozen=True, tag="client_quota_set/1"):
+    """All quotas of one entity (KIP-546), not a difference; none = the entity has none any more."""
+
+    entity: Entity
+    quotas: dict[str, float]
+
+
+class FeatureLevelSet(msgspec.Struct, frozen=True, tag="feature_level_set/1"):
+    """The level of one feature that is in force in the cluster from here on (KIP-584); 0 = switched off."""
+
+    name: str
+    level: int
+
+
+class ReplicaMoved(msgspec.Struct, frozen=True, tag="replica_moved/1"):
+    """The replica of one broker lies in another of its log directories (KIP-113): its files there were complete and flushed before."""
+
+    topic_id: bytes
+    index: int
+    node_id: int
+    directory: str
+
+
 Record = (
     ClusterCreated | BrokerRegistered | TopicCreated | PartitionsAdded | LeaderEpochsRaised | TopicRemoved | TopicConfigured | BrokerConfigured | GroupConfigured | ProducerIdsAllocated
+    | ClientQuotaSet | FeatureLevelSet | ReplicaMoved
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -24,6 +24,7 @@ from mqd.cluster.metadata_records import (
     TopicState,
 )
 from mqd.cluster.metadata_state import INTERNAL_TOPICS, MetadataState, collision_key
+from mqd.cluster.refusal import Refusal
 from mqd.protocol.errors import ErrorCode
 
 TOPIC_NAME_CHARS_MAX = 249
@@ -32,15 +33,6 @@ METADATA_TOPIC = "__cluster_metadata"
 PRODUCER_ID_MAX = 2**63 - 1
 PRODUCER_ID_BLOCK_MAX = 1_000_000
 GROUP_CONFIGS_MAX = 100_000
-
-
-class Refusal(Exception):
-    """The change is against the rules: Kafka error code and the reason, for the client."""
-
-    def __init__(self, error: int, message: str) -> None:
-        super().__init__(message)
-        self.error = int(error)
-        self.message = message
 
 
 class Directory(NamedTuple):

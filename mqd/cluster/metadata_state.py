@@ -18,13 +18,17 @@ from mqd.cluster.metadata_records import (
     BrokerConfigured,
     BrokerRegistered,
     BrokerState,
+    ClientQuotaSet,
     ClusterCreated,
+    Entity,
+    FeatureLevelSet,
     GroupConfigured,
     LeaderEpochsRaised,
     PartitionsAdded,
     PartitionState,
     ProducerIdsAllocated,
     Record,
+    ReplicaMoved,
     TopicConfigured,
     TopicCreated,
     TopicRemoved,
@@ -47,6 +51,8 @@ class Snapshot(msgspec.Struct, frozen=True, tag="snapshot/1"):
     next_producer_id: int
     removed_topic_ids: list[bytes] = []
     group_configs: dict[str, dict[str, str]] = {}
+    client_quotas: list[ClientQuotaSet] = []
+    features: dict[str, int] = {}
 
 
 def collision_key(name: str) -> str:
@@ -55,7 +61,8 @@ def collision_key(name: str) -> str:
 
 
 class MetadataState:
-    __slots__ = ("version", "cluster_id", "created_ms", "brokers", "topics", "topics_by_id", "collisions", "broker_configs", "next_producer_id", "partition_counts", "partition_count", "removed", "group_configs")
+    __slots__ = ("version", "cluster_id", "created_ms", "brokers", "topics", "topics_by_id", "collisions", "broker_configs", "next_producer_id", "partition_counts", "partition_count", "removed",
+                 "group_configs", "client_quotas", "features")  # fmt: skip
 
     def __init__(self) -> None:
         self.version = 0  # offset after the last applied record
@@ -71,6 +78,8 @@ class MetadataState:
         self.partition_count = 0
         self.removed: dict[bytes, None] = {}
         self.group_configs: dict[str, dict[str, str]] = {}  # consumer groups with a configuration of their own
+        self.client_quotas: dict[Entity, dict[str, float]] = {}
+        self.features: dict[str, int] = {}  # only what was set; mqd.cluster.features knows the defaults
 
     def copy(self) -> "MetadataState":
         other = MetadataState()
@@ -154,6 +163,25 @@ class MetadataState:
             raise ValueError(f"producer ids would be given twice: {record.next_producer_id} after {self.next_producer_id}")
         self.next_producer_id = record.next_producer_id
 
+    def _on_client_quota_set(self, record: ClientQuotaSet) -> None:
+        if record.quotas:
+            self.client_quotas[tuple((kind, name) for kind, name in record.entity)] = dict(record.quotas)
+        else:
+            self.client_quotas.pop(tuple((kind, name) for kind, name in record.entity), None)
+
+    def _on_feature_level_set(self, record: FeatureLevelSet) -> None:
+        self.features[record.name] = record.level
+
+    def _on_replica_moved(self, record: ReplicaMoved) -> None:
+        topic = self._topic(record.topic_id)
+        old = topic.partitions[record.index]
+        place = old.replicas.index(record.node_id)
+        directories = (*old.directories[:place], record.directory, *old.directories[place + 1 :])
+        moved = msgspec.structs.replace(old, directories=directories, partition_epoch=old.partition_epoch + 1)
+        self._count((old,), -1)
+        self._count((moved,), 1)
+        self._put(msgspec.structs.replace(topic, partitions=(*topic.partitions[: record.index], moved, *topic.partitions[record.index + 1 :])))
+
     def _topic(self, topic_id: bytes) -> TopicState:
         name = self.topics_by_id.get(topic_id)
         if name is None:
@@ -186,6 +214,8 @@ class MetadataState:
             next_producer_id=self.next_producer_id,
             removed_topic_ids=list(self.removed),
             group_configs=self.group_configs,
+            client_quotas=[ClientQuotaSet(entity, quotas) for entity, quotas in self.client_quotas.items()],
+            features=self.features,
         )
 
     @classmethod
@@ -199,6 +229,9 @@ class MetadataState:
         state.group_configs = dict(snapshot.group_configs)
         state.next_producer_id = snapshot.next_producer_id
         state.removed = dict.fromkeys(snapshot.removed_topic_ids)
+        for entry in snapshot.client_quotas:
+            state._on_client_quota_set(entry)
+        state.features = dict(snapshot.features)
         state.version = snapshot.version
         return state
 
@@ -233,4 +266,7 @@ _APPLY = {
     BrokerConfigured: MetadataState._on_broker_configured,
     GroupConfigured: MetadataState._on_group_configured,
     ProducerIdsAllocated: MetadataState._on_producer_ids_allocated,
+    ClientQuotaSet: MetadataState._on_client_quota_set,
+    FeatureLevelSet: MetadataState._on_feature_level_set,
+    ReplicaMoved: MetadataState._on_replica_moved,
 }

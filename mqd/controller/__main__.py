@@ -18,7 +18,7 @@ from mqd.cluster.host_core import HostCore
 from mqd.cluster.metadata_core import MetadataCore
 from mqd.cluster.metadata_log import MetadataCorrupt, MetadataLog
 from mqd.cluster.metadata_records import BrokerState
-from mqd.controller import directories
+from mqd.controller import directories, quotas
 from mqd.controller.directories import DirectoryRefused
 from mqd.controller.server import Server
 from mqd.controller.shell import Shell, new_topic_id
@@ -78,7 +78,7 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
     core = MetadataCore(state, node_id, ConfigRules(config), new_topic_id, native.PARTITION_SLOT_COUNT)
     index_of = {directory.directory_id: index for index, directory in enumerate(settled) if directory.directory_id and directory.usable}
     host = HostCore(node_id, node_id, client.welcome.worker_count, native.PARTITION_SLOT_COUNT, index_of)
-    shell = Shell(core, host, metadata_log, client.control, settled)
+    shell = Shell(core, host, metadata_log, client.control, settled, quotas.burst_ns(config))
     address = _address(config)
     incarnation = client.control.generation
     await shell.start(metadata_core.BrokerStarted(address.host, address.port, config.get("broker.rack"), incarnation, own_cluster_id))

@@ -21,7 +21,7 @@ from mqd.cluster.metadata_core import MetadataCore
 from mqd.cluster.metadata_log import FlushFailed, MetadataLog
 from mqd.cluster.metadata_records import Record
 from mqd.cluster.metadata_rules import Directory
-from mqd.controller import directories
+from mqd.controller import directories, quotas
 from mqd.controller.server import Connection, Server
 
 TICK_S = 1.0
@@ -41,13 +41,14 @@ def new_topic_id() -> bytes:
 class Shell:
     """`control`: native.Control. After start() the server may accept subscribers; `failed` is set with the reason when the process must end."""
 
-    def __init__(self, core: MetadataCore, host: HostCore, metadata_log: MetadataLog, control: native.Control, log_dirs: list[Directory]) -> None:
+    def __init__(self, core: MetadataCore, host: HostCore, metadata_log: MetadataLog, control: native.Control, log_dirs: list[Directory], quota_burst_ns: int = quotas.BURST_NS) -> None:
         self.core, self.host = core, host
         self.server: Server | None = None
         self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._log = metadata_log
         self._control = control
         self._directories = log_dirs
+        self._quota_burst_ns = quota_burst_ns
         self._queue: list[metadata_core.Persist] = []
         self._writing: asyncio.Task[None] | None = None
         self._disk = ThreadPoolExecutor(1, "metadata-log")
@@ -65,7 +66,12 @@ class Shell:
             raise OSError(errno.ENOSPC, "the broker could not register in the metadata log: is the disk full? Free some space and start again")
         self._started = True
         self._control.set_broker(registered.epoch, broker.incarnation, INT64_MAX)
+        self._publish_quotas()
         self.on_host(self._seen_slots())
+
+    def _publish_quotas(self) -> None:
+        """Before anybody is told: whoever hears that a quota was set is held to it."""
+        quotas.publish(self._control, self.core.committed.client_quotas, self._quota_burst_ns)
 
     def _seen_slots(self) -> host_core.Started:
         control, seen, torn = self._control, [], []
@@ -117,9 +123,12 @@ class Shell:
                 self.on_host(host_core.WorkerApplied(connection.number, message))
             case messages.CommandDone():
                 self.on_host(host_core.CommandEnded(connection.number, message))
+            case messages.MoveCompleted():
+                if message.log_dir < len(self._directories) and self._directories[message.log_dir].directory_id:
+                    self.metadata(metadata_core.MoveCompleted(message.topic_id, message.index, self._directories[message.log_dir].directory_id))
             case messages.Request():
-                if isinstance(message.change, messages.DeleteRecords):
-                    self.on_host(host_core.DeleteRecordsRequested(connection.number, message.request_id, message.change))
+                if isinstance(message.change, messages.DeleteRecords | messages.MoveReplica):
+                    self.on_host(host_core.CommandRequested(connection.number, message.request_id, message.change))
                 else:
                     self.metadata(metadata_core.ChangeRequested(connection.number, message))
 
@@ -143,6 +152,8 @@ class Shell:
                 case metadata_core.Publish():
                     self._log_published(action)
                     if self._started:
+                        if action.client_quotas_changed:
+                            self._publish_quotas()
                         self.on_host(action)
                 case metadata_core.Reply():
                     answer = action.answer

@@ -19,7 +19,7 @@ from typing import Any
 from mqd import native
 from mqd.base import logging
 from mqd.base.config import broker_value
-from mqd.cluster.controller_messages import Applied, BrokerConfigPut, Command, CommandDone, FromController, Image, Subscribe, TopicPut, TopicRemoved
+from mqd.cluster.controller_messages import Applied, BrokerConfigPut, Command, CommandDone, FromController, Image, SettingsPut, Subscribe, TopicPut, TopicRemoved
 from mqd.log.files import NativeFiles
 from mqd.shm.attach import KeeperClient
 from mqd.shm.credits import Credits
@@ -160,6 +160,8 @@ class Worker:
                 await self._apply(self._catalog.on_topic_removed(message.topic_id), message.version)
             elif isinstance(message, BrokerConfigPut):
                 await self._apply(self._catalog.on_broker_config(message.config), message.version)
+            elif isinstance(message, SettingsPut):
+                await self._apply(Changes(), message.version)  # quotas are in the control segment already, the rest is the acceptor's
 
     async def _on_image(self, image: Image) -> None:
         changes = self._catalog.on_image(image)

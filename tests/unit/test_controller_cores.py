@@ -184,7 +184,7 @@ class World:
         self.request_id += 1
         request = messages.Request(self.request_id, change, validate_only)
         if isinstance(change, messages.DeleteRecords):
-            self.on_host(host_core.DeleteRecordsRequested(ACCEPTOR, self.request_id, change))
+            self.on_host(host_core.CommandRequested(ACCEPTOR, self.request_id, change))
         else:
             self.metadata(metadata_core.ChangeRequested(ACCEPTOR, request))
         return self.request_id

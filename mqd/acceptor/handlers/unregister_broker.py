@@ -1,0 +1,15 @@
+"""UnregisterBroker 0 (KIP-631): forgets a broker that is gone. The only one there is answers, so it is not gone."""
+
+from mqd.acceptor.broker import Context
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.framing import RequestHeader
+from mqd.protocol.messages import UnregisterBrokerRequest, UnregisterBrokerResponse
+
+
+async def handle(context: Context, header: RequestHeader, request: UnregisterBrokerRequest) -> UnregisterBrokerResponse:
+    broker = context.broker
+    if request.broker_id == broker.node_id or request.broker_id in broker.metadata.brokers:
+        text = f"Broker {request.broker_id} is running; stop it before it is unregistered."
+        return UnregisterBrokerResponse(error_code=int(ErrorCode.INVALID_REQUEST), error_message=text)
+    text = f"Broker ID {request.broker_id} is not currently registered."
+    return UnregisterBrokerResponse(error_code=int(ErrorCode.BROKER_ID_NOT_REGISTERED), error_message=text)

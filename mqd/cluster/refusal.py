@@ -1,0 +1,10 @@
+"""Why a change is not made."""
+
+
+class Refusal(Exception):
+    """The change is against the rules: Kafka error code and the reason, for the client."""
+
+    def __init__(self, error: int, message: str) -> None:
+        super().__init__(message)
+        self.error = int(error)
+        self.message = message
