@@ -1,12 +1,12 @@
 """ListConfigResources 0-1 (KIP-1142): what has a configuration. Version 0 asks for client metrics subscriptions alone, of which there are none."""
 
 from mqd.acceptor.broker import Broker, Context
-from mqd.cluster.config_rules import RESOURCE_BROKER, RESOURCE_TOPIC
+from mqd.cluster.config_rules import RESOURCE_BROKER, RESOURCE_GROUP, RESOURCE_TOPIC
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import ListConfigResourcesRequest, ListConfigResourcesResponse
 
-RESOURCE_BROKER_LOGGER, RESOURCE_CLIENT_METRICS, RESOURCE_GROUP = 8, 16, 32
+RESOURCE_BROKER_LOGGER, RESOURCE_CLIENT_METRICS = 8, 16
 _KNOWN = (RESOURCE_TOPIC, RESOURCE_BROKER, RESOURCE_BROKER_LOGGER, RESOURCE_CLIENT_METRICS, RESOURCE_GROUP)
 
 
@@ -25,4 +25,4 @@ def _names(broker: Broker, kind: int) -> list[str]:
         return broker.metadata.sorted_names()
     if kind in (RESOURCE_BROKER, RESOURCE_BROKER_LOGGER):
         return [str(node_id) for node_id in sorted({*broker.metadata.brokers, broker.node_id})]
-    return []
+    return sorted(broker.metadata.group_configs) if kind == RESOURCE_GROUP else []
