@@ -1,7 +1,8 @@
 /* Requests that Python answers: sent to the acceptor over the link, kept until the answer has come, cached where the answer may be given again.
  *
  * A frame waits in the control arena (the last quarter of this worker's mapping), apart from the receive window: a request that Python takes long over
- * must not hold bytes that the hot path needs. It stays there until it is answered, so that a restarted acceptor can be asked again. Requests are sent in
+ * must not hold bytes that the hot path needs. It stays there until it is answered, so that a restarted acceptor can be asked again; of one that takes long (MQD_LINK_PARKED: a JoinGroup
+ * waits for other members) what must be kept goes back to the heap. Requests are sent in
  * order; one that could not be sent even into an empty arena would stop all behind it, so it is refused.
  *
  * When the acceptor dies: questions (which change nothing, or nothing more when they are repeated) are asked again, a connection with any other request pending is closed, for nobody knows whether
@@ -109,7 +110,7 @@ void mqd_control_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
 {
     struct mqd_request *request = mqd_request_new(r, c, header, MQD_REQUEST_CONTROL);
     if (!request || !entry_take(r, request)) {
-        mqd_connection_fail(r, c, "too many control requests are under way on this worker (4096); the client may connect again");
+        mqd_connection_fail(r, c, "too many control requests are under way on this worker; the client may connect again");
         return;
     }
     if (size_bytes > (uint64_t)mqd_arena_extents_total(r->control_arena) * MQD_CONTROL_EXTENT_BYTES / CONTROL_SHARE) {
@@ -181,6 +182,26 @@ void mqd_control_on_close(struct mqd_reactor *r, const struct mqd_descriptor *de
         mqd_connection_close(r, c, "closed by the acceptor");
     else
         mqd_request_free(r, request);
+}
+
+/* Ten thousand members of a group may wait for one that is late: their requests must not fill the arena that everybody else's need. */
+void mqd_control_on_parked(struct mqd_reactor *r, const struct mqd_descriptor *descriptor)
+{
+    struct mqd_request *request = request_of(r, descriptor->token);
+    if (!request || !request->sent || request->control_offset < 0)
+        return;
+    if (request->connection && is_question(request->api_key)) {
+        if (!mqd_heap_take(r, request->frame_bytes))
+            return; /* it stays where it is */
+        if (!(request->frame = malloc(request->frame_bytes))) {
+            mqd_heap_give(r, request->frame_bytes);
+            return;
+        }
+        memcpy(request->frame, r->options.arenas[r->options.self] + r->control_arena_base + request->control_offset, request->frame_bytes);
+    }
+    mqd_arena_release(r->control_arena, (uint64_t)request->control_offset);
+    request->control_offset = -1;
+    mqd_control_send_queued(r);
 }
 
 void mqd_control_acceptor_died(struct mqd_reactor *r)

@@ -215,6 +215,9 @@ static void on_descriptor(struct mqd_reactor *r, const struct mqd_descriptor *de
     case MQD_LINK_CLOSE:
         mqd_control_on_close(r, descriptor);
         break;
+    case MQD_LINK_PARKED:
+        mqd_control_on_parked(r, descriptor);
+        break;
     case MQD_LINK_CHECKED:
         mqd_check_on_answer(r, descriptor, from);
         break;

@@ -32,7 +32,7 @@
 
 #define MQD_EXTENT_BYTES 65536
 #define MQD_CONTROL_EXTENT_BYTES 1024
-#define MQD_CONTROL_REQUEST_COUNT_MAX 4096
+#define MQD_CONTROL_REQUEST_COUNT_MAX 16384 /* below 65536: the index is 16 bits of a token */
 #define MQD_CHECK_COUNT_MAX 4096      /* checks under way; beyond, a Produce that needs one is refused with an error that its client tries again */
 #define MQD_OUT_BYTES_MAX (1u << 20)  /* a connection that does not take its replies is not read beyond this */
 #define MQD_HELD_BYTES_MAX (1u << 20) /* nor one whose requests and finished replies, waiting for an earlier one, take more than this */
@@ -650,6 +650,7 @@ bool mqd_list_offsets_on(struct mqd_reactor *r, struct mqd_connection *c, const 
 void mqd_control_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header, const uint8_t *frame, uint32_t size_bytes);
 void mqd_control_on_response(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from);
 void mqd_control_on_close(struct mqd_reactor *r, const struct mqd_descriptor *descriptor);
+void mqd_control_on_parked(struct mqd_reactor *r, const struct mqd_descriptor *descriptor);
 void mqd_control_forget(struct mqd_reactor *r, struct mqd_request *request);
 void mqd_control_send_queued(struct mqd_reactor *r);
 void mqd_control_acceptor_died(struct mqd_reactor *r);

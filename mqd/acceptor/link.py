@@ -40,6 +40,7 @@ PIECE_BYTES = 1 << 20
 EXTENT_BYTES = 4096
 DRAIN_ROUNDS = 16  # then other work of the loop gets its turn
 RETRY_S = 0.005
+PARK_S = 0.05  # what is not answered after one to two of these takes long: it gives its place in the worker's arena back
 BATCH_TOKENS = 1 << 63
 
 log = logging.get("acceptor.link")
@@ -90,6 +91,9 @@ class Link:
         self.appends: Appends | None = None
         self.checks: Checks | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._young: list[tuple[asyncio.Task[None], int, Descriptor]] = []  # came since the last look, or before it
+        self._older: list[tuple[asyncio.Task[None], int, Descriptor]] = []
+        self._park: asyncio.TimerHandle | None = None
         self._turn: asyncio.Handle | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._flush: asyncio.Handle | None = None
@@ -106,7 +110,7 @@ class Link:
     def stop(self) -> None:
         if self._loop is not None:
             self._loop.remove_reader(self._eventfd)
-        for handle in (self._turn, self._retry, self._flush):
+        for handle in (self._turn, self._retry, self._flush, self._park):
             if handle is not None:
                 handle.cancel()
         for task in self._tasks:
@@ -175,6 +179,20 @@ class Link:
         task = self._loop.create_task(self._answer(worker, descriptor, frame))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        self._young.append((task, worker, descriptor))
+        if self._park is None:
+            self._park = self._loop.call_later(PARK_S, self._on_park)
+
+    def _on_park(self) -> None:
+        """Requests that wait for something else than this process (a JoinGroup for other members) must not keep the worker's arena from the others."""
+        for task, worker, descriptor in self._older:
+            if not task.done() and descriptor.generation == self._control.endpoint_generation(worker):  # K3
+                self._put(worker, _Piece(descriptor.token, b"", DescriptorKind.PARKED, 0, 0))
+        self._older, self._young = self._young, []
+        assert self._loop is not None
+        self._park = self._loop.call_later(PARK_S, self._on_park) if self._older else None
+        self._send_waiting()
+        self._endpoint.flush()
 
     async def _answer(self, worker: int, descriptor: Descriptor, frame: bytes) -> None:
         local_ip = inet_ntoa(struct.pack("=I", descriptor.c & 0xFFFFFFFF)) if descriptor.c else ""
