@@ -436,14 +436,14 @@ static void put_produce(struct frame *frame, int32_t correlation_id, int acks, i
 }
 
 struct asked { int32_t partition; int64_t offset; };
-struct fetch { int32_t correlation_id, wait_ms, bytes_min, bytes_max, session_id, session_epoch; const char *topic; int32_t forget; /* partition + 1; 0 = none */ };
+struct fetch { int32_t correlation_id, wait_ms, bytes_min, bytes_max, session_id, session_epoch; const char *topic; int32_t forget; /* partition + 1; 0 = none */ uint8_t committed; };
 
 /* Fetch v11 */
 static void put_fetch(struct frame *frame, struct fetch fetch, const struct asked *asked, uint32_t count)
 {
     const char *topic = fetch.topic ? fetch.topic : "quick";
     uint32_t begin = frame_begin(frame, 1, 11, fetch.correlation_id);
-    put(frame, 4, 0xffffffff), put(frame, 4, (uint32_t)fetch.wait_ms), put(frame, 4, (uint32_t)fetch.bytes_min), put(frame, 4, (uint32_t)fetch.bytes_max), put(frame, 1, 0);
+    put(frame, 4, 0xffffffff), put(frame, 4, (uint32_t)fetch.wait_ms), put(frame, 4, (uint32_t)fetch.bytes_min), put(frame, 4, (uint32_t)fetch.bytes_max), put(frame, 1, fetch.committed);
     put(frame, 4, (uint32_t)fetch.session_id), put(frame, 4, (uint32_t)fetch.session_epoch), put(frame, 4, count != 0);
     if (count)
         put_text(frame, topic), put(frame, 4, count);
@@ -490,7 +490,8 @@ static struct produced take_produced(struct client *client)
 }
 
 struct seen { int64_t offset; uint64_t mark; int32_t partition; };
-struct fetched { int32_t correlation_id, session_id, partition_count, error[8], partition[8]; int16_t top_error; int64_t high_watermark[8]; uint32_t batch_count; struct seen batches[4096]; };
+struct fetched { int32_t correlation_id, session_id, partition_count, error[8], partition[8]; int16_t top_error; int64_t high_watermark[8], last_stable_offset[8];
+    int32_t aborted_count; /* of all partitions; -1 = null */ int64_t aborted_producer[8192], aborted_first[8192]; uint32_t batch_count; struct seen batches[4096]; };
 
 static void take_batches(struct client *client, struct fetched *out, int32_t partition, uint32_t size_bytes)
 {
@@ -507,7 +508,7 @@ static void take_batches(struct client *client, struct fetched *out, int32_t par
         struct seen *seen = &out->batches[out->batch_count++];
         *seen = (struct seen){.offset = batch.base_offset, .partition = partition};
         memcpy(&seen->mark, at + MQD_BATCH_HEADER_BYTES, 8);
-        for (int32_t i = 8; i < batch.size_bytes - MQD_BATCH_HEADER_BYTES; i += 97)
+        for (int32_t i = 8; i < batch.size_bytes - MQD_BATCH_HEADER_BYTES && !(batch.attributes & 0x20); i += 97)
             CHECK_EQUAL(at[MQD_BATCH_HEADER_BYTES + i], (uint8_t)((uint64_t)i * 31 + seen->mark));
         at += batch.size_bytes;
     }
@@ -527,9 +528,12 @@ static void take_fetched(struct client *client, struct fetched *out)
             int32_t partition = (int32_t)take(client, 4), at = out->partition_count++;
             CHECK(at < 8);
             out->partition[at] = partition, out->error[at] = (int16_t)take(client, 2), out->high_watermark[at] = (int64_t)take(client, 8);
-            take(client, 8), take(client, 8);
+            out->last_stable_offset[at] = (int64_t)take(client, 8), take(client, 8);
             int32_t aborted = (int32_t)take(client, 4);
-            CHECK(aborted <= 0);
+            CHECK(aborted <= 8192);
+            out->aborted_count = aborted;
+            for (int32_t i = 0; i < aborted; i++)
+                out->aborted_producer[i] = (int64_t)take(client, 8), out->aborted_first[i] = (int64_t)take(client, 8);
             take(client, 4);
             uint32_t records = (uint32_t)take(client, 4);
             if (records != UINT32_MAX)
