@@ -7,6 +7,8 @@ What is held against every step
     V2  a partition that is assigned and is in the target, before and after, was not taken away in between: nobody who keeps a partition is stopped
     V3  each request is answered once
     V4  a commit passes exactly with the member's epoch
+    V6  who comes with an epoch that is not its own, or with the last one and partitions that it has not, is fenced
+    V7  a static member that comes back has what it had, if nothing else has changed
 and at the end of a history, when faults have stopped and everybody has sent some heartbeats
     V5  the group is Stable, every partition of every subscribed topic has an owner that works on it, and counts are as even as the uniform assignor makes them
 """
@@ -129,11 +131,12 @@ class History:
         self.event_count += 1
         core = self.core
         before = {member_id: (member, member.assigned) for member_id, member in core.members.items()}
-        targets = core.target
+        targets, static = dict(core.target), dict(core.static)
         epoch = core.assignment_epoch
         actions = core.handle(event, self.now_ms)
         core.check()
         self._check_nobody_stopped(before, targets, epoch)
+        self._check_static(static, before, targets, epoch)
         records: list[tuple[bytes, bytes | None]] = []
         replies = []
         for action in actions:
@@ -159,6 +162,13 @@ class History:
                 for topic_id, indexes in assigned.items():
                     stays = set(indexes) & set(target.get(topic_id, ()))
                     demand(stays <= set(member.assigned.get(topic_id, ())), f"V2: {member_id} keeps {stays} of {topic_id.hex()}, and lost some on the way")
+
+    def _check_static(self, static, before, targets, epoch: int) -> None:
+        core = self.core
+        for instance_id, member_id in core.static.items():
+            old = static.get(instance_id)
+            if old is not None and old != member_id and old in before and core.epoch == epoch == core.assignment_epoch:
+                demand(core.target.get(member_id, {}) == targets.get(old, {}), f"V7: {instance_id} comes back and has another target")
 
     def write(self, all_of_it: bool = True) -> None:
         """What waits is written; its answers leave, or are lost."""
@@ -240,6 +250,23 @@ class History:
         error = self.core.commit_error(CommitOffsets(0, 9, client.member_id, None, client.epoch, ()))
         demand(error == expected or client.epoch < 0, f"V4: commit of {client.member_id} at {client.epoch}: {error}, not {expected}")
 
+    def forge(self, client: Client) -> None:
+        """A copy of the client that has slept speaks up."""
+        member = self.core.members.get(client.member_id)
+        if member is None or member.epoch < 1:
+            return
+        strange = _Partitions(topic_id=bytes(16), partitions=[0])
+        epoch, owned = self.rng.choice(((member.epoch + 1, []), (member.epoch + 7, None), (member.previous_epoch - 1, []), (member.previous_epoch, [strange]), (member.previous_epoch, None)))
+        if epoch < 1 or epoch == member.epoch:
+            return
+        self.number += 1
+        self.senders[self.number] = None
+        message = ConsumerGroupHeartbeatRequest(group_id="g", member_id=client.member_id, member_epoch=epoch, topic_partitions=owned)
+        before = member.current
+        self.handle(ConsumerHeartbeat(self.number, client.member_id, "/h", message))
+        response = self.unwritten[-1][1][0].response
+        demand(response.error_code == FENCED and member.current == before, f"V6: epoch {epoch} of {client.member_id}, which is at {before.epoch}, is answered with {response.error_code}")
+
     # -- time ------------------------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
@@ -274,12 +301,14 @@ class History:
             client.subscription, client.say_all, client.next_ms = rng.choice(SUBSCRIPTIONS), True, self.now_ms
         elif self.clients and dice < 0.20:
             self.commit(rng.choice(self.clients))
-        elif dice < 0.22:
+        elif self.clients and dice < 0.21:
+            self.forge(rng.choice(self.clients))
+        elif dice < 0.23:
             name = rng.choice(TOPICS)
             topic = self.cluster.topic(name)
             count = 0 if topic is None else topic.partition_count
             self.cluster.set(name, rng.choice((count + 1, count + 2, 0, 3)))
-        elif dice < 0.225:
+        elif dice < 0.235:
             self.restart()
 
     def check_clients(self) -> None:
@@ -305,7 +334,14 @@ class History:
             client.stuck, client.silent_until_ms = False, -1
         if not self.clients:
             self.add_client()
-        for _ in range(400):
+        self._settle()
+        name = self.rng.choice(TOPICS)
+        topic = self.cluster.topic(name)
+        self.cluster.set(name, 2 if topic is None else topic.partition_count + 1)
+        self._settle()
+
+    def _settle(self) -> None:
+        for _ in range(200):
             self.now_ms += 50
             self.fire()
             for client in list(self.clients):

@@ -1,0 +1,185 @@
+"""Consumer groups held against consumer_histories.py; and proof that it finds what it is there to find: each planted bug is caught within the quick share."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from mqd.group import consumer, consumer_members
+from mqd.group import consumer_records as records
+from mqd.group.consumer import ConsumerGroup
+from mqd.group.consumer_members import NOTHING, REVOKING, STABLE, Member, Owners
+from mqd.group.consumer_records import Current
+from mqd.group.consumer_subscriptions import Subscriptions
+from tests.property.consumer_histories import run
+
+QUICK_SEEDS = 100  # about 600 events each
+SEEDS_OF_A_SHARE = 100
+PLANTED_SEEDS = 60
+
+
+def test_histories() -> None:
+    assert sum(run(seed).event_count for seed in range(QUICK_SEEDS)) > 50_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", range(20))
+def test_many_histories(share: int) -> None:
+    first = 1_000 + share * SEEDS_OF_A_SHARE
+    assert sum(run(seed).event_count for seed in range(first, first + SEEDS_OF_A_SHARE)) > 50_000
+
+
+def test_one_seed_is_one_history() -> None:
+    first, second = run(7), run(7)
+    assert first.log == second.log and first.event_count == second.event_count and first.errors == second.errors
+
+
+def test_what_histories_meet() -> None:
+    """Not only the good case: fenced, forgotten and kept-out members are among it."""
+    met = set().union(*(run(seed).errors for seed in range(20)))
+    assert {0, 25, 110, 111} <= met
+
+
+# -- planted bugs ------------------------------------------------------------------------------------------------------------------
+
+PLANTED: dict[str, Callable[[pytest.MonkeyPatch], None]] = {}
+
+
+def planted(function: Callable[[pytest.MonkeyPatch], None]) -> Callable[[pytest.MonkeyPatch], None]:
+    PLANTED[function.__name__] = function
+    return function
+
+
+@planted
+def gives_what_somebody_still_has(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(consumer_members, "_free", lambda member_id, wanted, owners: (wanted, False))
+    patch.setattr(Owners, "claim", lambda self, member_id, partitions: [self._by_topic.setdefault(topic, {}).update(dict.fromkeys(indexes, member_id)) for topic, indexes in partitions.items()])
+    patch.setattr(Owners, "release", lambda self, member_id, partitions: [self._by_topic.get(topic, {}).pop(index, None) for topic, indexes in partitions.items() for index in indexes])
+
+
+@planted
+def does_not_wait_for_letting_go(patch: pytest.MonkeyPatch) -> None:
+    original = consumer.reconciled
+    patch.setattr(consumer, "reconciled", lambda member, target, epoch, owners, owned: original(member, target, epoch, owners, {}))
+
+
+@planted
+def takes_any_list_as_letting_go(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(consumer_members, "overlap", lambda one, other: False)
+
+
+@planted
+def stops_everybody_in_a_rebalance(patch: pytest.MonkeyPatch) -> None:
+    original = consumer_members.intersection
+    patch.setattr(consumer_members, "intersection", lambda one, other: one if one == other else original(one, {}) if one else NOTHING)
+
+
+@planted
+def nobody_is_put_out(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ConsumerGroup, "_on_timer", lambda self, event, now_ms, replies: self.deadlines.expired(now_ms))
+
+
+@planted
+def who_does_not_let_go_may_stay(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ConsumerGroup, "set_step", lambda self, member, kind, at_ms: None)
+
+
+@planted
+def topics_are_looked_at_once(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Subscriptions, "is_current", lambda self: self._version is not None)
+
+
+@planted
+def a_changed_topic_makes_no_epoch(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Subscriptions, "hash", property(lambda self: 1))
+
+
+@planted
+def what_a_member_holds_is_not_persisted(patch: pytest.MonkeyPatch) -> None:
+    original = ConsumerGroup.hold
+
+    def hold(self: ConsumerGroup, member: Member, current: Current) -> None:
+        original(self, member, current)
+        self.pending.pop()
+
+    patch.setattr(ConsumerGroup, "hold", hold)
+
+
+@planted
+def a_target_is_not_persisted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(records, "target_record", lambda group_id, member_id, partitions: (b"\x00\x07\x00\x01g\x00\x01x", None))
+
+
+@planted
+def what_is_to_be_let_go_is_forgotten_in_the_log(patch: pytest.MonkeyPatch) -> None:
+    original = records.current_record
+    lost = lambda current: Current(current.epoch, current.previous_epoch, STABLE, current.assigned, NOTHING) if current.state == REVOKING else current  # noqa: E731
+    patch.setattr(records, "current_record", lambda group_id, member_id, current: original(group_id, member_id, lost(current)))
+
+
+@planted
+def tombstones_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(records, "member_tombstones", lambda group_id, member_id: [])
+
+
+@planted
+def any_epoch_will_do(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ConsumerGroup, "_validate_epoch", lambda self, member, epoch: 0)
+
+
+@planted
+def an_old_epoch_needs_no_proof(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ConsumerGroup, "_check_epoch", lambda self, member, message: None)
+
+
+@planted
+def who_leaves_keeps_its_partitions(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Owners, "release", lambda self, member_id, partitions: None)
+
+
+@planted
+def who_comes_back_gets_another_target(patch: pytest.MonkeyPatch) -> None:
+    original = ConsumerGroup._renamed
+
+    def renamed(self: ConsumerGroup, old: Member, member_id: str) -> Member:
+        self.target.pop(old.member_id, None)
+        return original(self, old, member_id)
+
+    patch.setattr(ConsumerGroup, "_renamed", renamed)
+
+
+@planted
+def a_partition_is_meant_for_two(patch: pytest.MonkeyPatch) -> None:
+    original = consumer.ASSIGNORS["uniform"]
+
+    def uniform(members, counts):
+        found = original(members, counts)
+        busy = [member_id for member_id, partitions in found.items() if partitions]
+        idle = [member_id for member_id, partitions in found.items() if not partitions and member_id not in busy]
+        if busy and idle:
+            found[idle[0]] = dict(found[busy[0]])
+        return found
+
+    patch.setitem(consumer.ASSIGNORS, "uniform", uniform)
+
+
+@planted
+def answers_before_it_persists(patch: pytest.MonkeyPatch) -> None:
+    original = ConsumerGroup.handle
+    patch.setattr(ConsumerGroup, "handle", lambda self, event, now_ms: sorted(original(self, event, now_ms), key=lambda action: type(action).__name__ == "Persist"))
+
+
+@contextlib.contextmanager
+def _patched(plant: Callable[[pytest.MonkeyPatch], None]) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        plant(patch)
+        yield
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_bug_is_found(name: str) -> None:
+    with _patched(PLANTED[name]), pytest.raises((AssertionError, KeyError)):
+        for seed in range(PLANTED_SEEDS):
+            run(seed)
