@@ -1,0 +1,303 @@
+"""One transactional id, step by step: what is hard to meet by chance, and the records as bytes. Histories by chance: tests/sim/test_transaction_sim.py."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mqd.coordinator.actions import Action, Persist, Reply, Timer, TimerFired
+from mqd.transaction import events
+from mqd.transaction.events import NEED_PRODUCER_ID, Identity, WriteMarkers
+from mqd.transaction.records import State, Value, decode_key, decode_value, encode_key, encode_value
+from mqd.transaction.transaction import CONCURRENT, EPOCH_MAX, FENCED, HELD_MAX, INVALID_STATE, UNKNOWN_PRODUCER, Settings, Transaction, Transactions
+
+SETTINGS = Settings(max_timeout_ms=60_000, expiration_ms=100_000, answer_ms=200, hold_ms=1_000)
+A, B = ("a", 0), ("b", 7)
+PID, NEXT = 7, 8
+
+
+class Driver:
+    """A core, a clock, and what it persisted; every step is checked."""
+
+    def __init__(self, epoch: int | None = None, state: State = State.EMPTY) -> None:
+        self.now, self.number = 1_000, 0
+        self.core = Transaction("id", SETTINGS)
+        self.log: list[tuple[bytes, bytes | None]] = []
+        if epoch is not None:
+            self.log.append((encode_key("id"), encode_value(Value(PID, epoch, 5_000, state, (), self.now, self.now, PID, -1, 2))))
+            self.core.replay(*self.log[0])
+        self.actions: list[Action] = []
+        self.attempt = 0
+
+    def tell(self, event: object) -> list[Action]:
+        self.actions = self.core.handle(event, self.now)
+        self.core.check()
+        for action in self.actions:
+            if isinstance(action, Persist):
+                self.log += action.records
+            elif isinstance(action, WriteMarkers):
+                self.attempt = action.attempt
+        again = Transaction("id", SETTINGS)
+        for key, value in self.log:
+            again.replay(key, value)
+        assert again.durable() == self.core.durable()
+        return self.actions
+
+    def ask(self, kind: type, *arguments: object, **options: object) -> object:
+        """The response; None when it waits."""
+        self.number += 1
+        self.tell(kind(self.number, *arguments, **options))
+        return self.answer(self.number)
+
+    def answer(self, number: int) -> object:
+        return next((action.response for action in self.actions if isinstance(action, Reply) and action.request == number), None)
+
+    def markers_written(self) -> list[Action]:
+        return self.tell(events.MarkersWritten(self.attempt))
+
+    def wait(self, milliseconds: int) -> list[Action]:
+        self.now += milliseconds
+        return self.tell(TimerFired("due"))
+
+    def add(self, epoch: int, *partitions: tuple[str, int], producer_id: int = PID, version: int = 2) -> object:
+        return self.ask(events.AddPartitions, producer_id, epoch, partitions or (A,), version)
+
+    def end(self, epoch: int, committed: bool = True, producer_id: int = PID, version: int = 2, spare: int = -1) -> object:
+        return self.ask(events.EndTransaction, producer_id, epoch, committed, version, spare)
+
+
+def identity(error: int = 0, producer_id: int = -1, epoch: int = -1) -> Identity:
+    return Identity(error, producer_id, epoch)
+
+
+def test_a_transaction_of_version_2() -> None:
+    it = Driver()
+    assert it.ask(events.InitProducerId, 5_000) == identity(NEED_PRODUCER_ID)
+    assert it.ask(events.InitProducerId, 5_000, spare_producer_id=PID) == identity(0, PID, 0)
+    assert it.add(0, A) == 0 and it.add(0, A, B) == 0
+    assert it.end(0) is None, "answered when the markers are written"
+    number = it.number
+    (persist,) = [action for action in it.actions if isinstance(action, Persist)]
+    (markers,) = [action for action in it.actions if isinstance(action, WriteMarkers)]
+    assert it.actions.index(persist) < it.actions.index(markers)
+    assert (markers.partitions, markers.producer_id, markers.producer_epoch, markers.committed) == ((A, B), PID, 1, True)
+    actions = it.markers_written()
+    assert it.answer(number) == identity(0, PID, 1)
+    assert [type(action) for action in actions if not isinstance(action, Timer)] == [Reply, Persist], "who committed does not wait for the Complete record"
+    assert it.core.state == State.COMPLETE_COMMIT
+    assert it.end(0) == identity(0, PID, 1) and it.end(0, False) == identity(INVALID_STATE)
+
+
+def test_epochs_run_out_and_the_next_producer_id_goes_on() -> None:
+    it = Driver(EPOCH_MAX - 1)
+    assert it.add(EPOCH_MAX - 1) == 0
+    assert it.end(EPOCH_MAX - 1) == identity(NEED_PRODUCER_ID)
+    assert it.core.state == State.ONGOING
+    assert it.end(EPOCH_MAX - 1, spare=NEXT) is None
+    first = it.number
+    assert it.end(EPOCH_MAX - 1, spare=99) is None, "a repetition waits too, and takes no other producer id"
+    assert it.add(0, B, producer_id=NEXT) is None, "the next transaction, already"
+    third = it.number
+    it.markers_written()
+    assert it.answer(first) == it.answer(first + 1) == identity(0, NEXT, 0)
+    assert it.answer(third) == 0 and it.core.state == State.ONGOING
+    assert it.end(EPOCH_MAX - 1) == identity(UNKNOWN_PRODUCER), "late: the next transaction of the new id is under way"
+
+
+def test_a_retry_across_the_change_of_ids_is_answered_the_same() -> None:
+    it = Driver(EPOCH_MAX - 1)
+    it.add(EPOCH_MAX - 1)
+    it.end(EPOCH_MAX - 1, spare=NEXT)
+    it.markers_written()
+    assert it.end(EPOCH_MAX - 1) == identity(0, NEXT, 0)
+    assert it.end(EPOCH_MAX - 1, committed=False) == identity(INVALID_STATE)
+
+
+@pytest.mark.parametrize("epoch", [0, 5, EPOCH_MAX - 3, EPOCH_MAX - 2, EPOCH_MAX - 1])
+def test_who_was_fenced_is_not_taken_for_one_that_repeats(epoch: int) -> None:
+    it = Driver(epoch)
+    it.add(epoch)
+    it.wait(5_000)
+    assert it.core.state == State.PREPARE_ABORT and it.core.producer_epoch > epoch
+    assert it.end(epoch, committed=False) == identity(FENCED)
+    it.markers_written()
+    assert it.end(epoch, committed=False) == it.end(epoch) == identity(FENCED)
+    answer = it.ask(events.InitProducerId, 5_000, spare_producer_id=NEXT)
+    assert answer.error == 0 and answer.producer_epoch < EPOCH_MAX
+    assert answer.producer_id == (NEXT if epoch >= EPOCH_MAX - 3 else PID)
+
+
+def test_init_waits_for_the_abort_of_what_is_under_way() -> None:
+    it = Driver(3)
+    it.add(3)
+    assert it.ask(events.InitProducerId, 5_000) is None
+    first = it.number
+    assert it.ask(events.InitProducerId, 5_000) is None
+    it.markers_written()
+    assert it.answer(first) == identity(0, PID, 6) and it.answer(first + 1) == identity(0, PID, 7), "the later one fences the earlier"
+
+
+def test_a_late_recovery_does_not_abort_the_next_transaction() -> None:
+    """InitProducerId of epoch 3, repeated when its producer works with epoch 4 already."""
+    it = Driver(3)
+    assert it.ask(events.InitProducerId, 5_000, PID, 3) == identity(0, PID, 4)
+    assert it.ask(events.InitProducerId, 5_000, PID, 3) == identity(0, PID, 4)
+    assert it.add(4) == 0
+    assert it.ask(events.InitProducerId, 5_000, PID, 3) == identity(FENCED)
+    assert it.core.state == State.ONGOING
+
+
+def test_recovery_in_the_middle_of_a_transaction() -> None:
+    it = Driver(3)
+    it.add(3)
+    assert it.ask(events.InitProducerId, 5_000, PID, 3) is None
+    it.markers_written()
+    assert it.answer(it.number) == identity(0, PID, 5)
+
+
+def test_recovery_at_the_last_epoch_changes_the_producer_id() -> None:
+    it = Driver(EPOCH_MAX - 1)
+    assert it.ask(events.InitProducerId, 5_000, PID, EPOCH_MAX - 1, NEXT) == identity(0, NEXT, 0)
+    assert it.ask(events.InitProducerId, 5_000, PID, EPOCH_MAX - 1, 99) == identity(0, NEXT, 0), "its retry"
+    assert it.ask(events.InitProducerId, 5_000, PID, EPOCH_MAX - 2) == identity(FENCED)
+
+
+def test_markers_that_take_long() -> None:
+    """Who ended is told after a while; who begins is to come again."""
+    it = Driver(3)
+    it.add(3)
+    it.end(3)
+    end = it.number
+    assert it.add(4) is None
+    begun = it.number
+    it.wait(200)
+    assert it.answer(end) == identity(0, PID, 4) and it.answer(begun) is None
+    it.wait(800)
+    assert it.answer(begun) == CONCURRENT
+    assert it.core.state == State.PREPARE_COMMIT
+    for _ in range(HELD_MAX):
+        assert it.add(4) is None
+    assert it.add(4) == CONCURRENT, "the waiting list is full"
+    assert it.ask(events.VerifyPartitions, PID, 4, (A,)) == (CONCURRENT,)
+    assert it.add(4, version=0) == CONCURRENT, "of this client it could be a repetition"
+    it.markers_written()
+    assert sum(isinstance(action, Reply) for action in it.actions) == HELD_MAX
+
+
+def test_after_a_restart_what_was_decided_is_carried_out() -> None:
+    it = Driver(EPOCH_MAX - 1)
+    it.add(EPOCH_MAX - 1, A, B)
+    it.end(EPOCH_MAX - 1, spare=NEXT)
+    core = Transaction("id", SETTINGS)
+    for key, value in it.log:
+        core.replay(key, value)
+    (markers,) = [action for action in core.on_loaded(it.now) if isinstance(action, WriteMarkers)]
+    assert (markers.partitions, markers.producer_epoch, markers.committed) == ((A, B), EPOCH_MAX, True)
+    core.handle(events.MarkersWritten(markers.attempt), it.now)
+    assert (core.state, core.producer_id, core.producer_epoch) == (State.COMPLETE_COMMIT, NEXT, 0)
+    (reply,) = core.handle(events.EndTransaction(1, PID, EPOCH_MAX - 1, True, 2), it.now)
+    assert reply.response == identity(0, NEXT, 0)
+
+
+def test_old_markers_do_not_complete_the_next_transaction() -> None:
+    """With clients of version 0 nothing but the attempt tells them apart."""
+    it = Driver(3)
+    it.add(3, version=0)
+    it.end(3, version=0)
+    old = it.attempt
+    it.markers_written()
+    it.add(3, version=0)
+    it.end(3, version=0)
+    it.tell(events.MarkersWritten(old))
+    assert it.core.state == State.PREPARE_COMMIT
+    it.markers_written()
+    assert it.core.state == State.COMPLETE_COMMIT
+
+
+def test_an_idle_id_expires() -> None:
+    it = Driver(3)
+    it.wait(99_999)
+    assert it.core.producer_id == PID
+    it.wait(1)
+    assert it.core.is_empty and it.log[-1] == (encode_key("id"), None)
+    assert it.add(3) == UNKNOWN_PRODUCER and it.end(3) == identity(UNKNOWN_PRODUCER)
+    assert it.ask(events.Describe) is None and it.core.is_empty
+    assert it.ask(events.InitProducerId, 5_000, PID, 3, NEXT) == identity(0, NEXT, 0), "a producer that is still there begins anew"
+
+
+def test_an_idle_id_does_not_expire_in_a_transaction() -> None:
+    it = Driver(3)
+    it.now += 99_000
+    it.add(3)
+    it.wait(2_000)
+    assert it.core.state == State.ONGOING
+
+
+def test_nothing_is_added_twice() -> None:
+    it = Driver(3)
+    it.add(3, A, B)
+    before = len(it.log)
+    assert it.add(3, B) == 0 and it.add(3, A, A) == 0
+    assert len(it.log) == before, "nothing new, nothing written"
+
+
+def test_an_administrator_aborts() -> None:
+    it = Driver(3)
+    assert it.ask(events.AbortByAdministrator, PID) == 0, "nothing is under way"
+    it.add(3)
+    assert it.ask(events.AbortByAdministrator, 99) == UNKNOWN_PRODUCER
+    assert it.ask(events.AbortByAdministrator, PID) is None
+    it.markers_written()
+    assert it.answer(it.number) == 0 and it.core.state == State.COMPLETE_ABORT
+    assert it.end(3) == identity(FENCED)
+
+
+# -- records -------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_records_are_kafkas() -> None:
+    """Bytes laid out by hand from the public schemas."""
+    assert encode_key("ab") == bytes.fromhex("0000" "0002") + b"ab" and decode_key(encode_key("ab")) == "ab"
+    value = Value(1, 2, 3, State.ONGOING, (("t", 0), ("t", 5)), 4, 5, 6, -1, 2)
+    head = "0001" "0000000000000001" "0002" "00000003" "01"
+    partitions = "02" "02" "74" "03" "00000000" "00000005" "00"
+    times = "0000000000000004" "0000000000000005"
+    tags = "02" "0008" "0000000000000006" "0202" "0002"
+    assert encode_value(value).hex() == head + partitions + times + tags
+    assert decode_value(encode_value(value)) == value
+    old = "0000" "0000000000000001" "0002" "00000003" "04" "00000001" "0001" "74" "00000001" "00000005" + times
+    assert decode_value(bytes.fromhex(old)) == Value(1, 2, 3, State.COMPLETE_COMMIT, (("t", 5),), 4, 5)
+    empty = encode_value(Value(1, 2, 3, State.EMPTY, (), 4, -1))
+    assert empty[17] == 0, "null"
+    assert decode_key(bytes.fromhex("0001ffff")) is None, "of a newer version"
+
+
+_PARTITIONS = st.lists(st.tuples(st.text(min_size=1, max_size=200), st.integers(0, 2**31 - 1)), unique=True, max_size=20)
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(0, EPOCH_MAX), st.sampled_from([State.ONGOING, State.PREPARE_ABORT]), _PARTITIONS, st.integers(-1, 2**63 - 1), st.sampled_from([0, 2]))
+def test_values_come_back(producer_id: int, epoch: int, state: State, partitions: list[tuple[str, int]], other: int, version: int) -> None:
+    found = decode_value(encode_value(Value(producer_id, epoch, 1, state, tuple(partitions), 2, 3, other, other, version)))
+    assert sorted(found.partitions) == sorted(partitions)
+    assert (found.producer_id, found.producer_epoch, found.state, found.previous_producer_id, found.next_producer_id, found.client_version) == (
+        producer_id, epoch, state, other, other, version,
+    )  # fmt: skip
+
+
+@given(st.binary(max_size=120), st.integers(0, 200), st.integers(0, 255))
+def test_bytes_that_are_no_record_are_a_value_error(junk: bytes, at: int, byte: int) -> None:
+    good = encode_value(Value(1, 2, 3, State.ONGOING, (("topic", 1), ("other", 2)), 4, 5, 6, 7, 2))
+    changed = good[: at % len(good)] + bytes((byte,)) + good[at % len(good) + 1 :]
+    for data in (junk, changed, good[: at % len(good)], b"\x00\x01" + junk):
+        for decode in (decode_value, decode_key, Transactions(SETTINGS).core_of):
+            try:
+                decode(data)
+            except ValueError:
+                pass
+
+
+def test_a_key_makes_its_core() -> None:
+    cores = Transactions(SETTINGS)
+    name = cores.core_of(encode_key("some id"))
+    assert name == "some id" and cores.make(name).is_empty

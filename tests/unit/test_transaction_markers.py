@@ -1,0 +1,190 @@
+"""Markers are written until they are, and told to the core that wanted them; what a Produce is told of its transaction."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+
+import pytest
+
+from mqd.coordinator.log import AppendError
+from mqd.coordinator.runtime import CoordinatorError
+from mqd.coordinator.topics import GROUPS
+from mqd.protocol.errors import ErrorCode
+from mqd.transaction import checks, markers
+from mqd.transaction.events import AddPartitions, MarkersWritten, VerifyPartitions, WriteMarkers
+from mqd.transaction.markers import Markers, OffsetCommits
+
+T0, T1, G3 = ("t", 0), ("t", 1), (GROUPS, 3)
+
+
+class World:
+    """Stands for the log, the runtime and the metadata."""
+
+    def __init__(self) -> None:
+        self.the_core: object | None = object()
+        self.posted: list[tuple[str, object]] = []
+        self.appends: list[tuple[tuple[str, int], asyncio.Future[object]]] = []
+        self.partitions = {T0, T1, G3}
+        self.commits = OffsetCommits()
+        self.markers = Markers(self.append, lambda topic, index: (topic, index) in self.partitions, self.commits)
+        self.markers.attach(self)  # type: ignore[arg-type]
+
+    def append(self, topic: str, index: int, *_identity: object) -> asyncio.Future[object]:
+        future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self.appends.append(((topic, index), future))
+        return future
+
+    def core(self, name: str) -> object | None:
+        if self.the_core is None:
+            raise CoordinatorError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+        return self.the_core
+
+    def post(self, name: str, event: object) -> None:
+        self.posted.append((name, event))
+
+    async def settle(self, error: Exception | None = None) -> list[tuple[str, int]]:
+        """Answers all that is under way; the partitions it was for."""
+        taken, self.appends = self.appends, []
+        for _, future in taken:
+            future.set_exception(error) if error else future.set_result(0)
+        await asyncio.sleep(0)
+        return [partition for partition, _ in taken]
+
+
+def run(test: Coroutine[object, object, None]) -> None:
+    asyncio.run(test)
+
+
+def wanted(*partitions: tuple[str, int]) -> WriteMarkers:
+    return WriteMarkers(partitions, 7, 1, True, 4)
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(markers, "RETRY_S", (0.0,))
+
+
+def test_the_core_is_told_when_all_are_written() -> None:
+    async def test() -> None:
+        world = World()
+        world.markers.carry_out("id", wanted(T0, T1, G3), 9)
+        assert [partition for partition, _ in world.appends] == [T0, T1, G3] and not world.posted
+        await world.settle()
+        assert world.posted == [("id", MarkersWritten(4))] and world.markers.job_count == 0
+
+    run(test())
+
+
+def test_what_fails_is_tried_again() -> None:
+    async def test() -> None:
+        world = World()
+        world.markers.carry_out("id", wanted(T0), 9)
+        for error in (AppendError(ErrorCode.NOT_LEADER_OR_FOLLOWER), AppendError(ErrorCode.REQUEST_TIMED_OUT, unknown=True), AppendError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)):
+            assert await world.settle(error) == [T0]
+            while not world.appends:
+                await asyncio.sleep(0)
+            assert not world.posted
+        await world.settle()
+        assert world.posted
+
+    run(test())
+
+
+@pytest.mark.parametrize("error", [AppendError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), AppendError(ErrorCode.INVALID_PRODUCER_EPOCH)])
+def test_what_is_gone_or_over_needs_no_marker(error: AppendError) -> None:
+    async def test() -> None:
+        world = World()
+        world.markers.carry_out("id", wanted(T0), 9)
+        world.partitions.clear()
+        await world.settle(error)
+        assert world.posted
+
+    run(test())
+
+
+@pytest.mark.parametrize("successor", [None, object()])
+def test_a_core_that_was_loaded_anew_is_not_told(successor: object | None) -> None:
+    async def test() -> None:
+        world = World()
+        world.markers.carry_out("id", wanted(T0, T1), 9)
+        world.the_core = successor
+        await world.settle(AppendError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not world.appends and not world.posted and world.markers.job_count == 0
+        world.markers.carry_out("id", wanted(T0), 9)
+        await world.settle()
+        assert bool(world.posted) == (successor is not None)
+
+    run(test())
+
+
+def test_offsets_under_way_come_before_the_marker() -> None:
+    async def test() -> None:
+        world = World()
+        world.commits.enter(7)
+        world.commits.enter(7)
+        world.commits.enter(8)
+        world.markers.carry_out("id", wanted(T0, G3), 9)
+        assert [partition for partition, _ in world.appends] == [T0]
+        world.commits.leave(8)
+        world.commits.leave(7)
+        assert len(world.appends) == 1
+        world.commits.leave(7)
+        assert [partition for partition, _ in world.appends] == [T0, G3]
+        await world.settle()
+        assert world.posted
+
+    run(test())
+
+
+# -- what a Produce is told ------------------------------------------------------------------------------------------------------
+
+
+class Coordinator:
+    def __init__(self, answer: object) -> None:
+        self.answer = answer
+        self.event: object = None
+
+    async def request(self, name: str, make_event, timeout_s: float | None = None) -> object:
+        self.event = make_event(1)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def told(answer: object, version: int, transactional_id: str = "id") -> tuple[list[int], object]:
+    coordinator = Coordinator(answer)
+    errors = asyncio.run(checks.check_produce(coordinator, transactional_id, 7, 1, version, [T0, None, T1]))
+    return errors, coordinator.event
+
+
+UNKNOWN_ID = int(ErrorCode.UNKNOWN_TOPIC_ID)
+AGAIN = int(ErrorCode.NOT_ENOUGH_REPLICAS)
+
+
+def test_a_new_client_adds_and_an_old_one_is_verified() -> None:
+    assert told(0, 12) == ([0, UNKNOWN_ID, 0], AddPartitions(1, 7, 1, (T0, T1), 2))
+    assert told((0, 48), 10) == ([0, UNKNOWN_ID, 48], VerifyPartitions(1, 7, 1, (T0, T1)))
+    assert told((0, 48), 11)[0] == [0, UNKNOWN_ID, int(ErrorCode.TRANSACTION_ABORTABLE)]
+    assert told(0, 12, "") == ([int(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)] * 3, None)
+
+
+@pytest.mark.parametrize(
+    ("error", "old", "new"),
+    [
+        (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.INVALID_PRODUCER_EPOCH),
+        (ErrorCode.CONCURRENT_TRANSACTIONS, AGAIN, ErrorCode.CONCURRENT_TRANSACTIONS),
+        (ErrorCode.INVALID_PRODUCER_ID_MAPPING, ErrorCode.INVALID_PRODUCER_ID_MAPPING, ErrorCode.INVALID_PRODUCER_ID_MAPPING),
+    ],
+)
+def test_error_codes_are_those_that_clients_understand(error: int, old: int, new: int) -> None:
+    assert told((int(error),) * 2, 10)[0] == [old, UNKNOWN_ID, old]
+    assert told(int(error), 12)[0] == [new, UNKNOWN_ID, new]
+
+
+@pytest.mark.parametrize("error", [ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS])
+@pytest.mark.parametrize("version", [10, 12])
+def test_a_coordinator_that_is_not_there_is_tried_again(error: int, version: int) -> None:
+    assert told(CoordinatorError(error), version)[0] == [AGAIN, UNKNOWN_ID, AGAIN]
