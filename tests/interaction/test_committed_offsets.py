@@ -1,0 +1,192 @@
+"""Committed offsets at a running broker: they survive the acceptor, their owners and the whole broker; damage costs what it hit; clients do not write into internal topics."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from mqd.coordinator.runtime import partition_for
+from mqd.group.records import decode_offset_key, decode_offset_value
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.messages import (
+    CreateTopicsRequest,
+    FetchRequest,
+    FindCoordinatorRequest,
+    ListOffsetsRequest,
+    MetadataRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+    ProduceRequest,
+)
+from mqd.protocol.records import Record, decode_records, encode_batch
+from tests.broker import Broker
+from tests.kafka_connection import ConnectionEnded, KafkaConnection
+
+PRODUCE, FETCH, LIST_OFFSETS, METADATA, OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR, CREATE_TOPICS = 0, 1, 2, 3, 8, 9, 10, 19
+RETRIABLE = {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR}
+SECONDS = 30.0
+OFFSETS = "__consumer_offsets"
+PARTITIONS = 20
+
+
+class Groups:
+    """A client that commits and fetches, asks again where it is told to, and connects again where it must."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.kafka = KafkaConnection("127.0.0.1", broker.port)
+
+    def connect_again(self) -> None:
+        self.kafka.close()
+        deadline = time.monotonic() + SECONDS
+        while True:
+            try:
+                self.kafka = KafkaConnection("127.0.0.1", self.broker.port)
+                return
+            except OSError:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+
+    def _until(self, ask, errors_of):
+        deadline = time.monotonic() + SECONDS
+        while True:
+            try:
+                answer = ask()
+            except (ConnectionEnded, OSError):
+                self.connect_again()
+                continue
+            errors = errors_of(answer)
+            if not errors & RETRIABLE:
+                return answer
+            assert time.monotonic() < deadline, f"{errors}\n{self.broker.logs()}"
+            time.sleep(0.02)
+
+    def create(self, name: str, count: int = PARTITIONS) -> None:
+        wanted = CreateTopicsRequest.Topic(name=name, num_partitions=count, replication_factor=1)
+        assert self.kafka.call(CREATE_TOPICS, 5, CreateTopicsRequest(topics=[wanted], timeout_ms=30_000)).topics[0].error_code == 0
+        found = self.kafka.call(FIND_COORDINATOR, 4, FindCoordinatorRequest(coordinator_keys=["g"])).coordinators
+        assert found[0].error_code == 0 and found[0].port == self.broker.port
+
+    def commit(self, group: str, topic: str, offsets: dict[int, int]) -> None:
+        partitions = [OffsetCommitRequest.Partition(partition_index=index, committed_offset=offset, committed_metadata=f"{index}") for index, offset in offsets.items()]
+        request = OffsetCommitRequest(group_id=group, generation_id_or_member_epoch=-1, topics=[OffsetCommitRequest.Topic(name=topic, partitions=partitions)])
+        answer = self._until(lambda: self.kafka.call(OFFSET_COMMIT, 8, request), lambda answer: {one.error_code for one in answer.topics[0].partitions})
+        assert {one.error_code for one in answer.topics[0].partitions} == {0}
+
+    def committed(self, *groups: str) -> dict[str, dict[tuple[str, int], int]]:
+        request = OffsetFetchRequest(groups=[OffsetFetchRequest.Group(group_id=group, topics=None) for group in groups], require_stable=True)
+        answer = self._until(lambda: self.kafka.call(OFFSET_FETCH, 8, request), lambda answer: {one.error_code for one in answer.groups})
+        return {
+            one.group_id: {(topic.name, partition.partition_index): partition.committed_offset for topic in one.topics for partition in topic.partitions} for one in answer.groups
+        }
+
+
+def names(count: int) -> list[str]:
+    return [f"group-{number}" for number in range(count)]
+
+
+def test_what_is_committed_survives_every_process(start_broker, io_backend) -> None:
+    broker = start_broker(config={"io.backend": io_backend, "offsets.topic.num.partitions": "8"})
+    client = Groups(broker)
+    client.create("t")
+    expected = {group: {("t", index): 1000 * number + index for index in range(0, PARTITIONS, 1 + number % 3)} for number, group in enumerate(names(30))}
+
+    def commit_all(step: int) -> None:
+        for group, offsets in expected.items():
+            for name in offsets:
+                offsets[name] += step
+            client.commit(group, "t", {index: offset for (_, index), offset in offsets.items()})
+
+    commit_all(0)
+    assert client.committed(*expected, "nobody") == {**expected, "nobody": {}}
+    kafka = client.kafka
+    os.kill(broker.pid("mqd-acceptor"), signal.SIGKILL)
+    assert client.committed(*expected) == expected and client.kafka is kafka, "the connection ended"
+    commit_all(1)
+    for name in ("mqd-worker-0", "mqd-worker-1"):
+        os.kill(broker.pid(name), signal.SIGKILL)
+        commit_all(7)
+        assert client.committed(*expected) == expected
+        broker.wait_until_ready()
+    broker.kill_all()
+    broker.start()
+    client.connect_again()
+    assert client.committed(*expected) == expected
+    commit_all(5)
+    assert broker.stop() == 0
+    broker.start()
+    client.connect_again()
+    assert client.committed(*expected) == expected
+
+
+def test_damage_costs_the_records_that_it_hit(start_broker) -> None:
+    broker = start_broker(config={"offsets.topic.num.partitions": "1"})
+    client = Groups(broker)
+    client.create("t")
+    for number, group in enumerate(names(9)):
+        client.commit(group, "t", {0: number})
+    assert broker.stop() == 0
+    (path,) = Path(broker.data_dir).glob(f"**/{OFFSETS}-0/00000000000000000000.log")
+    data = bytearray(path.read_bytes())
+    at = data.index(b"group-4")
+    data[at] ^= 0x20
+    path.write_bytes(data)
+    broker.start()
+    client.connect_again()
+    committed = client.committed(*names(9))
+    assert {group: offsets.get(("t", 0)) for group, offsets in committed.items()} == {group: number if number != 4 else None for number, group in enumerate(names(9))}
+    assert "damage in a coordinator's partition" in broker.logs(200)
+    client.commit("group-4", "t", {0: 44})
+    assert client.committed("group-4") == {"group-4": {("t", 0): 44}}
+
+
+def test_clients_read_the_internal_topic_and_do_not_write_it(shared_broker) -> None:
+    client = Groups(shared_broker)
+    client.create("internal-read")
+    client.commit("reader-of-it", "internal-read", {3: 77})
+    metadata = client.kafka.call(METADATA, 9, MetadataRequest(topics=[MetadataRequest.Topic(name=OFFSETS)])).topics[0]
+    assert metadata.is_internal and len(metadata.partitions) == 50
+    partition = partition_for("reader-of-it", 50)
+    for acks, version in ((-1, 9), (1, 7)):
+        data = [ProduceRequest.PartitionData(index=partition, records=encode_batch([Record(b"v", b"k")]))]
+        answer = client.kafka.call(PRODUCE, version, ProduceRequest(acks=acks, timeout_ms=5000, topic_data=[ProduceRequest.TopicData(name=OFFSETS, partition_data=data)]))
+        assert answer.responses[0].partition_responses[0].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+    end = client.kafka.call(LIST_OFFSETS, 5, ListOffsetsRequest(topics=[ListOffsetsRequest.Topic(name=OFFSETS, partitions=[ListOffsetsRequest.Partition(partition_index=partition, timestamp=-1)])]))
+    assert end.topics[0].partitions[0].offset > 0
+    wanted = [FetchRequest.Partition(partition=partition, fetch_offset=0, partition_max_bytes=1 << 20)]
+    fetched = client.kafka.call(FETCH, 11, FetchRequest(replica_id=-1, max_wait_ms=1000, min_bytes=1, max_bytes=1 << 20, session_epoch=-1, topics=[FetchRequest.Topic(topic=OFFSETS, partitions=wanted)]))
+    found = {decode_offset_key(record.key): decode_offset_value(record.value) for record in decode_records(fetched.responses[0].partitions[0].records) if record.key[:2] == b"\0\1"}
+    assert found["reader-of-it", "internal-read", 3].offset == 77 and found["reader-of-it", "internal-read", 3].metadata == "3"
+
+
+def test_a_consumer_without_a_group_protocol_keeps_its_offsets(shared_broker) -> None:
+    client = Groups(shared_broker)
+    client.create("assigned", 3)
+    settings = {"bootstrap.servers": shared_broker.bootstrap, "group.id": "assigned-group", "enable.auto.commit": False}
+    consumer = Consumer(settings)
+    places = [TopicPartition("assigned", index, 10 + index) for index in range(3)]
+    consumer.commit(offsets=places, asynchronous=False)
+    consumer.close()
+    again = Consumer(settings)
+    assert [place.offset for place in again.committed([TopicPartition("assigned", index) for index in range(3)], timeout=20)] == [10, 11, 12]
+    again.close()
+
+
+@pytest.mark.slow
+def test_a_million_committed_offsets_are_there_after_a_restart(start_broker) -> None:
+    broker = start_broker()
+    client = Groups(broker)
+    client.create("t", 1000)
+    for group in names(1000):
+        client.commit(group, "t", {index: index for index in range(1000)})
+    os.kill(broker.pid("mqd-acceptor"), signal.SIGKILL)
+    began = time.monotonic()
+    for first in range(0, 1000, 100):
+        found = client.committed(*names(1000)[first : first + 100])
+        assert all(offsets == {("t", index): index for index in range(1000)} for offsets in found.values())
+    print(f"a million committed offsets compared {time.monotonic() - began:.1f} s after kill -9 of the acceptor")
