@@ -33,7 +33,7 @@ from mqd.acceptor.broker import Address, Broker
 from mqd.acceptor.checks import Answer as CheckAnswer
 from mqd.acceptor.checks import Checks
 from mqd.base import logging
-from mqd.native import Descriptor, DescriptorKind
+from mqd.native import Descriptor, DescriptorKind, ProducerView
 from mqd.protocol.errors import ErrorCode
 
 PIECE_BYTES = 1 << 20
@@ -42,6 +42,7 @@ DRAIN_ROUNDS = 16  # then other work of the loop gets its turn
 RETRY_S = 0.005
 PARK_S = 0.05  # what is not answered after one to two of these takes long: it gives its place in the worker's arena back
 BATCH_TOKENS = 1 << 63
+DESCRIBE_TOKENS = 1 << 62
 
 log = logging.get("acceptor.link")
 
@@ -55,6 +56,7 @@ class _Piece(msgspec.Struct):
     slot: int = 0
     c: int = 0
     error: int = 0
+    offset: int = 0  # RELEASE: of what was lent to us
 
 
 class Appends(Protocol):
@@ -90,6 +92,8 @@ class Link:
         self._lent_batches: list[dict[int, int]] = [{} for _ in range(worker_count)]  # by worker: token -> offset
         self.appends: Appends | None = None
         self.checks: Checks | None = None
+        self._descriptions: list[dict[int, asyncio.Future[tuple[int, bytes]]]] = [{} for _ in range(worker_count)]  # by worker: token -> who asked
+        self._described = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._young: list[tuple[asyncio.Task[None], int, Descriptor]] = []  # came since the last look, or before it
         self._older: list[tuple[asyncio.Task[None], int, Descriptor]] = []
@@ -160,6 +164,8 @@ class Link:
         elif descriptor.kind == DescriptorKind.CHECK:
             if descriptor.error == self._generation:  # K4
                 self._on_check(sender, descriptor)
+        elif descriptor.kind == DescriptorKind.DESCRIBED:
+            self._on_described(sender, descriptor)
         elif descriptor.kind == DescriptorKind.PRODUCED:
             self._on_produced(sender, descriptor)
         else:
@@ -277,6 +283,7 @@ class Link:
         descriptor = Descriptor(kind=piece.kind, flags=piece.flags, slot=piece.slot, token=piece.token, a=piece.a, c=piece.c, size_bytes=len(piece.data))
         descriptor.error = piece.error
         if not piece.data:
+            descriptor.offset = piece.offset
             return self._endpoint.send(worker, descriptor)
         offset = self._arena.allocate(len(piece.data))
         if offset is None:
@@ -310,14 +317,54 @@ class Link:
         for offset in self._lent_batches[worker].values():
             self._arena.release(offset)
         self._lent_batches[worker].clear()
+        for future in self._descriptions[worker].values():
+            if not future.done():
+                future.set_result((int(ErrorCode.NOT_LEADER_OR_FOLLOWER), b""))
+        self._descriptions[worker].clear()
         self._send_waiting()
         self._endpoint.flush()
+
+    # -- producers of a partition --------------------------------------------------------------------------------------------
+
+    async def producers(self, owner: int, slot: int) -> tuple[int, list[ProducerView]]:
+        """What the partition in this slot knows of its producers: (error code, views). The owner's death is answered with NOT_LEADER_OR_FOLLOWER, no room for the
+        answer with REQUEST_TIMED_OUT; how long to wait is the caller's."""
+        assert self._loop is not None
+        self._described += 1
+        token = DESCRIBE_TOKENS | self._described
+        asked = self._descriptions[owner][token] = self._loop.create_future()
+        self._put(owner, _Piece(token, b"", DescriptorKind.DESCRIBE, 0, 0, slot))
+        self._flush_soon()
+        try:
+            error, payload = await asked
+        finally:
+            self._descriptions[owner].pop(token, None)
+        return error, native.producer_views(payload)
+
+    def _on_described(self, worker: int, descriptor: Descriptor) -> None:
+        """The views are copied and given back, also when nobody waits for them any more."""
+        error, payload = descriptor.error, b""
+        if descriptor.size_bytes:
+            frames = self._frames[worker]
+            end = descriptor.offset + descriptor.size_bytes
+            if frames is None or end > len(frames):
+                log.error("a worker named bytes outside its arena", worker=worker, offset=descriptor.offset, size_bytes=descriptor.size_bytes)
+                error = int(ErrorCode.UNKNOWN_SERVER_ERROR)
+            else:
+                payload = bytes(frames[descriptor.offset : end])
+            self._put(worker, _Piece(descriptor.token, b"", DescriptorKind.RELEASE, 0, 0, descriptor.slot, offset=descriptor.offset))
+        asked = self._descriptions[worker].get(descriptor.token)
+        if asked is not None and not asked.done():
+            asked.set_result((error, payload))
 
     # -- batches of coordinators -----------------------------------------------------------------------------------------------
 
     def send_batch(self, owner: int, token: int, slot: int, batch: bytes, flags: int, leader_epoch: int, owner_generation: int) -> None:
         """Queues one record batch for the worker that owns the slot; the outcome comes to `appends`. All that is given in one turn of the loop leaves together."""
         self._put(owner, _Piece(token, batch, DescriptorKind.PRODUCE, flags, leader_epoch, slot, owner_generation))
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
         if self._flush is None and self._loop is not None:
             self._flush = self._loop.call_soon(self._on_flush)
 

@@ -24,7 +24,7 @@ static int64_t coordinator_write(struct bench *b, const struct log_batch *batche
             uint32_t size_bytes = log_encode(b->arenas[ACCEPTOR] + place, batches[sent]);
             struct mqd_descriptor produce = {.kind = MQD_LINK_PRODUCE, .flags = MQD_PRODUCE_CONTROL | MQD_PRODUCE_ACKS_ALL, .slot = SLOT, .token = sent, .offset = place, .size_bytes = size_bytes,
                                              .a = -1, .c = (int64_t)mqd_endpoint_generation(b->control, owner)};
-            CHECK_EQUAL(mqd_endpoint_send(b->endpoints[ACCEPTOR], owner, &produce), 0);
+            CHECK_OR(mqd_endpoint_send(b->endpoints[ACCEPTOR], owner, &produce) == 0, return -1);
         }
         mqd_endpoint_flush(b->endpoints[ACCEPTOR]);
         while (answered < sent) {
@@ -45,9 +45,9 @@ static int64_t coordinator_end(struct bench *b, int64_t producer_id, int16_t epo
 
 static int64_t client_write(struct client *client, struct raw raw, const char *transactional_id)
 {
-    CHECK(client_ask_one(client, 1, transactional_id, -1, LIMIT_MS, 0, raw));
+    CHECK_OR(client_ask_one(client, 1, transactional_id, -1, LIMIT_MS, 0, raw), return -1);
     struct outcomes out = client_take(client);
-    CHECK_EQUAL(out.of[0].error, 0);
+    CHECK_OR(out.of[0].error == 0, return -1);
     return out.of[0].base_offset;
 }
 
