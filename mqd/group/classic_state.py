@@ -160,6 +160,9 @@ class ClassicState:
         record = records.decode_value(value) if value is not None else None
         if record is not None and (len(record.members) and (record.protocol is None or record.leader not in {one.member_id for one in record.members})):
             raise ValueError(f"GroupMetadata of {self.group_id}: {len(record.members)} members without a protocol or a leader among them")
+        instances = [one.group_instance_id for one in record.members if one.group_instance_id is not None] if record is not None else []
+        if len(set(instances)) != len(instances):
+            raise ValueError(f"GroupMetadata of {self.group_id}: an instance id is there twice")
         self._reset()
         if record is None:
             return

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from mqd import native
+from mqd.acceptor import dispatch
 from mqd.acceptor.accepting import MAGIC, PACKET, Acceptor, packet
-from mqd.acceptor.link import EXTENT_BYTES, PIECE_BYTES, Link
+from mqd.acceptor.link import BATCH_TOKENS, EXTENT_BYTES, PIECE_BYTES, Link
 from mqd.native import Descriptor, DescriptorKind
 from mqd.protocol.api import decode_response, encode_request
 from mqd.protocol.messages import MetadataRequest, ProduceRequest
@@ -103,6 +104,27 @@ def test_request_and_response(tmp_path: Path) -> None:
             assert wire.link.arena_extents[0] == 1
             wire.release(worker, response)
             await wire.until(lambda: wire.link.arena_extents[0] == 0)
+
+    run(tmp_path, scenario)
+
+
+def test_a_request_that_takes_long_gives_its_place_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A JoinGroup waits for other members; its bytes must not keep the worker's arena from everybody else's requests."""
+
+    async def scenario(broker: HandlerBroker, wire: Wire) -> None:
+        others = asyncio.Event()
+
+        async def answer(*_: object) -> dispatch.Outcome:
+            await others.wait()
+            return dispatch.Outcome(b"at last")
+
+        monkeypatch.setattr(dispatch, "answer", answer)
+        wire.ask(0, 7, everything())
+        (parked,) = await wire.receive(0)
+        assert (parked.kind, parked.token) == (DescriptorKind.PARKED, 7)
+        others.set()
+        (response,) = await wire.receive(0)
+        assert (response.kind, response.token, wire.payload(response)) == (DescriptorKind.RESPONSE, 7, b"at last")
 
     run(tmp_path, scenario)
 
@@ -344,3 +366,64 @@ def test_out_of_descriptors_pauses_and_recovers(monkeypatch: pytest.MonkeyPatch)
         handoffs.close()
 
     asyncio.run(scenario())
+
+
+# -- batches of coordinators -------------------------------------------------------------------------------------------------------
+
+
+class Outcomes:
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, int, int]] = []
+
+    def produced(self, token: int, error: int, base_offset: int) -> bool:
+        self.seen.append((token, error, base_offset))
+        return True
+
+
+def test_batches_go_to_their_owner_in_order_and_come_back(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker, wire: Wire) -> None:
+        outcomes = wire.link.appends = Outcomes()
+        batches = [os.urandom(100 + 5000 * number) for number in range(5)]
+        for number, batch in enumerate(batches):
+            wire.link.send_batch(1, BATCH_TOKENS | number, 40 + number, batch, native.PRODUCE_CONTROL | native.PRODUCE_ACKS_ALL, 7, 99)
+        arrived = await wire.receive(1, 5)
+        assert [wire.payload(one) for one in arrived] == batches
+        assert [(one.kind, one.token, one.slot, one.a, one.c) for one in arrived] == [(DescriptorKind.PRODUCE, BATCH_TOKENS | number, 40 + number, 7, 99) for number in range(5)]
+        assert {one.flags for one in arrived} == {native.PRODUCE_CONTROL | native.PRODUCE_ACKS_ALL}
+        used = wire.link.arena_extents[0]
+        assert used > 0
+        for one in arrived[:3]:  # written, not yet below the high watermark: the bytes come back first
+            wire.ends[1].send(ACCEPTOR, Descriptor(kind=DescriptorKind.RELEASE, slot=one.slot, token=one.token))
+        wire.ends[1].flush()
+        await wire.until(lambda: wire.link.arena_extents[0] < used)
+        assert outcomes.seen == []
+        for one in arrived:
+            wire.ends[1].send(ACCEPTOR, Descriptor(kind=DescriptorKind.PRODUCED, slot=one.slot, token=one.token, error=0, a=one.slot * 10))
+        wire.ends[1].flush()
+        await wire.until(lambda: len(outcomes.seen) == 5 and wire.link.arena_extents[0] == 0)
+        assert outcomes.seen == [(BATCH_TOKENS | number, 0, 400 + 10 * number) for number in range(5)]
+
+    run(tmp_path, scenario)
+
+
+def test_batches_wait_for_room_and_are_taken_back_from_the_dead(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker, wire: Wire) -> None:
+        wire.link.appends = Outcomes()
+        batch = os.urandom(1 << 20)
+        for number in range(8):  # twice what the arena holds
+            wire.link.send_batch(0, BATCH_TOKENS | number, number, batch, 0, -1, 0)
+        seen: list[int] = []
+        while len(seen) < 6:
+            for one in await wire.receive(0):
+                assert wire.payload(one) == batch
+                seen.append(one.slot)
+                wire.ends[0].send(ACCEPTOR, Descriptor(kind=DescriptorKind.RELEASE, slot=one.slot, token=one.token))
+            wire.ends[0].flush()
+        assert seen == sorted(seen)
+        wire.link.on_worker_death(0)
+        assert wire.link.arena_extents[0] == 0
+        wire.link.send_batch(1, BATCH_TOKENS | 77, 5, b"for another", 0, -1, 0)
+        (one,) = await wire.receive(1)
+        assert wire.payload(one) == b"for another"
+
+    run(tmp_path, scenario)
