@@ -27,7 +27,7 @@ from mqd.protocol.errors import ErrorCode, error_name
 
 REQUESTS_MAX = 100_000
 LOADS_AT_ONCE = 2
-LOOK_S, LOOK_IDLE_S = 0.02, 1.0  # how often partitions are looked at: while some are not active; else
+LOOK_S, LOOK_SLOW_S, LOOK_IDLE_S = 0.02, 0.25, 1.0  # how often partitions are looked at: while some are not active, at first and after a while; else
 FIRST_LOOKS, FIRST_LOOK_S = 100, 0.005
 RETRY_S = 0.2  # before a shard that could not be written or loaded is tried again
 
@@ -116,6 +116,7 @@ class Coordinator:
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_ms = 0
         self._look: asyncio.TimerHandle | None = None
+        self._look_s = LOOK_S
         self._tasks: set[asyncio.Task[object]] = set()
         self._loads = asyncio.Semaphore(LOADS_AT_ONCE)
         self._creating: asyncio.Task[bool] | None = None
@@ -361,7 +362,11 @@ class Coordinator:
     # -- loading -----------------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """What has changed about the partitions: loads what is served and not loaded, drops what is served by another process or in another epoch. Calls itself again."""
+        """Something may have changed about the partitions: loads what is served and not loaded, drops what is served by another process or in another epoch."""
+        self._look_s = LOOK_S
+        self._look_again()
+
+    def _look_again(self) -> None:
         if self._loop is None:
             return
         if self._look is not None:
@@ -377,7 +382,8 @@ class Coordinator:
         for partition, place in enumerate(self._places):
             self._look_at(partition, place)
             waiting = waiting or place.shard is None
-        self._look = self._loop.call_later(LOOK_S if waiting else LOOK_IDLE_S, self.look)
+        self._look = self._loop.call_later(self._look_s if waiting else LOOK_IDLE_S, self._look_again)
+        self._look_s = min(1.1 * self._look_s, LOOK_SLOW_S) if waiting else LOOK_S  # a directory that has failed stays so
 
     def _look_at(self, partition: int, place: _Place) -> None:
         assert self._loop is not None
