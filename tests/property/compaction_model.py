@@ -1,0 +1,246 @@
+"""A partition's directory written by hand, compacted by the native core, and what a plain model says must be left."""
+
+from __future__ import annotations
+
+import random
+import struct
+from pathlib import Path
+
+from mqd import native
+from mqd.log import compaction as policies
+from mqd.log import segments
+from mqd.log.compaction import Stored
+from mqd.log.segments import Segment
+from mqd.protocol.records import DELETE_HORIZON, BatchHeader, Record, decode_batch, encode_batch, iterate_batches
+from mqd.worker import compaction_steps as steps
+
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+RETENTION_MS = 1000
+_ABORT, _COMMIT = 0, 1
+
+
+class Log:
+    """Sealed segments and an empty active one. Each producer's sequence counts up; `now_ms` is the clock that compactions see."""
+
+    def __init__(self, directory: Path, seed: int, keys: int = 12, transactional: bool = True):
+        self.directory = directory
+        directory.mkdir(exist_ok=True)
+        self.random = random.Random(seed)
+        self.keys = keys
+        self.now_ms = 1_000_000
+        self.end = 0
+        self.clean_to: int | None = None
+        self.appended: dict[int, Record] = {}  # committed or not
+        self.decided: dict[int, bool] = {}  # offset -> it counts (not transactional, or committed)
+        self.first_of: dict[int, int] = {}  # producer -> first offset of its ongoing transaction
+        self.ongoing: dict[int, list[int]] = {}
+        self.last_batch: dict[int, int] = {}  # producer -> base offset
+        self.sequence: dict[int, int] = {}
+        self.batch_of: dict[int, tuple[int, int]] = {}  # base offset -> (last offset, producer)
+        self.transactional = transactional
+
+    # -- writing -----------------------------------------------------------------------------------------------------------
+
+    def bases(self) -> list[int]:
+        return segments.base_offsets(self.directory)
+
+    def _append(self, data: bytes, count: int, producer: int) -> None:
+        bases = self.bases()
+        if not bases or self.random.random() < 0.25:
+            bases.append(self.end)
+        with open(segments.segment_path(self.directory, bases[-1]), "ab") as file:
+            file.write(data)
+        self.batch_of[self.end] = (self.end + count - 1, producer)
+        if producer >= 0:
+            self.last_batch[producer] = self.end
+        self.end += count
+
+    def record(self, offset: int) -> Record:
+        value = None if self.random.random() < 0.15 else b"v%d" % offset + bytes(self.random.randrange(60))
+        headers = [("h", b"x")] if self.random.random() < 0.2 else []
+        return Record(value, b"k%d" % self.random.randrange(self.keys), self.now_ms + self.random.randrange(-50, 50), headers, offset)
+
+    def produce(self) -> None:
+        producer = self.random.choice((-1, -1, 1, 2))
+        transactional = False
+        if self.transactional and self.random.random() < 0.5:
+            producer, transactional = self.random.choice((10, 11, 12)), True
+        records = [self.record(self.end + number) for number in range(self.random.randrange(1, 6))]
+        for record in records:
+            self.appended[record.offset] = record
+            self.decided[record.offset] = not transactional
+        if transactional:
+            self.first_of.setdefault(producer, self.end)
+            self.ongoing.setdefault(producer, []).extend(record.offset for record in records)
+        sequence = self.sequence.get(producer, 0)
+        self.sequence[producer] = sequence + len(records)
+        data = encode_batch(
+            records, base_offset=self.end, compression=self.random.choice(CODECS), partition_leader_epoch=3, producer_id=producer, producer_epoch=0 if producer >= 0 else -1,
+            base_sequence=sequence if producer >= 0 else -1, is_transactional=transactional,
+        )
+        self._append(data, len(records), producer)
+
+    def end_transaction(self, producer: int, commit: bool) -> None:
+        for offset in self.ongoing.pop(producer, ()):
+            self.decided[offset] = commit
+        first = self.first_of.pop(producer, None)
+        marker = Record(struct.pack(">hi", 0, 5), struct.pack(">hh", 0, _COMMIT if commit else _ABORT), self.now_ms, offset=self.end)
+        at = self.end
+        self._append(encode_batch([marker], base_offset=at, producer_id=producer, producer_epoch=0, is_transactional=True, is_control=True), 1, producer)
+        if not commit and first is not None:
+            base = max(base for base in self.bases() if base <= at)
+            with open(segments.segment_path(self.directory, base, ".txnindex"), "ab") as file:
+                file.write(struct.pack(">hqqqq", 0, producer, first, at, at + 1))
+
+    def roll(self) -> None:
+        if self.end not in self.bases():
+            segments.segment_path(self.directory, self.end).touch()
+
+    # -- compacting --------------------------------------------------------------------------------------------------------
+
+    @property
+    def last_stable(self) -> int:
+        return min(self.first_of.values(), default=self.end)
+
+    def listing(self) -> list[Stored]:
+        return [Stored(Segment(base, segments.segment_path(self.directory, base).stat().st_size, self.now_ms, self.now_ms)) for base in self.bases()]
+
+    def compact(self, *, map_bytes: int = 1 << 20, segment_bytes: int = 4000, stop_at: int | None = None) -> native.CompactFigures | None:
+        """All groups; `stop_at`: a crash after so many of the swaps' steps (four each)."""
+        self.roll()
+        stored = self.listing()
+        policy = policies.CompactionPolicy(True, 0, 1 << 62, 0.0, RETENTION_MS, segment_bytes, 256)
+        ends = policies.Ends(0, self.last_stable, stored[-1].base_offset, 0, self.end)
+        plan = policies.plan(stored, ends, policy, self.clean_to, self.now_ms)
+        if plan is None:
+            return None
+        options = native.CompactOptions(
+            first_dirty_offset=plan.first_dirty_offset, clean_count=plan.clean_count, now_ms=self.now_ms, delete_retention_ms=RETENTION_MS, map_bytes=map_bytes,
+            snapshot_offset=steps.newest_snapshot(self.directory), index_interval_bytes=256, end_position=plan.end_position,
+        )
+        compaction = native.Compaction(self.directory, plan.bases, options)
+        try:
+            return self._groups(compaction, stored, plan, segment_bytes, stop_at)
+        finally:
+            compaction.close()
+
+    def _groups(self, compaction, stored, plan, segment_bytes, stop_at) -> native.CompactFigures | None:
+        budget = self.random.choice((1, 300, 1 << 20))
+        while not steps.advance(compaction, budget)[0]:
+            pass
+        count = compaction.figures().clean_count
+        done = 0
+        for first, size in policies.groups(stored[:count], stored[count].base_offset, segment_bytes):
+            compaction.group_begin(first, size)
+            while not steps.advance(compaction, budget)[0]:
+                pass
+            group = compaction.group_end()
+            if not group.changed:
+                continue
+            bases = [one.base_offset for one in stored[first : first + size]]
+            for step in (
+                lambda bases=bases, group=group: native.compact_swap_prepare(self.directory, bases[0], bases[1:], group.has_transactions),
+                lambda bases=bases: native.compact_swap_install(self.directory, bases[0]), lambda bases=bases: native.compact_swap_finish(self.directory, bases[0]),
+            ):
+                if stop_at is not None and done >= stop_at:
+                    return None
+                done += 1
+                step()
+        figures = compaction.figures()
+        self.clean_to = figures.mapped_end
+        return figures
+
+    # -- what is there -------------------------------------------------------------------------------------------------------
+
+    def batches(self) -> list[tuple[BatchHeader, bytes]]:
+        found = []
+        for base in self.bases():
+            found += [(header, bytes(data)) for header, data in iterate_batches(segments.segment_path(self.directory, base).read_bytes())]
+        return found
+
+    def check(self) -> None:
+        """Everything that must hold at any time. Raises AssertionError."""
+        last = -1
+        seen: dict[int, Record] = {}
+        for header, data in self.batches():
+            assert header.base_offset > last, "offsets rise"
+            last = header.last_offset
+            assert self.batch_of[header.base_offset] == (last, header.producer_id), "a batch keeps its bounds and its producer"
+            for record in decode_batch(data):
+                if header.is_control:
+                    continue
+                original = self.appended[record.offset]
+                assert (record.key, record.value, record.headers, record.timestamp_ms) == (original.key, original.value, original.headers, original.timestamp_ms)
+                seen[record.offset] = record
+            if not header.is_control and header.record_count and not header.is_log_append_time:
+                assert header.max_timestamp_ms == max(record.timestamp_ms for record in decode_batch(data))
+        assert last + 1 == self.end, "the end can be told from the files"
+        committed = {offset: record for offset, record in self.appended.items() if self.decided[offset]}
+        wanted: dict[bytes, Record] = {}
+        for offset in sorted(committed):
+            wanted[committed[offset].key] = committed[offset]
+        for key, record in wanted.items():
+            if record.value is not None:
+                assert seen.get(record.offset) == record, f"the last value of {key!r} at {record.offset}"
+        for offset in sorted(seen):  # what a reader of committed records ends with
+            if self.decided[offset]:
+                newest = wanted[seen[offset].key]
+                assert newest.offset in seen or newest.value is None
+        left: dict[bytes, bytes | None] = {}
+        for offset in sorted(seen):
+            if self.decided[offset]:
+                left[seen[offset].key] = seen[offset].value
+        assert {key: value for key, value in left.items() if value is not None} == {key: record.value for key, record in wanted.items() if record.value is not None}
+        for producer, base in self.last_batch.items():
+            assert any(header.base_offset == base and header.producer_id == producer for header, _ in self.batches()), f"the last batch of producer {producer}"
+        self._check_transactions(seen)
+
+    def _check_transactions(self, seen: dict[int, Record]) -> None:
+        """Aborted records that are still there are told of; who is told of has a marker."""
+        told = []
+        for base in self.bases():
+            path = segments.segment_path(self.directory, base, ".txnindex")
+            if path.exists():
+                told += [struct.unpack_from(">hqqqq", path.read_bytes(), at)[1:4] for at in range(0, path.stat().st_size, 34)]
+        markers = {header.base_offset: header.producer_id for header, _ in self.batches() if header.is_control}
+        for producer, _, marker in told:
+            assert markers.get(marker) == producer
+        ongoing = {offset for offsets in self.ongoing.values() for offset in offsets}
+        for header, data in self.batches():
+            if header.is_transactional and not header.is_control:
+                for record in decode_batch(data):
+                    if not self.decided[record.offset] and record.offset not in ongoing:
+                        assert any(producer == header.producer_id and first <= record.offset < marker for producer, first, marker in told), f"aborted record {record.offset} is not told"
+
+    def check_compacted(self) -> None:
+        """What must be gone after a whole compaction."""
+        committed: dict[bytes, int] = {}
+        clean_to = self.clean_to or 0
+        for offset in sorted(self.appended):
+            if self.decided[offset] and offset < clean_to:
+                committed[self.appended[offset].key] = offset
+        for header, data in self.batches():
+            if header.last_offset >= clean_to or header.is_control:
+                continue
+            for record in decode_batch(data):
+                assert self.decided[record.offset], f"aborted record {record.offset} below {clean_to}"
+                assert committed[record.key] == record.offset, f"outdated record {record.offset}"
+                if record.value is None:
+                    horizon_ms = self._horizon(data)
+                    assert horizon_ms is not None and horizon_ms > self.now_ms, f"tombstone {record.offset}"
+
+    @staticmethod
+    def _horizon(data: bytes) -> int | None:
+        (header, _), *_ = iterate_batches(data)
+        return header.base_timestamp_ms if header.attributes & DELETE_HORIZON else None
+
+    # -- recovery ------------------------------------------------------------------------------------------------------------
+
+    def recover(self) -> None:
+        """As a worker's start after a crash of everything: nothing is trusted."""
+        recovery = native.Recovery()
+        partition = native.Partition.open(self.directory, native.LogOptions(compacted=True), 3, self.now_ms, recovery)
+        assert recovery.log_end_offset == self.end, (recovery, self.end)
+        partition.close(clean=False)
+        left = [path.name for path in self.directory.iterdir() if path.suffix in (".cleaned", ".swap", ".tmp")]
+        assert not left, left
