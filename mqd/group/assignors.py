@@ -47,59 +47,88 @@ def uniform(members: Members, counts: Counts) -> dict[str, Partitions]:
     return _uniform_mixed(members, counts)
 
 
-def _kept(members: Members, counts: Counts) -> tuple[dict[str, dict[bytes, list[int]]], dict[bytes, bytearray]]:
-    """What each member has and may keep, and for each topic which partitions are taken so."""
-    taken = {topic: bytearray(count) for topic, count in counts.items()}
-    kept: dict[str, dict[bytes, list[int]]] = {}
-    for member_id in sorted(members):
-        spec = members[member_id]
+class _Draft:
+    """An assignment in the making: everybody begins with what it may keep. Who is not touched ends with the very object it came with, so a large group in which little moves
+    costs little. `taken`: for each topic which partitions have an owner. `sizes`: how many each member has."""
+
+    def __init__(self, members: Members, counts: Counts) -> None:
+        self.taken = {topic: bytearray(count) for topic, count in counts.items()}
+        self.sizes: dict[str, int] = {}
+        self._whole: dict[str, Mapping[bytes, tuple[int, ...]]] = {}
+        self._own: dict[str, dict[bytes, list[int]]] = {}
+        for member_id in sorted(members):
+            self._take(member_id, members[member_id])
+
+    def _take(self, member_id: str, spec: MemberSpec) -> None:
+        taken, size, whole = self.taken, 0, True
+        for topic, indexes in spec.current.items():
+            flags = taken.get(topic)
+            if flags is None or topic not in spec.topics or indexes[-1] >= len(flags) or any([flags[index] for index in indexes]):
+                whole = False
+                break
+        if whole:
+            self._whole[member_id] = spec.current
         mine: dict[bytes, list[int]] = {}
         for topic, indexes in spec.current.items():
             flags = taken.get(topic)
             if flags is None or topic not in spec.topics:
                 continue
-            have = [index for index in indexes if index < len(flags) and not flags[index]]
+            have = indexes if whole else [index for index in indexes if index < len(flags) and not flags[index]]
             for index in have:
                 flags[index] = 1
-            if have:
-                mine[topic] = have
-        kept[member_id] = mine
-    return kept, taken
+            size += len(have)
+            if have and not whole:
+                mine[topic] = list(have)
+        self.sizes[member_id] = size
+        if not whole:
+            self._own[member_id] = mine
 
+    def own(self, member_id: str) -> dict[bytes, list[int]]:
+        """To be changed; `sizes` is the caller's to keep up."""
+        mine = self._own.get(member_id)
+        if mine is None:
+            mine = self._own[member_id] = {topic: list(indexes) for topic, indexes in self._whole.pop(member_id).items()}
+        return mine
 
-def _free(taken: dict[bytes, bytearray]) -> list[tuple[bytes, int]]:
-    return [(topic, index) for topic, flags in taken.items() for index, flag in enumerate(flags) if not flag]
+    def has(self, member_id: str, topic: bytes) -> bool:
+        mine = self._own.get(member_id)
+        return bool(mine.get(topic) if mine is not None else self._whole[member_id].get(topic))
 
+    def free(self) -> list[tuple[bytes, int]]:
+        return [(topic, index) for topic, flags in self.taken.items() if 0 in flags for index, flag in enumerate(flags) if not flag]
 
-def _finished(kept: dict[str, dict[bytes, list[int]]]) -> dict[str, Partitions]:
-    return {member_id: {topic: tuple(sorted(mine[topic])) for topic in sorted(mine) if mine[topic]} for member_id, mine in kept.items()}
+    def finished(self) -> dict[str, Partitions]:
+        found: dict[str, Partitions] = dict(self._whole)  # type: ignore[arg-type]
+        for member_id, mine in self._own.items():
+            found[member_id] = {topic: tuple(sorted(mine[topic])) for topic in sorted(mine) if mine[topic]}
+        return found
 
 
 def _uniform_alike(members: Members, counts: Counts) -> dict[str, Partitions]:
     low, extra = divmod(sum(counts.values()), len(members))
-    kept, taken = _kept(members, counts)
-    sizes = {member_id: sum(map(len, mine.values())) for member_id, mine in kept.items()}
-    for member_id, mine in kept.items():
+    draft = _Draft(members, counts)
+    sizes = draft.sizes
+    for member_id, size in sizes.items():
         quota = low
-        if sizes[member_id] > low and extra:
+        if size > low and extra:
             quota, extra = low + 1, extra - 1
-        if sizes[member_id] > quota:
-            _give_up(mine, sizes[member_id] - quota, taken)
+        if size > quota:
+            _give_up(draft.own(member_id), size - quota, draft.taken)
             sizes[member_id] = quota
     needy = [member_id for member_id, size in sizes.items() if size < low]
     more = [member_id for member_id, size in sizes.items() if size <= low]
-    free = _free(taken)
+    free = draft.free()
     start = 0
     while needy:  # one to each in turn, so that a topic's partitions are spread
         for member_id in needy:
             topic, index = free[start]
             start += 1
-            kept[member_id].setdefault(topic, []).append(index)
+            draft.own(member_id).setdefault(topic, []).append(index)
             sizes[member_id] += 1
         needy = [member_id for member_id in needy if sizes[member_id] < low]
     for member_id, (topic, index) in zip(more, free[start:], strict=False):
-        kept[member_id].setdefault(topic, []).append(index)
-    return _finished(kept)
+        draft.own(member_id).setdefault(topic, []).append(index)
+    return draft.finished()
 
 
 def _give_up(mine: dict[bytes, list[int]], count: int, taken: dict[bytes, bytearray]) -> None:
@@ -122,30 +151,31 @@ def _uniform_mixed(members: Members, counts: Counts) -> dict[str, Partitions]:
             if topic in counts:
                 subscribers.setdefault(topic, []).append(member_id)
     wanted = {topic: counts[topic] for topic in sorted(subscribers)}
-    kept, taken = _kept(members, wanted)
-    sizes = {member_id: sum(map(len, mine.values())) for member_id, mine in kept.items()}
+    draft = _Draft(members, wanted)
+    sizes = draft.sizes
     # Topics with few subscribers first: their partitions have the least choice.
     order = sorted(wanted, key=lambda topic: (len(subscribers[topic]), topic))
     for topic in order:
-        free = [index for index, flag in enumerate(taken[topic]) if not flag]
+        free = [index for index, flag in enumerate(draft.taken[topic]) if not flag]
         if free:
             heap = [(sizes[member_id], member_id) for member_id in subscribers[topic]]
             heapq.heapify(heap)
             for index in free:
                 size, member_id = heap[0]
-                kept[member_id].setdefault(topic, []).append(index)
+                draft.own(member_id).setdefault(topic, []).append(index)
                 sizes[member_id] = size + 1
                 heapq.heapreplace(heap, (size + 1, member_id))
     for _ in range(PASSES_MAX):
         # No generator: every topic has its turn in every pass.
-        if not sum([_even_out(topic, subscribers[topic], kept, sizes) for topic in order]):
+        if not sum([_even_out(topic, subscribers[topic], draft) for topic in order]):
             break
-    return _finished(kept)
+    return draft.finished()
 
 
-def _even_out(topic: bytes, subscribers: list[str], kept: dict[str, dict[bytes, list[int]]], sizes: dict[str, int]) -> int:
+def _even_out(topic: bytes, subscribers: list[str], draft: _Draft) -> int:
     """Moves partitions of one topic from its subscriber with the most to the one with the fewest while that evens the counts out. Returns how many moved."""
-    rich = [(-sizes[member_id], member_id) for member_id in subscribers if kept[member_id].get(topic)]
+    sizes = draft.sizes
+    rich = [(-sizes[member_id], member_id) for member_id in subscribers if draft.has(member_id, topic)]
     poor = [(sizes[member_id], member_id) for member_id in subscribers]
     if not rich or -min(rich)[0] - min(poor)[0] < 2:
         return 0
@@ -154,9 +184,9 @@ def _even_out(topic: bytes, subscribers: list[str], kept: dict[str, dict[bytes, 
     moved = 0
     while rich:
         size, giver = rich[0]
-        if -size != sizes[giver] or not kept[giver][topic]:
+        if -size != sizes[giver] or not draft.has(giver, topic):
             heapq.heappop(rich)
-            if kept[giver][topic]:
+            if draft.has(giver, topic):
                 heapq.heappush(rich, (-sizes[giver], giver))
             continue
         poor_size, taker = poor[0]
@@ -165,8 +195,8 @@ def _even_out(topic: bytes, subscribers: list[str], kept: dict[str, dict[bytes, 
             continue
         if sizes[giver] - poor_size < 2:
             break
-        had = bool(kept[taker].get(topic))
-        kept[taker].setdefault(topic, []).append(kept[giver][topic].pop())
+        had = draft.has(taker, topic)
+        draft.own(taker).setdefault(topic, []).append(draft.own(giver)[topic].pop())
         sizes[giver] -= 1
         sizes[taker] += 1
         moved += 1

@@ -391,7 +391,7 @@ class ConsumerGroup:
         found = ASSIGNORS[self.assignor](specs, counts)
         for member_id, partitions in found.items():
             old = self.target.get(member_id)
-            if old == partitions:
+            if old is partitions or old == partitions:
                 found[member_id] = old
             else:
                 self.pending.append(records.target_record(self.group_id, member_id, partitions))
