@@ -109,11 +109,15 @@ class Coordinators:
             )
         self.offsets_settings = offsets_settings(broker)
         self.classic_settings = classic_settings(broker)
-        self.cluster = BrokerCluster(broker)
+        self.cluster = BrokerCluster(broker, self._count_members)
         self._removed: set[str] = set()
 
     def _make_group(self, name: str) -> Core:
         return Group(name, self.classic_settings, self.offsets_settings, self.cluster)
+
+    def _count_members(self) -> int:
+        """Of consumer groups."""
+        return sum(len(core.consumer.members) for _, core in self.groups.items() if core.consumer is not None)
 
     def _each(self) -> Iterable[Coordinator]:
         return (self.groups,) if self.transactions is None else (self.groups, self.transactions)

@@ -1,6 +1,7 @@
 """What this broker's consumer groups see of the cluster: mqd/group/consumer_cluster.py over the acceptor's metadata. A partition is seen when every worker serves it."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -11,17 +12,21 @@ from mqd.group.settings import ConsumerSettings
 
 UPGRADES = ("bidirectional", "upgrade")
 DOWNGRADES = ("bidirectional", "downgrade")
+COUNT_INTERVAL_S = 5.0  # how often members are counted
 OVERRIDES_MAX = 10_000  # groups with a configuration of their own whose settings are remembered
 
 
 class BrokerCluster:
     """Concurrency: the event loop's thread."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, count_members: Callable[[], int]) -> None:
         self.matcher = RegexMatcher()
         self._broker = broker
-        self._defaults = consumer_settings(broker)
-        self._overrides: dict[str, tuple[Mapping[str, str], ConsumerSettings]] = {}
+        self._configured = self._defaults = consumer_settings(broker)
+        self._quick_ms = int(broker.broker_value("group.consumer.heartbeat.interval.quick.ms"))  # type: ignore[arg-type]
+        self._count_members = count_members
+        self._counted_s = float("-inf")
+        self._overrides: dict[str, tuple[Mapping[str, str], ConsumerSettings, ConsumerSettings]] = {}
         self._names: frozenset[str] = frozenset()
         self._names_version: object = None
 
@@ -50,15 +55,24 @@ class BrokerCluster:
         return self._names
 
     def settings(self, group_id: str) -> ConsumerSettings:
+        if time.monotonic() - self._counted_s > COUNT_INTERVAL_S:
+            self._adapt()
         config = self._broker.metadata.group_configs.get(group_id)
         if not config:
             return self._defaults
         known = self._overrides.get(group_id)
-        if known is None or known[0] is not config:
+        if known is None or known[0] is not config or known[1] is not self._defaults:
             if len(self._overrides) >= OVERRIDES_MAX:
                 self._overrides.clear()
-            known = self._overrides[group_id] = (config, _overridden(self._defaults, config))
-        return known[1]
+            known = self._overrides[group_id] = (config, self._defaults, _overridden(self._defaults, config))
+        return known[2]
+
+    def _adapt(self) -> None:
+        """Heartbeats come as often as the members' number lets them: together at most a thousand a second."""
+        self._counted_s = time.monotonic()
+        interval_ms = min(self._configured.heartbeat_interval_ms, max(self._quick_ms, self._count_members()))
+        if interval_ms != self._defaults.heartbeat_interval_ms:
+            self._defaults = msgspec.structs.replace(self._configured, heartbeat_interval_ms=interval_ms)
 
 
 def consumer_settings(broker: Broker) -> ConsumerSettings:

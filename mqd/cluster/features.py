@@ -21,7 +21,7 @@ FEATURES: dict[str, Feature] = {
     for feature in (
         Feature("metadata.version", 25, 29, 29, "What the metadata may hold, in Kafka's counting: 25 is 4.0-IV3, 29 is 4.2-IV1."),
         Feature("transaction.version", 0, 0, 0, "2: every transaction bumps the producer's epoch, and the server adds partitions (KIP-890)."),
-        Feature("group.version", 0, 0, 0, "1: the consumer group protocol (KIP-848)."),
+        Feature("group.version", 0, 1, 1, "1: the consumer group protocol (KIP-848)."),
     )
 }
 

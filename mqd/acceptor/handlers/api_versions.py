@@ -15,7 +15,7 @@ UNKNOWN_VERSION_BODY = 7  # where workers look when they do not know the version
 
 
 # Name -> (lowest, highest level that this broker could have in force, level in force).
-FEATURES = {"transaction.version": (0, 2, 2)}
+FEATURES = {"group.version": (0, 1, 1), "transaction.version": (0, 2, 2)}
 KNOWS_LEVEL_ZERO = 4  # clients of older versions cannot read a lowest level of 0: they are not told what is supported, only what is in force
 
 
