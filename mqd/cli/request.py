@@ -1,0 +1,83 @@
+"""One Kafka request to a broker and its response, for what librdkafka's admin client does not speak (quotas among others). Blocking; every wait ends."""
+
+import socket
+import struct
+from typing import Any
+
+from mqd.cli.common import CliError
+from mqd.cli.kafka import _addresses, require_broker, unreachable
+from mqd.protocol import decode_response, encode_request, with_length
+from mqd.protocol.framing import API_VERSIONS_KEY, KNOWN
+from mqd.protocol.messages import message_class
+
+TIMEOUT_S = 30.0
+FRAME_BYTES_MAX = 256 << 20
+CLIENT_ID = "mqd-cli"
+
+
+class Broker:
+    """`with Broker(bootstrap) as broker: broker.ask(48, DescribeClientQuotasRequest(...))`. Raises CliError."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._bootstrap = bootstrap
+        self._socket: socket.socket | None = None
+        self._versions: dict[int, tuple[int, int]] = {}
+        self._correlation_id = 0
+
+    def __enter__(self) -> "Broker":
+        require_broker(self._bootstrap)
+        reason = ""
+        for address in _addresses(self._bootstrap):
+            try:
+                self._socket = socket.create_connection(address, TIMEOUT_S)
+                break
+            except OSError as error:
+                reason = error.strerror or str(error)
+        else:
+            raise unreachable(self._bootstrap, reason)
+        spoken = self._call(API_VERSIONS_KEY, message_class(API_VERSIONS_KEY, "Request")(client_software_name="mqd-cli", client_software_version="1"), 3)
+        self._versions = {one.api_key: (one.min_version, one.max_version) for one in spoken.api_keys}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._socket is not None:
+            self._socket.close()
+
+    def ask(self, api_key: int, request: object) -> Any:
+        """In the newest version that both sides speak."""
+        known, spoken = KNOWN[api_key], self._versions.get(api_key, (0, -1))
+        version = min(known.max_version, spoken[1])
+        if version < max(known.min_version, spoken[0]):
+            raise CliError(f"the broker at {self._bootstrap} does not answer {known.name}; it is another or an older one")
+        return self._call(api_key, request, version)
+
+    def _call(self, api_key: int, request: object, version: int) -> Any:
+        assert self._socket is not None
+        self._correlation_id += 1
+        try:
+            self._socket.sendall(with_length(encode_request(request, version, self._correlation_id, CLIENT_ID)))
+            (size,) = struct.unpack(">i", self._receive(4))
+            if not 4 <= size <= FRAME_BYTES_MAX:
+                raise CliError(f"what answers at {self._bootstrap} does not speak the Kafka protocol")
+            return decode_response(self._receive(size), api_key, version)[1]
+        except OSError as error:
+            raise unreachable(self._bootstrap, f"{KNOWN[api_key].name}: {error}") from None
+
+    def _receive(self, size: int) -> bytes:
+        assert self._socket is not None
+        data = bytearray()
+        while len(data) < size:
+            got = self._socket.recv(size - len(data))
+            if not got:
+                raise ConnectionError("the broker closed the connection")
+            data += got
+        return bytes(data)
+
+
+def check(what: str, error_code: int, message: str | None) -> None:
+    """Raises CliError with the broker's own words, or Kafka's name of the code."""
+    from mqd.protocol.errors import ERRORS
+
+    if error_code:
+        known = ERRORS.get(error_code)
+        raise CliError(f"{what}: {(message or (known.message if known else 'unknown error')).rstrip('.')} ({known.name if known else error_code})")

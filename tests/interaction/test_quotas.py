@@ -1,0 +1,237 @@
+"""Quotas against a real broker: a producer and a consumer slowed to their rate by time, others unmoved; on all connections and workers together; kept by restarts.
+
+Time is compared with what the quota demands, from below strictly, from above with the fifth that is promised: the broker lets a client catch up on whatever a slow
+machine made it miss, up to the burst.
+"""
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from mqd.cli import main as main_module
+from mqd.protocol.messages import AlterClientQuotasRequest, DescribeConfigsRequest, ProduceRequest
+from tests.broker import Broker
+from tests.compat import topics
+from tests.crash.processes import kill_and_wait
+from tests.kafka_connection import KafkaConnection
+
+PRODUCE, FETCH, REQUEST = "producer_byte_rate", "consumer_byte_rate", "request_percentage"
+RATE = 200_000
+BURST_S = 1.0  # quota.window.num=2, of one second each
+
+
+@pytest.fixture(scope="module")
+def broker(io_backend: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with Broker(tmp_path_factory.mktemp(f"quotas-{io_backend}"), config={"io.backend": io_backend, "quota.window.num": "2"}) as running:
+        yield running
+
+
+def limit(broker: Broker, client_id: str | None, **quotas: float | None) -> None:
+    names = {"produce": PRODUCE, "fetch": FETCH, "request": REQUEST}
+    operations = [AlterClientQuotasRequest.OpData(key=names[name], value=value or 0.0, remove=value is None) for name, value in quotas.items()]
+    entry = AlterClientQuotasRequest.EntryData(entity=[AlterClientQuotasRequest.EntityData(entity_type="client-id", entity_name=client_id)], ops=operations)
+    with connect(broker, "administrator") as connection:
+        (answer,) = connection.call(49, 1, AlterClientQuotasRequest(entries=[entry])).entries
+    assert answer.error_code == 0, answer.error_message
+
+
+def connect(broker: Broker, client_id: str) -> KafkaConnection:
+    return KafkaConnection("127.0.0.1", broker.port, client_id=client_id, timeout_s=60)
+
+
+def produce(connection: KafkaConnection, topic: str, size: int, partition: int = 0):
+    data = ProduceRequest.PartitionData(index=partition, records=batch_of(size))
+    response = connection.call(0, 9, ProduceRequest(acks=1, timeout_ms=30_000, topic_data=[ProduceRequest.TopicData(name=topic, partition_data=[data])]))
+    assert response.responses[0].partition_responses[0].error_code == 0
+    return response
+
+
+def batch_of(size: int) -> bytes:
+    return topics.batch_of(b"x" * size)
+
+
+def fetch(connection: KafkaConnection, topic: str, offset: int):
+    return connection.call(1, 11, topics.fetch_request([(topic, 0, offset)]))
+
+
+class Bystander:
+    """Another client, all the while."""
+
+    def __init__(self, broker: Broker, topic: str) -> None:
+        self.throttled, self.count = 0, 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(broker, topic))
+
+    def _run(self, broker: Broker, topic: str) -> None:
+        with connect(broker, "bystander") as connection:
+            while not self._stop.is_set():
+                self.throttled += produce(connection, topic, 1000, 1).throttle_time_ms
+                self.count += 1
+
+    def __enter__(self) -> "Bystander":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def demanded_s(size: int) -> float:
+    return size / RATE - BURST_S
+
+
+def test_a_producer_is_slowed_to_its_rate_and_others_are_not(broker: Broker) -> None:
+    topic = topics.create_topic(broker, "produce", 2)
+    limit(broker, "slow", produce=RATE)
+    size = 20_000
+    with connect(broker, "slow") as connection, Bystander(broker, topic) as bystander:
+        began, sent, told = time.monotonic(), 0, 0
+        while sent < 5 * RATE:
+            told = max(told, produce(connection, topic, size).throttle_time_ms)
+            sent += size
+        taken = time.monotonic() - began
+    # the last request is answered before it is paid for
+    assert demanded_s(sent - size) <= taken <= 1.2 * demanded_s(sent + 20 * 100)
+    assert 0 < told < 1000
+    assert bystander.throttled == 0 and bystander.count > 2 * sent / size, "the bystander waited"
+    limit(broker, "slow", produce=None)
+
+
+def test_large_requests_on_several_connections_share_one_rate(broker: Broker) -> None:
+    topic = topics.create_topic(broker, "shared", 2)
+    limit(broker, "many", produce=RATE)
+    size, each = 100_000, 3
+    ends: list[float] = []
+
+    def send(partition: int) -> None:
+        with connect(broker, "many") as connection:
+            for _ in range(each):
+                produce(connection, topic, size, partition)
+        ends.append(time.monotonic())
+
+    began = time.monotonic()
+    threads = [threading.Thread(target=send, args=(number % 2,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # at most one request of each connection is under way when the others have paid
+    assert max(ends) - began >= demanded_s(size * (4 * each - 4))
+    limit(broker, "many", produce=None)
+
+
+def test_a_consumer_is_slowed_to_its_rate(broker: Broker) -> None:
+    topic = topics.create_topic(broker, "fetch", 2)
+    size, count = 20_000, 50
+    with connect(broker, "writer") as connection:
+        for _ in range(count):
+            produce(connection, topic, size)
+    limit(broker, "reader", fetch=RATE)
+    with connect(broker, "reader") as connection, Bystander(broker, topic) as bystander:
+        began, offset, told = time.monotonic(), 0, 0
+        while offset < count:
+            response = fetch(connection, topic, offset)
+            records = response.responses[0].partitions[0].records
+            assert len(records) <= RATE * BURST_S, "more than the burst in one answer"
+            told = max(told, response.throttle_time_ms)
+            offset += len(records) // size
+        taken = time.monotonic() - began
+    assert demanded_s((count - RATE // size) * size) <= taken <= 1.2 * demanded_s(count * (size + 100))
+    assert told > 0 and bystander.throttled == 0
+    limit(broker, "reader", fetch=None)
+
+
+def test_time_is_limited_also_of_what_the_acceptor_answers(broker: Broker) -> None:
+    asked = DescribeConfigsRequest(resources=[DescribeConfigsRequest.Resource(resource_type=4, resource_name="1")])
+    with connect(broker, "asker") as connection, connect(broker, "other") as other:
+        connection.call(32, 4, asked)  # what is imported first is nobody's
+        limit(broker, "asker", request=2.0)  # of one thread
+        told, count = 0, 0
+        while not told:
+            told = connection.call(32, 4, asked).throttle_time_ms
+            count += 1
+            assert count < 5000, "never told to wait"
+        began = time.monotonic()
+        assert other.call(32, 4, asked).throttle_time_ms == 0
+        connection.call(32, 4, asked)
+        assert time.monotonic() - began >= told / 1000 - 0.02, "the connection was read before its time was paid for"
+        limit(broker, "asker", request=None)
+    assert "throttled" in _metrics(broker)
+
+
+def _metrics(broker: Broker) -> str:
+    import urllib.request
+
+    port = broker.status()["metrics_port"] if "metrics_port" in broker.status() else broker.port + 552
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        return answer.read().decode()
+
+
+def test_without_acknowledgements_too(broker: Broker) -> None:
+    topic = topics.create_topic(broker, "acks0", 1)
+    limit(broker, "quiet", produce=RATE)
+    size, count = 20_000, 30
+    data = ProduceRequest.PartitionData(index=0, records=batch_of(size))
+    request = ProduceRequest(acks=0, timeout_ms=1000, topic_data=[ProduceRequest.TopicData(name=topic, partition_data=[data])])
+    with connect(broker, "quiet") as connection:
+        began = time.monotonic()
+        for _ in range(count):
+            connection.send(0, 9, request, expect_response=False)
+        connection.call(18, 3)  # read when everything before it has been
+        assert time.monotonic() - began >= demanded_s((count - 1) * size)
+    limit(broker, "quiet", produce=None)
+
+
+@pytest.mark.parametrize("name", ["mqd-worker-0", "mqd-controller", "mqd-acceptor"])
+def test_quotas_hold_when_a_process_dies(start_broker, io_backend: str, name: str) -> None:
+    broker = start_broker(config={"io.backend": io_backend, "quota.window.num": "2"})
+    topic = topics.create_topic(broker, "kept", 2)
+    limit(broker, "slow", produce=RATE)
+    kill_and_wait(broker, name)
+    for number in range(4):  # on whatever worker it lands
+        with connect(broker, "slow") as connection:
+            began = time.monotonic()
+            told = produce(connection, topic, 5 * RATE).throttle_time_ms
+            assert told >= 1000 * (demanded_s(5 * RATE) - (time.monotonic() - began))
+        limit(broker, "slow", produce=RATE + number + 1)  # a change forgives what is owed
+
+
+# -- the command ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mqd(broker: Broker, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture):
+    monkeypatch.setenv("MQD_BOOTSTRAP", broker.bootstrap)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        capfd.readouterr()
+        code = main_module._run(list(arguments))
+        sys.stdout.flush()
+        return code, *capfd.readouterr()
+
+    return call
+
+
+def test_the_quota_command(mqd) -> None:
+    assert mqd("quota", "list") == (0, "no quota is set\n", "")
+    assert mqd("quota", "set", "app", "--produce", "10MB", "--requests", "50") == (0, "client app is limited: produce 10.0 MB/s, requests 50 %\n", "")
+    assert mqd("quota", "set", "--default", "--fetch", "1MiB", "--dry-run") == (0, "the default of all clients could be limited: fetch 1.0 MB/s\n", "")
+    assert mqd("quota", "set", "--default", "--fetch", "500k")[0] == 0
+    assert mqd("quota", "list")[1].splitlines() == [
+        "CLIENT     PRODUCE    FETCH       REQUESTS", "app        10.0 MB/s  -           50 %", "<default>  -          500.0 KB/s  -",
+    ]  # fmt: skip
+    assert json.loads(mqd("quota", "list", "app", "--format", "json")[1]) == [{"client_id": "app", PRODUCE: 10e6, FETCH: None, REQUEST: 50.0}]
+    assert json.loads(mqd("quota", "list", "--default", "--format", "json")[1]) == [{"client_id": None, PRODUCE: None, FETCH: 500e3, REQUEST: None}]
+    assert mqd("quota", "delete", "app", "--produce") == (0, "client app is no longer limited: produce\n", "")
+    code, _, error = mqd("quota", "delete", "app", "--produce")
+    assert code == 1 and "no such quota" in error
+    assert mqd("quota", "delete", "app")[0] == mqd("quota", "delete", "--default")[0] == 0
+    assert mqd("quota", "list", "app") == (0, "no quota is set for client app\n", "")
+    for wrong in (("set",), ("set", "app"), ("set", "app", "--default", "--fetch", "1"), ("set", "app", "--fetch", "fast"), ("set", "app", "--requests", "0"), ("delete",)):
+        code, _, error = mqd("quota", *wrong)
+        assert code == 2 and error.startswith("mqd: "), wrong
