@@ -87,9 +87,10 @@ def partition_for(name: str, partition_count: int) -> int:
 class _Place:
     """One partition, whether loaded or not."""
 
-    __slots__ = ("loading", "not_before", "requests", "shard", "source")
+    __slots__ = ("index", "loading", "not_before", "requests", "shard", "source")
 
-    def __init__(self) -> None:
+    def __init__(self, index: int) -> None:
+        self.index = index
         self.shard: Shard | None = None
         self.source: Source | None = None
         self.loading: asyncio.Task[None] | None = None
@@ -113,6 +114,7 @@ class Coordinator:
         self._futures: dict[int, asyncio.Future[object]] = {}
         self._number = 0
         self._turn: asyncio.Handle | None = None
+        self._to_write: dict[_Place, None] = {}
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_ms = 0
         self._look: asyncio.TimerHandle | None = None
@@ -268,7 +270,7 @@ class Coordinator:
         except TooLarge as error:
             self._unload(place, int(ErrorCode.COORDINATOR_NOT_AVAILABLE), f"{name} cannot be written: {error}")
         except Exception:
-            log.exception("a coordinator's core failed; its partition is loaded anew", topic=self.topic, partition=self._places.index(place), core=name, event=type(event).__name__)
+            log.exception("a coordinator's core failed; its partition is loaded anew", topic=self.topic, partition=place.index, core=name, event=type(event).__name__)
             self._unload(place, int(ErrorCode.COORDINATOR_NOT_AVAILABLE), f"{name} failed")
 
     def _on_reply(self, number: int, response: object) -> None:
@@ -285,27 +287,24 @@ class Coordinator:
 
     # -- writing and timers ------------------------------------------------------------------------------------------------
 
-    def _wake(self) -> None:
-        """Once in a turn of the loop: what several requests want written in this turn goes together."""
+    def _wake(self, place: _Place) -> None:
+        """Writes once in a turn of the loop: what several requests want written in this turn goes together."""
+        self._to_write[place] = None
         if self._turn is None and self._loop is not None:
             self._turn = self._loop.call_soon(self._on_turn)
 
     def _on_turn(self) -> None:
         self._turn = None
-        self._fire_timers()
-        for place in self._places:
+        places, self._to_write = self._to_write, {}
+        for place in places:
             shard = place.shard
-            if shard is None:
-                continue
-            unit = shard.next_unit()
-            if unit is not None:
+            unit = shard.next_unit() if shard is not None else None
+            if shard is not None and unit is not None:
                 self._write(place, shard, unit)
-        self._set_alarm()
 
     def _write(self, place: _Place, shard: Shard, unit: Unit) -> None:
-        partition = self._places.index(place)
         now_ms = self._now_ms()
-        futures = [self._log.append_nowait(self.topic, partition, batch.encode(now_ms), shard.leader_epoch) for batch in unit.batches]
+        futures = [self._log.append_nowait(self.topic, place.index, batch.encode(now_ms), shard.leader_epoch) for batch in unit.batches]
         task = asyncio.get_running_loop().create_task(self._written(place, shard, unit, futures))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -327,7 +326,7 @@ class Coordinator:
                 return
             expected += batch.offset_count
         shard.written()
-        self._wake()
+        self._wake(place)
 
     def _fire_timers(self) -> None:
         now_ms = self._now_ms()
@@ -343,12 +342,9 @@ class Coordinator:
                 if name is not None and place.shard is shard:
                     self._handle(place, shard, name, TimerFired(timer[1]), known=True)
 
-    def _set_alarm(self) -> None:
-        due = [at for place in self._places if place.shard is not None and (at := place.shard.timers.next_ms()) is not None]
-        if not due or self._loop is None:
-            return
-        at_ms = min(due)
-        if self._alarm is not None and self._alarm_ms <= at_ms:
+    def _armed(self, at_ms: int) -> None:
+        """Some timer was set. Nearly always it is later than the alarm that is set already."""
+        if self._loop is None or (self._alarm is not None and self._alarm_ms <= at_ms):
             return
         if self._alarm is not None:
             self._alarm.cancel()
@@ -357,7 +353,10 @@ class Coordinator:
 
     def _on_alarm(self) -> None:
         self._alarm = None
-        self._wake()
+        self._fire_timers()
+        due = [at for place in self._places if place.shard is not None and (at := place.shard.timers.next_ms()) is not None]
+        if due:
+            self._armed(min(due))
 
     # -- loading -----------------------------------------------------------------------------------------------------------
 
@@ -377,7 +376,7 @@ class Coordinator:
                 self._unload(place, int(ErrorCode.NOT_COORDINATOR), "the topic was deleted")
             self._places = []
         while len(self._places) < count:
-            self._places.append(_Place())
+            self._places.append(_Place(len(self._places)))
         waiting = False
         for partition, place in enumerate(self._places):
             self._look_at(partition, place)
@@ -417,7 +416,7 @@ class Coordinator:
                 if now.high_watermark >= source.end_offset:
                     break
                 await asyncio.sleep(LOOK_S)  # R4
-            shard = Shard(self._cores, loaded, source.leader_epoch, self._on_reply, functools.partial(self._on_effect, source.leader_epoch), self._wake)
+            shard = Shard(self._cores, loaded, source.leader_epoch, self._on_reply, functools.partial(self._on_effect, source.leader_epoch), functools.partial(self._wake, place), self._armed)
             place.shard = shard
             shard.on_loaded(self._now_ms())
             if loaded.record_count or loaded.skipped_count:
@@ -431,8 +430,6 @@ class Coordinator:
             log.error("a coordinator's partition cannot be loaded; trying again", topic=self.topic, partition=partition, reason=f"{type(error).__name__}: {error}")
         finally:
             place.loading = None
-            if place.shard is not None:
-                self._wake()
 
     def _unload(self, place: _Place, error: int, reason: str, quiet: bool = False) -> None:
         """Throws the cores of a partition away; whoever waits is told a retriable error."""
@@ -443,7 +440,7 @@ class Coordinator:
             place.not_before = self._loop.time() + RETRY_S
             self._loop.call_later(RETRY_S, self.look)
         if not quiet and (len(shard) or place.requests):
-            log.warning("a coordinator's partition is loaded anew", topic=self.topic, partition=self._places.index(place), cores=len(shard), requests=len(place.requests), reason=reason)
+            log.warning("a coordinator's partition is loaded anew", topic=self.topic, partition=place.index, cores=len(shard), requests=len(place.requests), reason=reason)
         shard.fail(error)
         for number in place.requests:
             future = self._futures.get(number)

@@ -102,8 +102,8 @@ class _Entry:
 
 
 class Shard:
-    """`reply(number, response)` answers a request; `carry_out(name, effect)` does what else a core wants done; `wake()` says that there is a unit to write or a timer to
-    look at."""
+    """`reply(number, response)` answers a request; `carry_out(name, effect)` does what else a core wants done; `wake()` says that there is a unit to write, `armed(at_ms)`
+    that there is a timer."""
 
     def __init__(
         self,
@@ -113,6 +113,7 @@ class Shard:
         reply: Callable[[int, object], None],
         carry_out: Callable[[str, Effect], None],
         wake: Callable[[], None],
+        armed: Callable[[int], None],
     ) -> None:
         self.leader_epoch = leader_epoch
         self.end_offset = loaded.end_offset  # where the next batch must land: nobody else writes here
@@ -123,6 +124,7 @@ class Shard:
         self._reply = reply
         self._carry_out = carry_out
         self._wake = wake
+        self._armed = armed
         self._units: list[Unit] = []  # the first one may be under way
         self.under_way = False
 
@@ -206,7 +208,7 @@ class Shard:
             entry.timers.discard(timer.name)
         else:
             entry.timers.add(timer.name)
-            self._wake()
+            self._armed(timer.at_ms)
 
     def _drop(self, name: str, entry: _Entry) -> None:
         for timer in entry.timers:
