@@ -592,7 +592,6 @@ bool mqd_check_expire(struct mqd_reactor *r, struct mqd_append *append);     /* 
 void mqd_check_on_answer(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from);
 void mqd_check_send_queued(struct mqd_reactor *r);
 void mqd_check_acceptor_died(struct mqd_reactor *r);
-void mqd_check_refuse_records(struct mqd_reactor *r, struct mqd_append *append, const int32_t *unkeyed, uint32_t index_count, uint32_t unkeyed_count);
 
 /* mqd_owner.c: what the owner of a partition does with appends */
 void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_batch *batch, uint8_t *bytes, bool patch_in_place);
