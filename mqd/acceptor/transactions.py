@@ -6,6 +6,7 @@ Handlers use `context.broker.transactions`; it is None where there is no link to
 import asyncio
 import struct
 from collections.abc import Callable
+from typing import Protocol
 
 from mqd.acceptor.broker import Broker
 from mqd.acceptor.coordinators import Coordinators
@@ -14,6 +15,7 @@ from mqd.base import logging
 from mqd.coordinator.log import Log, Sender, marker_batch
 from mqd.coordinator.runtime import Coordinator, CoordinatorError
 from mqd.coordinator.topics import GROUPS, TRANSACTIONS
+from mqd.native import ProducerView
 from mqd.protocol.errors import ErrorCode
 from mqd.transaction import checks
 from mqd.transaction.events import NEED_PRODUCER_ID, Identity
@@ -37,11 +39,18 @@ def settings(broker: Broker) -> Settings:
     )
 
 
+class Owners(Sender, Protocol):
+    """The link to the owners of partitions."""
+
+    async def producers(self, owner: int, slot: int) -> tuple[int, list[ProducerView]]: ...
+
+
 class TransactionService:
     """Made before the Coordinators, which take `cores` and `carry_out`; attach() joins them."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, owners: Owners) -> None:
         self._broker = broker
+        self.owners = owners
         self.cores = Transactions(settings(broker))
         self.offset_commits = OffsetCommits()
         self.markers = Markers(self.append_marker, lambda topic, index: broker.partition_of(topic, index) is not None, self.offset_commits)
@@ -126,10 +135,10 @@ class TransactionService:
         return await checks.check_produce(self.coordinator, transactional_id, producer_id, epoch, version, partitions)
 
 
-def coordinate(broker: Broker, sender: Sender, generation: int) -> Coordinators:
+def coordinate(broker: Broker, owners: Owners, generation: int) -> Coordinators:
     """Both coordinators of this broker, set on it too; not yet started."""
-    service = TransactionService(broker)
-    coordinators = Coordinators(broker, sender, generation, service.cores, service.carry_out)
+    service = TransactionService(broker, owners)
+    coordinators = Coordinators(broker, owners, generation, service.cores, service.carry_out)
     assert coordinators.transactions is not None
     service.attach(coordinators.transactions, coordinators.groups, coordinators.log, coordinators.clock.now_ms)
     broker.coordinators, broker.transactions = coordinators, service

@@ -67,6 +67,7 @@ class Owners:
         self.batches: list[tuple[int, bytes]] = []  # (slot, batch) in order
         self.refuse = 0
         self.hold = False
+        self.views: dict[int, list[native.ProducerView]] = {}  # by slot
         self._held: list[tuple[int, int, int]] = []
 
     def send_batch(self, owner: int, token: int, slot: int, batch: bytes, flags: int, leader_epoch: int, owner_generation: int) -> None:
@@ -83,6 +84,9 @@ class Owners:
             self._held.append(answer)
         else:
             asyncio.get_running_loop().call_soon(self._answer, *answer)
+
+    async def producers(self, owner: int, slot: int) -> tuple[int, list[native.ProducerView]]:
+        return 0, self.views.get(slot, [])
 
     def release(self) -> None:
         held, self._held = self._held, []
