@@ -15,115 +15,17 @@
  * (from where a remote owner can read them too); what is larger has come in a run of extents of its own and stays there.
  *
  * Invariants
- *   C1  a check's payload is lent from the moment it is sent until CHECKED, or the acceptor's death; its appends may end before (time-out, client gone).
- *   C2  connection->blocked counts its requests that are undecided after their routing; it is not read while that is not 0.
- *   C3  an append is in at most one of: a check's `parked`, the owner's lists, forwarded_to.
- *   C4  checks are idempotent: after the acceptor's death they are asked again under another token.
- *   C5  what has waited for CHECK_MS_MAX, or the client's time-out, is refused with a code that its client tries again; nothing of it is written later.
- * Bounds: MQD_CHECK_COUNT_MAX checks; half of the control arena; a quarter of the receive arena for batches that stay where they are (one may be larger).
- * Beyond, and when the ring stays full until the time-out: refused as in C5. Nothing here blocks.
+ *   C1  connection->blocked counts its requests that are undecided after their routing; it is not read while that is not 0.
+ *   C2  an append is in at most one of: a check's `parked`, the owner's lists, forwarded_to.
+ *   C3  what has waited for MQD_CHECK_MS_MAX, or the client's time-out, is refused with a code that its client tries again; nothing of it is written later.
+ * Bounds: those of mqd_check_table.c. Beyond, and when the ring stays full until the time-out: refused as in C3. Nothing here blocks.
  */
 #include <stdlib.h>
 #include <string.h>
 
-#include "mqd_reactor.h"
+#include "mqd_check.h"
 
 #define COPY_BYTES_MAX MQD_EXTENT_BYTES /* a window holds no more */
-#define CHECK_MS_MAX 15000
-#define CONTROL_SHARE 2
-#define FRAME_SHARE 4
-#define NO_CHECK UINT32_MAX
-
-/* ---- the table ---- */
-
-static struct mqd_check *check_of(struct mqd_reactor *r, uint64_t token)
-{
-    uint32_t index = token & 0xffff;
-    if (index >= r->check_used || !r->checks[index].used || r->checks[index].sequence != (uint32_t)(token >> 16))
-        return NULL;
-    return &r->checks[index];
-}
-
-/* NULL: a bound is reached. The loan is in the control arena when control_bytes is not 0. */
-static struct mqd_check *check_take(struct mqd_reactor *r, uint64_t control_bytes, uint64_t frame_bytes)
-{
-    uint64_t control_max = (uint64_t)mqd_arena_extents_total(r->control_arena) * MQD_CONTROL_EXTENT_BYTES / CONTROL_SHARE;
-    uint64_t frame_max = (uint64_t)mqd_arena_extents_total(r->arena) * MQD_EXTENT_BYTES / FRAME_SHARE;
-    if ((r->check_free == NO_CHECK && r->check_used == MQD_CHECK_COUNT_MAX) || r->check_control_bytes + control_bytes > control_max ||
-        (frame_bytes && r->check_frame_bytes && r->check_frame_bytes + frame_bytes > frame_max))
-        return NULL;
-    int64_t offset = control_bytes ? mqd_arena_allocate(r->control_arena, control_bytes) : 0;
-    if (offset < 0)
-        return NULL;
-    uint32_t index = r->check_free;
-    if (index != NO_CHECK) {
-        r->check_free = r->checks[index].next_free;
-    } else {
-        index = r->check_used++;
-        r->checks[index].sequence = (uint32_t)(r->generation << 20);
-    }
-    struct mqd_check *check = &r->checks[index];
-    *check = (struct mqd_check){.sequence = check->sequence, .used = 1, .offset = r->control_arena_base + (uint64_t)offset, .control_bytes = (uint32_t)control_bytes,
-                                .frame_bytes = (uint32_t)frame_bytes};
-    mqd_list_init(&check->node);
-    mqd_list_init(&check->parked);
-    r->check_control_bytes += control_bytes;
-    r->check_frame_bytes += frame_bytes;
-    return check;
-}
-
-static void check_end(struct mqd_reactor *r, struct mqd_check *check)
-{
-    if (check->control_bytes)
-        mqd_arena_release(r->control_arena, check->offset - r->control_arena_base);
-    else
-        mqd_arena_release(r->arena, check->offset);
-    r->check_control_bytes -= check->control_bytes;
-    r->check_frame_bytes -= check->frame_bytes;
-    mqd_list_remove(&check->node);
-    check->used = 0;
-    check->sequence++;
-    check->next_free = r->check_free;
-    r->check_free = (uint32_t)(check - r->checks);
-}
-
-static bool send_one(struct mqd_reactor *r, struct mqd_check *check)
-{
-    uint32_t acceptor = mqd_control_worker_count(r->options.control);
-    struct mqd_worker_slot *slot = mqd_control_worker(r->options.control, acceptor);
-    uint64_t generation = mqd_load_acquire(&slot->generation); /* before the state: its successor drops what was sent to it */
-    if (mqd_load_acquire(&slot->state) != MQD_PROCESS_RUNNING || mqd_endpoint_free_count(r->endpoint, acceptor) == 0 ||
-        r->overflow_head[acceptor] != r->overflow_count[acceptor])
-        return false;
-    struct mqd_descriptor ask = {.kind = MQD_LINK_CHECK, .flags = check->kind, .slot = check->slot, .token = (uint64_t)check->sequence << 16 | (uint64_t)(check - r->checks),
-                                 .offset = check->offset, .size_bytes = check->size_bytes, .error = (int32_t)(generation & 0x7fffffff), .a = check->version,
-                                 .b = (int64_t)check->connection};
-    mqd_forward_send(r, acceptor, &ask);
-    check->sent = 1;
-    check->acceptor_generation = generation;
-    return true;
-}
-
-void mqd_check_send_queued(struct mqd_reactor *r)
-{
-    while (!mqd_list_empty(&r->check_queue)) {
-        struct mqd_check *check = MQD_CONTAINER(r->check_queue.next, struct mqd_check, node);
-        if (!send_one(r, check))
-            return;
-        mqd_list_remove(&check->node);
-    }
-}
-
-static void ask(struct mqd_reactor *r, struct mqd_check *check, struct mqd_request *request)
-{
-    int64_t limit_ms = request->timeout_ms < 1 ? 1 : request->timeout_ms > CHECK_MS_MAX ? CHECK_MS_MAX : request->timeout_ms;
-    if (!request->timer_armed || r->now_ms + limit_ms < request->deadline_ms)
-        mqd_timer_arm(r, request, r->now_ms + limit_ms);
-    check->version = request->version;
-    check->connection = request->connection->id;
-    mqd_list_append(&r->check_queue, &check->node);
-    mqd_check_send_queued(r);
-}
 
 /* ---- parking ---- */
 
@@ -252,7 +154,7 @@ void mqd_check_leave(struct mqd_reactor *r, struct mqd_append *append)
         append->request->awaiting--;
     append->awaits_verification = 0;
     if (check && mqd_list_empty(&check->parked) && !check->sent)
-        check_end(r, check); /* C1: never lent */
+        mqd_check_end(r, check); /* never lent */
     mqd_check_decided(r, append);
 }
 
@@ -337,7 +239,7 @@ static void ask_transaction(struct mqd_reactor *r, struct mqd_request *request)
     bool copy = batch_bytes <= COPY_BYTES_MAX;
     uint32_t id_bytes = (uint32_t)request->transactional_id.size_bytes;
     uint64_t payload_bytes = sizeof(struct mqd_check_transaction) + (uint64_t)count * sizeof(struct mqd_check_partition) + id_bytes;
-    struct mqd_check *check = check_take(r, payload_bytes + (copy ? batch_bytes : 0), copy ? 0 : batch_bytes);
+    struct mqd_check *check = mqd_check_take(r, payload_bytes + (copy ? batch_bytes : 0), copy ? 0 : batch_bytes);
     if (!check) {
         refuse_all(r, &parked, MQD_KAFKA_NOT_ENOUGH_REPLICAS, crowded);
         return;
@@ -367,7 +269,7 @@ static void ask_transaction(struct mqd_reactor *r, struct mqd_request *request)
         }
         park(r, check, append);
     }
-    ask(r, check, request);
+    mqd_check_ask(r, check, request);
 }
 
 /* ---- records ---- */
@@ -376,7 +278,7 @@ static void ask_records(struct mqd_reactor *r, struct mqd_append *append)
 {
     struct mqd_request *request = append->request;
     bool copy = append->size_bytes <= COPY_BYTES_MAX;
-    struct mqd_check *check = keep_transactional_id(r, request) ? check_take(r, copy ? append->size_bytes : 0, copy ? 0 : append->size_bytes) : NULL;
+    struct mqd_check *check = keep_transactional_id(r, request) ? mqd_check_take(r, copy ? append->size_bytes : 0, copy ? 0 : append->size_bytes) : NULL;
     if (!check) {
         append->message = crowded;
         mqd_append_done(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS);
@@ -391,7 +293,34 @@ static void ask_records(struct mqd_reactor *r, struct mqd_append *append)
     check->offset = append->offset;
     check->size_bytes = append->size_bytes;
     park(r, check, append);
-    ask(r, check, request);
+    mqd_check_ask(r, check, request);
+}
+
+static struct mqd_refusal *refusal_new(struct mqd_reactor *r, struct mqd_append *append)
+{
+    struct mqd_refusal *refusal = mqd_request_hold(r, append->request, sizeof *refusal) ? calloc(1, sizeof *refusal) : NULL;
+    append->refusal = refusal;
+    append->message = "records were refused";
+    if (refusal) {
+        append->message = refusal->message;
+        append->request->refused = 1;
+    }
+    return refusal;
+}
+
+static void refuse_records(struct mqd_reactor *r, struct mqd_append *append, const int32_t *unkeyed, uint32_t index_count, uint32_t unkeyed_count)
+{
+    struct mqd_refusal *refusal = refusal_new(r, append);
+    struct topic_walk walk = {0};
+    if (refusal) {
+        const struct mqd_topic *topic = topic_of(r, append->request, &walk, append);
+        refusal->index_count = index_count;
+        memcpy(refusal->index, unkeyed, index_count * sizeof *unkeyed);
+        snprintf(refusal->message, sizeof refusal->message, "%u records of the batch have no key; a compacted topic (cleanup.policy) needs one in every record", unkeyed_count);
+        snprintf(refusal->record_message, sizeof refusal->record_message, "Compacted topic cannot accept message without key in topic partition %s-%d.", topic ? topic->name : "?",
+                 append->partition_index);
+    }
+    mqd_append_done(r, append, MQD_KAFKA_INVALID_RECORD);
 }
 
 bool mqd_check_keys(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_batch *batch)
@@ -410,35 +339,8 @@ bool mqd_check_keys(struct mqd_reactor *r, struct mqd_append *append, const stru
     if (count < 0)
         mqd_append_done(r, append, MQD_KAFKA_INVALID_RECORD);
     else
-        mqd_check_refuse_records(r, append, unkeyed, count < MQD_RECORD_ERROR_COUNT_MAX ? (uint32_t)count : MQD_RECORD_ERROR_COUNT_MAX, (uint32_t)count);
+        refuse_records(r, append, unkeyed, count < MQD_RECORD_ERROR_COUNT_MAX ? (uint32_t)count : MQD_RECORD_ERROR_COUNT_MAX, (uint32_t)count);
     return false;
-}
-
-static struct mqd_refusal *refusal_new(struct mqd_reactor *r, struct mqd_append *append)
-{
-    struct mqd_refusal *refusal = mqd_request_hold(r, append->request, sizeof *refusal) ? calloc(1, sizeof *refusal) : NULL;
-    append->refusal = refusal;
-    append->message = "records were refused";
-    if (refusal) {
-        append->message = refusal->message;
-        append->request->refused = 1;
-    }
-    return refusal;
-}
-
-void mqd_check_refuse_records(struct mqd_reactor *r, struct mqd_append *append, const int32_t *unkeyed, uint32_t index_count, uint32_t unkeyed_count)
-{
-    struct mqd_refusal *refusal = refusal_new(r, append);
-    struct topic_walk walk = {0};
-    if (refusal) {
-        const struct mqd_topic *topic = topic_of(r, append->request, &walk, append);
-        refusal->index_count = index_count;
-        memcpy(refusal->index, unkeyed, index_count * sizeof *unkeyed);
-        snprintf(refusal->message, sizeof refusal->message, "%u records of the batch have no key; a compacted topic (cleanup.policy) needs one in every record", unkeyed_count);
-        snprintf(refusal->record_message, sizeof refusal->record_message, "Compacted topic cannot accept message without key in topic partition %s-%d.", topic ? topic->name : "?",
-                 append->partition_index);
-    }
-    mqd_append_done(r, append, MQD_KAFKA_INVALID_RECORD);
 }
 
 /* ---- answers ---- */
@@ -503,7 +405,7 @@ static void on_records(struct mqd_reactor *r, struct mqd_append *append, int32_t
         mqd_append_done(r, append, (int16_t)error);
     } else if (head.index_count) {
         memcpy(unkeyed, payload + sizeof head, head.index_count * sizeof *unkeyed);
-        mqd_check_refuse_records(r, append, unkeyed, head.index_count, head.unkeyed_count);
+        refuse_records(r, append, unkeyed, head.index_count, head.unkeyed_count);
     } else {
         struct mqd_refusal *refusal = refusal_new(r, append);
         if (refusal)
@@ -516,7 +418,7 @@ void mqd_check_on_answer(struct mqd_reactor *r, const struct mqd_descriptor *des
 {
     if (from != mqd_control_worker_count(r->options.control))
         return;
-    struct mqd_check *check = check_of(r, descriptor->token);
+    struct mqd_check *check = mqd_check_of(r, descriptor->token);
     uint64_t arena_bytes = r->options.arena_bytes[from];
     bool inside = r->options.arenas[from] && descriptor->offset <= arena_bytes && descriptor->size_bytes <= arena_bytes - descriptor->offset;
     const uint8_t *payload = inside && descriptor->size_bytes ? r->options.arenas[from] + descriptor->offset : NULL;
@@ -527,28 +429,10 @@ void mqd_check_on_answer(struct mqd_reactor *r, const struct mqd_descriptor *des
             on_transaction(r, check, descriptor->error, payload, size_bytes);
         else if ((node = mqd_list_pop(&check->parked)))
             on_records(r, MQD_CONTAINER(node, struct mqd_append, node), descriptor->error, payload, size_bytes);
-        check_end(r, check);
+        mqd_check_end(r, check);
     }
     if (descriptor->size_bytes) {
         struct mqd_descriptor release = {.kind = MQD_LINK_RELEASE, .token = descriptor->token, .offset = descriptor->offset};
         mqd_forward_send(r, from, &release);
     }
-}
-
-void mqd_check_acceptor_died(struct mqd_reactor *r)
-{
-    uint64_t generation = mqd_load_acquire(&mqd_control_worker(r->options.control, mqd_control_worker_count(r->options.control))->generation);
-    for (uint32_t index = 0; index < r->check_used; index++) {
-        struct mqd_check *check = &r->checks[index];
-        if (!check->used || !check->sent || check->acceptor_generation == generation)
-            continue;
-        check->sent = 0;
-        if (mqd_list_empty(&check->parked)) {
-            check_end(r, check);
-            continue;
-        }
-        check->sequence++; /* C4 */
-        mqd_list_append(&r->check_queue, &check->node);
-    }
-    mqd_check_send_queued(r);
 }
