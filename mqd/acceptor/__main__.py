@@ -45,7 +45,10 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
     metadata, first_image = Metadata(), asyncio.Event()
 
     def on_metadata(message) -> None:
+        features = metadata.features
         metadata.apply(message)
+        if first_image.is_set() and metadata.features != features:
+            api_versions.publish(client.control, metadata)
         first_image.set()
         if broker.coordinators is not None:
             broker.coordinators.on_metadata(message)
@@ -76,8 +79,7 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
     await asyncio.wait({waiting, receiving, ended}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
     if metadata.version >= 0 and not ended.done():
-        for version, body in api_versions.bodies().items():
-            control.set_api_versions(version, body)
+        api_versions.publish(control, metadata)
         port = metrics.start(int(client.config.get("admin.port", "0")), broker.port)
         link.start(loop)
         coordinators.start()

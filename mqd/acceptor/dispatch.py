@@ -55,6 +55,7 @@ HANDLERS: dict[int, str] = {
     49: "alter_client_quotas",
     50: "describe_user_scram_credentials",
     55: "describe_quorum",
+    57: "update_features",
     60: "describe_cluster",
     61: "describe_producers",
     64: "unregister_broker",

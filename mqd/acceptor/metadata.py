@@ -21,6 +21,7 @@ class Metadata:
         self.group_configs: dict[str, dict[str, str]] = {}
         self.client_quotas: list[messages.ClientQuota] = []
         self.features: dict[str, int] = {}  # what was set; mqd.cluster.features.levels() adds the rest
+        self.features_version = 0  # of the message that changed them last
         self._sorted: list[str] | None = None
         self._visible_from: dict[bytes, list[tuple[int, int]]] = {}  # topic id -> (partitions from this index on, version), while it matters
 
@@ -46,7 +47,8 @@ class Metadata:
                     self.group_configs.pop(message.group_id, None)
             case messages.SettingsPut():
                 self.client_quotas = self.client_quotas if message.client_quotas is None else message.client_quotas
-                self.features = self.features if message.features is None else message.features
+                if message.features is not None:
+                    self.features, self.features_version = message.features, message.version
         self.version = message.version
 
     def _replace(self, image: messages.Image) -> None:
@@ -58,7 +60,7 @@ class Metadata:
         self.names = {topic.topic_id: topic.name for topic in image.topics}
         self.broker_config, self.broker_default_config = image.broker_config, image.broker_default_config
         self.group_configs = dict(image.group_configs)
-        self.client_quotas, self.features = image.client_quotas, image.features
+        self.client_quotas, self.features, self.features_version = image.client_quotas, image.features, image.version
         self._sorted = None
 
     def _put(self, message: messages.TopicPut) -> None:

@@ -11,6 +11,7 @@ from mqd import native
 from mqd.acceptor import throttle
 from mqd.cluster import controller_messages as messages
 from mqd.cluster.config_rules import RESOURCE_BROKER, RESOURCE_TOPIC
+from mqd.cluster.features import FEATURES, levels
 from mqd.cluster.metadata_log import MetadataLog
 from mqd.controller import quotas
 from mqd.native import QuotaKind
@@ -19,6 +20,7 @@ from mqd.protocol.framing import SUPPORTED
 from mqd.protocol.messages import (
     AlterClientQuotasRequest,
     AlterPartitionReassignmentsRequest,
+    ApiVersionsRequest,
     DescribeClientQuotasRequest,
     DescribeQuorumRequest,
     DescribeUserScramCredentialsRequest,
@@ -27,6 +29,7 @@ from mqd.protocol.messages import (
     ListPartitionReassignmentsRequest,
     MetadataRequest,
     UnregisterBrokerRequest,
+    UpdateFeaturesRequest,
 )
 from tests.unit.handler_broker import HandlerBroker
 
@@ -168,14 +171,15 @@ def test_quotas_reach_the_control_segment_with_the_default_behind(tmp_path: Path
     run(scenario, tmp_path)
 
 
-def test_quotas_outlive_a_restart(tmp_path: Path) -> None:
+def test_quotas_and_features_outlive_a_restart(tmp_path: Path) -> None:
     async def first(broker: HandlerBroker) -> None:
         await broker.ask(alter({"client-id": "c"}, {PRODUCE: 7.0}), 1)
+        assert (await broker.ask(update("metadata.version", 28, 2), 2)).error_code == 0
 
     async def again(broker: HandlerBroker) -> None:
         view = native.Quotas(broker.control)
         assert view.refresh() == 1 << QuotaKind.PRODUCE  # before any client asks
-        assert await described(broker, []) == {"c": {PRODUCE: 7.0}}
+        assert await described(broker, []) == {"c": {PRODUCE: 7.0}} and broker.metadata.features == {"metadata.version": 28}
         view.close()
 
     run(first, tmp_path)
@@ -253,6 +257,47 @@ def test_waiting_is_not_work() -> None:
         return await measured
 
     asyncio.run(main())
+
+
+# -- features ------------------------------------------------------------------------------------------------------------------
+
+
+def update(name: str, level: int, upgrade_type: int = 1, validate_only: bool = False) -> UpdateFeaturesRequest:
+    return UpdateFeaturesRequest(
+        feature_updates=[UpdateFeaturesRequest.FeatureUpdateKey(feature=name, max_version_level=level, upgrade_type=upgrade_type)], validate_only=validate_only
+    )
+
+
+def test_features_are_told_by_api_versions_and_change_by_update_features(tmp_path: Path) -> None:
+    feature = FEATURES["metadata.version"]
+
+    async def finalized(broker: HandlerBroker) -> dict[str, int]:
+        response = await broker.ask(ApiVersionsRequest(client_software_name="t", client_software_version="1"), 4)
+        assert {f.name: (f.min_version, f.max_version) for f in response.supported_features} == {f.name: (f.first, f.last) for f in FEATURES.values()}
+        return {f.name: f.max_version_level for f in response.finalized_features}
+
+    async def scenario(broker: HandlerBroker) -> None:
+        told = {name: level for name, level in levels({}).items() if level > 0}
+        assert await finalized(broker) == told
+        for request in (update("metadata.version", feature.last + 1), update("metadata.version", feature.first - 1), update("warp.drive", 1), update("metadata.version", feature.first, 1)):
+            for version in (1, 2):
+                response = await broker.ask(request, version)
+                assert response.error_code == ErrorCode.INVALID_UPDATE_VERSION and request.feature_updates[0].feature in response.error_message
+        assert (await broker.ask(UpdateFeaturesRequest(), 2)).error_code == ErrorCode.INVALID_REQUEST
+        assert (await broker.ask(update("metadata.version", feature.first, 2, validate_only=True), 2)).error_code == 0
+        assert await finalized(broker) == told
+        assert (await broker.ask(update("metadata.version", feature.first, 2), 1)).results[0].error_code == 0
+        assert (await finalized(broker))["metadata.version"] == feature.first
+        old = UpdateFeaturesRequest(feature_updates=[UpdateFeaturesRequest.FeatureUpdateKey(feature="metadata.version", max_version_level=feature.last)])
+        assert (await broker.ask(old, 0)).error_code == 0
+        assert (await finalized(broker))["metadata.version"] == feature.last
+
+    run(scenario, tmp_path)
+
+
+def test_levels_stored_by_another_version_count_as_the_nearest() -> None:
+    assert levels({"metadata.version": 99, "unknown": 4})["metadata.version"] == FEATURES["metadata.version"].last
+    assert "unknown" not in levels({"unknown": 4})
 
 
 # -- resources -----------------------------------------------------------------------------------------------------------------
