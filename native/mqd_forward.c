@@ -174,7 +174,7 @@ static void on_produce(struct mqd_reactor *r, const struct mqd_descriptor *descr
     append->peer_generation = descriptor->generation;
     append->forward_index = UINT32_MAX;
     append->acks_all = (descriptor->flags & MQD_PRODUCE_ACKS_ALL) != 0;
-    append->control = (descriptor->flags & MQD_PRODUCE_CONTROL) != 0;
+    append->control = descriptor->flags & MQD_PRODUCE_CONTROL ? MQD_STAGE_COORDINATOR | (descriptor->flags & MQD_PRODUCE_MARKER_BUMPED ? MQD_STAGE_MARKER_BUMPED : 0) : 0;
     append->guard = descriptor->b;
     append->base_offset = append->log_append_time_ms = append->log_start_offset = -1;
     struct mqd_batch batch;

@@ -149,6 +149,7 @@ enum mqd_descriptor_kind {
 #define MQD_PRODUCE_CONTROL 1     /* flags of PRODUCE: written by a coordinator; may hold control batches */
 #define MQD_PRODUCE_ACKS_ALL 2
 #define MQD_PRODUCE_ACKS_NONE 4
+#define MQD_PRODUCE_MARKER_BUMPED 8 /* with CONTROL: a marker of transactions v2, whose producer epoch is above that of what it ends (KIP-890) */
 #define MQD_CHECK_TRANSACTION 1   /* flags of CHECK: payload is struct mqd_check_transaction, partition_count entries, the transactional id's bytes */
 #define MQD_CHECK_RECORDS 2       /* payload is one compressed batch for a compacted topic: every record needs a key */
 #define MQD_RECORD_ERROR_COUNT_MAX 64

@@ -58,11 +58,11 @@ void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const str
         mqd_append_done(r, append, MQD_KAFKA_STORAGE_ERROR);
         return;
     }
-    int16_t error = mqd_partition_stage(owned->partition, batch, bytes, patch_in_place, append->control ? MQD_STAGE_COORDINATOR : 0, append->guard, r->wall_ms, &result);
+    int16_t error = mqd_partition_stage(owned->partition, batch, bytes, patch_in_place, append->control, append->guard, r->wall_ms, &result);
     if (error == MQD_STAGE_FULL) { /* as many as one write takes */
         mqd_owner_write_all(r);
         owned = owned_of(r, append->slot);
-        error = owned ? mqd_partition_stage(owned->partition, batch, bytes, patch_in_place, append->control ? MQD_STAGE_COORDINATOR : 0, append->guard, r->wall_ms, &result) : MQD_KAFKA_STORAGE_ERROR;
+        error = owned ? mqd_partition_stage(owned->partition, batch, bytes, patch_in_place, append->control, append->guard, r->wall_ms, &result) : MQD_KAFKA_STORAGE_ERROR;
     }
     if (error == MQD_STAGE_VERIFY) {
         if (append->request) {

@@ -116,7 +116,7 @@ struct mqd_append {
     uint8_t acks_all;
     uint8_t pinned;              /* enum mqd_pin */
     uint8_t done;
-    uint8_t control;
+    uint8_t control;             /* enum mqd_stage_flags */
     uint8_t ordered;             /* counts in request->undecided: the connection's later requests wait for it (mqd_check.c) */
     uint8_t awaits_verification; /* counts in request->awaiting */
     uint32_t check_index;        /* its place in check's payload */
