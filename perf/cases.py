@@ -10,6 +10,7 @@ import time
 import urllib.request
 from collections.abc import Callable
 
+from perf import compaction as compaction_bench
 from perf import loading
 from perf.accounting import CpuTime, cpu_time, pss_bytes
 from perf.bench import Bench
@@ -306,8 +307,15 @@ def disk(bench: Bench) -> None:
     bench.add("fdatasync of 1 KiB, p50", "µs", values)
 
 
+def compaction(bench: Bench) -> None:
+    """The last value of each key out of 1 KiB records, by one core."""
+    for codec, target in (("none", 100.0), ("zstd", None)):
+        values = [compaction_bench.megabytes_per_cpu_second(bench.brokers.directory, codec) for _ in bench.repeat(f"compaction, {codec}", 3)]
+        bench.add(f"compaction of 1 KiB records, {'uncompressed' if codec == 'none' else codec}", "MB/s per CPU-second", values, target, at_least=True)
+
+
 # In the order in which they run: the largest first, since it touches the memory that the others then find warm.
 CASES: dict[str, Callable[[Bench], None]] = {
     "ready_full": ready_full, "ready": ready, "idle": idle, "disk": disk, "latency": latency, "produce": produce, "fetch": fetch, "parked": parked,
-    "partitions": partitions, "forward": forward, "flush": flush,
+    "partitions": partitions, "forward": forward, "flush": flush, "compaction": compaction,
 }

@@ -19,7 +19,7 @@ from mqd import native
 from mqd.acceptor.broker import OWNER_NONE, Broker
 from mqd.acceptor.handlers.describe_log_dirs import size_of
 from mqd.base import logging
-from mqd.log import damage
+from mqd.log import compaction_report, damage
 
 PORT_OFFSET = 552  # from the first listener's port: 9644 beside 9092
 SIZES_KEPT_S = 10.0
@@ -136,6 +136,7 @@ class Metrics:
             yield from self._workers()
             yield from self._partitions()
             yield from self._disks()
+            yield from self._compaction()
             used, total = self._arena()
             yield GaugeMetricFamily("mqd_acceptor_arena_extents_used", "Extents of the acceptor's arena that hold answers", value=used)
             yield GaugeMetricFamily("mqd_acceptor_arena_extents_max", "Extents of the acceptor's arena", value=total)
@@ -202,6 +203,25 @@ class Metrics:
                             continue  # the directory is offline; mqd_partition_online says so
             self._sizes, self._sizes_at = sizes, time.monotonic()
         return self._sizes
+
+    def _compaction(self) -> Iterator[Any]:
+        sums = {
+            "runs": "Compactions of a partition that ended well", "failures": "Compactions that failed, or met what they cannot read", "read_bytes": "Bytes read by compaction",
+            "written_bytes": "Bytes written by compaction", "records_read": "Records looked at by compaction", "records_kept": "Records that compaction kept",
+            "seconds": "Time spent in compaction, throttling included",
+        }
+        families = {name: CounterMetricFamily(f"mqd_compaction_{name}", text, labels=["worker"]) for name, text in sums.items()}
+        labels = ["topic", "partition"]
+        dirty = GaugeMetricFamily("mqd_compaction_dirty_ratio", "Share of a compacted partition that was dirty when it was last looked at", labels=labels)
+        uncleanable = GaugeMetricFamily("mqd_compaction_uncleanable", "1: the partition cannot be compacted; the worker's log says why", labels=labels)
+        for worker in range(self._worker_count):
+            report = compaction_report.read(self._run_dir, worker)
+            for name, family in families.items():
+                family.add_metric([str(worker)], getattr(report, name))
+            for one in report.partitions:
+                dirty.add_metric([one.topic, str(one.partition)], one.dirty_ratio)
+                uncleanable.add_metric([one.topic, str(one.partition)], bool(one.uncleanable))
+        yield from (*families.values(), dirty, uncleanable)
 
     def _disks(self) -> Iterator[Any]:
         free = GaugeMetricFamily("mqd_log_dir_free_bytes", "Bytes that the broker may still use", labels=["directory"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -240,6 +241,8 @@ def test_a_damaged_log_is_left_as_it_is_and_named(start_broker) -> None:
         alter(kafka, "bad", "cleanup.policy", "compact")
         good.write(200)
         eventually(lambda: ("bad", 0) in uncleanable(broker), lambda: broker.logs())
+        with urllib.request.urlopen(f"http://127.0.0.1:{broker.status()['metrics_port']}/metrics", timeout=20) as answer:
+            assert 'mqd_compaction_uncleanable{partition="0",topic="bad"} 1.0' in answer.read().decode()
         assert "CRC" in uncleanable(broker)["bad", 0] and segment.name in uncleanable(broker)["bad", 0]
         assert segment.read_bytes() == bytes(data)
         wait_compacted(broker, "good")
