@@ -42,7 +42,6 @@ def log_options(broker: Mapping[str, str], topic: Mapping[str, str], internal: b
         "compacted": "compact" in value("cleanup.policy"),
         "readonly": False,
         "transaction_verification": broker_value(broker, "transaction.partition.verification.enable"),
-        "transaction_verification": broker_value(broker, "transaction.partition.verification.enable"),
     }
 
 
