@@ -28,6 +28,7 @@ from mqd.group.classic_state import COMPLETING, CONSUMER_PROTOCOL, EMPTY, STABLE
 from mqd.group.consumer import DEADLINE_TIMER as CONSUMER_TIMER
 from mqd.group.consumer import ConsumerGroup
 from mqd.group.consumer_cluster import Cluster, FixedCluster
+from mqd.group.consumer_describe import holders
 from mqd.group.consumer_events import ConsumerDescribe, ConsumerHeartbeat
 from mqd.group.offsets import EXPIRATION_TIMER, KEEP, OFFSET_EVENTS, CommitOffsets, Offsets, OffsetsSettings
 from mqd.group.records import GROUP_METADATA, OFFSET_COMMIT, decode_offset_key, key_type_of
@@ -95,7 +96,7 @@ class Group:
         return Listed(self.group_id, self.classic.protocol_type or "", self.state_name, "classic")
 
     def held_up_by(self) -> list[Holder]:
-        return self.classic.held_up_by() if self.consumer is None else []
+        return self.classic.held_up_by() if self.consumer is None else holders(self.consumer)
 
     def described(self) -> DescribeGroupsResponse.Group | None:
         """For DescribeGroups; None: no such classic group."""
@@ -254,6 +255,9 @@ class Group:
     def on_loaded(self, now_ms: int) -> list[Action]:
         if self.consumer is not None and not self.consumer.is_persisted:
             self.consumer = None  # what was written of it was taken back
+        if self.consumer is not None and self.classic.is_persisted:  # a damaged log: one tombstone is missing
+            self.consumer.pending.append((classic_records.encode_key(self.group_id), None))
+            self.classic = ClassicGroup(self.group_id, self.classic.settings)
         members = self.consumer.on_loaded(now_ms) if self.consumer is not None else self.classic.on_loaded(now_ms)
         return members + self.offsets.on_loaded(now_ms) + self._arm_expire(now_ms)
 

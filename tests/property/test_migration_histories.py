@@ -1,0 +1,85 @@
+"""Groups between the two protocols, held against migration_histories.py; planted bugs are found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from mqd.group import migration
+from mqd.group.classic import ClassicGroup
+from mqd.group.consumer import ConsumerGroup
+from mqd.group.consumer_classic import ClassicSide
+from mqd.group.group import Group
+from tests.property.migration_histories import MigrationHistory
+
+QUICK_SEEDS = 20
+PLANTED_SEEDS = 40
+STEPS = 400
+
+
+def test_histories() -> None:
+    kinds = [MigrationHistory(seed).run(STEPS).kinds for seed in range(QUICK_SEEDS)]
+    steps = {step for one in kinds for step in zip(one, one[1:])}
+    assert {("classic", "consumer"), ("consumer", "classic")} <= steps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", range(10))
+def test_many_histories(share: int) -> None:
+    for seed in range(1_000 + 100 * share, 1_100 + 100 * share):
+        MigrationHistory(seed).run(STEPS)
+
+
+def loses_what_members_have(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(migration, "decode_assignment", lambda data: {})
+
+
+def leaves_requests_without_an_answer(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(migration, "dismissed", lambda classic: [])
+
+
+def leaves_the_consumer_group_in_the_log(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ConsumerGroup, "delete_all", lambda self: [])
+
+
+def leaves_the_classic_group_in_the_log(patch: pytest.MonkeyPatch) -> None:
+    original = migration._records
+    patch.setattr(migration, "_records", lambda classic, group: [record for record in original(classic, group) if record[1] is not None])
+
+
+def never_downgrades(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Group, "_downgrade", lambda self, consumer, now_ms: 1 / 0)
+
+
+def does_not_rebalance_after_a_downgrade(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ClassicGroup, "take_over", lambda self, value, now_ms: (self.replay(value), [])[1])
+
+
+def believes_that_a_classic_member_has_let_go(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ClassicSide, "_owned", lambda self, subscription: {})
+
+
+def never_sends_a_classic_member_to_join(patch: pytest.MonkeyPatch) -> None:
+    original = ClassicSide.on_heartbeat
+
+    def on_heartbeat(self, event, now_ms, replies) -> None:
+        original(self, event, now_ms, replies)
+        if replies[-1].response.error_code == 27:
+            replies[-1].response.error_code = 0
+
+    patch.setattr(ClassicSide, "on_heartbeat", on_heartbeat)
+
+
+PLANTED: list[Callable[[pytest.MonkeyPatch], None]] = [
+    loses_what_members_have, leaves_requests_without_an_answer, leaves_the_consumer_group_in_the_log, leaves_the_classic_group_in_the_log, never_downgrades,
+    does_not_rebalance_after_a_downgrade, believes_that_a_classic_member_has_let_go, never_sends_a_classic_member_to_join,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_a_planted_bug_is_found(plant: Callable[[pytest.MonkeyPatch], None]) -> None:
+    with pytest.MonkeyPatch.context() as patch, pytest.raises((AssertionError, KeyError, ZeroDivisionError)):
+        plant(patch)
+        for seed in range(PLANTED_SEEDS):
+            MigrationHistory(seed).run(STEPS)
