@@ -55,14 +55,14 @@ static void move_bytes(struct mqd_reactor *r, struct mqd_append *append, uint64_
 /* The frame may go before the check of the transaction is written. */
 static bool keep_transactional_id(struct mqd_reactor *r, struct mqd_request *request)
 {
-    int32_t bytes = request->transactional_id.size_bytes;
+    int32_t bytes = request->order.transactional_id.size_bytes;
     if (bytes <= 0 || request->transactional_id_kept)
         return true;
     uint8_t *copy = mqd_request_hold(r, request, (uint64_t)bytes) ? malloc((size_t)bytes) : NULL;
     if (!copy)
         return false;
-    memcpy(copy, request->transactional_id.bytes, (size_t)bytes);
-    request->transactional_id.bytes = copy;
+    memcpy(copy, request->order.transactional_id.bytes, (size_t)bytes);
+    request->order.transactional_id.bytes = copy;
     request->transactional_id_kept = 1;
     return true;
 }
@@ -106,8 +106,21 @@ static int16_t gone(const struct mqd_request *request)
 
 /* ---- order ---- */
 
-void mqd_check_order(struct mqd_append *append)
+static void know_order(struct mqd_reactor *r, struct mqd_request *request)
 {
+    const struct mqd_produce_request *produce = r->producing;
+    if (request->order_known)
+        return;
+    request->order_known = 1;
+    request->order = (struct mqd_request_order){.timeout_ms = produce->timeout_ms, .required_acks = produce->required_acks, .answer_by_ms = INT64_MAX, .producer_id = -1,
+                                                .transactional_id = produce->transactional_id};
+    if (produce->required_acks == -1)
+        request->order.answer_by_ms = r->now_ms + (produce->timeout_ms > 0 ? produce->timeout_ms : 1);
+}
+
+void mqd_check_order(struct mqd_reactor *r, struct mqd_append *append)
+{
+    know_order(r, append->request);
     if (!append->ordered)
         append->request->undecided++;
     append->ordered = 1;
@@ -182,16 +195,17 @@ bool mqd_check_expire(struct mqd_reactor *r, struct mqd_append *append)
 /* ---- transactions ---- */
 
 /* As Kafka: a transactional batch needs the request's transactional id (which is what authorises it), and all of a request are of one producer. */
-int16_t mqd_check_transaction(struct mqd_request *request, const struct mqd_batch *batch, const char **message)
+int16_t mqd_check_transaction(struct mqd_reactor *r, struct mqd_request *request, const struct mqd_batch *batch, const char **message)
 {
-    if (request->transactional_id.size_bytes < 0) {
+    know_order(r, request);
+    if (request->order.transactional_id.size_bytes < 0) {
         *message = "a transactional batch in a request without transactional id";
         return MQD_KAFKA_TRANSACTIONAL_ID_AUTHORIZATION_FAILED;
     }
-    if (request->producer_id < 0) {
-        request->producer_id = batch->producer_id;
-        request->producer_epoch = batch->producer_epoch;
-    } else if (request->producer_id != batch->producer_id || request->producer_epoch != batch->producer_epoch) {
+    if (request->order.producer_id < 0) {
+        request->order.producer_id = batch->producer_id;
+        request->order.producer_epoch = batch->producer_epoch;
+    } else if (request->order.producer_id != batch->producer_id || request->order.producer_epoch != batch->producer_epoch) {
         *message = "transactional batches of more than one producer id or epoch in one request";
         return MQD_KAFKA_INVALID_PRODUCER_ID_MAPPING;
     }
@@ -237,7 +251,7 @@ static void ask_transaction(struct mqd_reactor *r, struct mqd_request *request)
     mqd_list_init(&parked);
     uint64_t batch_bytes = collect(request, &parked, &count);
     bool copy = batch_bytes <= COPY_BYTES_MAX;
-    uint32_t id_bytes = (uint32_t)request->transactional_id.size_bytes;
+    uint32_t id_bytes = (uint32_t)request->order.transactional_id.size_bytes;
     uint64_t payload_bytes = sizeof(struct mqd_check_transaction) + (uint64_t)count * sizeof(struct mqd_check_partition) + id_bytes;
     struct mqd_check *check = mqd_check_take(r, payload_bytes + (copy ? batch_bytes : 0), copy ? 0 : batch_bytes);
     if (!check) {
@@ -247,11 +261,11 @@ static void ask_transaction(struct mqd_reactor *r, struct mqd_request *request)
     check->kind = MQD_CHECK_TRANSACTION;
     check->size_bytes = (uint32_t)payload_bytes;
     uint8_t *at = r->options.arenas[r->options.self] + check->offset;
-    struct mqd_check_transaction head = {.producer_id = request->producer_id, .producer_epoch = request->producer_epoch, .version = request->version, .acks = request->required_acks,
-                                         .id_bytes = (uint16_t)id_bytes, .partition_count = count, .timeout_ms = request->timeout_ms};
+    struct mqd_check_transaction head = {.producer_id = request->order.producer_id, .producer_epoch = request->order.producer_epoch, .version = request->version, .acks = request->order.required_acks,
+                                         .id_bytes = (uint16_t)id_bytes, .partition_count = count, .timeout_ms = request->order.timeout_ms};
     memcpy(at, &head, sizeof head);
     at += sizeof head;
-    memcpy(at + (uint64_t)count * sizeof(struct mqd_check_partition), request->transactional_id.bytes, id_bytes);
+    memcpy(at + (uint64_t)count * sizeof(struct mqd_check_partition), request->order.transactional_id.bytes, id_bytes);
     uint64_t batch_at = check->offset + payload_bytes;
     struct topic_walk walk = {0};
     struct mqd_node *node;
@@ -327,7 +341,7 @@ bool mqd_check_keys(struct mqd_reactor *r, struct mqd_append *append, const stru
 {
     int32_t unkeyed[MQD_RECORD_ERROR_COUNT_MAX];
     if (batch->attributes & 7) {
-        mqd_check_order(append);
+        mqd_check_order(r, append);
         ask_records(r, append);
         return false;
     }

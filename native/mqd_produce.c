@@ -55,7 +55,7 @@ static int measure(const uint8_t *body, uint32_t size_bytes, int16_t version, st
     return mqd_produce_end(&walk);
 }
 
-static int16_t check_batch(const struct mqd_produce_partition *partition, struct mqd_request *request, struct mqd_batch *batch, const char **message)
+static int16_t check_batch(struct mqd_reactor *r, const struct mqd_produce_partition *partition, struct mqd_request *request, struct mqd_batch *batch, const char **message)
 {
     if (partition->size_bytes <= 0) {
         *message = "the partition came without a record batch";
@@ -67,7 +67,7 @@ static int16_t check_batch(const struct mqd_produce_partition *partition, struct
         return MQD_KAFKA_INVALID_RECORD;
     }
     if (error == 0 && (batch->attributes & ATTRIBUTE_TRANSACTIONAL))
-        error = mqd_check_transaction(request, batch, message);
+        error = mqd_check_transaction(r, request, batch, message);
     if (error == 0 && request->version < ZSTD_SINCE_VERSION && (batch->attributes & 7) == 4) {
         *message = "zstd needs Produce version 7 or newer";
         return MQD_KAFKA_UNSUPPORTED_COMPRESSION_TYPE;
@@ -88,7 +88,7 @@ static void route(struct mqd_reactor *r, struct mqd_request *request, struct mqd
         mqd_append_done(r, append, MQD_KAFKA_INVALID_TOPIC);
         return;
     }
-    int16_t error = check_batch(partition, request, &batch, &append->message);
+    int16_t error = check_batch(r, partition, request, &batch, &append->message);
     if (error) {
         mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
         mqd_log(r, 4, request->connection ? request->connection->id : 0, topic->slots[partition->partition_index], "batch refused: %s",
@@ -102,7 +102,7 @@ static void route(struct mqd_reactor *r, struct mqd_request *request, struct mqd
     append->pinned = MQD_PIN_FRAME;
     request->arena_pins++;
     if (batch.attributes & ATTRIBUTE_TRANSACTIONAL)
-        mqd_check_order(append);
+        mqd_check_order(r, append);
     if (mqd_load_relaxed(&mqd_control_partition(r->options.control, append->slot)->compacted) && !mqd_check_keys(r, append, &batch))
         return;
     mqd_append_deliver(r, append, &batch);
@@ -168,6 +168,18 @@ static void produce_topics(struct mqd_reactor *r, struct mqd_request *request, s
     }
 }
 
+static int64_t answer_by(const struct mqd_reactor *r, const struct mqd_produce_request *produce)
+{
+    return r->now_ms + (produce->timeout_ms > 0 ? produce->timeout_ms : 1);
+}
+
+/* A check may have armed it already. */
+static void arm_earlier(struct mqd_reactor *r, struct mqd_request *request, int64_t deadline_ms)
+{
+    if (!request->timer_armed || deadline_ms < request->deadline_ms)
+        mqd_timer_arm(r, request, deadline_ms);
+}
+
 void mqd_produce_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header, uint8_t *frame, uint32_t size_bytes, int64_t arena_offset)
 {
     struct mqd_produce_request produce;
@@ -182,26 +194,23 @@ void mqd_produce_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
         return;
     }
     request->no_reply = produce.required_acks == 0;
-    request->required_acks = produce.required_acks;
-    request->timeout_ms = produce.timeout_ms;
-    request->answer_by_ms = produce.required_acks == -1 ? r->now_ms + (produce.timeout_ms > 0 ? produce.timeout_ms : 1) : INT64_MAX;
-    request->transactional_id = produce.transactional_id;
-    request->producer_id = -1;
     request->undecided = 1; /* as `pending` */
     mqd_throttle_charge(r, c, MQD_QUOTA_PRODUCE, size_bytes);
     mqd_arena_hold(r->arena, (uint64_t)arena_offset);
     request->arena_offset = arena_offset;
     request->pending = append_count + 1; /* + 1: not before all are routed */
     request->arena_pins = 1;             /* an append that is refused at once must not release the bytes of those after it */
+    r->producing = &produce;
     produce_topics(r, request, &produce);
+    r->producing = NULL;
     if (--request->arena_pins == 0) {
         mqd_arena_release(r->arena, (uint64_t)request->arena_offset);
         request->arena_offset = -1;
     }
     if (--request->pending == 0)
         mqd_request_complete(r, request);
-    else if (produce.required_acks == -1 && (!request->timer_armed || request->answer_by_ms < request->deadline_ms))
-        mqd_timer_arm(r, request, request->answer_by_ms);
+    else if (produce.required_acks == -1)
+        arm_earlier(r, request, answer_by(r, &produce));
     if (--request->undecided)
         mqd_check_routed(r, request);
 }
@@ -253,13 +262,13 @@ void mqd_append_done(struct mqd_reactor *r, struct mqd_append *append, int16_t e
  * REQUEST_TIMED_OUT says. */
 void mqd_produce_timeout(struct mqd_reactor *r, struct mqd_request *request)
 {
-    int64_t again_ms = INT64_MAX;
+    int64_t again_ms = INT64_MAX, answer_by_ms = request->order_known ? request->order.answer_by_ms : r->now_ms;
     for (uint32_t i = 0; i < request->append_count && request->complete == 0; i++) {
         struct mqd_append *append = &request->appends[i];
         if (append->done || mqd_check_expire(r, append))
             continue;
-        if (r->now_ms < request->answer_by_ms) {
-            again_ms = request->answer_by_ms < again_ms ? request->answer_by_ms : again_ms;
+        if (r->now_ms < answer_by_ms) {
+            again_ms = answer_by_ms < again_ms ? answer_by_ms : again_ms;
         } else if (append->pinned) { /* not written yet: the bytes are lent; look again soon */
             again_ms = r->now_ms + 10;
         } else {

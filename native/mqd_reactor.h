@@ -204,6 +204,14 @@ enum mqd_request_kind { MQD_REQUEST_READY, MQD_REQUEST_PRODUCE, MQD_REQUEST_FETC
 
 struct mqd_produce_topic_entry { struct mqd_topic_key key; uint32_t append_count; uint8_t name[MQD_TOPIC_NAME_BYTES_MAX + 3]; };
 
+struct mqd_request_order { /* what is kept of a Produce whose appends order their connection; most need none of it */
+    int32_t timeout_ms;
+    int16_t required_acks, producer_epoch;
+    int64_t answer_by_ms;                 /* INT64_MAX: no acknowledgement is waited for by the clock */
+    int64_t producer_id;                  /* of its transactional batches, with producer_epoch; -1 = none yet */
+    struct mqd_text transactional_id;     /* in the frame, as long as an append pins it */
+};
+
 struct mqd_request {
     struct mqd_request *next;             /* of the connection, in order; or of the free list */
     struct mqd_connection *connection;    /* NULL: the client is gone, the work ends by itself */
@@ -221,19 +229,16 @@ struct mqd_request {
     uint32_t arena_pins;
     uint32_t undecided;                   /* appends that order the connection and are neither staged nor refused; see mqd_check.c */
     uint32_t awaiting;                    /* of these: those that the next check asks for */
-    int32_t timeout_ms;
-    int16_t required_acks, producer_epoch;
     uint8_t blocks;                       /* counts in connection->blocked */
+    uint8_t order_known;                  /* `order` is filled */
     uint8_t transactional_id_kept;        /* on the heap: the frame is gone */
     uint8_t refused;                      /* an append has a refusal */
-    int64_t answer_by_ms;                 /* INT64_MAX: no acknowledgement is waited for by the clock */
-    int64_t producer_id;                  /* of its transactional batches, with producer_epoch; -1 = none yet */
-    struct mqd_text transactional_id;     /* in the frame, as long as an append pins it */
     uint32_t topic_count, append_count;
     struct mqd_produce_topic_entry *topics;
     struct mqd_append *appends;
     struct mqd_append inline_append;
     struct mqd_produce_topic_entry inline_topic;
+    struct mqd_request_order order;       /* when order_known */
     /* fetch */
     struct mqd_fetch_set *set;
     int32_t wait_ms, bytes_min, bytes_max;
@@ -427,6 +432,7 @@ struct mqd_reactor {
     uint32_t timer_count, timer_capacity;
     uint64_t heap_bytes;
 
+    const struct mqd_produce_request *producing; /* while its appends are routed */
     struct mqd_node to_write, to_wake;
     uint64_t group_commit_deadline_ns;
     struct mqd_append *free_appends;
@@ -580,9 +586,9 @@ void mqd_describe_release(struct mqd_reactor *r, const struct mqd_descriptor *de
 void mqd_describe_acceptor_died(struct mqd_reactor *r);
 
 /* mqd_check.c */
-int16_t mqd_check_transaction(struct mqd_request *request, const struct mqd_batch *batch, const char **message); /* 0, or why the batch cannot be of a transaction */
+int16_t mqd_check_transaction(struct mqd_reactor *r, struct mqd_request *request, const struct mqd_batch *batch, const char **message); /* 0, or why the batch cannot be of a transaction */
 bool mqd_check_keys(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_batch *batch); /* of a compacted topic; false: it is done, or the acceptor looks */
-void mqd_check_order(struct mqd_append *append);                             /* later requests of its connection may not overtake it */
+void mqd_check_order(struct mqd_reactor *r, struct mqd_append *append);      /* while it is routed: later requests of its connection may not overtake it */
 void mqd_check_decided(struct mqd_reactor *r, struct mqd_append *append);    /* it is ordered no more: its place in the log is sure, or it has none */
 void mqd_check_routed(struct mqd_reactor *r, struct mqd_request *request);   /* all of a request are on their way, some undecided */
 void mqd_check_verify(struct mqd_reactor *r, struct mqd_append *append, int64_t guard); /* the owner wants to know of its transaction */

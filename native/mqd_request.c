@@ -108,7 +108,7 @@ void mqd_request_free(struct mqd_reactor *r, struct mqd_request *request)
     for (uint32_t i = 0; request->refused && i < request->append_count; i++)
         free(request->appends[i].refusal);
     if (request->transactional_id_kept)
-        free((void *)(uintptr_t)request->transactional_id.bytes);
+        free((void *)(uintptr_t)request->order.transactional_id.bytes);
     if (request->appends != &request->inline_append)
         free(request->appends);
     if (request->topics != &request->inline_topic)
