@@ -160,7 +160,7 @@ def _coordinators() -> list[Property]:
         Property("group.consumer.max.session.timeout.ms", "int", "60000", "The longest one.", minimum=1),
         Property("group.consumer.heartbeat.interval.ms", "int", "5000", "How often members of consumer groups send heartbeats; who waits for partitions is told to come sooner.", minimum=1),
         Property(
-            "group.consumer.heartbeat.interval.quick.ms", "int", "500",
+            "group.consumer.heartbeat.interval.quick.ms", "int", "300",
             "(mqd) While all consumer groups together have few members, they are told to send heartbeats this often, so that they hear of a rebalance sooner; with more members it is a"
             " millisecond for each, up to group.consumer.heartbeat.interval.ms. A group with a consumer.heartbeat.interval.ms of its own keeps that.", minimum=1,
         ),
