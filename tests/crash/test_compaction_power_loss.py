@@ -80,7 +80,7 @@ def test_a_power_cut_at_any_moment_of_a_compaction_loses_nothing(tmp_path: Path,
     log, before, operations = recorded(tmp_path, seed)
     assert len(operations) > 100
     chance = random.Random(f"{seed} cuts")
-    cuts = sorted(chance.randrange(len(operations) + 1) for _ in range(rounds(CUTS, 2000)))
+    cuts = sorted(chance.randrange(len(operations) + 1) for _ in range(rounds(CUTS, 600)))
     disk, position = Disk(), 0
     for operation in before:
         disk.apply(operation)
