@@ -17,7 +17,7 @@ from mqd.protocol.messages import InitProducerIdRequest, ProduceRequest
 from mqd.protocol.records import CRC_START, HEADER_BYTES, Record, decode_records, encode_batch
 from tests.broker import Broker
 from tests.interaction.traffic import (
-    INIT_PRODUCER_ID, INVALID_RECORD, PRODUCE, Watch, batch, create_topic, log_end, must_produce, one_outcome, produce, read_batches, topic_name,
+    INIT_PRODUCER_ID, INVALID_RECORD, PRODUCE, Watch, batch, create_topic, eventually, log_end, must_produce, one_outcome, produce, read_batches, topic_name,
 )
 from tests.interaction.transactional import RawProducer
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
@@ -113,7 +113,7 @@ def test_without_acknowledgement_it_is_written_all_the_same(kafka: KafkaConnecti
             data = [ProduceRequest.TopicData(name=topic, partition_data=[ProduceRequest.PartitionData(index=0, records=keyed(b"%d" % number, compression="gzip"))])]
             silent.send(PRODUCE, 9, ProduceRequest(acks=0, timeout_ms=30_000, topic_data=data), expect_response=False)
         silent.call(18, 0)
-    assert log_end(kafka, topic, 0) == 20
+    eventually(lambda: log_end(kafka, topic, 0) == 20, "all of it is flushed")
     with KafkaConnection("127.0.0.1", shared_broker.port) as silent, pytest.raises(ConnectionEnded):
         data = [ProduceRequest.TopicData(name=topic, partition_data=[ProduceRequest.PartitionData(index=0, records=keyed(None, compression="gzip"))])]
         silent.send(PRODUCE, 9, ProduceRequest(acks=0, timeout_ms=30_000, topic_data=data), expect_response=False)
