@@ -106,15 +106,18 @@ class TransactionService:
 
     # -- markers -----------------------------------------------------------------------------------------------------------
 
-    def append_marker(self, topic: str, partition: int, producer_id: int, producer_epoch: int, coordinator_epoch: int, commit: bool) -> "asyncio.Future[object]":
+    def append_marker(
+        self, topic: str, partition: int, producer_id: int, producer_epoch: int, coordinator_epoch: int, commit: bool, is_bumped: bool = False
+    ) -> "asyncio.Future[object]":
         assert self._log is not None
         if topic == GROUPS:
-            task = asyncio.get_running_loop().create_task(self.groups.write_marker(partition, producer_id, producer_epoch, coordinator_epoch, commit))
+            marker = self.groups.write_marker(partition, producer_id, producer_epoch, coordinator_epoch, commit, is_bumped)
+            task = asyncio.get_running_loop().create_task(marker)
             self._tasks.add(task)  # type: ignore[arg-type]
             task.add_done_callback(self._tasks.discard)
             return task  # type: ignore[return-value]
         batch = marker_batch(producer_id, producer_epoch, coordinator_epoch, commit, self._now_ms())
-        return self._log.append_nowait(topic, partition, batch)  # type: ignore[return-value]
+        return self._log.append_nowait(topic, partition, batch, is_bumped=is_bumped)  # type: ignore[return-value]
 
     # -- CHECK -------------------------------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ Value = int | float | bool | str | list[str]
 ENVIRONMENT_PREFIX = "MQD_"
 # Variables of that prefix that are not properties: the command line's, and those of tests and measurements.
 ENVIRONMENT_RESERVED = frozenset({"MQD_BOOTSTRAP", "MQD_CONFIG", "MQD_DATA_DIR", "MQD_DEBUG", "MQD_PYTHON", "MQD_WORKERS"})
-ENVIRONMENT_RESERVED_PREFIXES = ("MQD_TEST_", "MQD_PERF_", "MQD_FAULT_", "MQD_RUN_")
+ENVIRONMENT_RESERVED_PREFIXES = ("MQD_TEST_", "MQD_CRASH_", "MQD_PERF_", "MQD_FAULT_", "MQD_RUN_")
 _ARENA_GRAIN_BYTES = 65536
 _LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1")
 

@@ -140,6 +140,7 @@ class _State:
             self._unreadable(key, error)
             return
         self.loaded.transactions.setdefault(producer_id, {})[name] = None
+        self.loaded.epochs[producer_id] = epoch
 
     def _unreadable(self, key: bytes, error: Exception) -> None:
         self.problem("a coordinator's record cannot be read and does not count", key=repr(key[:80]), reason=str(error))

@@ -17,7 +17,7 @@ import struct
 from typing import NamedTuple, Protocol
 
 from mqd.base import logging
-from mqd.native import PRODUCE_ACKS_ALL, PRODUCE_CONTROL, crc32c
+from mqd.native import PRODUCE_ACKS_ALL, PRODUCE_CONTROL, PRODUCE_MARKER_BUMPED, crc32c
 from mqd.protocol.errors import ErrorCode, error_name
 from mqd.protocol.records import CONTROL, HEADER, HEADER_BYTES, LENGTH_BYTES, TRANSACTIONAL
 
@@ -81,11 +81,14 @@ class Log:
     def pending_count(self) -> int:
         return len(self._pending)
 
-    def append_nowait(self, topic: str, partition: int, batch: bytes, leader_epoch: int = -1, control: bool = True) -> asyncio.Future[int]:
-        """Queues one record batch. The future gives its base offset when it is below the high watermark, or raises AppendError. `leader_epoch` -1: whichever is in force."""
+    def append_nowait(
+        self, topic: str, partition: int, batch: bytes, leader_epoch: int = -1, control: bool = True, is_bumped: bool = False
+    ) -> asyncio.Future[int]:
+        """Queues one record batch. The future gives its base offset when it is below the high watermark, or raises AppendError. `leader_epoch` -1: whichever is in force.
+        `is_bumped`: a marker of transactions v2, refused with INVALID_PRODUCER_EPOCH by a partition that has it already."""
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         try:
-            self._send(topic, partition, batch, leader_epoch, control, future)
+            self._send(topic, partition, batch, leader_epoch, (PRODUCE_CONTROL if control else 0) | (PRODUCE_MARKER_BUMPED if is_bumped else 0), future)
         except AppendError as error:
             future.set_exception(error)
         return future
@@ -98,7 +101,7 @@ class Log:
         """Ends a producer's transaction in one partition. For partitions of __consumer_offsets use the group coordinator's: its state changes with the marker."""
         return await self.append(topic, partition, marker_batch(producer_id, producer_epoch, coordinator_epoch, commit, timestamp_ms))
 
-    def _send(self, topic: str, partition: int, batch: bytes, leader_epoch: int, control: bool, future: asyncio.Future[int]) -> None:
+    def _send(self, topic: str, partition: int, batch: bytes, leader_epoch: int, flags: int, future: asyncio.Future[int]) -> None:
         size = len(batch)
         if size > BATCH_BYTES_MAX:
             raise AppendError(ErrorCode.RECORD_LIST_TOO_LARGE)
@@ -111,8 +114,7 @@ class Log:
         token = self._token_base | self._next
         self._pending[token] = _Append(future, served.owner, served.owner_generation, size)
         self._bytes += size
-        flags = PRODUCE_ACKS_ALL | (PRODUCE_CONTROL if control else 0)
-        self._sender.send_batch(served.owner, token, served.slot, batch, flags, leader_epoch, served.owner_generation)
+        self._sender.send_batch(served.owner, token, served.slot, batch, PRODUCE_ACKS_ALL | flags, leader_epoch, served.owner_generation)
 
     # -- from the link -----------------------------------------------------------------------------------------------------
 

@@ -31,6 +31,8 @@ LOOK_S, LOOK_SLOW_S, LOOK_IDLE_S = 0.02, 0.25, 1.0  # how often partitions are l
 FIRST_LOOKS, FIRST_LOOK_S = 100, 0.005
 RETRY_S = 0.2  # before a shard that could not be written or loaded is tried again
 
+MARKER_REFUSALS = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED))  # by the partition's owner: nothing is in the log
+
 log = logging.get("coordinator")
 
 
@@ -232,8 +234,9 @@ class Coordinator:
         """Of the partition that the name belongs to, as loaded. Raises CoordinatorError."""
         return self._active(name)[1].leader_epoch
 
-    async def write_marker(self, partition: int, producer_id: int, producer_epoch: int, coordinator_epoch: int, commit: bool) -> None:
-        """Ends a producer's transaction in one partition of this coordinator's topic, in the log and in the cores. Raises CoordinatorError."""
+    async def write_marker(self, partition: int, producer_id: int, producer_epoch: int, coordinator_epoch: int, commit: bool, is_bumped: bool = False) -> None:
+        """Ends a producer's transaction in one partition of this coordinator's topic, in the log and in the cores. Raises CoordinatorError: with INVALID_PRODUCER_EPOCH
+        nothing was written, what is open is of a newer epoch (`is_bumped`: or of this one)."""
         if not 0 <= partition < len(self._places):
             raise CoordinatorError(ErrorCode.NOT_COORDINATOR)
         place = self._places[partition]
@@ -248,7 +251,7 @@ class Coordinator:
                 else:
                     future.set_exception(CoordinatorError(error))
 
-        place.shard.end_transaction(producer_id, producer_epoch, coordinator_epoch, commit, self._now_ms(), done)
+        place.shard.end_transaction(producer_id, producer_epoch, coordinator_epoch, commit, self._now_ms(), done, is_bumped)
         await future
 
     def _active(self, name: str) -> tuple[_Place, Shard]:
@@ -315,6 +318,8 @@ class Coordinator:
             return
         expected = shard.end_offset
         for batch, result in zip(unit.batches, results, strict=True):
+            if isinstance(result, AppendError) and result.error in MARKER_REFUSALS and shard.refuse(batch, result.error):
+                continue
             if isinstance(result, AppendError):
                 self._unload(place, int(ErrorCode.NOT_COORDINATOR if result.error == ErrorCode.NOT_LEADER_OR_FOLLOWER else ErrorCode.COORDINATOR_NOT_AVAILABLE), f"a write failed: {result}")
                 return

@@ -8,6 +8,8 @@ Invariants (check())
     H2  a reply (or another effect) leaves after everything that the same core has persisted before it is written, and those of one core leave in their order
     H3  a unit has at most one batch without a producer id: batches of a unit that fails in part never split what one batch would have kept together
     H4  a core that is_empty and has nothing under way is not kept; nor are its timers
+    H5  a marker ends what is open of its producer only if that is of the marker's epoch or before; a bumped one (KIP-890): only of an epoch before. Else it is refused,
+        and it has been written before
 """
 
 from collections.abc import Callable, Iterable
@@ -15,6 +17,7 @@ from collections.abc import Callable, Iterable
 from mqd.coordinator.actions import Action, Core, Cores, Effect, KeyValue, Persist, Reply, Timer, TransactionEnded
 from mqd.coordinator.log import BATCH_BYTES_MAX, RECORDS_MAX, marker_batch, record_size_max, records_batch
 from mqd.coordinator.timers import Timers
+from mqd.protocol.errors import ErrorCode
 
 _OVERHEAD_BYTES = 128
 
@@ -26,11 +29,14 @@ class TooLarge(Exception):
 class Batch:
     """What becomes one record batch."""
 
-    __slots__ = ("marker", "producer_epoch", "producer_id", "records", "size_bytes")
+    __slots__ = ("done", "ends_something", "marker", "producer_epoch", "producer_id", "records", "refusal", "size_bytes")
 
     def __init__(self, producer_id: int, producer_epoch: int, marker: tuple[int, bool] | None = None) -> None:
         self.producer_id, self.producer_epoch = producer_id, producer_epoch
         self.marker = marker  # (coordinator epoch, commit)
+        self.done: Callable[[int | None], None] | None = None  # of a marker: called with None when written, or with the error's code
+        self.ends_something = False  # cores have changed by this marker
+        self.refusal: int | None = None
         self.records: list[KeyValue] = []
         self.size_bytes = _OVERHEAD_BYTES
 
@@ -41,19 +47,18 @@ class Batch:
 
     @property
     def offset_count(self) -> int:
+        if self.refusal is not None:
+            return 0
         return 1 if self.marker is not None else len(self.records)
 
 
 class Unit:
-    """`done`: called with None when written, or with the error's code."""
-
-    __slots__ = ("batches", "done", "held", "names")
+    __slots__ = ("batches", "held", "names")
 
     def __init__(self) -> None:
         self.batches: list[Batch] = []
         self.names: dict[str, None] = {}
         self.held: list[tuple[str, Reply | Effect]] = []
-        self.done: list[Callable[[int | None], None]] = []
 
     @property
     def offset_count(self) -> int:
@@ -82,12 +87,13 @@ class Unit:
 class Loaded:
     """What the log of a partition adds up to."""
 
-    __slots__ = ("cores", "end_offset", "record_count", "skipped_count", "transactions")
+    __slots__ = ("cores", "end_offset", "epochs", "record_count", "skipped_count", "transactions")
 
     def __init__(self, end_offset: int) -> None:
         self.end_offset = end_offset
         self.cores: dict[str, Core] = {}
         self.transactions: dict[int, dict[str, None]] = {}  # producer id -> cores that hold something of its open transaction
+        self.epochs: dict[int, int] = {}  # of these producers
         self.record_count = 0
         self.skipped_count = 0
 
@@ -121,6 +127,7 @@ class Shard:
         self._cores = cores
         self._entries = {name: _Entry(core) for name, core in loaded.cores.items()}
         self._transactions = loaded.transactions
+        self._epochs = loaded.epochs
         self._reply = reply
         self._carry_out = carry_out
         self._wake = wake
@@ -165,14 +172,22 @@ class Shard:
         entry.timers.discard(what)
         return name
 
-    def end_transaction(self, producer_id: int, producer_epoch: int, coordinator_epoch: int, commit: bool, now_ms: int, done: Callable[[int | None], None]) -> None:
-        """Writes the marker; every core that has something pending of that producer learns of it. A unit keeps its order, so what was written before is before."""
+    def end_transaction(
+        self, producer_id: int, producer_epoch: int, coordinator_epoch: int, commit: bool, now_ms: int, done: Callable[[int | None], None], is_bumped: bool = False
+    ) -> None:
+        """Writes the marker; every core that has something pending of that producer learns of it. A unit keeps its order, so what was written before is before (H5)."""
+        if producer_epoch < self._epochs.get(producer_id, -1) + is_bumped:
+            done(int(ErrorCode.INVALID_PRODUCER_EPOCH))
+            return
         unit = self._gathering()
         batch = Batch(producer_id, producer_epoch, (coordinator_epoch, commit))
+        batch.done = done
         unit.batches.append(batch)
-        unit.done.append(done)
         event = TransactionEnded(producer_id, producer_epoch, commit)
-        for name in self._transactions.pop(producer_id, ()):
+        self._epochs.pop(producer_id, None)
+        names = self._transactions.pop(producer_id, {})
+        batch.ends_something = bool(names)
+        for name in names:
             entry = self._entries.get(name)
             if entry is None:
                 continue
@@ -233,6 +248,7 @@ class Shard:
         unit.names[name] = None
         if persist.producer_id >= 0:
             self._transactions.setdefault(persist.producer_id, {})[name] = None
+            self._epochs[persist.producer_id] = max(persist.producer_epoch, self._epochs.get(persist.producer_id, -1))
         self._wake()
 
     def next_unit(self) -> Unit | None:
@@ -241,6 +257,13 @@ class Shard:
             return None
         self.under_way = True
         return self._units[0]
+
+    def refuse(self, batch: Batch, error: int) -> bool:
+        """A batch of the unit under way was refused by the partition's owner, and takes no offset. False: cores rest on it, they are to be loaded anew."""
+        if batch.marker is None:
+            return False
+        batch.refusal = error
+        return not batch.ends_something
 
     def written(self) -> None:
         """The unit under way is below the high watermark: what rests on it may be said."""
@@ -253,8 +276,7 @@ class Shard:
                 entry.unit = None
                 if entry.core.is_empty:
                     self._drop(name, entry)
-        for done in unit.done:
-            done(None)
+        _tell(unit, None)
         for name, action in unit.held:
             self._say(name, action)
 
@@ -262,8 +284,7 @@ class Shard:
         """Whoever waits for a marker is told; requests are the runtime's to answer. The shard is not used afterwards."""
         units, self._units = self._units, []
         for unit in units:
-            for done in unit.done:
-                done(error)
+            _tell(unit, error)
         self._entries.clear()
 
     @property
@@ -278,3 +299,10 @@ class Shard:
         for name, entry in self._entries.items():
             assert entry.unit is None or (entry.unit in self._units and name in entry.unit.names), "H2"
             assert entry.unit is not None or not entry.core.is_empty, "H4"
+
+
+def _tell(unit: Unit, error: int | None) -> None:
+    """Whoever waits for a marker."""
+    for batch in unit.batches:
+        if batch.done is not None:
+            batch.done(error if batch.refusal is None else batch.refusal)

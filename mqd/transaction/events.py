@@ -94,10 +94,12 @@ class Description(msgspec.Struct, frozen=True):
 
 class WriteMarkers(Effect, frozen=True):
     """To be carried out until it is done; then MarkersWritten with `attempt`. Writing one twice does no harm: a partition in which the producer has no transaction takes it
-    without effect."""
+    without effect. `is_bumped`: the epoch is above the one that the transaction's records have, and the next transaction's will have it: a partition that knows it already
+    has got the marker, and refuses to take it again (KIP-890)."""
 
     partitions: tuple[Partition, ...]
     producer_id: int
     producer_epoch: int
     committed: bool
     attempt: int
+    is_bumped: bool = False

@@ -5,6 +5,8 @@ Invariants
     M2  a marker into a partition of __consumer_offsets waits until offsets that were verified for its producer before are written or refused: else one that comes behind
         the marker would begin a transaction that nobody ends
     M3  what cannot be written is tried again, later and later (RETRY_S), as long as that core lives; after a restart the log says what is left
+    M4  a bumped marker that is refused for its epoch has been written before (by a coordinator that died, or with an answer that was lost), and is done: whatever is open in
+        that partition is the producer's next transaction
 Bounds: what runs is bounded by the transactions that are being ended: one for each transactional id.
 
 Concurrency: the event loop's thread only. No task for a marker into a partition of users: thousands a second pass here.
@@ -27,8 +29,8 @@ WARN_AFTER = 10
 
 log = logging.get("transaction.markers")
 
-# (topic, partition, producer id, producer epoch, coordinator epoch, commit) -> done when the marker is below the high watermark; raises AppendError, CoordinatorError
-Append = Callable[[str, int, int, int, int, bool], "asyncio.Future[object]"]
+# (topic, partition, producer id, producer epoch, coordinator epoch, commit, is bumped) -> done when the marker is below the high watermark; raises AppendError, CoordinatorError
+Append = Callable[[str, int, int, int, int, bool, bool], "asyncio.Future[object]"]
 
 
 class Coordinating(Protocol):
@@ -112,7 +114,7 @@ class Markers:
 
     def _write(self, job: _Job, partition: Partition) -> None:
         effect = job.effect
-        future = self._append(partition[0], partition[1], effect.producer_id, effect.producer_epoch, job.coordinator_epoch, effect.committed)
+        future = self._append(partition[0], partition[1], effect.producer_id, effect.producer_epoch, job.coordinator_epoch, effect.committed, effect.is_bumped)
         future.add_done_callback(lambda done: self._on_written(job, partition, done))
 
     def _on_written(self, job: _Job, partition: Partition, done: "asyncio.Future[object]") -> None:
@@ -139,6 +141,8 @@ class Markers:
         if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             return not self._exists(*partition)
         if code == ErrorCode.INVALID_PRODUCER_EPOCH:
+            if job.effect.is_bumped:
+                return True  # M4
             log.warning("a partition has a newer epoch of a producer than its marker: it has ended that transaction", transactional_id=job.name, partition=_title(partition))
             return True
         return False

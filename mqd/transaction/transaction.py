@@ -320,7 +320,8 @@ class Transaction:
     def _write_markers(self, actions: list[Action]) -> None:
         self._attempt += 1
         committed = self.state == State.PREPARE_COMMIT
-        actions.append(WriteMarkers(tuple(self.partitions), self.producer_id, self.producer_epoch, committed, self._attempt))
+        is_bumped = self.client_version >= VERSION_2  # fencing counts as such: it moves the epoch too
+        actions.append(WriteMarkers(tuple(self.partitions), self.producer_id, self.producer_epoch, committed, self._attempt, is_bumped))
 
     def _on_markers_written(self, event: events.MarkersWritten, now_ms: int, actions: list[Action]) -> None:
         """Who ended the transaction is answered before the Complete record is written: it decides nothing."""

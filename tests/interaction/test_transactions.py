@@ -272,6 +272,31 @@ def test_an_administrator_aborts_everywhere_or_nowhere(shared_broker: Broker) ->
         assert fetch_committed(kafka, other, 0).last_stable_offset == 2
 
 
+def test_a_marker_that_comes_twice_does_not_end_the_next_transaction(shared_broker: Broker) -> None:
+    """KIP-890, KIP-1228: the marker of version 2 has the epoch of the next transaction. The partition itself tells it from a first one."""
+
+    def again(version: int) -> int:
+        request = marker(producer, topic)  # the epoch that the end gave is the marker's
+        request.markers[0].transaction_version = version
+        return kafka.call(WRITE_TXN_MARKERS, 2, request).markers[0].topics[0].partitions[0].error_code
+
+    with connect(shared_broker) as kafka:
+        topic = topic_of(kafka)
+        producer = RawProducer(kafka)
+        producer.init()
+        begin(producer, topic, 0, b"a")
+        assert producer.end(True) == 0
+        assert again(2) == INVALID_PRODUCER_EPOCH, "the partition has it"
+        assert fetch_committed(kafka, topic, 0).last_stable_offset == 2, "nothing was written"
+        begin(producer, topic, 0, b"b")
+        assert again(2) == INVALID_PRODUCER_EPOCH
+        assert producer.state().transaction_state == "Ongoing"
+        assert producer.end(True) == 0
+        assert read_committed(kafka, topic, 0) == [b"a", b"b"]
+        assert again(0) == 0, "older ones cannot be told apart; nothing is open"
+        assert fetch_committed(kafka, topic, 0).last_stable_offset == 5
+
+
 # -- with the client library ---------------------------------------------------------------------------------------------------
 
 

@@ -91,6 +91,14 @@ class MarkersBeforeDecision(Transaction):
         return sorted(super().handle(event, now_ms), key=lambda action: not isinstance(action, WriteMarkers))
 
 
+class BumpedWithoutEpoch(Transaction):
+    """Clients of version 0 end a transaction with its own epoch: partitions take its markers for repetitions."""
+
+    def _write_markers(self, actions):
+        super()._write_markers(actions)
+        actions[-1] = msgspec.structs.replace(actions[-1], is_bumped=True)
+
+
 class CompletesTooEarly(Transaction):
     """The decision is taken for the end."""
 
@@ -182,8 +190,8 @@ class OtherOutcome(Transaction):
 
 
 BUGS = (
-    EpochStays, EndIgnoresEpoch, AddIgnoresEpoch, FenceByOne, MarkersBeforeDecision, CompletesTooEarly, AnyAttempt, ForgetsPartition, ForgetsToPersistPartitions, NoWaiting,
-    VerifiesAnything, LastEpochIsTold, ReplayForgetsNext, LoadedAndDone, NoTimeout, ForgetsWaiting, AnswersTwice,
+    EpochStays, BumpedWithoutEpoch, EndIgnoresEpoch, AddIgnoresEpoch, FenceByOne, MarkersBeforeDecision, CompletesTooEarly, AnyAttempt, ForgetsPartition, ForgetsToPersistPartitions,
+    NoWaiting, VerifiesAnything, LastEpochIsTold, ReplayForgetsNext, LoadedAndDone, NoTimeout, ForgetsWaiting, AnswersTwice,
 )  # fmt: skip
 
 

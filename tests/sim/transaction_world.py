@@ -17,6 +17,7 @@ that protocol cannot tell a repetition from the next transaction.
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
@@ -78,9 +79,9 @@ class DataPartition:
         producer.seen.add(record)
         return 0, 0
 
-    def marker(self, producer_id: int, epoch: int, committed: bool) -> None:
-        producer = self.producers.setdefault(producer_id, Producer(epoch))
-        if epoch < producer.epoch:
+    def marker(self, producer_id: int, epoch: int, committed: bool, is_bumped: bool) -> None:
+        producer = self.producers.setdefault(producer_id, Producer(epoch - is_bumped))
+        if epoch < producer.epoch + is_bumped:
             return  # a repetition from before
         for record in producer.open or ():
             self.outcomes[record] = committed
@@ -297,7 +298,10 @@ class World:
         job, left = self.rng.choice(self.jobs)
         if left:
             index = left.pop(self.rng.randrange(len(left)))
-            self.partitions[job.partitions[index][1]].marker(job.producer_id, job.producer_epoch, job.committed)
+            deliver = functools.partial(self.partitions[job.partitions[index][1]].marker, job.producer_id, job.producer_epoch, job.committed, job.is_bumped)
+            deliver()
+            if job.is_bumped and self.rng.random() < 0.1:
+                self.late.append(deliver)  # comes twice, the second time when the next transactions are under way
             if self.rng.random() < 0.1:
                 left.append(index)  # its answer was lost: once more
         if not left:

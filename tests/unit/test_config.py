@@ -56,7 +56,7 @@ def test_sources_first_wins(tmp_path: Path):
 
 
 def test_variables_of_the_tools_are_no_properties():
-    loaded = c.load_broker(None, {"MQD_BOOTSTRAP": "x", "MQD_DEBUG": "1", "MQD_TEST_SEED": "3"}, {})
+    loaded = c.load_broker(None, {"MQD_BOOTSTRAP": "x", "MQD_DEBUG": "1", "MQD_TEST_SEED": "3", "MQD_CRASH_SEED": "7"}, {})
     assert loaded == c.load_broker(None, {}, {})
 
 

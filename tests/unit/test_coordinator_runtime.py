@@ -339,6 +339,11 @@ def test_markers_end_pending_offsets(tmp_path: Path) -> None:
         assert await fetch(broker) == (0, 5)
         await coordinators.write_marker(GROUPS, partition, 7, 0, 0, True)
         assert await fetch(broker) == (0, 50)
+        shard = shard_of(broker, "g")
+        broker.owners.refuse = int(ErrorCode.INVALID_PRODUCER_EPOCH)
+        with pytest.raises(CoordinatorError) as refused:
+            await coordinators.write_marker(GROUPS, partition, 7, 0, 0, True)
+        assert refused.value.error_code == ErrorCode.INVALID_PRODUCER_EPOCH and shard_of(broker, "g") is shard, "a marker of the past disturbs no group"
         broker.owners.refuse = int(ErrorCode.KAFKA_STORAGE_ERROR)
         with pytest.raises(CoordinatorError):
             await coordinators.write_marker(GROUPS, partition, 7, 0, 0, True)

@@ -11,7 +11,11 @@ from mqd.coordinator.actions import Action, Effect, Persist, Reply, Timer, Trans
 from mqd.coordinator.log import BATCH_BYTES_MAX, marker_batch, records_batch
 from mqd.coordinator.shard import Loaded, Shard, TooLarge
 from mqd.coordinator.timers import Timers
+from mqd.protocol.errors import ErrorCode
 from mqd.protocol.records import check_crc, decode_batch, decode_batch_header
+
+
+INVALID_PRODUCER_EPOCH = int(ErrorCode.INVALID_PRODUCER_EPOCH)
 
 
 class Do(msgspec.Struct, frozen=True):
@@ -135,6 +139,40 @@ def test_a_marker_reaches_the_cores_of_its_transaction_alone() -> None:
     assert world.shard.end_offset == 104
     world.shard.end_transaction(5, 0, 3, True, 0, ended.append)
     assert sum(event in core.seen for core in world.cores.made) == 2  # nothing is pending any more
+
+
+def test_a_marker_that_comes_late_leaves_what_is_open_alone() -> None:
+    """A bumped one (KIP-890) has the epoch of the next transaction."""
+    world = World()
+    world.do("a", Persist(record("t1"), 5, 3))
+    told: list[object] = []
+    for epoch, is_bumped in ((2, False), (3, True)):
+        world.shard.end_transaction(5, epoch, 3, True, 0, told.append, is_bumped)
+    assert told == [INVALID_PRODUCER_EPOCH] * 2 and not any(isinstance(event, TransactionEnded) for event in world.cores.made[0].seen)
+    world.write()
+    world.shard.end_transaction(5, 4, 3, True, 0, told.append, True)
+    world.shard.end_transaction(5, 4, 3, True, 0, told.append, True)  # its answer was lost: nothing is open, so it does no harm
+    assert sum(isinstance(event, TransactionEnded) for event in world.cores.made[0].seen) == 1
+    world.write()
+    assert told[2:] == [None, None]
+
+
+def test_a_marker_that_the_owner_refuses_takes_no_offset() -> None:
+    world = World()
+    told: list[object] = []
+    world.shard.end_transaction(5, 0, 3, False, 0, told.append)
+    world.do("a", Persist(record("a1")))
+    unit = world.shard.next_unit()
+    assert unit is not None and world.shard.refuse(unit.batches[0], 47) and not world.shard.refuse(unit.batches[1], 47)
+    world.shard.written()
+    assert told == [47] and world.shard.end_offset == 101
+    world.do("a", Persist(record("t1"), 6, 0))
+    world.write()
+    world.shard.end_transaction(6, 0, 3, False, 0, told.append)
+    unit = world.shard.next_unit()
+    assert unit is not None and not world.shard.refuse(unit.batches[0], 52), "its cores have ended something that is open in the log"
+    world.shard.fail(15)
+    assert told == [47, 52]
 
 
 def test_loaded_transactions_end_too() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 
+import msgspec
 import pytest
 
 from mqd.coordinator.log import AppendError
@@ -25,13 +26,15 @@ class World:
         self.the_core: object | None = object()
         self.posted: list[tuple[str, object]] = []
         self.appends: list[tuple[tuple[str, int], asyncio.Future[object]]] = []
+        self.identities: list[tuple[object, ...]] = []
         self.partitions = {T0, T1, G3}
         self.commits = OffsetCommits()
         self.markers = Markers(self.append, lambda topic, index: (topic, index) in self.partitions, self.commits)
         self.markers.attach(self)  # type: ignore[arg-type]
 
-    def append(self, topic: str, index: int, *_identity: object) -> asyncio.Future[object]:
+    def append(self, topic: str, index: int, *identity: object) -> asyncio.Future[object]:
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self.identities.append(identity)
         self.appends.append(((topic, index), future))
         return future
 
@@ -99,6 +102,24 @@ def test_what_is_gone_or_over_needs_no_marker(error: AppendError) -> None:
         world.partitions.clear()
         await world.settle(error)
         assert world.posted
+
+    run(test())
+
+
+def test_a_bumped_marker_that_comes_twice_is_done() -> None:
+    async def test() -> None:
+        world = World()
+        world.markers.carry_out("id", msgspec.structs.replace(wanted(T0, G3), is_bumped=True), 9)
+        assert world.identities == [(7, 1, 9, True, True)] * 2
+        await world.settle(AppendError(ErrorCode.REQUEST_TIMED_OUT, unknown=True))
+        while len(world.appends) < 2:
+            await asyncio.sleep(0)
+        assert not world.posted
+        (_, first), (_, second) = world.appends
+        first.set_exception(AppendError(ErrorCode.INVALID_PRODUCER_EPOCH))
+        second.set_exception(CoordinatorError(ErrorCode.INVALID_PRODUCER_EPOCH))
+        await asyncio.sleep(0)
+        assert world.posted == [("id", MarkersWritten(4))] and world.markers.job_count == 0
 
     run(test())
 

@@ -2,7 +2,7 @@
 taken, of a transaction that is open in that partition's eyes.
 
 If the producer's transaction is one that its coordinator knows to be ongoing, the coordinator aborts it everywhere, and fences the producer: a marker behind its back
-would tear the transaction in two.
+would tear the transaction in two. A marker of transactions v2 (KIP-1228) names an epoch above that of what it ends: it is not of the transaction that has it.
 """
 
 from mqd.acceptor.broker import Broker, Context
@@ -12,7 +12,7 @@ from mqd.coordinator.runtime import CoordinatorError
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import WriteTxnMarkersRequest, WriteTxnMarkersResponse
-from mqd.transaction.events import AbortByAdministrator, Partition
+from mqd.transaction.events import VERSION_2, AbortByAdministrator, Partition
 from mqd.transaction.transaction import Transaction
 
 Marker = WriteTxnMarkersRequest.Marker
@@ -73,18 +73,22 @@ def _ongoing(service: TransactionService, producer_id: int) -> str | None:
 async def _abort_known(service: TransactionService, name: str, marker: Marker, asked: list[Partition]) -> Errors:
     core = service.coordinator.core(name)
     assert isinstance(core, Transaction)
-    if core.producer_epoch > marker.producer_epoch + 1:
+    if core.producer_epoch > marker.producer_epoch + 1 or (_is_bumped(marker) and core.producer_epoch >= marker.producer_epoch):
         return dict.fromkeys(asked, int(ErrorCode.INVALID_PRODUCER_EPOCH))
     error = await service.request(name, lambda number: AbortByAdministrator(number, marker.producer_id))
     assert isinstance(error, int)
     return dict.fromkeys(asked, error)
 
 
+def _is_bumped(marker: Marker) -> bool:
+    return marker.transaction_version >= VERSION_2
+
+
 async def _write(broker: Broker, service: TransactionService, marker: Marker, partition: Partition) -> int:
     if broker.partition_of(*partition) is None:
         return int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     try:
-        await service.append_marker(*partition, marker.producer_id, marker.producer_epoch, marker.coordinator_epoch, False)
+        await service.append_marker(*partition, marker.producer_id, marker.producer_epoch, marker.coordinator_epoch, False, _is_bumped(marker))
     except AppendError as error:
         return error.error
     except CoordinatorError as error:
