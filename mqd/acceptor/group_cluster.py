@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from mqd.acceptor.broker import Broker
+from mqd.cluster.features import levels
 from mqd.group.consumer_cluster import Topic
 from mqd.group.regex import RegexMatcher
 from mqd.group.settings import ConsumerSettings
@@ -26,9 +27,19 @@ class BrokerCluster:
         self._quick_ms = int(broker.broker_value("group.consumer.heartbeat.interval.quick.ms"))  # type: ignore[arg-type]
         self._count_members = count_members
         self._counted_s = float("-inf")
+        self._enabled, self._features_version = False, -1
         self._overrides: dict[str, tuple[Mapping[str, str], ConsumerSettings, ConsumerSettings]] = {}
         self._names: frozenset[str] = frozenset()
         self._names_version: object = None
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether the feature group.version is in force: without it nobody may speak the consumer protocol."""
+        metadata = self._broker.metadata
+        if self._features_version != metadata.features_version:
+            self._features_version = metadata.features_version
+            self._enabled = levels(metadata.features)["group.version"] >= 1
+        return self._enabled
 
     @property
     def version(self) -> tuple[int, int]:

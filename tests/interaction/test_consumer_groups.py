@@ -20,6 +20,7 @@ from mqd.protocol.messages import (
     ListGroupsRequest,
     OffsetCommitRequest,
     OffsetFetchRequest,
+    UpdateFeaturesRequest,
 )
 from tests.broker import Broker
 from tests.kafka_connection import KafkaConnection
@@ -298,3 +299,15 @@ def test_raw_commits(broker: Broker, admin: AdminClient) -> None:
         for member_id, epoch, error in (("m1", 1, 0), (None, -1, 0), ("m1", 7, E.STALE_MEMBER_EPOCH), ("m2", 1, E.UNKNOWN_MEMBER_ID)):
             asked = OffsetFetchRequest.Group(group_id=group, member_id=member_id, member_epoch=epoch, topics=None)
             assert kafka.call(9, 9, OffsetFetchRequest(groups=[asked])).groups[0].error_code == error
+
+
+def test_without_the_feature_nobody_speaks_the_protocol(start_broker: Callable[..., Broker]) -> None:
+    broker = start_broker(workers=1)
+    with KafkaConnection("127.0.0.1", broker.port) as kafka:
+        _find(kafka, "g")
+        for level, error in ((0, E.UNSUPPORTED_VERSION), (1, E.GROUP_ID_NOT_FOUND)):
+            update = UpdateFeaturesRequest.FeatureUpdateKey(feature="group.version", max_version_level=level, upgrade_type=1 if level else 2)
+            assert kafka.call(57, 1, UpdateFeaturesRequest(feature_updates=[update])).error_code == 0
+            wait(lambda error=error: _heartbeat(kafka, "g", "m1", 1).error_code == error)
+        finalized = {one.name: one.max_version_level for one in kafka.call(18, 4).finalized_features}
+        assert finalized["group.version"] == 1

@@ -59,6 +59,7 @@ class Client:
         self.next_ms = 0
         self.busy_until_ms = -1
         self.say_all = True
+        self.said: object = None  # the subscription that it last told
         self.stuck = False  # never lets go
         self.silent_until_ms = -1
         self.assignor = rng.choice((None, None, None, "uniform", "range"))
@@ -67,6 +68,7 @@ class Client:
         names, regex = self.subscription
         if self.epoch == 0 or self.say_all:
             owned = [] if self.epoch == 0 else self._listed()
+            self.said = self.subscription
             return ConsumerGroupHeartbeatRequest(
                 group_id="g", member_id=self.member_id, member_epoch=self.epoch, instance_id=self.instance_id, rebalance_timeout_ms=REBALANCE_MS,
                 subscribed_topic_names=list(names), subscribed_topic_regex=regex or "", server_assignor=self.assignor, topic_partitions=owned,
@@ -89,7 +91,7 @@ class Client:
             self.next_ms = now_ms + INTERVAL_MS
             return
         demand(response.error_code == NONE, f"unexpected error {response.error_code}: {response.error_message}")
-        self.epoch, self.say_all = response.member_epoch, False
+        self.epoch, self.say_all = response.member_epoch, self.said != self.subscription  # it may have changed while the answer was on its way
         self.next_ms = now_ms + min(response.heartbeat_interval_ms, INTERVAL_MS)
         if response.assignment is not None:
             self.assigned = {(one.topic_id, index) for one in response.assignment.topic_partitions for index in one.partitions}

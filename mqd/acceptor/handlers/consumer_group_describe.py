@@ -6,7 +6,7 @@ from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers.group_requests import AUTHORIZED_OPERATIONS, ask
 from mqd.coordinator.runtime import CoordinatorError
 from mqd.group.consumer_events import ConsumerDescribe
-from mqd.protocol.errors import error_message
+from mqd.protocol.errors import ErrorCode, error_message
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
 
@@ -21,6 +21,8 @@ async def handle(context: Context, header: RequestHeader, request: ConsumerGroup
 
 
 async def _describe(broker: Broker, group_id: str) -> ConsumerGroupDescribeResponse.Group:
+    if broker.coordinators is not None and not broker.coordinators.cluster.is_enabled:
+        return ConsumerGroupDescribeResponse.Group(error_code=int(ErrorCode.UNSUPPORTED_VERSION), group_id=group_id)
     try:
         return await ask(broker, group_id, ConsumerDescribe)  # type: ignore[return-value]
     except CoordinatorError as error:

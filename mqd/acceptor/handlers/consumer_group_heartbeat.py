@@ -7,14 +7,18 @@ from mqd.acceptor.handlers.group_requests import ask
 from mqd.coordinator.runtime import CoordinatorError
 from mqd.group.consumer_events import ConsumerHeartbeat
 from mqd.group.consumer_requests import problem_of
-from mqd.protocol.errors import error_message
+from mqd.protocol.errors import ErrorCode, error_message
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
+
+DISABLED = "The feature group.version is not in force: raise it to 1 (UpdateFeatures)."
 
 
 async def handle(context: Context, header: RequestHeader, request: ConsumerGroupHeartbeatRequest) -> ConsumerGroupHeartbeatResponse:
     broker = context.broker
     if broker.coordinators is not None:
+        if not broker.coordinators.cluster.is_enabled:
+            return ConsumerGroupHeartbeatResponse(error_code=int(ErrorCode.UNSUPPORTED_VERSION), error_message=DISABLED)
         problem = problem_of(request, header.api_version, broker.coordinators.cluster.settings(request.group_id).assignors)
         if problem is not None:
             return ConsumerGroupHeartbeatResponse(error_code=problem[0], error_message=problem[1])
