@@ -190,7 +190,8 @@ def test_disks_that_fill_up_again_and_again_under_load(start_faulty, rounds, see
         for number in range(rounds(2, 20)):
             load.wait_for_progress()
             budget = chance.choice((0, chance.randrange(1, 50_000)))
-            faulty.set(f"write:ENOSPC:.log:budget={budget}", "fallocate:ENOSPC")
+            # The metadata log has ballast for a disk that is really full: it is left out here, for a worker's successor needs a new leader epoch.
+            faulty.set(*(f"write:ENOSPC:/{topic}-:budget={budget}" for topic in ("plain", "rolling")), "fallocate:ENOSPC")
             time.sleep(chance.uniform(0.2, 0.8))
             if number % 4 == 1:
                 kill_and_wait(broker, chance.choice(("mqd-worker-0", "mqd-worker-1")))
