@@ -38,6 +38,7 @@ from mqd.protocol.messages import ConsumerGroupDescribeResponse, ConsumerGroupHe
 
 EXPIRE_TIMER = "group.expire"
 VERSION_GROUP_ID_NOT_FOUND = 9  # of OffsetCommit (KIP-848)
+RECORD_OVERHEAD_BYTES = 32
 CLASSIC_EVENTS = (JoinGroup, SyncGroup, Heartbeat, LeaveGroup)
 
 
@@ -170,9 +171,11 @@ class Group:
     def _downgrade(self, consumer: ConsumerGroup, now_ms: int) -> list[Action]:
         consumer.downgrades = False
         value = migration.downgraded(consumer, now_ms)
-        if value is None or len(value) > self.classic.settings.record_bytes_max or len(consumer.members) > self.classic.settings.max_size:
+        if value is None or len(consumer.members) > self.classic.settings.max_size:
             return []
         gone = consumer.delete_all()
+        if len(value) + sum(len(key) + RECORD_OVERHEAD_BYTES for key, _ in gone) > self.classic.settings.record_bytes_max:
+            return []  # too much for one batch, and half of it would be no group at all; its members are served as they are
         self.consumer = None
         written = Persist((*gone, (classic_records.encode_key(self.group_id), value)))
         return [written, Timer(CONSUMER_TIMER, None), *self.classic.take_over(value, now_ms)]

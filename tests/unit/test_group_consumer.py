@@ -8,6 +8,7 @@ from mqd.group import regex
 from mqd.group.consumer_protocol import decode_assignment, decode_subscription, encode_assignment
 from mqd.group.consumer_requests import problem_of
 from mqd.group.offsets import CommitOffsets, CommittedOffset, FetchOffsets
+from mqd.group.settings import ClassicSettings
 from mqd.protocol.errors import ErrorCode as E
 from mqd.protocol.messages import ConsumerGroupHeartbeatRequest as Request
 from tests.unit.consumer_shell import ConsumerShell, subscription
@@ -442,3 +443,14 @@ def test_the_embedded_protocol() -> None:
     assert decode_assignment(encode_assignment(3, {"t": (0, 5)})) == {"t": (0, 5)}
     with pytest.raises(ValueError):
         decode_assignment(b"\x00\x01\x7f\xff\xff\xff")
+
+
+def test_a_group_too_large_for_one_batch_is_not_downgraded(shell: ConsumerShell) -> None:
+    shell.settings = ClassicSettings(initial_rebalance_delay_ms=0, record_bytes_max=300)
+    shell.core = shell._new()
+    shell.enter("m1")
+    joined = shell.reply(shell.classic_join("", "a"))
+    shell.heartbeat("m1", -1)
+    assert shell.core.kind == "consumer"
+    again = shell.reply(shell.classic_join(joined.member_id, "a"))
+    assert decode_assignment(shell.reply(shell.sync(joined.member_id, again.generation_id)).assignment) == {"a": (0, 1, 2, 3)}
