@@ -57,6 +57,14 @@ class Listed(NamedTuple):
     kind: str
 
 
+class Rebalance(NamedTuple):
+    """One that is under way. `since_ms` -1, `reason` "": not known (a consumer group's members go to their target one by one)."""
+
+    since_ms: int
+    reason: str
+    held_up_by: list[Holder]
+
+
 class Group:
     def __init__(self, group_id: str, classic: ClassicSettings, offsets: OffsetsSettings, cluster: Cluster | None = None) -> None:
         self.group_id = group_id
@@ -98,6 +106,13 @@ class Group:
 
     def held_up_by(self) -> list[Holder]:
         return self.classic.held_up_by() if self.consumer is None else holders(self.consumer)
+
+    def rebalance(self) -> Rebalance | None:
+        holders = self.held_up_by()
+        if self.consumer is not None:
+            return Rebalance(-1, "", holders) if holders or self.consumer.state_name in ("Assigning", "Reconciling") else None
+        classic = self.classic
+        return Rebalance(classic.rebalance_since_ms, classic.rebalance_reason, holders) if holders or classic.rebalance_since_ms >= 0 else None
 
     def described(self) -> DescribeGroupsResponse.Group | None:
         """For DescribeGroups; None: no such classic group."""

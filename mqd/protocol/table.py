@@ -26,6 +26,8 @@ NOTES = """
 * **AddPartitionsToTxn** 4 and 5 are what brokers send to each other; they are answered like the others. **WriteTxnMarkers** takes aborts only (Admin.abortTransaction): of a
   transaction that its coordinator knows, everywhere at once, with its producer fenced; else in the partitions that are named.
 * **FindCoordinator** names this broker. The first question for a group makes `__consumer_offsets`, the first for a transactional id `__transaction_state`.
+* **DescribeGroups** (from 5 on) and **ConsumerGroupDescribe** have a tagged field of our own, number 9100: `true` in the request asks for what rebalance is under way in each group,
+  why, and which members hold it up, in the response's field of the same number. Who does not ask does not get it. `mqd group describe` does.
 * **OffsetCommit** and **OffsetFetch** name topics by id from version 10 on.
 * **Fetch** has incremental sessions (KIP-227) and long polls. Requests with a replica id are for clusters.
 * **ListOffsets** knows earliest (-2, -4), latest (-1), by time, the largest timestamp (-3); tiered offsets (-5, -6) answer -1.

@@ -1,9 +1,10 @@
 """ConsumerGroupDescribe 0-1 (KIP-848, KIP-1099): consumer groups, their epochs, their members with what they hold and what they are meant to hold."""
 
 import asyncio
+import contextlib
 
 from mqd.acceptor.broker import Broker, Context
-from mqd.acceptor.handlers.group_requests import AUTHORIZED_OPERATIONS, ask
+from mqd.acceptor.handlers.group_requests import AUTHORIZED_OPERATIONS, ask, coordinator, rebalance_of
 from mqd.coordinator.runtime import CoordinatorError
 from mqd.group.consumer_events import ConsumerDescribe
 from mqd.protocol.errors import ErrorCode, error_message
@@ -17,7 +18,16 @@ async def handle(context: Context, header: RequestHeader, request: ConsumerGroup
         for group in groups:
             if not group.error_code:
                 group.authorized_operations = AUTHORIZED_OPERATIONS
+    if request.include_rebalance:
+        for group in groups:
+            if not group.error_code:
+                _add_rebalance(context.broker, group)
     return ConsumerGroupDescribeResponse(groups=groups)
+
+
+def _add_rebalance(broker: Broker, group: ConsumerGroupDescribeResponse.Group) -> None:
+    with contextlib.suppress(CoordinatorError):
+        group.rebalance = rebalance_of(broker, coordinator(broker).core(group.group_id), ConsumerGroupDescribeResponse)
 
 
 async def _describe(broker: Broker, group_id: str) -> ConsumerGroupDescribeResponse.Group:

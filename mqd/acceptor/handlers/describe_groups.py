@@ -1,7 +1,7 @@
 """DescribeGroups 0-6 (KIP-345, 430, 1043): classic groups. Of another kind or unknown: state Dead, from version 6 on with GROUP_ID_NOT_FOUND."""
 
 from mqd.acceptor.broker import Broker, Context
-from mqd.acceptor.handlers.group_requests import AUTHORIZED_OPERATIONS, NAME_BYTES_MAX, coordinator
+from mqd.acceptor.handlers.group_requests import AUTHORIZED_OPERATIONS, NAME_BYTES_MAX, coordinator, rebalance_of
 from mqd.coordinator.runtime import CoordinatorError
 from mqd.group.group import Group
 from mqd.protocol.errors import ErrorCode
@@ -12,7 +12,7 @@ _VERSION_NOT_FOUND = 6
 
 
 async def handle(context: Context, header: RequestHeader, request: DescribeGroupsRequest) -> DescribeGroupsResponse:
-    groups = [_describe(context.broker, group_id, header.api_version) for group_id in request.groups]
+    groups = [_describe(context.broker, group_id, header.api_version, request.include_rebalance) for group_id in request.groups]
     if request.include_authorized_operations:
         for group in groups:
             if not group.error_code:
@@ -20,7 +20,7 @@ async def handle(context: Context, header: RequestHeader, request: DescribeGroup
     return DescribeGroupsResponse(groups=groups)
 
 
-def _describe(broker: Broker, group_id: str, version: int) -> DescribeGroupsResponse.Group:
+def _describe(broker: Broker, group_id: str, version: int, with_rebalance: bool) -> DescribeGroupsResponse.Group:
     if len(group_id) > NAME_BYTES_MAX:
         return DescribeGroupsResponse.Group(group_id=group_id, error_code=int(ErrorCode.INVALID_GROUP_ID))
     try:
@@ -29,6 +29,8 @@ def _describe(broker: Broker, group_id: str, version: int) -> DescribeGroupsResp
         return DescribeGroupsResponse.Group(group_id=group_id, error_code=error.error_code)
     found = core.described() if isinstance(core, Group) else None
     if found is not None:
+        if with_rebalance:
+            found.rebalance = rebalance_of(broker, core, DescribeGroupsResponse)
         return found
     error, message = 0, None
     if version >= _VERSION_NOT_FOUND:

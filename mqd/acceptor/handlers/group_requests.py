@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from mqd.acceptor.broker import Broker
 from mqd.coordinator.runtime import Coordinator, CoordinatorError
+from mqd.group.group import Group
 from mqd.protocol.errors import ErrorCode
 
 NAME_BYTES_MAX = 32767  # what a record's string holds
@@ -30,3 +31,24 @@ async def ask(broker: Broker, group_id: str, make_event: Callable[[int], object]
     if not is_group_id(group_id):
         raise CoordinatorError(ErrorCode.INVALID_GROUP_ID)
     return await coordinator(broker).request(group_id, make_event)
+
+
+def rebalance_of(broker: Broker, core: object, message: type) -> object | None:
+    """For who asked for it by the tagged field 9100 (this project's own): what rebalance is under way and who holds it up, as ages, for clocks differ. `message`: the
+    response's class. None: there is none."""
+    rebalance = core.rebalance() if isinstance(core, Group) else None
+    if rebalance is None or broker.coordinators is None:
+        return None
+    now_ms = broker.coordinators.clock.now_ms()
+
+    def age(since_ms: int) -> int:
+        return max(0, now_ms - since_ms) if since_ms >= 0 else -1
+
+    holders = [
+        message.Holder(  # type: ignore[attr-defined]
+            member_id=one.member_id, group_instance_id=one.group_instance_id, client_id=one.client_id, client_host=one.client_host, waited_for=one.waited_for,
+            waited_ms=age(one.since_ms), silent_ms=age(one.seen_ms),
+        )
+        for one in rebalance.held_up_by
+    ]  # fmt: skip
+    return message.Rebalance(lasting_ms=age(rebalance.since_ms), reason=rebalance.reason, held_up_by=holders)  # type: ignore[attr-defined,no-any-return]

@@ -37,6 +37,7 @@ CONSUMER_GROUP_DESCRIBE = Api(
     """
 group_ids: [string] 0+
 include_authorized_operations: bool 0+
+include_rebalance: bool 0+ tag=9100
 """,
     """
 throttle_time_ms: int32 0+
@@ -65,6 +66,17 @@ groups: [Group] 0+
         target_assignment: Assignment 0+
         member_type: int8 1+ = -1
     authorized_operations: int32 0+ = -0x80000000
+    rebalance: Rebalance 0+ null=0+ tag=9100
+        lasting_ms: int64 0+ = -1
+        reason: string 0+
+        held_up_by: [Holder] 0+
+            member_id: string 0+
+            group_instance_id: string 0+ null=0+
+            client_id: string 0+
+            client_host: string 0+
+            waited_for: string 0+
+            waited_ms: int64 0+ = -1
+            silent_ms: int64 0+ = -1
 """,
 )  # fmt: skip
 

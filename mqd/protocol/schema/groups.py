@@ -167,6 +167,7 @@ DESCRIBE_GROUPS = Api(
     """
 groups: [string] 0+
 include_authorized_operations: bool 3+
+include_rebalance: bool 5+ tag=9100
 """,
     """
 throttle_time_ms: int32 1+
@@ -185,6 +186,17 @@ groups: [Group] 0+
         member_metadata: bytes 0+
         member_assignment: bytes 0+
     authorized_operations: int32 3+ = -0x80000000
+    rebalance: Rebalance 5+ null=5+ tag=9100
+        lasting_ms: int64 5+ = -1
+        reason: string 5+
+        held_up_by: [Holder] 5+
+            member_id: string 5+
+            group_instance_id: string 5+ null=5+
+            client_id: string 5+
+            client_host: string 5+
+            waited_for: string 5+
+            waited_ms: int64 5+ = -1
+            silent_ms: int64 5+ = -1
 """,
 )  # fmt: skip
 

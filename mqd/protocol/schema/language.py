@@ -24,6 +24,7 @@ import re
 import msgspec
 
 NEWEST = 32767
+OWN_TAG = 9100  # and above: fields of this project's own, sent only to who asked for them by such a field
 INTEGERS = {"int8": ("b", 1), "int16": ("h", 2), "uint16": ("H", 2), "int32": ("i", 4), "uint32": ("I", 4), "int64": ("q", 8)}
 # struct format and size of everything with a fixed size
 FIXED = INTEGERS | {"bool": ("?", 1), "float64": ("d", 8), "uuid": ("16s", 16)}
