@@ -407,7 +407,7 @@ struct mqd_reactor {
     struct mqd_log_directory log_dirs[MQD_LOG_DIR_COUNT_MAX];
     struct mqd_owned *owned[MQD_PARTITION_SLOT_COUNT];
     struct mqd_node waiting[MQD_PARTITION_SLOT_COUNT]; /* fetch entries by slot */
-    uint8_t path_known[MQD_PARTITION_SLOT_COUNT];
+    uint8_t path_known[MQD_PARTITION_SLOT_COUNT]; /* the log directory it lies in + 1; 0 = not known */
     uint32_t owned_count;
 
     struct mqd_connection **connections; /* by index */

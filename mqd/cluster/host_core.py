@@ -89,6 +89,13 @@ class CommandRequested(msgspec.Struct, frozen=True):
     change: messages.DeleteRecords | messages.MoveReplica
 
 
+class MoveEnded(msgspec.Struct, frozen=True):
+    """A worker says that a partition's files lie whole in another log directory."""
+
+    client: Hashable
+    moved: messages.MoveCompleted
+
+
 class CommandEnded(msgspec.Struct, frozen=True):
     client: Hashable
     done: messages.CommandDone
@@ -98,7 +105,7 @@ class Tick(msgspec.Struct, frozen=True):
     pass
 
 
-Event = Started | Publish | SubscriberJoined | SubscriberLeft | WorkerDied | WorkerApplied | CommandRequested | CommandEnded | Tick
+Event = Started | Publish | SubscriberJoined | SubscriberLeft | WorkerDied | WorkerApplied | CommandRequested | MoveEnded | CommandEnded | Tick
 
 # -- actions -------------------------------------------------------------------------------------------------------------------
 
@@ -133,13 +140,21 @@ class RaiseEpochs(msgspec.Struct, frozen=True):
     partitions: tuple[Partition, ...]
 
 
+class RecordMove(msgspec.Struct, frozen=True):
+    """To the metadata core (MoveCompleted)."""
+
+    topic_id: bytes
+    index: int
+    directory: str  # its id
+
+
 class Report(msgspec.Struct, frozen=True):
     """For the log: partitions that a worker does not serve."""
 
     failures: dict[str, str]
 
 
-Action = AssignSlot | ClearSlot | Send | AppliedEverywhere | RaiseEpochs | Report
+Action = AssignSlot | ClearSlot | Send | AppliedEverywhere | RaiseEpochs | RecordMove | Report
 
 
 class _Subscriber(msgspec.Struct):
@@ -501,6 +516,15 @@ class HostCore:
             return [Send(worker.client, messages.Command(self._command_id, "move_replica", partition.slot, change.log_dir))]
         return [Send(worker.client, messages.Command(self._command_id, "delete_records", partition.slot, change.offset))]
 
+    def _on_move_ended(self, event: MoveEnded, now_ms: int) -> list[Action]:
+        """Only of the worker that lives (H3: its successor is told of the partition after all that was recorded for it), and of a partition that is its own."""
+        worker = self._subscribers.get(event.client)
+        image = self._told((event.moved.topic_id, event.moved.index))
+        directory = next((name for name, index in self._log_dirs.items() if index == event.moved.log_dir), None)
+        if worker is None or worker.role != "worker" or worker.held or image is None or image.owner != worker.index or directory is None:
+            return []
+        return [RecordMove(event.moved.topic_id, event.moved.index, directory)]
+
     def _on_command_ended(self, event: CommandEnded, now_ms: int) -> list[Action]:
         command = self._commands.get(event.done.command_id)
         if command is None or command.worker != event.client:
@@ -543,6 +567,7 @@ _HANDLERS = {
     WorkerDied: HostCore._on_worker_died,
     WorkerApplied: HostCore._on_worker_applied,
     CommandRequested: HostCore._on_command_requested,
+    MoveEnded: HostCore._on_move_ended,
     CommandEnded: HostCore._on_command_ended,
     Tick: HostCore._on_tick,
 }

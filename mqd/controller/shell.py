@@ -124,8 +124,7 @@ class Shell:
             case messages.CommandDone():
                 self.on_host(host_core.CommandEnded(connection.number, message))
             case messages.MoveCompleted():
-                if message.log_dir < len(self._directories) and self._directories[message.log_dir].directory_id:
-                    self.metadata(metadata_core.MoveCompleted(message.topic_id, message.index, self._directories[message.log_dir].directory_id))
+                self.on_host(host_core.MoveEnded(connection.number, message))
             case messages.Request():
                 if isinstance(message.change, messages.DeleteRecords | messages.MoveReplica):
                     self.on_host(host_core.CommandRequested(connection.number, message.request_id, message.change))
@@ -180,6 +179,8 @@ class Shell:
                 case host_core.AppliedEverywhere():
                     self._control.metadata_version = action.version
                     self.metadata(metadata_core.AppliedByHost(action.version))
+                case host_core.RecordMove():
+                    self.metadata(metadata_core.MoveCompleted(action.topic_id, action.index, action.directory))
                 case host_core.RaiseEpochs():
                     self.metadata(metadata_core.LeadershipsLost(action.partitions))
                 case host_core.Report():

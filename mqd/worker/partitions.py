@@ -234,6 +234,11 @@ class PartitionSet:
             self.by_slot.pop(owned.slot, None)
             self.failures.pop(owned.slot, None)
 
+    async def close_for_move(self, opened: OpenPartition) -> bool:
+        """Clean, so that its files are all there is to it. False: it is closed, but not cleanly."""
+        partition = await self._take_back(opened)
+        return partition is not None and await self._close(opened.owned, partition, clean=True) >= 0
+
     async def _close_kept(self, owned: Owned) -> None:
         opened = self.open.get(owned.key)
         if opened is not None and (partition := await self._take_back(opened)) is not None:

@@ -1,4 +1,4 @@
-"""Partition directories that no topic of the image accounts for. Of a topic that was removed while this worker was down: set aside for deletion. Of a topic of
+"""Partition directories that no topic of the image accounts for. What a move between log directories left (V1 of mqd/log/moving.py): set aside for deletion. Of a topic that was removed while this worker was down: set aside for deletion. Of a topic of
 which nothing is known, as in a log directory that was brought from elsewhere: moved aside, never deleted, for to delete is the administrator's choice."""
 
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 from mqd.base import logging
 from mqd.cluster.controller_messages import Image
 from mqd.cluster.host_core import owner_of
-from mqd.log import directories
+from mqd.log import directories, moving
 from mqd.log.files import Files
 from mqd.worker.log_directory import LogDirectory
 
@@ -20,17 +20,37 @@ def set_strays_aside(log_dirs: list[LogDirectory], image: Image, worker: int, wo
     known = {(topic.topic_id, partition.index): partition.log_dir for topic in image.topics for partition in topic.partitions}
     removed = frozenset(image.removed_topic_ids)
     doomed = []
+    paths = [log_dir.path for log_dir in log_dirs]
     for log_dir in log_dirs:
         if not log_dir.failure:
             try:
-                doomed += [(log_dir, path) for path in _in_directory(log_dir, known, removed, worker, worker_count, files)]
+                doomed += [(log_dir, path) for path in _unfinished(log_dir, worker, worker_count, files)]
+                doomed += [(log_dir, path) for path in _in_directory(log_dir, known, removed, worker, worker_count, files, paths)]
+            except OSError as error:
+                log_dir.fail(f"cannot be searched: {error}")
+    for log_dir in log_dirs:
+        if not log_dir.failure:
+            try:
+                _unmark(log_dir, known, worker, worker_count, files)
             except OSError as error:
                 log_dir.fail(f"cannot be searched: {error}")
     return doomed
 
 
+def _unmark(log_dir: LogDirectory, known: dict[tuple[bytes, int], int], worker: int, worker_count: int, files: Files) -> None:
+    """What was moved here counts, and what it was moved from is gone: nothing is special about it any more."""
+    for marker in list(log_dir.path.glob(f"*/{moving.MARKER}")):
+        match = _PARTITION.fullmatch(marker.parent.name)
+        try:
+            topic_id = directories.parse_metadata((marker.parent / directories.METADATA).read_bytes())
+        except (OSError, directories.TopicIdMismatch):
+            continue
+        if match is not None and owner_of(topic_id, int(match[2]), worker_count) == worker and known.get((topic_id, int(match[2]))) == log_dir.index:
+            files.unlink(marker)
+
+
 def _in_directory(
-    log_dir: LogDirectory, known: dict[tuple[bytes, int], int], removed: frozenset[bytes], worker: int, worker_count: int, files: Files
+    log_dir: LogDirectory, known: dict[tuple[bytes, int], int], removed: frozenset[bytes], worker: int, worker_count: int, files: Files, paths: list[Path]
 ) -> list[Path]:
     doomed, moved = [], 0
     for entry in list(os.scandir(log_dir.path)):
@@ -45,7 +65,7 @@ def _in_directory(
         if owner_of(topic_id, index, worker_count) != worker or known.get((topic_id, index), log_dir.index + 1) == log_dir.index:
             continue
         moved += 1
-        if topic_id in removed:
+        if topic_id in removed or _old_copy(Path(entry.path), known.get((topic_id, index)), topic_id, match[1], index, paths):
             target = log_dir.path / directories.aside_name(match[1], index, "delete")
             files.rename(Path(entry.path), target)
             doomed.append(target)
@@ -55,4 +75,27 @@ def _in_directory(
         logging.get("worker.strays").warning("partition of no known topic was moved aside; delete it when nobody needs it", path=entry.path, moved_to=str(target))
     if moved:
         files.sync_directory(log_dir.path)
+    return doomed
+
+
+def _old_copy(path: Path, assigned: int | None, topic_id: bytes, topic: str, index: int, paths: list[Path]) -> bool:
+    """Is it what a move left: a copy that never counted, or the source of one that does?"""
+    if assigned is None or assigned >= len(paths):
+        return False
+    counts = directories.partition_path(paths[assigned], topic, index)
+    return directories.exists(paths[assigned], topic, index, topic_id) and (moving.is_marked(path) or moving.is_marked(counts))
+
+
+def _unfinished(log_dir: LogDirectory, worker: int, worker_count: int, files: Files) -> list[Path]:
+    """Copies that were under way when their worker ended."""
+    doomed = []
+    for path, index in list(moving.futures(log_dir.path)):
+        try:
+            owner = owner_of(directories.parse_metadata((path / directories.METADATA).read_bytes()), index, worker_count)
+        except (FileNotFoundError, directories.TopicIdMismatch):
+            owner = sum(path.name.encode()) % worker_count
+        if owner == worker:
+            target = path.with_name(path.name.removesuffix("-future") + "-delete")
+            files.rename(path, target)
+            doomed.append(target)
     return doomed

@@ -30,6 +30,7 @@ from mqd.worker.commands import ReactorCommands
 from mqd.worker.compaction import Compactor
 from mqd.worker.controller_link import ControllerLink
 from mqd.worker.log_directory import LogDirectory
+from mqd.worker.moving import Mover
 from mqd.worker.options import reactor_options
 from mqd.worker.partitions import PartitionSet
 from mqd.worker.scrub import Scrubber
@@ -113,6 +114,7 @@ class Worker:
             self._index, worker_count, self._control, self._reactor, self._commands, self._partitions, self._background, files, self._run_dir, self._scrubber.replaced
         )
         self._link = ControllerLink(self._run_dir / "controller.sock", Subscribe("worker", self._index, client.generation), self._on_message)
+        self._mover = Mover(self._log_dirs, self._control, self._partitions, self._catalog, self._background, files, self._link.send, self._applying)
         self._files = files
 
     async def _start_and_follow(self) -> None:
@@ -133,6 +135,7 @@ class Worker:
 
     async def _end(self) -> None:
         """Clean: the reactor answers what it can and ends; a stopped one carries out commands in this thread, so the partitions come back."""
+        await self._mover.close()
         await self._compactor.close()
         await self._background.urgent(self._reactor.stop)
         await self._upkeep.maybe_settle()  # else a short life could not be marked clean
@@ -169,15 +172,16 @@ class Worker:
             doomed = await self._background.urgent(set_strays_aside, self._log_dirs, image, self._index, self._client.welcome.worker_count, self._files)
             for log_dir, path in doomed:
                 self._partitions.delete_later(log_dir, path)
-        await self._apply(changes, image.version)
+        await self._apply(changes, image.version, image=True)
         self._upkeep.settle_when_applied(image.version)
         if not self._ready:
             self._ready = True
             self._client.ready(f"partitions={len(self._partitions.open)}")
             self._log.info("ready", partitions=len(self._partitions.open), offline=len(self._partitions.failures), scanned_bytes=self._partitions.scanned_bytes)
 
-    async def _apply(self, changes: Changes, version: int) -> None:
+    async def _apply(self, changes: Changes, version: int, image: bool = False) -> None:
         await self._partitions.apply(changes)
+        await self._mover.on_applied(image)
         self._version = version
         self._link.send(Applied(version, dict(self._partitions.failures)))
 
@@ -197,6 +201,9 @@ class Worker:
             if reason is not None:
                 return CommandDone(command.command_id, _KAFKA_STORAGE_ERROR, -1, f"The partition is offline: {reason}")
             return CommandDone(command.command_id, _NOT_LEADER_OR_FOLLOWER, -1, "This worker does not serve the partition.")
+        if command.kind == "move_replica":
+            error, text = await self._mover.begin(opened, command.offset)
+            return CommandDone(command.command_id, error, -1, text)
         high_watermark = self._control.slot_view(command.slot).high_watermark
         if command.offset > high_watermark or command.offset < -1:
             return CommandDone(command.command_id, _OFFSET_OUT_OF_RANGE, -1, f"Offset {command.offset} is not below the high watermark {high_watermark}.")

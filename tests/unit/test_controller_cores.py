@@ -103,6 +103,8 @@ class World:
                     self.metadata(metadata_core.AppliedByHost(action.version))
                 case host_core.RaiseEpochs():
                     self.metadata(metadata_core.LeadershipsLost(action.partitions))
+                case host_core.RecordMove():
+                    self.metadata(metadata_core.MoveCompleted(action.topic_id, action.index, action.directory))
 
     def check_epochs(self, send: host_core.Send) -> None:
         """Nobody is told to serve a partition in the epoch that died with its predecessor."""
@@ -183,7 +185,7 @@ class World:
     def request(self, change, validate_only: bool = False) -> int:
         self.request_id += 1
         request = messages.Request(self.request_id, change, validate_only)
-        if isinstance(change, messages.DeleteRecords):
+        if isinstance(change, messages.DeleteRecords | messages.MoveReplica):
             self.on_host(host_core.CommandRequested(ACCEPTOR, self.request_id, change))
         else:
             self.metadata(metadata_core.ChangeRequested(ACCEPTOR, request))
@@ -237,7 +239,20 @@ def random_change(world: World):
         return messages.AddPartitions(name, world.random.randint(0, 9), None)
     if dice < 0.85:
         return alter(name, [("retention.ms", world.random.choice(["set", "delete"]), str(world.random.randint(0, 5)))], world.random.random() < 0.3)
+    if dice < 0.9:
+        quota = messages.QuotaOperation("producer_byte_rate", world.random.choice([None, 1.0, 2.0]))
+        return messages.AlterClientQuota([("client-id", world.random.choice(["a", "b", None]))], [quota])
+    if dice < 0.93:
+        return messages.UpdateFeatures([messages.FeatureUpdate("metadata.version", world.random.randint(24, 30), world.random.randint(1, 3))])
     return messages.AllocateProducerIds(world.random.randint(1, 100))
+
+
+def random_move(world: World) -> None:
+    """A worker, alive or not any more, says that it has moved a partition, its own or another's."""
+    partitions = [(topic.topic_id, partition.index) for topic in world.core.tail.topics.values() for partition in topic.partitions]
+    client = world.random.choice([*sorted(world.subscribed), "worker-0.gone"])
+    if partitions:
+        world.on_host(host_core.MoveEnded(client, messages.MoveCompleted(*world.random.choice(partitions), world.random.randint(0, 2))))
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -265,6 +280,8 @@ def test_random_history(seed: int) -> None:
                 index = world.random.choice(absent)
                 world.alive.add(index)
                 world.join(index)
+        elif dice < 0.96:
+            random_move(world)
         elif dice < 0.97:
             world.metadata(metadata_core.Tick())
         else:
@@ -296,6 +313,8 @@ def test_random_history(seed: int) -> None:
     expected = {(t.topic_id, p.index): p.leader_epoch for t in replayed.topics.values() for p in t.partitions}
     placed = {(entry[0], entry[1]): entry[4] for entry in world.slots.values()}
     assert placed == expected
+    directories = {(t.topic_id, p.index): {"directory-a": 0, "directory-b": 1}[p.directories[0]] for t in replayed.topics.values() for p in t.partitions}
+    assert {(entry[0], entry[1]): entry[3] for entry in world.slots.values()} == directories
     for view in world.views.values():
         assert {key: epoch for key, epoch in view["epochs"].items() if key in expected} == expected
 
@@ -586,6 +605,80 @@ def test_deletion_can_be_disabled() -> None:
     world.settle()
     world.ask(create("orders"))
     assert world.ask(messages.DeleteTopic("orders", None)).error == ErrorCode.TOPIC_DELETION_DISABLED
+
+
+def moved(world: World, image: messages.TopicImage, client: str, index: int = 0) -> None:
+    world.on_host(host_core.MoveEnded(client, messages.MoveCompleted(image.topic_id, index, 1 - image.partitions[index].log_dir)))
+
+
+def client_of(world: World, worker: int) -> str:
+    return next(client for client, index in world.subscribed.items() if index == worker)
+
+
+def test_a_moved_partition_counts_when_it_is_on_disk_and_all_are_told(world: World) -> None:
+    image = world.ask(create("orders", 1)).topic
+    (before,) = image.partitions
+    client = client_of(world, before.owner)
+    moved(world, image, client)
+    assert world.inbox.get(client, []) == [] and world.slots[before.slot][3] == before.log_dir
+    world.flush_log()
+    assert world.slots[before.slot][3] == 1 - before.log_dir
+    for name in world.subscribed:
+        (message,) = world.inbox[name]
+        assert isinstance(message, messages.TopicPut) and message.topic.partitions[0].log_dir == 1 - before.log_dir
+    log = list(world.log)
+    moved(world, image, client)  # said again, as after a reconnection
+    world.settle()
+    assert world.log == log
+
+
+def test_only_the_worker_that_lives_and_owns_it_says_where_a_partition_lies(world: World) -> None:
+    image = world.ask(create("orders", 1)).topic
+    owner = image.partitions[0].owner
+    log = list(world.log)
+    moved(world, image, client_of(world, (owner + 1) % 3))
+    moved(world, image, ACCEPTOR)
+    old = client_of(world, owner)
+    world.die(owner)
+    moved(world, image, old)
+    world.alive.add(owner)
+    moved(world, image, world.join(owner))  # held until its new epoch is on disk: it has served nothing yet
+    world.flush_log()
+    assert {type(record).__name__ for record in world.log[len(log) :]} == {"LeaderEpochsRaised"}
+
+
+def test_a_successor_is_told_of_the_move_that_its_predecessor_completed(world: World) -> None:
+    image = world.ask(create("orders", 1)).topic
+    owner = image.partitions[0].owner
+    moved(world, image, client_of(world, owner))
+    world.die(owner)
+    world.alive.add(owner)
+    client = world.join(owner)
+    assert client not in world.inbox
+    world.flush_log()
+    (first, *_) = world.inbox[client]
+    assert isinstance(first, messages.Image) and first.topics[0].partitions[0].log_dir == 1 - image.partitions[0].log_dir
+
+
+def test_a_replica_is_moved_by_its_owner(world: World) -> None:
+    image = world.ask(create("orders", 1)).topic
+    world.request(messages.MoveReplica("orders", 0, 1))
+    command = world.inbox[client_of(world, image.partitions[0].owner)][-1]
+    assert (command.kind, command.slot, command.offset) == ("move_replica", image.partitions[0].slot, 1)
+
+
+def test_quotas_and_features_are_told_to_all(world: World) -> None:
+    quota = messages.AlterClientQuota([("client-id", "c")], [messages.QuotaOperation("producer_byte_rate", 5.0)])
+    number = world.request(quota)
+    world.flush_log()
+    assert number not in world.answers
+    assert {message.client_quotas[0].quotas["producer_byte_rate"] for box in world.inbox.values() for message in box} == {5.0}
+    world.settle()
+    assert world.answers[number].error == 0
+    log = list(world.log)
+    assert world.ask(quota).error == 0 and world.log == log
+    assert world.ask(messages.UpdateFeatures([messages.FeatureUpdate("metadata.version", 28, 2), messages.FeatureUpdate("nothing", 1, 1)])).error == ErrorCode.INVALID_UPDATE_VERSION
+    assert world.log == log, "all or none"
 
 
 def test_delete_records_goes_to_the_owner_and_back(world: World) -> None:

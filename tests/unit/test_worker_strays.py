@@ -5,11 +5,11 @@ from pathlib import Path
 import msgspec
 
 from mqd.cluster import metadata_state
-from mqd.cluster.controller_messages import Image
+from mqd.cluster.controller_messages import Image, PartitionImage, TopicImage
 from mqd.cluster.host_core import owner_of
 from mqd.cluster.metadata_records import PartitionState, TopicCreated, TopicRemoved, TopicState
 from mqd.cluster.metadata_state import MetadataState, Snapshot
-from mqd.log import directories
+from mqd.log import directories, moving
 from mqd.worker.log_directory import LogDirectory
 from mqd.worker.strays import set_strays_aside
 
@@ -60,6 +60,49 @@ def test_partitions_of_removed_topics_are_deleted_and_of_unknown_ones_kept(tmp_p
     assert names(tmp_path, "-delete") == {f"removed-{index}" for index in range(4)} == {path.name.split(".")[0] for path in doomed}
     assert names(tmp_path, "-stray") == {f"unknown-{index}" for index in range(4)}
     assert all((entry / "00000000000000000000.log").exists() for entry in tmp_path.iterdir())
+
+
+def moved_image(log_dir: int) -> Image:
+    partitions = [PartitionImage(index, index, owner_of(topic_id(3), index, WORKERS), log_dir, 1, 0, [1], [1]) for index in range(4)]
+    return Image(1, "cluster", 1, [], [TopicImage("moved", topic_id(3), partitions, {})], {})
+
+
+def look(disks: list[Path], image: Image) -> list[Path]:
+    found = []
+    for worker in range(WORKERS):
+        log_dirs = [LogDirectory(number, disk, worker, WORKERS, 0, PlainFiles(), lambda _path: -1) for number, disk in enumerate(disks)]
+        found += [path for _, path in set_strays_aside(log_dirs, image, worker, WORKERS, PlainFiles())]
+    return found
+
+
+def test_of_a_move_the_copy_that_counts_stays_and_the_other_is_deleted(tmp_path: Path):
+    for counts in (0, 1):  # the copy on disk 1 was complete; the metadata did or did not hear of it
+        disks = [tmp_path / f"{counts}-{number}" for number in range(2)]
+        for disk in disks:
+            disk.mkdir()
+        for index in range(4):
+            partition(disks[0], "moved", index, 3)
+            (partition(disks[1], "moved", index, 3) / moving.MARKER).write_bytes(b"")
+        doomed = look(disks, moved_image(counts))
+        assert names(disks[1 - counts], "-delete") == {f"moved-{index}" for index in range(4)} and len(doomed) == 4
+        assert sorted(path.name for path in disks[counts].iterdir()) == [f"moved-{index}" for index in range(4)]
+        assert not list(disks[counts].glob(f"*/{moving.MARKER}")), "it is a partition like any other now"
+
+
+def test_a_copy_under_way_is_deleted_and_a_namesake_that_was_brought_here_is_not(tmp_path: Path):
+    disks = [tmp_path / "a", tmp_path / "b"]
+    for disk in disks:
+        disk.mkdir()
+    for index in range(4):
+        source = partition(disks[0], "moved", index, 3)
+        copy = moving.Copy(source, disks[1], "moved", index, topic_id(3), PlainFiles())
+        copy.begin()
+        assert moving.future_of(disks[1], topic_id(3), index) == copy.path
+    partition(disks[1], "moved", 0, 3)  # from a backup, say: no move has to do with it
+    doomed = look(disks, moved_image(0))
+    assert len(doomed) == 4 and all(path.name.endswith("-delete") for path in doomed)
+    assert names(disks[1], "-stray") == {"moved-0"} and list(moving.futures(disks[1])) == []
+    assert sorted(path.name for path in disks[0].iterdir()) == [f"moved-{index}" for index in range(4)]
 
 
 def test_whoever_owned_a_partition_finishes_its_deletion(tmp_path: Path):

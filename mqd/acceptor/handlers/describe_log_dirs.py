@@ -1,15 +1,21 @@
-"""DescribeLogDirs 1-4 (KIP-113, KIP-827): every log directory, its partitions and their sizes on disk, total and usable bytes."""
+"""DescribeLogDirs 1-4 (KIP-113, KIP-827): every log directory, its partitions and their sizes on disk, total and usable bytes.
+
+A partition on its way to another directory is there twice: where it is served, and, as a future replica, what has been copied so far."""
 
 import os
 from pathlib import Path
 
+from mqd import native
+
 from mqd.acceptor.broker import OWNER_NONE, Broker, Context
 from mqd.cluster.controller_messages import PartitionImage
+from mqd.log import moving, segments
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import DescribeLogDirsRequest, DescribeLogDirsResponse
 
 Wanted = dict[str, list[PartitionImage]]
+Asked = tuple[str, bytes, PartitionImage]  # topic, its id, partition
 
 
 async def handle(context: Context, header: RequestHeader, request: DescribeLogDirsRequest) -> DescribeLogDirsResponse:
@@ -18,7 +24,9 @@ async def handle(context: Context, header: RequestHeader, request: DescribeLogDi
     for name, partition in _wanted(broker, request):
         if partition.owner != OWNER_NONE and partition.log_dir < len(by_directory):
             by_directory[partition.log_dir].setdefault(name, []).append(partition)
-    results = [await broker.on_disk(_measure, broker, path, wanted) for path, wanted in zip(broker.log_dirs, by_directory)]
+    asked = [(name, broker.metadata.topics[name].topic_id, partition) for wanted in by_directory for name, partitions in wanted.items() for partition in partitions]
+    ends = {(name, partition.index): view.log_end_offset for name, _, partition in asked if (view := broker.view(partition)) is not None}
+    results = [await broker.on_disk(_measure, broker, path, wanted, asked, ends) for path, wanted in zip(broker.log_dirs, by_directory)]
     return DescribeLogDirsResponse(results=results)
 
 
@@ -30,7 +38,9 @@ def _wanted(broker: Broker, request: DescribeLogDirsRequest) -> list[tuple[str, 
     return [(name, partition) for name, index in asked if (partition := broker.partition_of(name, index)) is not None]
 
 
-def _measure(broker: Broker, directory: Path, wanted: Wanted) -> DescribeLogDirsResponse.Result:
+def _measure(
+    broker: Broker, directory: Path, wanted: Wanted, asked: list[Asked], ends: dict[tuple[str, int], int]
+) -> DescribeLogDirsResponse.Result:
     """Reads directories; runs in a thread."""
     try:
         about = os.statvfs(directory)
@@ -42,6 +52,10 @@ def _measure(broker: Broker, directory: Path, wanted: Wanted) -> DescribeLogDirs
                 ],
             )
             for name, partitions in wanted.items()
+        ]
+        topics += [
+            DescribeLogDirsResponse.Topic(name=name, partitions=[_future(path, partition.index, ends.get((name, partition.index), 0))])
+            for name, partition, path in _futures(directory, asked)
         ]
     except OSError:
         return DescribeLogDirsResponse.Result(error_code=int(ErrorCode.KAFKA_STORAGE_ERROR), log_dir=str(directory))
@@ -64,3 +78,22 @@ def size_of(directory: Path) -> int:
     except FileNotFoundError:
         return 0
     return total
+
+
+def _futures(directory: Path, asked: list[Asked]) -> list[tuple[str, PartitionImage, Path]]:
+    """Copies under way to this directory."""
+    if not any(True for _ in moving.futures(directory)):
+        return []
+    return [(name, partition, path) for name, topic_id, partition in asked if (path := moving.future_of(directory, topic_id, partition.index)) is not None]
+
+
+def _future(path: Path, index: int, log_end_offset: int) -> DescribeLogDirsResponse.Partition:
+    """offset_lag: records that the copy lacks, as far as its last whole batch tells."""
+    end_offset = 0
+    try:
+        bases = segments.base_offsets(path)
+        if bases:
+            end_offset = native.segment_scan(segments.segment_path(path, bases[-1]), bases[-1], 0, check_crc=False).next_offset
+    except (OSError, ValueError):
+        pass  # it is being renamed, or deleted
+    return DescribeLogDirsResponse.Partition(partition_index=index, partition_size=size_of(path), offset_lag=max(0, log_end_offset - end_offset), is_future_key=True)

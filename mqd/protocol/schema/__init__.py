@@ -11,4 +11,4 @@ APIS: dict[int, Api] = {api.key: api for api in sorted(_ALL, key=lambda api: api
 # Of groups and transactions: what is answered so far.
 _COORDINATED = {8, 9, 11, 12, 13, 14, 15, 16, 24, 25, 26, 27, 28, 42, 47, 61, 65, 66, 68, 69}
 # The part of them a broker of this version answers: what it advertises.
-SUPPORTED_KEYS = frozenset(api.key for api in (*hot.APIS, *cluster.APIS, *topics.APIS, *admin.ANSWERED)) | _COORDINATED
+SUPPORTED_KEYS = frozenset(api.key for api in (*hot.APIS, *cluster.APIS, *topics.APIS, *admin.APIS)) | _COORDINATED

@@ -1,0 +1,41 @@
+"""AlterReplicaLogDirs 1-2 (KIP-113): moves partitions of this host to other log directories. Answered when the move has begun; DescribeLogDirs shows how far it is."""
+
+import asyncio
+from pathlib import Path
+
+from mqd.acceptor.broker import Broker, Context
+from mqd.cluster import controller_messages as messages
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.framing import RequestHeader
+from mqd.protocol.messages import AlterReplicaLogDirsRequest, AlterReplicaLogDirsResponse
+
+TIMEOUT_MS = 30_000  # the request has none
+
+
+async def handle(context: Context, header: RequestHeader, request: AlterReplicaLogDirsRequest) -> AlterReplicaLogDirsResponse:
+    asked = [(topic.name, index, directory.path) for directory in request.dirs for topic in directory.topics for index in topic.partitions]
+    targets: dict[tuple[str, int], set[str]] = {}
+    for name, index, path in asked:
+        targets.setdefault((name, index), set()).add(path)
+    errors = await asyncio.gather(*(_move(context.broker, name, index, paths) for (name, index), paths in targets.items()))
+    results: dict[str, list[AlterReplicaLogDirsResponse.AlterReplicaLogDirPartitionResult]] = {}
+    for (name, index), error in zip(targets, errors, strict=True):
+        results.setdefault(name, []).append(AlterReplicaLogDirsResponse.AlterReplicaLogDirPartitionResult(partition_index=index, error_code=error))
+    return AlterReplicaLogDirsResponse(
+        results=[AlterReplicaLogDirsResponse.AlterReplicaLogDirTopicResult(topic_name=name, partitions=partitions) for name, partitions in results.items()]
+    )
+
+
+async def _move(broker: Broker, name: str, index: int, paths: set[str]) -> int:
+    partition = broker.partition_of(name, index)
+    if len(paths) > 1:
+        return int(ErrorCode.INVALID_REQUEST)
+    if partition is None:
+        return int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    wanted = Path(next(iter(paths)))
+    if not wanted.is_absolute() or wanted not in broker.log_dirs:
+        return int(ErrorCode.LOG_DIR_NOT_FOUND)
+    if broker.view(partition) is None:
+        return broker.unserved_error(partition)
+    answer = await broker.controller.request(messages.MoveReplica(name, index, broker.log_dirs.index(wanted)), TIMEOUT_MS)
+    return answer.error

@@ -1,0 +1,205 @@
+"""Moves of this worker's partitions between the log directories of its host (AlterReplicaLogDirs, KIP-113).
+
+    begin -> copying (served as ever; what closed segments hold, then what is written meanwhile, until little is left)
+          -> switching (closed; the rest is copied and flushed; the controller is told)
+          -> the metadata names the new directory -> opened there -> the old copy is deleted
+
+Y1  from the moment when the controller may have been told until the metadata has answered, the partition is served from neither directory: nobody knows which one counts.
+    MoveCompleted is said again after every reconnection.
+Y2  a move that fails before that leaves the source as it was: it is opened there again, the copy is deleted.
+Y3  the old copy is deleted only when the new one is open.
+What a crash leaves is sorted out at the next start (mqd/worker/strays.py, by V1 of mqd/log/moving.py). Bounds: one move of a partition at a time, COPY_COUNT_MAX partitions copied at a time
+in each target directory; the pause copies at most PAUSE_BYTES and what was written while that was found out, unless the writers outrun the copying for ROUNDS_MAX rounds.
+Concurrency: the event loop; opening and closing under the worker's lock of changes, as every change.
+"""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from mqd import native
+from mqd.base import logging
+from mqd.cluster.controller_messages import MoveCompleted, ToController
+from mqd.log import directories, moving
+from mqd.log.files import Files
+from mqd.protocol.errors import ErrorCode
+from mqd.worker.background import Background
+from mqd.worker.catalog import Catalog, Changes, Key, Owned
+from mqd.worker.log_directory import LogDirectory
+from mqd.worker.partitions import OpenPartition, PartitionSet
+
+PAUSE_BYTES = 1 << 20
+ROUNDS_MAX = 50
+
+
+class _Move(msgspec.Struct):
+    owned: Owned
+    target: int
+    copy: moving.Copy
+    task: asyncio.Task[None] | None = None
+    switching: bool = False  # Y1
+
+
+class Mover:
+    def __init__(
+        self, log_dirs: list[LogDirectory], control: native.Control, partitions: PartitionSet, catalog: Catalog, background: Background, files: Files,
+        send: Callable[[ToController], None], applying: asyncio.Lock,
+    ) -> None:
+        self._log_dirs = log_dirs
+        self._control = control
+        self._partitions = partitions
+        self._catalog = catalog
+        self._background = background
+        self._files = files
+        self._send = send
+        self._applying = applying
+        self._moves: dict[Key, _Move] = {}
+        self._log = logging.get("worker.moving")
+
+    # -- beginning ---------------------------------------------------------------------------------------------------------
+
+    async def begin(self, opened: OpenPartition, target: int) -> tuple[int, str]:
+        """(Kafka error code, text) when the move has begun, or why not. Back to where it is: a move under way ends. Called under the lock of changes."""
+        owned = opened.owned
+        if not 0 <= target < len(self._log_dirs):
+            return int(ErrorCode.LOG_DIR_NOT_FOUND), f"Log directory {target} is not in log.dirs."
+        under_way = self._moves.get(owned.key)
+        if under_way is not None and under_way.target == target:
+            return 0, ""
+        if under_way is not None:
+            await self._give_up(under_way)
+        if target == owned.log_dir:
+            return 0, ""
+        log_dir = self._log_dirs[target]
+        if log_dir.failure:
+            return int(ErrorCode.KAFKA_STORAGE_ERROR), f"Log directory {log_dir.path} failed: {log_dir.failure}"
+        move = self._moves[owned.key] = _Move(owned, target, moving.Copy(opened.path, log_dir.path, owned.topic, owned.index, owned.topic_id, self._files))
+        try:
+            await self._background.slow(target, move.copy.begin)
+        except OSError as error:
+            del self._moves[owned.key]
+            return int(ErrorCode.KAFKA_STORAGE_ERROR), f"Nothing can be written to {log_dir.path}: {error}"
+        move.task = asyncio.get_running_loop().create_task(self._run(move))
+        self._log.info("move to another log directory begun", partition=owned.name, source=str(self._log_dirs[owned.log_dir].path), target=str(log_dir.path))
+        return 0, ""
+
+    async def _give_up(self, move: _Move) -> None:
+        """Not while it is switching: that ends by itself."""
+        if move.switching:
+            return
+        self._moves.pop(move.owned.key, None)
+        if move.task is not None and move.task is not asyncio.current_task():
+            move.task.cancel()
+            await asyncio.gather(move.task, return_exceptions=True)
+        move.copy.close()
+        await self._discard(self._log_dirs[move.target], move.copy.path, move.owned)
+
+    async def _discard(self, log_dir: LogDirectory, path: Path, owned: Owned) -> None:
+        aside = log_dir.path / directories.aside_name(owned.topic, owned.index, "delete")
+        try:
+            await self._background.slow(log_dir.index, self._files.rename, path, aside)
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError):
+                self._log.warning("copy of a partition cannot be removed; the next start tries again", path=str(path), reason=str(error))
+            return
+        self._partitions.delete_later(log_dir, aside)
+
+    # -- copying -----------------------------------------------------------------------------------------------------------
+
+    async def _run(self, move: _Move) -> None:
+        try:
+            for _ in range(ROUNDS_MAX):
+                if await self._round(move) <= PAUSE_BYTES:
+                    break
+            async with self._applying:
+                await self._switch(move)
+        except OSError as error:  # NativeError is one
+            self._log.error("move to another log directory failed; the partition stays where it is", partition=move.owned.name, reason=str(error))
+            await self._give_up(move)
+
+    async def _round(self, move: _Move) -> int:
+        """Copies what is published now. Returns how much has been added since. One chunk at a time, so that checkpoints of the directory get their turn."""
+        view = self._control.slot_view(move.owned.slot)
+        steps = move.copy.advance(view.log_end_segment, view.log_end_position)
+        while await self._background.slow(move.target, next, steps, None) is not None:
+            pass
+        view = self._control.slot_view(move.owned.slot)
+        return await self._background.slow(move.target, move.copy.missing_bytes, view.log_end_segment, view.log_end_position)
+
+    # -- switching -----------------------------------------------------------------------------------------------------------
+
+    async def _switch(self, move: _Move) -> None:
+        owned = self._catalog.owned.get(move.owned.key)
+        opened = self._partitions.open.get(move.owned.key)
+        if self._moves.get(move.owned.key) is not move or owned is None or opened is None or opened.closing or owned.log_dir != move.owned.log_dir:
+            await self._give_up(move)  # closed, deleted or moved meanwhile
+            return
+        async with opened.files_lock:
+            closed = await self._partitions.close_for_move(opened)
+        try:
+            if not closed:
+                raise OSError(5, "it could not be closed cleanly")
+            await self._background.urgent(move.copy.finish)
+        except OSError:
+            await self._partitions.apply(Changes(open=[owned]))  # Y2
+            raise
+        move.switching = True
+        self._tell(move)
+
+    def _tell(self, move: _Move) -> None:
+        self._send(MoveCompleted(move.owned.topic_id, move.owned.index, move.target))
+
+    async def on_applied(self, image: bool) -> None:
+        """A message of the controller is in force. Called under the lock of changes. `image`: after a new subscription, when what was said before may be lost."""
+        for key, move in list(self._moves.items()):
+            owned = self._catalog.owned.get(key)
+            if owned is None:
+                await self._end_without(move)
+            elif move.switching and owned.log_dir == move.target:
+                if key in self._partitions.open:  # Y3; else its opening is tried again
+                    await self._settle(move)
+            elif move.switching and image:
+                self._tell(move)
+            elif not move.switching and owned.log_dir != move.owned.log_dir:
+                await self._give_up(move)
+
+    async def _end_without(self, move: _Move) -> None:
+        """The topic is gone."""
+        if not move.switching:
+            await self._give_up(move)
+            return
+        del self._moves[move.owned.key]
+        log_dir = self._log_dirs[move.target]
+        await self._discard(log_dir, directories.partition_path(log_dir.path, move.owned.topic, move.owned.index), move.owned)
+
+    async def _settle(self, move: _Move) -> None:
+        del self._moves[move.owned.key]
+        source, target = self._log_dirs[move.owned.log_dir], self._log_dirs[move.target]
+        source.timestamps.forget(move.copy.source)
+        try:
+            await self._discard_source(source, move)
+            await self._background.slow(target.index, self._unmark, directories.partition_path(target.path, move.owned.topic, move.owned.index))
+        except OSError as error:
+            self._log.warning("old copy of a moved partition cannot be removed; the next start tries again", path=str(move.copy.source), reason=str(error))
+        self._log.info("partition moved to another log directory", partition=move.owned.name, target=str(target.path), copied_bytes=move.copy.copied_bytes)
+
+    async def _discard_source(self, source: LogDirectory, move: _Move) -> None:
+        aside = await self._background.slow(source.index, directories.set_aside_for_deletion, source.path, move.owned.topic, move.owned.index, self._files)
+        if aside is not None:
+            self._partitions.delete_later(source, aside)
+
+    def _unmark(self, path: Path) -> None:
+        """Blocking."""
+        try:
+            self._files.unlink(path / moving.MARKER)
+        except FileNotFoundError:
+            pass
+
+    async def close(self) -> None:
+        """The worker ends: copies under way are deleted by the next start."""
+        tasks = [move.task for move in self._moves.values() if move.task is not None and not move.switching]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

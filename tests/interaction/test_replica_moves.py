@@ -1,0 +1,214 @@
+"""AlterReplicaLogDirs on a real broker with two log directories: partitions move while they are written and read, whatever dies meanwhile; one copy counts, none is lost."""
+
+import random
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mqd.protocol import ErrorCode
+from mqd.protocol.messages import AlterReplicaLogDirsRequest, DescribeLogDirsRequest
+from mqd.protocol.records import decode_records
+from tests.broker import Broker
+from tests.compat import topics
+from tests.crash import processes
+from tests.kafka_connection import ConnectionEnded, KafkaConnection
+
+DEADLINE_S = 60
+RETRIABLE = {ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+
+
+@pytest.fixture
+def two_disks(start_broker, io_backend: str, tmp_path: Path) -> tuple[Broker, list[Path]]:
+    disks = [tmp_path / "a", tmp_path / "b"]
+    for disk in disks:
+        disk.mkdir()
+    return start_broker(config={"io.backend": io_backend, "log.dirs": ",".join(map(str, disks)), "log.segment.bytes": "65536"}), disks
+
+
+def move(broker: Broker, topic: str, partition: int, disk: Path | str, version: int = 2) -> int:
+    wanted = AlterReplicaLogDirsRequest.AlterReplicaLogDirTopic(name=topic, partitions=[partition])
+    request = AlterReplicaLogDirsRequest(dirs=[AlterReplicaLogDirsRequest.AlterReplicaLogDir(path=str(disk), topics=[wanted])])
+    with topics.connect(broker) as connection:
+        return connection.call(34, version, request).results[0].partitions[0].error_code
+
+
+def where(broker: Broker, topic: str, partition: int) -> dict[str, bool]:
+    """Directory -> is it the future replica there?"""
+    with topics.connect(broker) as connection:
+        results = connection.call(35, 4, DescribeLogDirsRequest(topics=None)).results
+    return {
+        result.log_dir: one.is_future_key for result in results for described in result.topics if described.name == topic for one in described.partitions if one.partition_index == partition
+    }
+
+
+def eventually(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)  # polls other processes
+
+
+def copies(disks: list[Path], topic: str) -> list[str]:
+    """Everything on the disks that has to do with the topic's partitions."""
+    return sorted(f"{disk.name}/{path.name}" for disk in disks for path in disk.iterdir() if path.name.startswith(topic))
+
+
+def read_all(broker: Broker, topic: str, partition: int, end: int) -> list[bytes]:
+    values: list[bytes] = []
+    deadline = time.monotonic() + DEADLINE_S
+    with topics.connect(broker) as connection:
+        while len(values) < end:
+            got = topics.fetch(connection, topic, len(values), partition)
+            assert got.error_code in {0, *RETRIABLE}, got.error_code
+            assert time.monotonic() < deadline, f"{len(values)} of {end}"
+            values += [record.value for record in decode_records(got.records or b"") if record.offset >= len(values)]
+    return values
+
+
+class Writer:
+    """Writes numbered records, one after the other, until told to stop; what is answered with an error or not at all is written again under the next number."""
+
+    def __init__(self, broker: Broker, topic: str, partition: int) -> None:
+        self.acknowledged: dict[int, bytes] = {}  # offset -> value
+        self.refused = 0
+        self._broker, self._topic, self._partition = broker, topic, partition
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        number = 0
+        while not self._stop.is_set():
+            try:
+                with topics.connect(self._broker) as connection:
+                    while not self._stop.is_set():
+                        number += 1
+                        self._one(connection, b"%d-" % number + b"v" * 3000)
+            except (OSError, ConnectionEnded):
+                time.sleep(0.01)  # its worker is being restarted
+
+    def _one(self, connection: KafkaConnection, value: bytes) -> None:
+        answer = topics.produce(connection, self._topic, topics.batch_of(value), self._partition)
+        if answer.error_code == 0:
+            assert answer.base_offset not in self.acknowledged
+            self.acknowledged[answer.base_offset] = value
+        else:
+            assert answer.error_code in RETRIABLE, answer.error_code
+            self.refused += 1
+            time.sleep(0.001)
+
+    def __enter__(self) -> "Writer":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def check(self) -> None:
+        assert self.acknowledged
+        found = read_all(self._broker, self._topic, self._partition, max(self.acknowledged) + 1)
+        assert all(found[offset] == value for offset, value in self.acknowledged.items()), "an acknowledged record is not what was written"
+
+
+def test_a_partition_moves_while_it_is_written_and_read(two_disks) -> None:
+    broker, disks = two_disks
+    topic = topics.create_topic(broker, "moved", 2)
+    for partition in range(2):
+        with topics.connect(broker) as connection:
+            for number in range(50):
+                topics.must_produce(connection, topic, b"%d" % number * 2000, partition=partition)
+    with Writer(broker, topic, 0) as writer:
+        for _ in range(4):
+            (here,) = where(broker, topic, 0)
+            there = next(disk for disk in disks if str(disk) != here)
+            written = len(writer.acknowledged)
+            assert move(broker, topic, 0, there) == 0
+            eventually(lambda there=there: where(broker, topic, 0) == {str(there): False})
+            eventually(lambda written=written: len(writer.acknowledged) > written + 20)
+    writer.check()
+    assert sum(copy.endswith(f"/{topic}-0") for copy in copies(disks, topic)) <= 2
+    eventually(lambda: len(copies(disks, topic)) == 2 and not list((there / f"{topic}-0").glob("moved-here")))
+    broker.stop()
+    broker.start()
+    writer.check()
+    assert where(broker, topic, 0) == {str(there): False} and len(copies(disks, topic)) == 2
+
+
+def test_what_cannot_be_moved_is_refused_and_moving_home_ends_a_move(two_disks) -> None:
+    broker, disks = two_disks
+    topic = topics.create_topic(broker, "refused", 1)
+    for version in (1, 2):
+        assert move(broker, topic, 0, "/nowhere", version) == move(broker, topic, 0, "b", version) == ErrorCode.LOG_DIR_NOT_FOUND
+        assert move(broker, topic, 7, disks[0], version) == move(broker, "no-such-topic", 0, disks[0], version) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    (here,) = where(broker, topic, 0)
+    there = next(disk for disk in disks if str(disk) != here)
+    assert move(broker, topic, 0, here) == 0 and list(where(broker, topic, 0)) == [here]
+    for _ in range(3):  # whichever comes first, it ends at home
+        assert move(broker, topic, 0, there) == 0
+        eventually(lambda: move(broker, topic, 0, here) == 0)  # closed for the moment of the switch
+        eventually(lambda: where(broker, topic, 0) == {here: False} and len(copies(disks, topic)) == 1)
+        topics_served(broker, topic)
+
+
+def topics_served(broker: Broker, topic: str) -> None:
+    def served() -> bool:
+        with topics.connect(broker) as connection:
+            return topics.produce(connection, topic, topics.batch_of(b"x")).error_code == 0
+
+    eventually(served)
+
+
+def test_a_deleted_topic_leaves_nothing_of_its_moves(two_disks) -> None:
+    broker, disks = two_disks
+    for _ in range(3):
+        topic = topics.create_topic(broker, "gone", 2)
+        for partition in range(2):
+            for disk in disks:
+                move(broker, topic, partition, disk)
+        topics.delete_topic(broker, topic)
+        eventually(lambda topic=topic: copies(disks, topic) == [])
+
+
+@pytest.mark.parametrize("victim", ["worker", "mqd-controller", "all"])
+def test_whatever_dies_one_copy_counts_and_none_is_lost(two_disks, victim: str) -> None:
+    broker, disks = two_disks
+    chance = random.Random(victim)
+    topic = topics.create_topic(broker, "killed", 1)
+    with topics.connect(broker) as connection:
+        for number in range(100):
+            topics.must_produce(connection, topic, b"%d" % number * 10_000)
+    with Writer(broker, topic, 0) as writer:
+        for _ in range(2):
+            (here,) = [disk for disk, future in where(broker, topic, 0).items() if not future]
+            there = next(disk for disk in disks if str(disk) != here)
+            eventually(lambda there=there: move(broker, topic, 0, there) == 0)
+            time.sleep(chance.uniform(0, 0.3))  # anywhere in the move
+            if victim == "all":
+                broker.kill_all()
+                broker.start()
+            else:
+                for name in [name for name in processes.pids(broker) if name.startswith(f"mqd-{victim}") or name == victim]:
+                    processes.kill_and_wait(broker, name)
+            eventually(lambda: len(where(broker, topic, 0)) == 1)
+            eventually(lambda: len(copies(disks, topic)) == 1)
+    writer.check()
+
+
+def test_a_full_or_broken_target_leaves_the_partition_where_it_is(two_disks) -> None:
+    broker, disks = two_disks
+    topic = topics.create_topic(broker, "stays", 1)
+    topics_served(broker, topic)
+    (here,) = where(broker, topic, 0)
+    there = next(disk for disk in disks if str(disk) != here)
+    shutil.rmtree(there)
+    there.write_text("not a directory any more")
+    try:
+        assert move(broker, topic, 0, there) == ErrorCode.KAFKA_STORAGE_ERROR
+        topics_served(broker, topic)
+    finally:
+        there.unlink()
+        there.mkdir()

@@ -1,0 +1,121 @@
+"""Copies of a partition: brought up to a source that grows, rolls, is compacted and cut, by chance; what is finished is the source, byte for byte."""
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from mqd.log import directories, moving
+from mqd.log.files import NativeFiles
+
+TOPIC_ID = b"t" * 16
+
+
+def make(tmp_path: Path) -> tuple[Path, Path]:
+    disks = [tmp_path / "a", tmp_path / "b"]
+    for disk in disks:
+        disk.mkdir()
+    source, _ = directories.prepare(disks[0], "t", 0, TOPIC_ID, NativeFiles())
+    return source, disks[1]
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {entry.name: entry.read_bytes() for entry in path.iterdir() if entry.name != moving.MARKER}
+
+
+class Source:
+    """A log as the worker leaves it: segments by base offset, the last one active and published up to `position`; beyond it lies what is not published."""
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self.path, self.random = path, random.Random(seed)
+        self.bases, self.position = [0], 0
+        self.log(0).write_bytes(b"")
+
+    def log(self, base: int) -> Path:
+        return self.path / f"{base:020d}.log"
+
+    def step(self) -> None:
+        dice = self.random.random()
+        if dice < 0.5:
+            with open(self.log(self.bases[-1]), "r+b") as file:
+                file.seek(self.position)
+                file.write(self.random.randbytes(self.random.randint(1, 3000)))
+                self.position = file.tell()
+                file.write(self.random.randbytes(self.random.randint(0, 100)))  # not published: it may be cut and written otherwise
+                file.truncate()
+        elif dice < 0.7:
+            with open(self.log(self.bases[-1]), "r+b") as file:
+                file.truncate(self.position)
+            (self.path / f"{self.bases[-1]:020d}.index").write_bytes(self.random.randbytes(40))
+            self.bases.append(self.bases[-1] + self.random.randint(1, 9))
+            self.log(self.bases[-1]).write_bytes(b"")
+            self.position = 0
+        elif dice < 0.8 and len(self.bases) > 1:  # retention
+            self.log(self.bases.pop(0)).unlink()
+        elif dice < 0.9 and len(self.bases) > 1:  # compaction: another file under the same name
+            base = self.random.choice(self.bases[:-1])
+            cleaned = self.path / f"{base:020d}.log.cleaned"
+            cleaned.write_bytes(self.random.randbytes(self.random.randint(0, 2000)))
+            os.replace(cleaned, self.log(base))
+        else:
+            (self.path / "leader-epoch-checkpoint").write_bytes(self.random.randbytes(20))
+
+    def close(self) -> None:
+        with open(self.log(self.bases[-1]), "r+b") as file:
+            file.truncate(self.position)
+        (self.path / f"{self.bases[-1]:020d}.snapshot").write_bytes(b"producers")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_finished_copy_is_the_source(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moving, "CHUNK_BYTES", 700)
+    path, disk = make(tmp_path)
+    source = Source(path, seed)
+    copy = moving.Copy(path, disk, "t", 0, TOPIC_ID, NativeFiles())
+    copy.begin()
+    for _ in range(source.random.randint(0, 12)):
+        for _ in range(source.random.randint(0, 6)):
+            source.step()
+        active, position = source.bases[-1], source.position
+        for _ in copy.advance(active, position):
+            if source.random.random() < 0.2:
+                source.step()
+        assert not directories.partition_path(disk, "t", 0).exists()
+    source.close()
+    final = copy.finish()
+    assert final == directories.partition_path(disk, "t", 0) and contents(final) == contents(path)
+    assert moving.is_marked(final) and not moving.is_marked(path) and list(moving.futures(disk)) == []
+    assert directories.exists(disk, "t", 0, TOPIC_ID)
+
+
+def test_what_is_missing_gets_less(tmp_path: Path) -> None:
+    path, disk = make(tmp_path)
+    (path / f"{0:020d}.log").write_bytes(b"x" * 100)
+    (path / f"{9:020d}.log").write_bytes(b"y" * 50)
+    copy = moving.Copy(path, disk, "t", 0, TOPIC_ID, NativeFiles())
+    copy.begin()
+    assert copy.missing_bytes(9, 40) == 140
+    assert sum(copy.advance(9, 40)) == 140 == copy.copied_bytes and copy.missing_bytes(9, 40) == 0
+    assert copy.missing_bytes(9, 50) == 10
+
+
+def test_what_lay_under_the_final_name_is_kept_aside(tmp_path: Path) -> None:
+    path, disk = make(tmp_path)
+    (path / f"{0:020d}.log").write_bytes(b"x")
+    other, _ = directories.prepare(disk, "t", 0, b"o" * 16, NativeFiles())
+    (other / "precious").write_bytes(b"1")
+    copy = moving.Copy(path, disk, "t", 0, TOPIC_ID, NativeFiles())
+    copy.begin()
+    copy.finish()
+    (stray,) = disk.glob("t-0.*-stray")
+    assert (stray / "precious").exists() and directories.exists(disk, "t", 0, TOPIC_ID)
+
+
+def test_long_names_fit(tmp_path: Path) -> None:
+    name = "n" * 249
+    path = tmp_path / moving.future_name(name, 16383)
+    path.mkdir()
+    (path / directories.METADATA).write_bytes(directories.format_metadata(TOPIC_ID))
+    assert [index for _, index in moving.futures(tmp_path)] == [16383]
+    assert moving.future_of(tmp_path, TOPIC_ID, 16383) == path and moving.future_of(tmp_path, b"o" * 16, 16383) is None
