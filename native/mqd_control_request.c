@@ -8,6 +8,8 @@
  * When the acceptor dies: questions (which change nothing, or nothing more when they are repeated) are asked again, a connection with any other request pending is closed, for nobody knows whether
  * the change was made.
  *
+ * Whose client has gone is forgotten as soon as its frame is not read any more (MQD_LINK_ABANDON).
+ *
  * A token is the index in `control` and the entry's sequence: a late answer to a request that has ended finds another sequence and is dropped.
  */
 #include <stdlib.h>
@@ -16,6 +18,8 @@
 #include "mqd_reactor.h"
 
 #define CONTROL_SHARE 2 /* of the control arena, for one request */
+#define JOIN_GROUP 11
+#define SYNC_GROUP 14
 
 static bool is_question(int16_t api_key)
 {
@@ -35,6 +39,11 @@ static struct mqd_request *request_of(struct mqd_reactor *r, uint64_t token)
     if (index >= MQD_CONTROL_REQUEST_COUNT_MAX || r->control[index].sequence != (uint32_t)(token >> 16))
         return NULL;
     return r->control[index].request;
+}
+
+static uint64_t token_of(const struct mqd_reactor *r, const struct mqd_request *request)
+{
+    return (uint64_t)r->control[request->control_index].sequence << 16 | request->control_index;
 }
 
 static bool entry_take(struct mqd_reactor *r, struct mqd_request *request)
@@ -87,8 +96,7 @@ static bool send_one(struct mqd_reactor *r, struct mqd_request *request)
         request->frame = NULL;
     }
     struct mqd_connection *c = request->connection;
-    struct mqd_descriptor ask = {.kind = MQD_LINK_REQUEST, .slot = c->local_port, .token = (uint64_t)r->control[request->control_index].sequence << 16 | request->control_index,
-                                 .offset = r->control_arena_base + (uint64_t)request->control_offset, .size_bytes = request->frame_bytes, .error = (int32_t)(generation & 0x7fffffff), .a = c->listener_id,
+    struct mqd_descriptor ask = {.kind = MQD_LINK_REQUEST, .slot = c->local_port, .token = token_of(r, request), .offset = r->control_arena_base + (uint64_t)request->control_offset, .size_bytes = request->frame_bytes, .error = (int32_t)(generation & 0x7fffffff), .a = c->listener_id,
                                  .b = (int64_t)c->id, .c = (int64_t)((uint64_t)c->peer_ipv4 << 32 | c->local_ipv4)};
     mqd_forward_send(r, acceptor, &ask);
     request->sent = 1;
@@ -184,6 +192,24 @@ void mqd_control_on_close(struct mqd_reactor *r, const struct mqd_descriptor *de
         mqd_request_free(r, request);
 }
 
+/* Its client has gone, and the acceptor has read it: whoever connects, asks and leaves again must not take the table's entries from the others. What is still said
+ * about the request finds another sequence. One that waits for other members may wait for minutes: the acceptor is told that it need not. */
+static void abandon(struct mqd_reactor *r, struct mqd_request *request)
+{
+    if (request->api_key == JOIN_GROUP || request->api_key == SYNC_GROUP) {
+        struct mqd_descriptor gone = {.kind = MQD_LINK_ABANDON, .token = token_of(r, request), .error = (int32_t)(request->control_generation & 0x7fffffff)};
+        mqd_forward_send(r, mqd_control_worker_count(r->options.control), &gone);
+    }
+    mqd_request_free(r, request);
+}
+
+void mqd_control_orphan(struct mqd_reactor *r, struct mqd_request *request)
+{
+    if (request->control_offset < 0)
+        abandon(r, request);
+    /* else the acceptor may still read the frame: until it answers, or says that it takes long */
+}
+
 /* Ten thousand members of a group may wait for one that is late: their requests must not fill the arena that everybody else's need. */
 void mqd_control_on_parked(struct mqd_reactor *r, const struct mqd_descriptor *descriptor)
 {
@@ -201,6 +227,8 @@ void mqd_control_on_parked(struct mqd_reactor *r, const struct mqd_descriptor *d
     }
     mqd_arena_release(r->control_arena, (uint64_t)request->control_offset);
     request->control_offset = -1;
+    if (!request->connection)
+        abandon(r, request);
     mqd_control_send_queued(r);
 }
 

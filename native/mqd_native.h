@@ -140,7 +140,8 @@ enum mqd_descriptor_kind {
     MQD_LINK_CHECKED,        /* acceptor -> worker: the answer; RELEASE (token, offset) when it has a payload                        */
     MQD_LINK_DESCRIBE,       /* acceptor -> owner: what does the slot's partition know of its producers?                            */
     MQD_LINK_DESCRIBED,      /* owner -> acceptor: struct mqd_producer_view's, or error; RELEASE (token, offset) when it has a payload */
-    MQD_LINK_PARKED          /* acceptor -> worker: this request (token) was read and takes long; its bytes need not stay in the arena */
+    MQD_LINK_PARKED,         /* acceptor -> worker: this request (token) was read and takes long; its bytes need not stay in the arena */
+    MQD_LINK_ABANDON         /* worker -> acceptor: whoever sent this request (token, parked) has gone; error as in REQUEST. It need not wait any longer */
 };
 
 #define MQD_RESPONSE_MORE 1       /* flags of RESPONSE: more fragments of the same response follow */

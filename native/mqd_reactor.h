@@ -656,6 +656,7 @@ void mqd_control_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
 void mqd_control_on_response(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from);
 void mqd_control_on_close(struct mqd_reactor *r, const struct mqd_descriptor *descriptor);
 void mqd_control_on_parked(struct mqd_reactor *r, const struct mqd_descriptor *descriptor);
+void mqd_control_orphan(struct mqd_reactor *r, struct mqd_request *request); /* sent, not answered, and its client has gone */
 void mqd_control_forget(struct mqd_reactor *r, struct mqd_request *request);
 void mqd_control_send_queued(struct mqd_reactor *r);
 void mqd_control_acceptor_died(struct mqd_reactor *r);

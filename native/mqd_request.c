@@ -138,8 +138,10 @@ void mqd_request_orphan(struct mqd_reactor *r, struct mqd_request *request)
     }
     if (request->kind == MQD_REQUEST_FETCH && request->evaluated && request->pending)
         return; /* reads under way name it; mqd_fetch_on_read_ahead frees it */
-    if (request->kind == MQD_REQUEST_CONTROL && request->sent && !request->complete)
-        return; /* the acceptor reads the frame until it answers */
+    if (request->kind == MQD_REQUEST_CONTROL && request->sent && !request->complete) {
+        mqd_control_orphan(r, request);
+        return;
+    }
     mqd_request_free(r, request);
 }
 

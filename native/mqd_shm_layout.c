@@ -108,7 +108,7 @@ uint64_t mqd_abi_hash(void)
         FIELD(mqd_ring, head), FIELD(mqd_ring, tail), offsetof(struct mqd_ring, descriptor), MQD_LINK_DESCRIPTOR_COUNT,
         FIELD(mqd_descriptor, kind), FIELD(mqd_descriptor, flags), FIELD(mqd_descriptor, slot), FIELD(mqd_descriptor, token), FIELD(mqd_descriptor, offset),
         FIELD(mqd_descriptor, size_bytes), FIELD(mqd_descriptor, error), FIELD(mqd_descriptor, a), FIELD(mqd_descriptor, b), FIELD(mqd_descriptor, c),
-        FIELD(mqd_descriptor, generation), sizeof(struct mqd_descriptor), MQD_LINK_PARKED,
+        FIELD(mqd_descriptor, generation), sizeof(struct mqd_descriptor), MQD_LINK_ABANDON,
     };
     uint64_t hash = 0xcbf29ce484222325ull;
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)

@@ -97,6 +97,7 @@ class Link:
         self._tasks: set[asyncio.Task[None]] = set()
         self._young: list[tuple[asyncio.Task[None], int, Descriptor]] = []  # came since the last look, or before it
         self._older: list[tuple[asyncio.Task[None], int, Descriptor]] = []
+        self._parked: list[dict[int, asyncio.Task[None]]] = [{} for _ in range(worker_count)]  # by worker: token -> what takes long
         self._park: asyncio.TimerHandle | None = None
         self._turn: asyncio.Handle | None = None
         self._retry: asyncio.TimerHandle | None = None
@@ -164,6 +165,9 @@ class Link:
         elif descriptor.kind == DescriptorKind.CHECK:
             if descriptor.error == self._generation:  # K4
                 self._on_check(sender, descriptor)
+        elif descriptor.kind == DescriptorKind.ABANDON:
+            if descriptor.error == self._generation:  # K4
+                self._on_abandon(sender, descriptor.token)
         elif descriptor.kind == DescriptorKind.DESCRIBED:
             self._on_described(sender, descriptor)
         elif descriptor.kind == DescriptorKind.PRODUCED:
@@ -194,11 +198,19 @@ class Link:
         for task, worker, descriptor in self._older:
             if not task.done() and descriptor.generation == self._control.endpoint_generation(worker):  # K3
                 self._put(worker, _Piece(descriptor.token, b"", DescriptorKind.PARKED, 0, 0))
+                self._parked[worker][descriptor.token] = task
+                task.add_done_callback(lambda _, parked=self._parked[worker], token=descriptor.token: parked.pop(token, None))
         self._older, self._young = self._young, []
         assert self._loop is not None
         self._park = self._loop.call_later(PARK_S, self._on_park) if self._older else None
         self._send_waiting()
         self._endpoint.flush()
+
+    def _on_abandon(self, worker: int, token: int) -> None:
+        """A JoinGroup or SyncGroup that waits for other members, and whose client has gone: what it has changed stays, nobody waits for the answer."""
+        task = self._parked[worker].get(token)
+        if task is not None:
+            task.cancel()
 
     async def _answer(self, worker: int, descriptor: Descriptor, frame: bytes) -> None:
         local_ip = inet_ntoa(struct.pack("=I", descriptor.c & 0xFFFFFFFF)) if descriptor.c else ""

@@ -348,6 +348,52 @@ BOTH(replies_keep_their_order)
     bench_stop(b);
 }
 
+/* A JoinGroup whose client leaves while it waits takes no place from the others, and the acceptor hears that nobody waits. */
+BOTH(who_leaves_while_the_acceptor_waits_is_forgotten)
+{
+    struct bench *b = bench_start(backend, NULL);
+    struct client other = client_open(b, 0);
+    for (int i = 0; i < 40; i++) {
+        struct client client = client_open(b, 0);
+        struct frame frame = {0};
+        uint32_t from;
+        int16_t api_key = i % 4 == 3 ? 19 : 11; /* CreateTopics: the acceptor carries it out, whoever has gone */
+        frame_end(&frame, frame_begin(&frame, api_key, 3, i));
+        CHECK(client_send(&client, &frame));
+        struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, &from);
+        struct mqd_descriptor parked = {.kind = MQD_LINK_PARKED, .token = ask.token};
+        if (i % 2)
+            bench_say(b, ACCEPTOR, from, parked);
+        client_close(&client);
+        frame.size_bytes = 0;
+        frame_end(&frame, frame_begin(&frame, 10, 1, i)); /* behind the end of that connection, for the reactor has seen both */
+        CHECK(client_send(&other, &frame));
+        if (i % 2 == 0)
+            bench_say(b, ACCEPTOR, from, parked);
+        struct mqd_descriptor question = {0};
+        for (int abandoned = api_key != 11; !abandoned || !question.kind;) {
+            struct mqd_descriptor got;
+            CHECK(bench_take(b, ACCEPTOR, &got, &from, LIMIT_MS));
+            if (got.kind == MQD_LINK_REQUEST)
+                question = got;
+            if (got.kind != MQD_LINK_ABANDON)
+                continue;
+            CHECK(!abandoned);
+            CHECK_EQUAL(got.token, ask.token);
+            CHECK_EQUAL(got.error, ask.error);
+            abandoned = 1;
+        }
+        bench_respond(b, 0, &ask, "late", 0, true, 64); /* means nobody */
+        bench_respond(b, 0, &question, "answer", 0, true, 128);
+        CHECK_EQUAL(client_receive(&other), 1);
+        CHECK_EQUAL((int32_t)take(&other, 4), i);
+        other.at = 0;
+        frame_free(&frame);
+    }
+    client_close(&other);
+    bench_stop(b);
+}
+
 BOTH(large_frames_in_pieces)
 {
     struct bench *b = bench_start(backend, NULL);

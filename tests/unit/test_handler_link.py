@@ -129,6 +129,38 @@ def test_a_request_that_takes_long_gives_its_place_back(tmp_path: Path, monkeypa
     run(tmp_path, scenario)
 
 
+def test_a_request_that_takes_long_ends_when_its_client_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who connects, joins a group that waits and goes, again and again, must not fill this process with requests."""
+
+    async def scenario(broker: HandlerBroker, wire: Wire) -> None:
+        others = asyncio.Event()
+
+        async def answer(*_: object) -> dispatch.Outcome:
+            await others.wait()
+            return dispatch.Outcome(b"at last")
+
+        def abandon(token: int, generation: int) -> None:
+            wire.ends[0].send(ACCEPTOR, Descriptor(kind=DescriptorKind.ABANDON, token=token, error=generation))
+            wire.ends[0].flush()
+
+        monkeypatch.setattr(dispatch, "answer", answer)
+        wire.ask(0, 7, everything())
+        wire.ask(0, 8, everything(), 1000)
+        assert {(one.kind, one.token) for one in await wire.receive(0, 2)} == {(DescriptorKind.PARKED, 7), (DescriptorKind.PARKED, 8)}
+        generation = wire.control.endpoint_generation(ACCEPTOR)
+        abandon(7, generation + 1)  # meant for a predecessor
+        abandon(9, generation)
+        abandon(8, generation)
+        await wire.until(lambda: wire.link.request_count == 1)
+        others.set()
+        (response,) = await wire.receive(0)
+        assert (response.kind, response.token) == (DescriptorKind.RESPONSE, 7)
+        await wire.until(lambda: wire.link.request_count == 0)
+        assert not any(wire.link._parked)
+
+    run(tmp_path, scenario)
+
+
 def test_what_has_no_answer(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker, wire: Wire) -> None:
         wire.ask(0, 1, b"\xff" * 20)
