@@ -31,6 +31,10 @@ NOTES = """
 * **OffsetCommit** and **OffsetFetch** name topics by id from version 10 on.
 * **Fetch** has incremental sessions (KIP-227) and long polls. Requests with a replica id are for clusters.
 * **ListOffsets** knows earliest (-2, -4), latest (-1), by time, the largest timestamp (-3); tiered offsets (-5, -6) answer -1.
+* **AlterClientQuotas** takes client-id (a name, or null for the default) with producer_byte_rate, consumer_byte_rate and request_percentage; user, ip, controller_mutation_rate and
+  connection_creation_rate are refused with INVALID_REQUEST and the reason. A throttled answer leaves at once with its throttle time; the connection is then not read (KIP-219).
+* **AlterReplicaLogDirs** is answered when the move has begun; **DescribeLogDirs** shows the copy as a future replica with its lag.
+* **ElectLeaders**: ELECTION_NOT_NEEDED, there is one replica. **DescribeQuorum**: a quorum of one. **DescribeUserScramCredentials**: RESOURCE_NOT_FOUND for every user.
 * Bytes behind a whole request are ignored, as librdkafka 2.16 sends some; in Produce, Fetch and ListOffsets they end the connection.
 
 ## Error codes
