@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable
 from importlib import import_module
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from mqd.acceptor import throttle
 from mqd.acceptor.broker import Address, Broker, CloseConnection, Context
 from mqd.base import logging
@@ -68,6 +70,8 @@ HANDLERS: dict[int, str] = {
     75: "describe_topic_partitions",
 }
 
+MESSAGE_CHARS_MAX = 1000
+
 log = logging.get("acceptor.requests")
 Handler = Callable[[Context, RequestHeader, object], Awaitable[object | None]]
 _loaded: dict[int, Handler] = {}
@@ -107,7 +111,7 @@ async def answer(broker: Broker, address: Address, frame: bytes, connection: int
         else:
             response = await handling
         failed = False
-        return Outcome(encode_response(header, response) if response is not None else None, context.cacheable)
+        return Outcome(_encode(header, response) if response is not None else None, context.cacheable)
     except UnsupportedVersion as error:
         if error.header.api_key == API_VERSIONS_KEY:
             return _unsupported_api_versions(error.header)
@@ -132,6 +136,30 @@ def _decode(frame: bytes) -> tuple[RequestHeader, object]:
         if error.position is None or not error.problem.endswith("bytes too many"):
             raise
         return decode_request(frame[: error.position])
+
+
+def _encode(header: RequestHeader, response: object) -> bytes:
+    """Messages quote what the client wrote, which may be as long as a string can be: then they are cut."""
+    try:
+        return encode_response(header, response)
+    except ProtocolError:
+        if not _cut_messages(response):
+            raise
+        return encode_response(header, response)
+
+
+def _cut_messages(response: object) -> bool:
+    """Whether some message was longer than MESSAGE_CHARS_MAX."""
+    found, todo = False, [response]
+    while todo:
+        one = todo.pop()
+        for name in one.__struct_fields__:
+            value = getattr(one, name)
+            if name == "error_message" and value is not None and len(value) > MESSAGE_CHARS_MAX:
+                setattr(one, name, value[:MESSAGE_CHARS_MAX])
+                found = True
+            todo += [each for each in (value if type(value) is list else (value,)) if isinstance(each, msgspec.Struct)]
+    return found
 
 
 def _unsupported_api_versions(header: RequestHeader) -> Outcome:

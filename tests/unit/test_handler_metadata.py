@@ -16,6 +16,7 @@ from mqd.protocol.framing import SUPPORTED
 from mqd.protocol.messages import (
     ApiVersionsRequest,
     ApiVersionsResponse,
+    CreatePartitionsRequest,
     CreateTopicsRequest,
     DescribeClusterRequest,
     DescribeTopicPartitionsRequest,
@@ -90,6 +91,32 @@ def test_topic_by_id(tmp_path: Path) -> None:
                 assert (known.error_code, known.name) == (0, "orders")
                 assert (unknown.error_code, unknown.topic_id) == (ErrorCode.UNKNOWN_TOPIC_ID, b"x" * 16)
                 assert not broker.last.cacheable
+
+    asyncio.run(run())
+
+
+def test_ids_where_topics_are_asked_for_by_name(tmp_path: Path) -> None:
+    """Versions 10 and 11 have the field already, and no way to answer without a name."""
+
+    async def run() -> None:
+        async with HandlerBroker(tmp_path) as broker:
+            topic_id = await create(broker, "orders")
+            asked = [MetadataRequest.Topic(topic_id=topic_id, name=None), MetadataRequest.Topic(topic_id=b"x" * 16, name="orders"), MetadataRequest.Topic(name=None)]
+            for version in (10, 11):
+                answers = (await broker.ask(MetadataRequest(topics=asked), version)).topics
+                assert [(one.error_code, one.name) for one in answers] == [(ErrorCode.INVALID_REQUEST, ""), (ErrorCode.INVALID_REQUEST, "orders"), (ErrorCode.INVALID_REQUEST, "")]
+
+    asyncio.run(run())
+
+
+def test_messages_that_quote_too_much_are_cut(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with HandlerBroker(tmp_path) as broker:
+            name = "x" * 32767
+            for version in versions(37):
+                request = CreatePartitionsRequest(topics=[CreatePartitionsRequest.Topic(name=name, count=9)], timeout_ms=1000)
+                (result,) = (await broker.ask(request, version)).results
+                assert result.name == name and result.error_code and 100 < len(result.error_message) <= dispatch.MESSAGE_CHARS_MAX
 
     asyncio.run(run())
 

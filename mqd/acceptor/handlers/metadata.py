@@ -13,6 +13,7 @@ from mqd.protocol.messages import MetadataRequest, MetadataResponse
 
 CREATE_TIMEOUT_MS = 10_000
 NO_ID = b"\0" * 16
+_VERSION_NULL_NAMES = 12  # before, a topic is asked for by its name alone, though 10 and 11 have a field for its id
 # What a creation can meet that a client should only wait and ask again for.
 _RETRIABLE = {ErrorCode.REQUEST_TIMED_OUT, ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.TOPIC_ALREADY_EXISTS}
 
@@ -43,7 +44,9 @@ async def _topics(broker: Broker, version: int, request: MetadataRequest) -> lis
         if key in seen:
             continue
         seen.add(key)
-        if by_id:
+        if version < _VERSION_NULL_NAMES and (by_id or asked.name is None):
+            found.append(MetadataResponse.Topic(error_code=int(ErrorCode.INVALID_REQUEST), name=asked.name or "", topic_id=asked.topic_id))
+        elif by_id:
             topic = broker.metadata.by_id(asked.topic_id)
             found.append(_topic(broker, topic) if topic is not None else MetadataResponse.Topic(error_code=int(ErrorCode.UNKNOWN_TOPIC_ID), topic_id=asked.topic_id))
         elif asked.name is None:
