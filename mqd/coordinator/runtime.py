@@ -19,6 +19,8 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
+import numpy
+
 from mqd.base import logging
 from mqd.coordinator.actions import Core, Cores, Effect, TimerFired
 from mqd.coordinator.log import AppendError, Log
@@ -69,16 +71,33 @@ class Partitions(Protocol):
         """Makes the topic; False: not now."""
 
 
-@functools.lru_cache(maxsize=1 << 16)
+NAME_CHARS_CACHED = 256  # longer names are nobody's but a hostile client's: 65536 of them would be gigabytes
+
+
 def _hash(name: str) -> int:
     """Java's String.hashCode, made positive as Kafka's Utils.abs does."""
+    value = _short_hash(name) if len(name) <= NAME_CHARS_CACHED else _long_hash(name)
+    if value >= 1 << 31:
+        value -= 1 << 32
+    return 0 if value == -(1 << 31) else abs(value)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _short_hash(name: str) -> int:
+    """Unsigned."""
     value = 0
     data = name.encode("utf-16-be", "surrogatepass")
     for position in range(0, len(data), 2):
         value = (31 * value + (data[position] << 8 | data[position + 1])) & 0xFFFFFFFF
-    if value >= 1 << 31:
-        value -= 1 << 32
-    return 0 if value == -(1 << 31) else abs(value)
+    return value
+
+
+def _long_hash(name: str) -> int:
+    """The same; a loop over 32767 characters would hold everybody up for milliseconds."""
+    units = numpy.frombuffer(name.encode("utf-16-be", "surrogatepass"), ">u2").astype(numpy.uint32)
+    powers = numpy.full(len(units), 31, numpy.uint32)
+    powers[0] = 1
+    return int((units * numpy.cumprod(powers, dtype=numpy.uint32)[::-1]).sum(dtype=numpy.uint32))
 
 
 def partition_for(name: str, partition_count: int) -> int:

@@ -130,14 +130,20 @@ def _name(text: str) -> bytes:
     return _I16.pack(len(data)) + data
 
 
-@lru_cache(maxsize=1 << 14)
+GROUP_CHARS_CACHED = 256  # longer ids are not worth the memory: the cache would take as much as a gigabyte
+
+
 def offset_key_prefix(group_id: str, topic: str) -> bytes:
     """All of the key but the partition's four bytes."""
     return b"\x00\x01" + _name(group_id) + _name(topic)
 
 
+_cached_prefix = lru_cache(maxsize=1 << 14)(offset_key_prefix)
+
+
 def encode_offset_key(group_id: str, topic: str, partition: int) -> bytes:
-    return offset_key_prefix(group_id, topic) + _I32.pack(partition)
+    prefix = _cached_prefix if len(group_id) <= GROUP_CHARS_CACHED else offset_key_prefix
+    return prefix(group_id, topic) + _I32.pack(partition)
 
 
 def group_of_key(key: bytes) -> str:
