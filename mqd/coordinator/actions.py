@@ -23,6 +23,22 @@ class Persist(msgspec.Struct, frozen=True):
     producer_epoch: int = -1
 
 
+PERSIST_BYTES = 1 << 20  # of one of persists()
+
+
+def persists(records: list[KeyValue]) -> list["Persist"]:
+    """Many records that need not be written together: in Persists of at most PERSIST_BYTES, or one record, each. What is written in part must be a state that can be loaded."""
+    found: list[Persist] = []
+    first = size = 0
+    for number, (key, value) in enumerate(records):
+        more = len(key) + len(value or b"") + 32
+        if number > first and size + more > PERSIST_BYTES:
+            found.append(Persist(tuple(records[first:number])))
+            first, size = number, 0
+        size += more
+    return [*found, Persist(tuple(records[first:]))] if records else []
+
+
 class Reply(msgspec.Struct, frozen=True):
     """Answers the request of that number; each exactly once. A number that nobody waits for any more is ignored by the shell."""
 

@@ -19,14 +19,14 @@ Invariants (check())
     U7  each member has a session deadline; each REVOKING one a deadline to let go by, which a heartbeat does not move
     U8  an instance id names the one member that carries it
     U9  a reply rests on what was persisted before it; each request is answered once
-Bounds: members by group.consumer.max.size; a heartbeat that changes nothing is O(1) and persists nothing; one Persist holds PERSIST_BYTES at most, the target's epoch last.
+Bounds: members by group.consumer.max.size; a heartbeat that changes nothing is O(1) and persists nothing; one Persist holds actions.PERSIST_BYTES at most, the target's epoch last.
 
 Sources: KIP-848, KIP-1101 (metadata hash), Kafka's own behaviour. Differences: docs/decisions/2026-11-21-consumer-groups.md.
 """
 
 from __future__ import annotations
 
-from mqd.coordinator.actions import Action, KeyValue, Persist, Reply, Timer, TimerFired
+from mqd.coordinator.actions import Action, KeyValue, Reply, Timer, TimerFired, persists
 from mqd.group import consumer_records as records
 from mqd.group import consumer_requests as requests
 from mqd.group.assignors import ASSIGNORS, MemberSpec
@@ -47,7 +47,6 @@ TIMERS = (DEADLINE_TIMER,)
 SHARE = 32  # members and partitions for which a millisecond passes between two targets
 SMALL = 1000  # members and partitions up to which every epoch gets its target at once
 SOON_MS = 300  # who waits for partitions comes again after this
-PERSIST_BYTES = 1 << 20
 VERSION_MEMBER_EPOCH = 9  # of OffsetCommit
 REVOKE = "revoke"  # what a member of this protocol may owe
 
@@ -161,18 +160,10 @@ class ConsumerGroup:
 
     def _persists(self) -> list[Action]:
         """In order, so that each alone is a state that can be loaded: the group's epoch first, the target's last."""
-        found: list[Action] = []
-        batch: list[KeyValue] = []
-        size = 0
-        for record in self.pending:
-            size += len(record[0]) + len(record[1] or b"") + 32
-            if size > PERSIST_BYTES and batch:
-                found.append(Persist(tuple(batch)))
-                batch, size = [], len(record[0]) + len(record[1] or b"") + 32
-            batch.append(record)
+        found = persists(self.pending)
         self.pending = []
         self.is_persisted = True
-        return [*found, Persist(tuple(batch))]
+        return found
 
     def _on_heartbeat(self, event: ConsumerHeartbeat, now_ms: int, replies: list[Action]) -> None:
         try:

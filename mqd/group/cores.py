@@ -28,7 +28,7 @@ class GroupCores:
     def core_of(self, key: bytes) -> str | None:
         """Raises ValueError."""
         kind = key_type_of(key)
-        return group_of_key(key) if kind <= GROUP_METADATA or kind in CONSUMER_GROUP_TYPES else None
+        return group_of_key(key) if 0 <= kind <= GROUP_METADATA or kind in CONSUMER_GROUP_TYPES else None
 
     def replay_all(self, cores: dict[str, GroupCore], records: dict[bytes, bytes], unreadable: Callable[[bytes, Exception], None]) -> None:
         """One record for each key, in the order of the log. Offsets of a group come before or after its other records: neither rests on the other."""
@@ -43,7 +43,8 @@ class GroupCores:
                 table = tables.get(prefix)
                 if table is None:
                     table = tables[prefix] = self._table(cores, prefix)
-                if value[:2] != b"\x00\x03" or len(value) != _VALUE_SIZE_MIN + (value[14] << 8 | value[15]):
+                size = value[14] << 8 | value[15]
+                if value[:2] != b"\x00\x03" or len(value) != _VALUE_SIZE_MIN + size or (size and not value[16:-8].isascii()):
                     decode_offset_value(value)
                 table[partition_of(key, len(key) - 4)[0]] = value
             except (ValueError, IndexError) as error:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from mqd.coordinator.actions import Action, KeyValue, Persist, Reply, Timer, TimerFired
+from mqd.coordinator.actions import Action, KeyValue, Persist, Reply, Timer, TimerFired, persists
 from mqd.group import classic_records, migration
 from mqd.group.classic import TIMERS as CLASSIC_TIMERS
 from mqd.group.classic import ClassicGroup
@@ -175,7 +175,7 @@ class Group:
         assert consumer is not None
         before: list[Action] = []
         if isinstance(event, JoinGroup) and consumer.is_empty:
-            before = [Persist(tuple(consumer.delete_all())), Timer(CONSUMER_TIMER, None)] if consumer.is_persisted else []
+            before = [*persists(consumer.delete_all()), Timer(CONSUMER_TIMER, None)] if consumer.is_persisted else []
             self.consumer = None
             return before + self.classic.handle(event, now_ms) + self._arm_expire(now_ms)
         actions = consumer.handle(event, now_ms)
@@ -218,7 +218,7 @@ class Group:
         error = int(ErrorCode.GROUP_ID_NOT_FOUND) if not self.exists else int(ErrorCode.NON_EMPTY_GROUP) if self._has_members() else 0
         if error:
             return [Reply(event.request, error)]
-        return [Persist(tuple(self._remove())), Reply(event.request, 0)]
+        return [*persists(self._remove()), Reply(event.request, 0)]
 
     def _has_members(self) -> bool:
         return not self.consumer.is_empty if self.consumer is not None else self.classic.state is not EMPTY
@@ -238,7 +238,7 @@ class Group:
         """A group without members goes with its last offset."""
         if not self.offsets.is_empty or not self._is_deserted():
             return []
-        return [Persist(tuple(self._remove()))]
+        return list(persists(self._remove()))
 
     def _is_deserted(self) -> bool:
         """The log has something of it, and nobody is a member."""

@@ -9,7 +9,7 @@ Invariants (check())
     O3  the expiration timer is armed when something is committed
     O4  when things were written is remembered only while something is pending
 Bounds: one record for each partition that clients name, which are partitions that exist (the handler's check), at most offset.metadata.max.bytes long and some; pending ones the
-same for each open transaction.
+same for each open transaction. A commit is one batch, commit_bytes_max long; tombstones may be many, and go in several.
 
 Expiration is Kafka's (KIP-211): an offset goes `retention_ms` after it was committed, or after the group became empty if it had members; while the group has members,
 only those of topics it does not subscribe to. With an expiration time of its own (OffsetCommit 2-4) it goes then. A partition with a pending offset keeps its committed one.
@@ -23,11 +23,13 @@ from zlib import crc32
 
 import msgspec
 
-from mqd.coordinator.actions import Action, KeyValue, Persist, Reply, Timer, TransactionEnded
+from mqd.coordinator.actions import Action, KeyValue, Persist, Reply, Timer, TransactionEnded, persists
 from mqd.group.records import OffsetValue, decode_offset_value, encode_expiring_offset_value, encode_offset_key, encode_offset_value
 from mqd.protocol.errors import ErrorCode
 
 EXPIRATION_TIMER = "offsets.expiration"
+TIME_MAX_MS = 2**63 - 1
+_RECORD_BYTES = 80  # of one offset's record beside its names and metadata, at most
 KEEP = -1  # of Membership.empty_since_ms: nothing expires now
 
 
@@ -35,6 +37,7 @@ class OffsetsSettings(msgspec.Struct, frozen=True):
     retention_ms: int = 7 * 24 * 3600 * 1000
     check_interval_ms: int = 600_000
     metadata_bytes_max: int = 4096
+    commit_bytes_max: int = (4 << 20) - 4096  # one commit is one batch: all of it counts, or nothing
 
 
 # -- events ----------------------------------------------------------------------------------------------------------------------
@@ -186,7 +189,7 @@ class Offsets:
         raise TypeError(f"{type(event).__name__} is no event of committed offsets")
 
     def _on_commit(self, event: CommitOffsets, group: Membership, now_ms: int) -> list[Action]:
-        error = group.commit_error(event)
+        error = group.commit_error(event) or self._size_error(event)
         if error:
             return [Reply(event.request, OffsetsCommitted(error))]
         errors: list[int] = []
@@ -210,10 +213,20 @@ class Offsets:
         actions.append(Reply(event.request, OffsetsCommitted(0, tuple(errors))))
         return actions
 
+    def _size_error(self, event: CommitOffsets) -> int:
+        """What Kafka says when its log refuses a commit for its size. Most are too small to be looked at."""
+        count, metadata_max = len(event.offsets), self._settings.metadata_bytes_max
+        longest = max((len(one.topic) + min(len(one.metadata), metadata_max) for one in event.offsets), default=0)
+        if count * (_RECORD_BYTES + 4 * (len(self.group_id) + longest)) <= self._settings.commit_bytes_max:
+            return 0
+        each = _RECORD_BYTES + len(self.group_id.encode())
+        size = sum(each + len(one.topic) + min(len(one.metadata.encode()), metadata_max) for one in event.offsets)
+        return int(ErrorCode.INVALID_COMMIT_OFFSET_SIZE) if size > self._settings.commit_bytes_max else 0
+
     @staticmethod
     def _value(one: CommittedOffset, retention_ms: int, now_ms: int) -> bytes:
         if retention_ms >= 0:
-            return encode_expiring_offset_value(one.offset, one.metadata, now_ms, now_ms + retention_ms)
+            return encode_expiring_offset_value(one.offset, one.metadata, now_ms, min(now_ms + retention_ms, TIME_MAX_MS))
         return encode_offset_value(one.offset, one.leader_epoch, one.metadata, now_ms)
 
     def _put(self, topic: str, partition: int, value: bytes, written: int) -> None:
@@ -269,13 +282,12 @@ class Offsets:
             errors.append((topic, tuple(int(ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC) if subscribed else 0 for _ in partitions)))
             if not subscribed:
                 records += self._tombstones((topic, partition) for partition in dict.fromkeys(partitions))
-        return [Persist(tuple(records)), Reply(event.request, OffsetsDeleted(0, tuple(errors)))]
+        return [*persists(records), Reply(event.request, OffsetsDeleted(0, tuple(errors)))]
 
     def _on_topics_removed(self, event: TopicsRemoved) -> list[Action]:
         gone = [(topic, partition) for topic in event.names for partition in self._committed.get(topic, ())]
         gone += [name for pending in self._pending.values() for name in pending if name[0] in event.names]
-        records = self._tombstones(dict.fromkeys(gone))
-        return [Persist(tuple(records))] if records else []
+        return list(persists(self._tombstones(dict.fromkeys(gone))))
 
     def _tombstones(self, names: Iterable[tuple[str, int]]) -> list[KeyValue]:
         """Takes these partitions out, committed and pending; the records that say so."""
@@ -315,8 +327,7 @@ class Offsets:
         self._armed = False
         before = len(self)
         records = self._tombstones(self._expired(group, now_ms))
-        actions: list[Action] = [Persist(tuple(records))] if records else []
-        return actions + self._arm(now_ms), before > 0 and self.is_empty
+        return [*persists(records), *self._arm(now_ms)], before > 0 and self.is_empty
 
     def _expired(self, group: Membership, now_ms: int) -> list[tuple[str, int]]:
         since_ms = group.empty_since_ms()

@@ -9,6 +9,7 @@ import pytest
 
 from mqd.coordinator.actions import Action, Persist, Reply, Timer, TransactionEnded
 from mqd.coordinator.load import load
+from mqd.coordinator.shard import Unit
 from mqd.group.cores import GroupCores
 from mqd.group.group import Group
 from mqd.group.offsets import (
@@ -107,6 +108,45 @@ def test_metadata_has_a_bound_in_bytes() -> None:
     answer = world.do(CommitOffsets(1, 8, "", None, -1, (CommittedOffset("t", 0, 1, -1, "x" * 10), CommittedOffset("t", 1, 1, -1, "ü" * 6))))
     assert answer == OffsetsCommitted(0, (0, int(ErrorCode.OFFSET_METADATA_TOO_LARGE))) and list(world.fetch()) == [("t", 0)]
     assert len(world.log[0].records) == 1
+
+
+def test_a_commit_larger_than_a_batch_is_refused_whole() -> None:
+    """A group id of 32 KiB is in the key of every record: a small request could want a batch that cannot be written."""
+    world = World()
+    world.offsets = Offsets("g" * 32767, SETTINGS)
+    fits = (SETTINGS.commit_bytes_max - 4096) // (32767 + 90)
+    assert world.do(commit(*(("t", 0, number) for number in range(fits)))).error == 0
+    before = world.fetch()
+    assert world.do(commit(*(("t", 0, number) for number in range(fits + 2)))) == OffsetsCommitted(int(ErrorCode.INVALID_COMMIT_OFFSET_SIZE))
+    assert world.fetch() == before and len(world.log) == 1
+    assert all(fits_in_a_batch(persist) for persist in world.log)
+
+
+def fits_in_a_batch(persist: Persist) -> bool:
+    return Unit().take(persist)  # raises TooLarge
+
+
+def test_many_offsets_go_in_batches_that_can_be_written() -> None:
+    world = World()
+    count = 70_000  # 4 MiB of tombstones and more
+    for topic in ("t" * 100, "u" * 100, "v" * 100):
+        for partition in range(0, count, 10_000):
+            world.do(commit(*((topic, one, 5) for one in range(partition, partition + 10_000))))
+    del world.log[:]
+    world.do(DeleteOffsets(1, (("t" * 100, tuple(range(count))),)))
+    world.do(TopicsRemoved(frozenset(("u" * 100,))))
+    world.now = 10_000
+    world.expire()
+    assert world.offsets.is_empty and len(world.log) > 10
+    assert all(fits_in_a_batch(persist) for persist in world.log)
+    assert len({key for persist in world.log for key, _ in persist.records}) == sum(len(persist.records) for persist in world.log) == 3 * count
+
+
+def test_a_retention_time_without_end() -> None:
+    world = World()
+    world.now = 1_000
+    assert world.do(commit(("t", 0, 5), retention_ms=2**63 - 1)).error == 0
+    assert world.offsets.get("t", 0).expire_timestamp_ms == 2**63 - 1
 
 
 def test_who_may_not_commit_changes_nothing() -> None:
@@ -282,14 +322,15 @@ def test_values_of_every_version_are_loaded_and_damaged_ones_named(tmp_path: Pat
     for persist in world.log:
         files.put(*persist.records)
     key = world.log[0].records[0][0]
-    for partition, value in ((2, b"\0\3short"), (3, b"\0\x09" + bytes(30)), (4, b"")):
+    sound = next(value for persist in world.log for _, value in persist.records if b"abc" in value)
+    for partition, value in ((2, b"\0\3short"), (3, b"\0\x09" + bytes(30)), (4, b""), (5, sound.replace(b"abc", b"\xffbc"))):
         files.put((key[:-4] + partition.to_bytes(4, "big"), value))
-    files.put((b"\0\1\0\x09too long", b"x"), (b"\0\2\0\1h", b"\0\7"), (b"\0\x63\0\1h", b"of the future"), (key[:-4], b"x"))
+    files.put((b"\0\1\0\x09too long", b"x"), (b"\0\2\0\1h", b"\0\7"), (b"\0\x63\0\1h", b"of the future"), (key[:-4], b"x"), (b"\xff\xff" + key[2:], sound))
     loaded = load(files.directory, files.next_offset, GroupCores(lambda name: Group(name, ClassicSettings(), SETTINGS)))
     offsets = loaded.cores["g"].offsets
     assert {name: len(offsets.table(name)) for name in offsets.topics} == {"t": 2}
     assert offsets.get("t", 0).metadata == "abc" and offsets.get("t", 1).expire_timestamp_ms == 77
-    assert loaded.skipped_count == 6
+    assert loaded.skipped_count == 7
 
 
 def test_random_bytes_are_refused_with_nothing_but_value_errors() -> None:
