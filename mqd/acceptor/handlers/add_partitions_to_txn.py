@@ -4,6 +4,7 @@ Versions 4 and 5 are batches of several transactions, added or only verified; br
 """
 
 from mqd.acceptor.broker import Broker, Context
+from mqd.cluster.metadata_state import INTERNAL_TOPICS
 from mqd.coordinator.runtime import CoordinatorError
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
@@ -50,13 +51,18 @@ def _topics(topics: list, errors: Errors) -> list:
 
 
 def _unusable(broker: Broker, transactional_id: str, asked: tuple[Partition, ...]) -> Errors | None:
-    """All or nothing: one partition that does not exist, and none is added."""
+    """All or nothing: one partition that does not exist or is not for clients, and none is added."""
     if not transactional_id or broker.transactions is None:
         return dict.fromkeys(asked, int(ErrorCode.INVALID_REQUEST))
-    unknown = {partition for partition in asked if broker.partition_of(*partition) is None}
-    if not unknown:
-        return None
-    return {partition: int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if partition in unknown else ErrorCode.OPERATION_NOT_ATTEMPTED) for partition in asked}
+    refused = {partition: error for partition in asked if (error := _refusal(broker, *partition))}
+    return {partition: refused.get(partition, int(ErrorCode.OPERATION_NOT_ATTEMPTED)) for partition in asked} if refused else None
+
+
+def _refusal(broker: Broker, topic: str, index: int) -> int:
+    """No client writes into internal topics (as in Kafka): the marker of such a transaction would stand among the records of its own coordinator."""
+    if topic in INTERNAL_TOPICS:
+        return int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    return 0 if broker.partition_of(topic, index) is not None else int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
 
 async def _add(broker: Broker, transactional_id: str, producer_id: int, epoch: int, asked: tuple[Partition, ...], version: int) -> Errors:
