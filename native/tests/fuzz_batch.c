@@ -1,4 +1,4 @@
-/* sources: mqd_batch.c mqd_crc32c.c mqd_error.c; fuzz: -max_len=512 */
+/* fuzz: -max_len=512 */
 /* Any bytes into validate and decode. Most inputs get a right checksum, else none would come past it. What is taken
  * must keep the promises that the log relies on. */
 #include <stdlib.h>

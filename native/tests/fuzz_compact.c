@@ -1,4 +1,4 @@
-/* sources: mqd_compact_records.c mqd_batch.c mqd_crc32c.c mqd_error.c; fuzz: -max_len=600 */
+/* fuzz: -max_len=600 */
 /* Any bytes as the records of a stored batch. What the walk accepts must be put together again as the same records, also with another base timestamp. */
 #include <stdlib.h>
 #include <string.h>

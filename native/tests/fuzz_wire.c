@@ -1,4 +1,4 @@
-/* sources: mqd_wire.c mqd_wire_produce.c mqd_wire_fetch.c mqd_wire_list_offsets.c mqd_buffer.c mqd_error.c; fuzz: -max_len=2048 */
+/* fuzz: -max_len=2048 */
 /* Byte 0: which parser (api and version, or the request header); the rest is what the peer sent.
  *
  * Beyond what the sanitizers see: a body that the parser accepted is walked to its end without a failure (W1), what it points to lies inside it,

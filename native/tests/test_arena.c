@@ -1,4 +1,3 @@
-/* sources: mqd_arena.c mqd_error.c */
 #include "mqd_error.h"
 #include "mqd_test.h"
 

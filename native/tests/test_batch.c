@@ -1,4 +1,3 @@
-/* sources: mqd_batch.c mqd_crc32c.c mqd_error.c */
 #include "mqd_error.h"
 #include "mqd_test.h"
 

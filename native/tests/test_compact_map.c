@@ -1,4 +1,3 @@
-/* sources: mqd_compact_map.c mqd_error.c */
 /* The tables of a compaction against plain arrays. */
 #include "../mqd_compact_map.h"
 #include "../mqd_error.h"

@@ -1,4 +1,3 @@
-/* sources: mqd_crc32c.c */
 #include "mqd_crc32c.h"
 #include "mqd_test.h"
 

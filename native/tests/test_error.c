@@ -1,4 +1,4 @@
-/* sources: mqd_error.c; tsan */
+/* tsan */
 #include <errno.h>
 #include <pthread.h>
 

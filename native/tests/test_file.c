@@ -1,4 +1,4 @@
-/* sources: mqd_file.c mqd_file_faults.c mqd_file_watch.c mqd_error.c; tsan */
+/* tsan */
 /* The file layer: replace, append, faults, and a journal from which files can be rebuilt. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE

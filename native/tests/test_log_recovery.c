@@ -1,4 +1,3 @@
-/* sources: mqd_batch.c mqd_crc32c.c mqd_epochs.c mqd_error.c mqd_file.c mqd_file_faults.c mqd_file_watch.c mqd_index.c mqd_index_read.c mqd_partition.c mqd_partition_close.c mqd_partition_sync.c mqd_partition_write.c mqd_producers.c mqd_producers_snapshot.c mqd_recovery.c mqd_compact_swap.c mqd_recovery_list.c mqd_recovery_replay.c mqd_segment.c mqd_transactions.c mqd_txn_index.c */
 /* Opening a log after clean shutdowns, crashes and damage. */
 #define LOG_TEST_IN_MEMORY
 #include "mqd_log_test.h"

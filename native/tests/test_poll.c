@@ -1,4 +1,4 @@
-/* sources: mqd_poll.c mqd_pool.c mqd_poll_epoll.c mqd_poll_uring.c mqd_uring.c mqd_error.c; tsan */
+/* tsan */
 /* Every test runs for both bodies. Waits have a generous limit: what is lost shows as a failure, not as a hang. */
 #define _GNU_SOURCE
 #include <errno.h>

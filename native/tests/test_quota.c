@@ -1,4 +1,4 @@
-/* sources: mqd_quota.c mqd_shm_layout.c mqd_error.c; tsan */
+/* tsan */
 /* Quotas in shared memory: rules published and taken over, buckets charged by one and by many, reused, left by the dead. Time is passed in. */
 #include <pthread.h>
 

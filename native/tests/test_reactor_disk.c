@@ -1,4 +1,4 @@
-/* sources: mqd_quota.c mqd_throttle.c mqd_arena.c mqd_batch.c mqd_buffer.c mqd_check.c mqd_check_table.c mqd_command.c mqd_connection.c mqd_control_request.c mqd_crc32c.c mqd_describe.c mqd_dispatch.c mqd_epochs.c mqd_error.c mqd_fetch.c mqd_fetch_session.c mqd_file.c mqd_file_faults.c mqd_file_watch.c mqd_flush.c mqd_forward.c mqd_index.c mqd_index_read.c mqd_link.c mqd_list_offsets.c mqd_output.c mqd_owner.c mqd_partition.c mqd_partition_close.c mqd_partition_sync.c mqd_partition_write.c mqd_poll.c mqd_poll_epoll.c mqd_poll_uring.c mqd_pool.c mqd_produce.c mqd_producers.c mqd_producers_snapshot.c mqd_reactor.c mqd_reader.c mqd_reader_aborted.c mqd_reader_files.c mqd_recovery.c mqd_compact_swap.c mqd_recovery_list.c mqd_recovery_replay.c mqd_records.c mqd_request.c mqd_ring.c mqd_segment.c mqd_transactions.c mqd_txn_index.c mqd_shm_layout.c mqd_topics.c mqd_uring.c mqd_wire.c mqd_wire_fetch.c mqd_wire_list_offsets.c mqd_wire_produce.c; tsan */
+/* tsan */
 /* The reactor over a disk that is slow, fails or is full, by the faults of the file layer; with both I/O backends. */
 #include "mqd_reactor_test.h"
 

@@ -1,4 +1,3 @@
-/* sources: mqd_reader.c mqd_reader_aborted.c mqd_reader_files.c mqd_segment.c mqd_txn_index.c mqd_file.c mqd_file_faults.c mqd_file_watch.c mqd_batch.c mqd_crc32c.c mqd_error.c */
 /* One file, long: every case builds its segments with the same small writer and counts preads and opens through the same shims. */
 #define _GNU_SOURCE
 #include <dirent.h>

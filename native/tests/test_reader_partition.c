@@ -1,4 +1,3 @@
-/* sources: mqd_reader.c mqd_reader_aborted.c mqd_reader_files.c mqd_partition.c mqd_partition_write.c mqd_partition_sync.c mqd_partition_close.c mqd_recovery.c mqd_compact_swap.c mqd_recovery_list.c mqd_recovery_replay.c mqd_producers.c mqd_producers_snapshot.c mqd_epochs.c mqd_index.c mqd_index_read.c mqd_segment.c mqd_transactions.c mqd_txn_index.c mqd_file.c mqd_file_faults.c mqd_file_watch.c mqd_batch.c mqd_crc32c.c mqd_error.c */
 /* The reader behind the real writer: every byte that was appended is read once and in order, by readers of different appetite that follow while the log
  * grows, rolls and loses its oldest segments. */
 #define _GNU_SOURCE

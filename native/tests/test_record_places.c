@@ -1,4 +1,3 @@
-/* sources: mqd_record_places.c mqd_batch.c mqd_crc32c.c mqd_error.c */
 /* Keys and values found in stored batches: in memory of exactly their size, so that the sanitizer sees every byte read too many. */
 #include "mqd_error.h"
 #include "mqd_test.h"

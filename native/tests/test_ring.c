@@ -1,4 +1,4 @@
-/* sources: mqd_ring.c mqd_link.c mqd_shm_layout.c mqd_error.c; tsan */
+/* tsan */
 #include <pthread.h>
 #include <sys/eventfd.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-/* sources: mqd_shm_layout.c mqd_error.c; tsan */
+/* tsan */
 #include <pthread.h>
 
 #include "mqd_atomic.h"

@@ -1,4 +1,3 @@
-/* sources: */
 /* The sleep protocol of mqd_link.c, step by step, through every interleaving there is.
  *
  * One consumer, one or two producers, each a little program of atomic steps; S1..S4 and P1..P3 as at the head of mqd_link.c. A state is

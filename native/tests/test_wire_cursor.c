@@ -1,4 +1,3 @@
-/* sources: mqd_wire.c mqd_wire_produce.c mqd_wire_fetch.c mqd_wire_list_offsets.c mqd_buffer.c mqd_error.c */
 /* What the differential test cannot reach: the edges of the primitives, the caller's mistakes, the growing buffer. The schemas themselves are held against
  * independent codecs in tests/property/test_wire_oracle.py. */
 #include <errno.h>
