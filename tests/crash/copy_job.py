@@ -1,0 +1,140 @@
+"""A member of an exactly-once copy job, as a process of its own: reads what is committed in a group, writes it to the same partition of another topic in transactions that
+hold the group's offsets too.
+
+    python -m tests.crash.copy_job '{"bootstrap": "127.0.0.1:9092", "group": "g", "source": "a", "target": "b", "name": "copy-0", "seed": 1, "consumer": {}}'
+
+SIGUSR1 makes it tell where it stands. Ends with code 0 after SIGTERM, with 1 when its producer is fenced or its state unknown: whoever runs it starts it again, as a user would.
+
+What an application must take care of, and this one does: the group's metadata is taken before the records are, so that a member that has lost a partition meanwhile is
+refused; records that a rebalance comes between are dropped; after an abort it reads again from where it began.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import random
+import signal
+import sys
+from collections.abc import Callable
+
+from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
+
+BATCH_RECORDS_MAX = 200
+STEP_SECONDS = 5.0
+ABORTED_SHARE = 0.1
+# librdkafka 2.16 by default begins anew from the bootstrap servers when all brokers are down; of a cluster of one broker, whose connections end together, it then keeps a
+# broker that it is about to forget, and waits for it for ever with what it had to send (TxnOffsetCommit, seen), whatever the time-out.
+_QUICK_RETRIES = {
+    "metadata.recovery.strategy": "none", "reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 200, "log_level": 0, "topic.metadata.refresh.interval.ms": 2000,
+}  # fmt: skip
+
+
+class Copier:
+    def __init__(self, settings: dict) -> None:
+        self.source, self.target = settings["source"], settings["target"]
+        self.chance = random.Random(f"{settings['seed']} {settings['name']}")
+        self.is_stopping = self.is_moved = False
+        common = {"bootstrap.servers": settings["bootstrap"], "client.id": settings["name"], **_QUICK_RETRIES}
+        self.producer = Producer({
+            **common, "transactional.id": settings["name"], "transaction.timeout.ms": 8_000, "linger.ms": 1, "retry.backoff.ms": 20, "retry.backoff.max.ms": 200,
+            "request.timeout.ms": 3_000, "message.timeout.ms": 8_000,
+        })  # fmt: skip
+        self.consumer = Consumer({
+            **common, "group.id": settings["group"], "isolation.level": "read_committed", "enable.auto.commit": False, "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": 50, "fetch.error.backoff.ms": 20, "error_cb": lambda _error: None, **settings["consumer"],
+        })  # fmt: skip
+
+    def stop(self, *_signal: object) -> None:
+        self.is_stopping = True
+
+    def run(self) -> None:
+        self.patiently(self.producer.init_transactions, 30.0)
+        self.consumer.subscribe([self.source], on_assign=self.on_moved, on_revoke=self.on_moved, on_lost=self.on_moved)
+        while not self.is_stopping:
+            member = self.consumer.memberid()
+            metadata = self.consumer.consumer_group_metadata()
+            batch = self.take()
+            if batch and member and member == self.consumer.memberid():
+                self.copy(batch, metadata)
+            elif batch:
+                self.read_again(batch)
+        self.consumer.close()
+
+    def on_moved(self, _consumer: Consumer, _partitions: list[TopicPartition]) -> None:
+        self.is_moved = True
+
+    def take(self) -> list[Message]:
+        """Nothing when a rebalance comes between."""
+        self.is_moved = False
+        batch: list[Message] = []
+        wanted = self.chance.randrange(1, BATCH_RECORDS_MAX)
+        while len(batch) < wanted:
+            message = self.consumer.poll(0.05)
+            if self.is_moved:
+                self.read_again([*batch, message] if message is not None and message.error() is None else batch)
+                return []
+            if message is None:
+                break
+            if message.error() is None:
+                batch.append(message)
+        return batch
+
+    def copy(self, batch: list[Message], metadata: object) -> None:
+        try:
+            self.producer.begin_transaction()
+            for message in batch:
+                self.producer.produce(self.target, message.value(), message.key(), message.partition())
+            ends = {message.partition(): message.offset() + 1 for message in batch}
+            offsets = [TopicPartition(self.source, partition, end) for partition, end in ends.items()]
+            self.patiently(self.producer.send_offsets_to_transaction, offsets, metadata, STEP_SECONDS)
+            if self.chance.random() < ABORTED_SHARE:
+                self.abort(batch)
+                return
+            self.patiently(self.producer.commit_transaction, STEP_SECONDS)
+            print(f"committed {ends}", flush=True)
+        except KafkaException as error:
+            print(f"refused: {error}", flush=True)
+            if not error.args[0].txn_requires_abort():
+                raise
+            self.abort(batch)
+
+    def abort(self, batch: list[Message]) -> None:
+        self.patiently(self.producer.abort_transaction, STEP_SECONDS)
+        print("aborted", flush=True)
+        self.read_again(batch)
+
+    def read_again(self, batch: list[Message]) -> None:
+        """From the first of them, where the partition is still this member's."""
+        firsts: dict[int, int] = {}
+        for message in batch:
+            firsts.setdefault(message.partition(), message.offset())
+        mine = {one.partition for one in self.consumer.assignment()}
+        for partition, offset in firsts.items():
+            if partition in mine:
+                self.consumer.seek(TopicPartition(self.source, partition, offset))
+
+    def patiently(self, call: Callable[..., object], *arguments: object) -> None:
+        while True:
+            try:
+                call(*arguments)
+                return
+            except KafkaException as error:
+                if not error.args[0].retriable() or self.is_stopping:
+                    raise
+
+
+def main() -> int:
+    faulthandler.register(signal.SIGUSR1)  # where it stands, when it hangs
+    copier = Copier(json.loads(sys.argv[1]))
+    signal.signal(signal.SIGTERM, copier.stop)
+    try:
+        copier.run()
+    except KafkaException as error:
+        print(f"ends: {error}", flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""An exactly-once copy job while workers, the acceptor and the job's own members are killed at random under load: the output is the input, every record once, in order.
+
+`MQD_CRASH_SEED=N` runs other histories; what a history was is in the message of its failure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from mqd.shm.attach import KeeperError
+from tests.broker import Broker
+from tests.crash.processes import kill, status, wait_until_whole
+from tests.crash.workload import IDEMPOTENT, LoadProducer, create_topics, read_all, wait_until
+from tests.interaction.transactional import connect, fetch_committed, producers, read_committed
+from tests.kafka_connection import ConnectionEnded
+
+ROOT = Path(__file__).resolve().parents[2]
+PARTITIONS, MEMBERS = 3, 3
+BROKER_VICTIMS = ("mqd-acceptor", "mqd-worker-0", "mqd-worker-1")
+COPIED_SECONDS = 60.0
+RUNS = 20
+# Members that are killed are to be missed soon.
+QUICK_GROUPS = {
+    "group.min.session.timeout.ms": "1000", "group.initial.rebalance.delay.ms": "100", "group.consumer.min.session.timeout.ms": "1000",
+    "group.consumer.session.timeout.ms": "2000", "group.consumer.min.heartbeat.interval.ms": "200", "group.consumer.heartbeat.interval.ms": "300",
+}  # fmt: skip
+
+
+class Member:
+    """One process of the job; `tend` starts it again when it has ended."""
+
+    def __init__(self, broker: Broker, directory: Path, number: int, settings: dict) -> None:
+        self.settings = {**settings, "bootstrap": broker.bootstrap, "name": f"copy-{number}"}
+        self.output = directory / f"copy-{number}.log"
+        self.lives = 0
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def tend(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            return
+        self.lives += 1
+        settings = {**self.settings, "seed": f"{self.settings['seed']}.{self.lives}"}
+        with self.output.open("ab") as output:
+            self.process = subprocess.Popen([sys.executable, "-m", "tests.crash.copy_job", json.dumps(settings)], cwd=ROOT, stdout=output, stderr=output)
+
+    def end(self, how: signal.Signals) -> None:
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(how)
+            try:
+                self.process.wait(15)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+    def tail(self) -> str:
+        assert self.process is not None
+        if self.process.poll() is None:
+            size = self.output.stat().st_size
+            self.process.send_signal(signal.SIGUSR1)
+            with contextlib.suppress(AssertionError):
+                wait_until(lambda: self.output.stat().st_size > size, 1, str)
+        return f"--- {self.output.name}, life {self.lives}\n" + "\n".join(self.output.read_text(errors="replace").splitlines()[-16:])
+
+
+class Job:
+    """`story` grows: what was done, to be told when it fails."""
+
+    def __init__(self, broker: Broker, directory: Path, seed: str, protocol: str) -> None:
+        self.broker = broker
+        self.chance = random.Random(seed)
+        is_static = protocol == "classic" and self.chance.random() < 0.3
+        self.story = [f"seed {seed}, {protocol}{', static members' if is_static else ''}"]
+        create_topics(broker.bootstrap, {"source": PARTITIONS, "target": PARTITIONS})
+        self.loads = [LoadProducer(f"load-{number}", broker.bootstrap, {"source": PARTITIONS}, self.chance.randrange(1 << 30), 300, IDEMPOTENT) for number in range(2)]
+        self.members = []
+        for number in range(MEMBERS):
+            consumer = {"group.protocol": "consumer"} if protocol == "consumer" else {"session.timeout.ms": 2_000, "heartbeat.interval.ms": 200}
+            if is_static:
+                consumer["group.instance.id"] = f"member-{number}"
+            settings = {"group": "copy", "source": "source", "target": "target", "seed": seed, "consumer": consumer}
+            self.members.append(Member(broker, directory, number, settings))
+
+    def __enter__(self) -> Job:
+        for one in self.loads:
+            one.start()
+        self.tend()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        for load in self.loads:
+            load.end()
+        for member in self.members:
+            member.end(signal.SIGTERM)
+        for load in self.loads:
+            load.join(70)
+
+    def tend(self) -> None:
+        for member in self.members:
+            member.tend()
+
+    def told(self) -> str:
+        return "\n".join(["; ".join(self.story), *(member.tail() for member in self.members), self.broker.logs()])
+
+    def copied(self) -> list[int]:
+        """The last stable offset of each partition."""
+        with contextlib.suppress(OSError, ConnectionEnded, AssertionError), connect(self.broker) as kafka:
+            found = [fetch_committed(kafka, "target", index) for index in range(PARTITIONS)]
+            return [one.last_stable_offset for one in found if one.error_code == 0]
+        return []
+
+    def wait_until_it_copies(self) -> None:
+        before = sum(self.copied())
+        self.wait(lambda: sum(self.copied()) > before, "it copies")
+
+    def wait(self, condition, what: str, seconds: float = COPIED_SECONDS) -> None:
+        def tended() -> bool:
+            self.tend()
+            return condition()
+
+        wait_until(tended, seconds, lambda: f"{what}: {self.told()}")
+
+    def kill_at_random(self) -> None:
+        threading.Event().wait(self.chance.uniform(0, 0.8))  # a random moment under load
+        victims = self.chance.sample((*BROKER_VICTIMS, *(f"copy-{number}" for number in range(MEMBERS))), self.chance.choice((1, 1, 2)))
+        self.story.append(f"kill {' and '.join(victims)}")
+        before = {}
+        for victim in victims:
+            if victim in BROKER_VICTIMS:
+                with contextlib.suppress(KeeperError, ProcessLookupError):
+                    before[victim] = kill(self.broker, victim)
+            else:
+                self.members[int(victim[-1])].end(signal.SIGKILL)
+        self.tend()
+        if before and self.chance.random() < 0.7:  # else the next one is killed while the broker is not whole
+            wait_until_whole(self.broker, before)
+
+    def finish(self) -> None:
+        for load in self.loads:
+            load.end()
+        wait_until_whole(self.broker, {})
+        for load in self.loads:
+            load.join(70)
+            assert not load.errors and not load.is_alive(), f"{load.errors} {self.told()}"
+        source = {partition: [value for _, value in log.records] for (_, partition), log in read_all(self.broker.port, {"source": PARTITIONS}).items()}
+
+        def output() -> dict[int, list[bytes]]:
+            with connect(self.broker) as kafka:
+                return {index: read_committed(kafka, "target", index) for index in range(PARTITIONS)}
+
+        self.wait(lambda: sum(map(len, output().values())) >= sum(map(len, source.values())), f"all {[len(one) for one in source.values()]} are copied")
+        for member in self.members:
+            member.end(signal.SIGTERM)
+        for index, values in output().items():
+            assert values == source[index], f"partition {index} of {[len(one) for one in source.values()]}: {difference(source[index], values)}\n{self.told()}"
+        with connect(self.broker) as kafka:
+            left = [one for index in range(PARTITIONS) for one in producers(kafka, "target", index) if one.current_txn_start_offset >= 0]
+        assert not left, f"a transaction stays open: {left}\n{self.told()}"
+        assert status(self.broker).ready
+
+
+def difference(wanted: list[bytes], found: list[bytes]) -> str:
+    lost, more = set(wanted) - set(found), set(found) - set(wanted)
+    first = next((at for at, (one, other) in enumerate(zip(wanted, found, strict=False)) if one != other), min(len(wanted), len(found)))
+    context = f"from {first}: {wanted[first : first + 3]} became {found[first : first + 3]}"
+    return f"{len(lost)} lost, {len(found) - len(set(found))} twice, {len(more)} from nowhere; {context}"
+
+
+# Both I/O backends with both group protocols, in turns.
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("run", [pytest.param(run, marks=[] if run < 2 else [pytest.mark.slow]) for run in range(RUNS)])
+def test_a_copy_job_under_kills_copies_every_record_once(start_broker, tmp_path, rounds, seed, run):
+    backend, protocol = ("epoll", "io_uring")[run & 1], ("classic", "consumer")[(run ^ run >> 1) & 1]
+    broker = start_broker(config={"io.backend": backend, **QUICK_GROUPS})
+    with Job(broker, tmp_path, f"{seed}.{run}", protocol) as job:
+        job.wait_until_it_copies()
+        for _ in range(rounds(4, 12)):
+            job.kill_at_random()
+        job.wait_until_it_copies()
+        job.finish()
