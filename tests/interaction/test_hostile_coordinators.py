@@ -11,13 +11,13 @@ import pytest
 from mqd.coordinator.runtime import partition_for
 from mqd.protocol.errors import ErrorCode as E
 from mqd.protocol.framing import SUPPORTED
-from mqd.protocol.messages import CreateTopicsRequest, FindCoordinatorRequest, ListGroupsRequest, ListTransactionsRequest, MetadataRequest, OffsetCommitRequest, OffsetFetchRequest
+from mqd.protocol.messages import CreateTopicsRequest, FindCoordinatorRequest, ListGroupsRequest, ListTransactionsRequest, MetadataRequest, OffsetCommitRequest, OffsetFetchRequest, WriteTxnMarkersRequest
 from tests.interaction.random_requests import TOPICS, Requests
-from tests.interaction.traffic import CREATE_TOPICS, METADATA, PRODUCE, Watch, create_topic, eventually, must_produce
+from tests.interaction.traffic import CREATE_TOPICS, METADATA, PRODUCE, Watch, batch, create_topic, eventually, log_end, must_produce, new_producer_id, produce
 from tests.interaction.transactional import RawProducer
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
 
-OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR, JOIN_GROUP, SYNC_GROUP, LIST_GROUPS, LIST_TRANSACTIONS = 8, 9, 10, 11, 14, 16, 66
+OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR, JOIN_GROUP, SYNC_GROUP, LIST_GROUPS, WRITE_TXN_MARKERS, LIST_TRANSACTIONS = 8, 9, 10, 11, 14, 16, 27, 66
 WAITS = {JOIN_GROUP: 0.05, SYNC_GROUP: 0.05}  # these wait for other members: who has waited so long hangs up
 ROUND = 250
 CLIENTS = 5
@@ -211,3 +211,35 @@ def test_internal_topics_are_in_no_clients_transaction(watch, bystander, topic):
         own = partition_for(producer.name, 50)
         assert producer.add(topic, own) == E.TOPIC_AUTHORIZATION_FAILED
         assert producer.add("bystander", 0) == 0 and producer.end(True) == 0
+
+
+def test_forged_markers(watch, bystander):
+    """Nobody is locked out of a partition by a marker, and none stands in the transaction coordinator's own log."""
+
+    def mark(producer_id: int, epoch: int, topic: str, partition: int = 0, coordinator_epoch: int = 0, version: int = 0) -> int:
+        topics = [WriteTxnMarkersRequest.Topic(name=topic, partition_indexes=[partition])]
+        marker = WriteTxnMarkersRequest.Marker(producer_id=producer_id, producer_epoch=epoch, coordinator_epoch=coordinator_epoch, transaction_version=version, topics=topics)
+        return kafka.call(WRITE_TXN_MARKERS, 2, WriteTxnMarkersRequest(markers=[marker])).markers[0].topics[0].partitions[0].error_code
+
+    with watch.connect() as kafka:
+        create_topic(kafka, "owned", 1)
+        for version in (0, 2):
+            producer = RawProducer(kafka, version=version)
+            producer.init()
+            assert version or producer.add("owned", 0) == 0
+            assert producer.produce("owned", 0, b"x") == 0 and producer.end(True) == 0
+            end = log_end(kafka, "owned", 0)
+            for forged in (32767, producer.epoch + 1, producer.epoch + 2):
+                assert mark(producer.producer_id, forged, "owned") == 0, "nothing is open"
+            assert log_end(kafka, "owned", 0) == end
+            assert version or producer.add("owned", 0) == 0
+            assert producer.produce("owned", 0, b"y") == 0 and producer.end(True) == 0
+        idempotent = new_producer_id(kafka)
+        assert produce(kafka, "owned", 0, batch(b"z", producer_id=idempotent[0], producer_epoch=0, base_sequence=0)).error_code == 0
+        assert mark(idempotent[0], 32767, "owned") == 0
+        assert produce(kafka, "owned", 0, batch(b"z", producer_id=idempotent[0], producer_epoch=0, base_sequence=1)).error_code == 0
+        for partition in range(50):
+            assert mark(5, 3, "__transaction_state", partition) == mark(5, 3, "__consumer_offsets", partition) == 0
+        assert mark(5, 3, "nowhere") == E.UNKNOWN_TOPIC_OR_PARTITION
+        for number in range(50):
+            assert RawProducer(kafka).init().error_code == 0

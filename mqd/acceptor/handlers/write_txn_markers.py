@@ -1,9 +1,12 @@
 """WriteTxnMarkers 1-2 (KIP-98, KIP-664, KIP-1228). Between brokers this ends transactions; from a client (Admin.abortTransaction) it ends one that hangs: only an abort is
-taken, of a transaction that is open in that partition's eyes.
+taken, of a transaction that is open in that partition's eyes. The owner is asked first: where nothing is open nothing is written, and no marker moves a producer's epoch
+further than by one, or the epoch of its coordinator at all, for that would lock the producer, or the coordinator, out of the partition.
 
 If the producer's transaction is one that its coordinator knows to be ongoing, the coordinator aborts it everywhere, and fences the producer: a marker behind its back
 would tear the transaction in two. A marker of transactions v2 (KIP-1228) names an epoch above that of what it ends: it is not of the transaction that has it.
 """
+
+import asyncio
 
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.transactions import TransactionService
@@ -17,12 +20,15 @@ from mqd.transaction.transaction import Transaction
 
 Marker = WriteTxnMarkersRequest.Marker
 Errors = dict[Partition, int]
+TIMEOUT_S = 10.0
 
 
 async def handle(context: Context, header: RequestHeader, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
     answers = []
+    service = context.broker.transactions
+    ongoing = _ongoing(service, {marker.producer_id for marker in request.markers}) if service is not None else {}
     for marker in request.markers:
-        errors = await _errors(context.broker, marker)
+        errors = await _errors(context.broker, marker, ongoing.get(marker.producer_id))
         topics = [
             WriteTxnMarkersResponse.TopicResult(
                 name=topic.name,
@@ -36,7 +42,8 @@ async def handle(context: Context, header: RequestHeader, request: WriteTxnMarke
     return WriteTxnMarkersResponse(markers=answers)
 
 
-async def _errors(broker: Broker, marker: Marker) -> Errors:
+async def _errors(broker: Broker, marker: Marker, known: str | None) -> Errors:
+    """`known`: the transactional id that has a transaction of this producer under way."""
     asked = list(dict.fromkeys((topic.name, index) for topic in marker.topics for index in topic.partition_indexes))
     service = broker.transactions
     refused = _refusal(service, marker)
@@ -45,7 +52,6 @@ async def _errors(broker: Broker, marker: Marker) -> Errors:
     assert service is not None
     try:
         service.coordinator.check_loaded()
-        known = _ongoing(service, marker.producer_id)
         if known is not None:
             return await _abort_known(service, known, marker, asked)
     except CoordinatorError as error:
@@ -62,12 +68,13 @@ def _refusal(service: TransactionService | None, marker: Marker) -> int:
     return int(ErrorCode.TRANSACTION_COORDINATOR_FENCED) if marker.coordinator_epoch > service.coordinator_epoch_max() else 0
 
 
-def _ongoing(service: TransactionService, producer_id: int) -> str | None:
-    """The transactional id that has a transaction of this producer id under way."""
-    for name, core in service.coordinator.items():
-        if isinstance(core, Transaction) and core.producer_id == producer_id and core.partitions:
-            return name
-    return None
+def _ongoing(service: TransactionService, producer_ids: set[int]) -> dict[int, str]:
+    """The transactional ids that have transactions of these producers under way. O(transactional ids)."""
+    return {
+        core.producer_id: name
+        for name, core in service.coordinator.items()
+        if isinstance(core, Transaction) and core.partitions and core.producer_id in producer_ids
+    }  # fmt: skip
 
 
 async def _abort_known(service: TransactionService, name: str, marker: Marker, asked: list[Partition]) -> Errors:
@@ -85,12 +92,33 @@ def _is_bumped(marker: Marker) -> bool:
 
 
 async def _write(broker: Broker, service: TransactionService, marker: Marker, partition: Partition) -> int:
-    if broker.partition_of(*partition) is None:
+    image = broker.partition_of(*partition)
+    if image is None:
         return int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    view = broker.view(image)
+    if view is None:
+        return broker.unserved_error(image)
     try:
-        await service.append_marker(*partition, marker.producer_id, marker.producer_epoch, marker.coordinator_epoch, False, _is_bumped(marker))
-    except AppendError as error:
-        return error.error
-    except CoordinatorError as error:
-        return error.error_code
+        error, found = await asyncio.wait_for(service.owners.producers(view.owner, image.slot), TIMEOUT_S)
+    except TimeoutError:
+        return int(ErrorCode.REQUEST_TIMED_OUT)
+    producer = next((one for one in found if one.producer_id == marker.producer_id), None)
+    if error or producer is None:
+        return error
+    if marker.producer_epoch < producer.producer_epoch + _is_bumped(marker):
+        return int(ErrorCode.INVALID_PRODUCER_EPOCH)
+    if producer.transaction_first_offset < 0:
+        return 0
+    if marker.producer_epoch > producer.producer_epoch + 1:
+        return int(ErrorCode.INVALID_PRODUCER_EPOCH)
+    if marker.coordinator_epoch < producer.coordinator_epoch:
+        return int(ErrorCode.TRANSACTION_COORDINATOR_FENCED)
+    if _ongoing(service, {marker.producer_id}):
+        return int(ErrorCode.CONCURRENT_TRANSACTIONS)  # it has begun since the coordinator was asked
+    try:
+        await service.append_marker(*partition, marker.producer_id, marker.producer_epoch, max(producer.coordinator_epoch, 0), False, _is_bumped(marker))
+    except AppendError as failure:
+        return failure.error
+    except CoordinatorError as failure:
+        return failure.error_code
     return 0
