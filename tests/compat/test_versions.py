@@ -33,7 +33,7 @@ from mqd.protocol.messages import (
     ProduceRequest,
 )
 from tests.broker import Broker
-from tests.compat import topics, transaction_cases
+from tests.compat import administration_cases, group_cases, topics, transaction_cases
 from tests.compat.topics import API_VERSIONS, FETCH, PRODUCE
 from tests.kafka_connection import KafkaConnection
 
@@ -218,7 +218,7 @@ CASES: dict[int, Case] = {
         lambda r: [r.error_code],
         lambda s, v, r: [(b.broker_id, b.port) for b in r.brokers] == [(1, s.broker.port)],
     ),
-    **{key: Case(*case) for key, case in transaction_cases.CASES.items()},
+    **{key: Case(*case) for module in (transaction_cases, group_cases, administration_cases) for key, case in module.CASES.items()},
     75: Case(
         lambda s, v: DescribeTopicPartitionsRequest(topics=[DescribeTopicPartitionsRequest.Topic(name=s.topic)]),
         lambda r: [t.error_code for t in r.topics],
@@ -235,7 +235,8 @@ def advertised(kafka: KafkaConnection, version: int = 4) -> dict[int, tuple[int,
 
 def test_every_advertised_api_is_tried_here(setting: Setting) -> None:
     """Whoever adds an API adds its case: nothing is advertised that was never sent."""
-    assert advertised(setting.kafka) == {key: (spec.min_version, spec.max_version) for key, spec in SUPPORTED.items() if key in CASES}
+    assert advertised(setting.kafka) == {key: (spec.min_version, spec.max_version) for key, spec in SUPPORTED.items()}
+    assert set(SUPPORTED) == set(CASES)
 
 
 def spoken(key: int) -> range:

@@ -1,0 +1,76 @@
+"""One request of every version of what administrators ask beyond topics: (request, its error codes, whether its content is right), for tests/compat/test_versions.py."""
+
+from __future__ import annotations
+
+from mqd.protocol.messages import (
+    AlterClientQuotasRequest, AlterPartitionReassignmentsRequest, AlterReplicaLogDirsRequest, DescribeClientQuotasRequest, DescribeLogDirsRequest, DescribeQuorumRequest,
+    DescribeUserScramCredentialsRequest, ElectLeadersRequest, ListConfigResourcesRequest, ListPartitionReassignmentsRequest, UnregisterBrokerRequest, UpdateFeaturesRequest,
+)
+from tests.interaction.transactional import fresh
+
+DESCRIBE_LOG_DIRS, ALTER_QUOTAS = 35, 49
+ELECTION_NOT_NEEDED, BROKER_ID_NOT_REGISTERED = 84, 102
+BROKER, TOPIC, EXACT, UPGRADE = 4, 2, 0, 1
+
+
+def _move(setting, version: int) -> AlterReplicaLogDirsRequest:
+    directory = setting.kafka.call(DESCRIBE_LOG_DIRS, 4, DescribeLogDirsRequest(topics=None)).results[0].log_dir
+    topics = [AlterReplicaLogDirsRequest.AlterReplicaLogDirTopic(name=setting.topic, partitions=[0, 1])]
+    return AlterReplicaLogDirsRequest(dirs=[AlterReplicaLogDirsRequest.AlterReplicaLogDir(path=directory, topics=topics)])
+
+
+def _elect(setting, version: int) -> ElectLeadersRequest:
+    return ElectLeadersRequest(topic_partitions=[ElectLeadersRequest.TopicPartitions(topic=setting.topic, partitions=[0, 1])], timeout_ms=10_000)
+
+
+def _reassign(setting, version: int) -> AlterPartitionReassignmentsRequest:
+    partitions = [AlterPartitionReassignmentsRequest.ReassignablePartition(partition_index=0, replicas=[1])]
+    return AlterPartitionReassignmentsRequest(topics=[AlterPartitionReassignmentsRequest.ReassignableTopic(name=setting.topic, partitions=partitions)], timeout_ms=10_000)
+
+
+def _quota(client_id: str) -> AlterClientQuotasRequest:
+    entity = [AlterClientQuotasRequest.EntityData(entity_type="client-id", entity_name=client_id)]
+    ops = [AlterClientQuotasRequest.OpData(key="producer_byte_rate", value=1e9, remove=False)]
+    return AlterClientQuotasRequest(entries=[AlterClientQuotasRequest.EntryData(entity=entity, ops=ops)])
+
+
+def _describe_quotas(setting, version: int) -> DescribeClientQuotasRequest:
+    client_id = fresh("versions-client")
+    assert setting.kafka.call(ALTER_QUOTAS, 1, _quota(client_id)).entries[0].error_code == 0
+    return DescribeClientQuotasRequest(components=[DescribeClientQuotasRequest.ComponentData(entity_type="client-id", match_type=EXACT, match=client_id)], strict=True)
+
+
+def _quorum(setting, version: int) -> DescribeQuorumRequest:
+    return DescribeQuorumRequest(topics=[DescribeQuorumRequest.TopicData(topic_name="__cluster_metadata", partitions=[DescribeQuorumRequest.PartitionData(partition_index=0)])])
+
+
+def _quorum_described(setting, version: int, response) -> bool:
+    (partition,) = response.topics[0].partitions
+    nodes = [listener.port for node in response.nodes for listener in node.listeners]
+    return ([voter.replica_id for voter in partition.current_voters], partition.leader_id) == ([1], 1) and (version < 2 or len(nodes) > 0)
+
+
+def _features(setting, version: int) -> UpdateFeaturesRequest:
+    """The level that is in force: changes nothing."""
+    update = UpdateFeaturesRequest.FeatureUpdateKey(feature="transaction.version", max_version_level=2, allow_downgrade=False, upgrade_type=UPGRADE)
+    return UpdateFeaturesRequest(feature_updates=[update], timeout_ms=10_000)
+
+
+def _resources(setting, version: int, response) -> bool:
+    names = [(resource.resource_type, resource.resource_name) for resource in response.config_resources]
+    return names == [] if version == 0 else (BROKER, "1") in names and (TOPIC, setting.topic) in names
+
+
+CASES = {
+    34: (_move, lambda r: [p.error_code for t in r.results for p in t.partitions], lambda s, v, r: len(r.results[0].partitions) == 2),
+    43: (_elect, lambda r: [r.error_code], lambda s, v, r: [p.error_code for t in r.replica_election_results for p in t.partition_result] == [ELECTION_NOT_NEEDED] * 2),
+    45: (_reassign, lambda r: [r.error_code, *(p.error_code for t in r.responses for p in t.partitions)], lambda s, v, r: len(r.responses) == 1),
+    46: (lambda s, v: ListPartitionReassignmentsRequest(topics=None), lambda r: [r.error_code], lambda s, v, r: r.topics == []),
+    48: (_describe_quotas, lambda r: [r.error_code], lambda s, v, r: [(one.key, one.value) for one in r.entries[0].values] == [("producer_byte_rate", 1e9)]),
+    49: (lambda s, v: _quota(fresh("versions-client")), lambda r: [one.error_code for one in r.entries], lambda s, v, r: len(r.entries) == 1),
+    50: (lambda s, v: DescribeUserScramCredentialsRequest(users=None), lambda r: [r.error_code], lambda s, v, r: r.results == []),
+    55: (_quorum, lambda r: [r.error_code, *(p.error_code for t in r.topics for p in t.partitions)], _quorum_described),
+    57: (_features, lambda r: [r.error_code, *(one.error_code for one in r.results)], lambda s, v, r: len(r.results) == (v < 2)),
+    64: (lambda s, v: UnregisterBrokerRequest(broker_id=4711), lambda r: [], lambda s, v, r: r.error_code == BROKER_ID_NOT_REGISTERED),
+    74: (lambda s, v: ListConfigResourcesRequest(), lambda r: [r.error_code], _resources),
+}

@@ -1,0 +1,246 @@
+"""One request of every version of the groups' APIs: (request, its error codes, whether its content is right), for tests/compat/test_versions.py.
+
+What needs a member uses one stable group for each broker: every new classic group waits for more members, so a group for each case would take long.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+import uuid
+
+from mqd.protocol.messages import (
+    ConsumerGroupDescribeRequest, ConsumerGroupHeartbeatRequest, DeleteGroupsRequest, DescribeGroupsRequest, HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest,
+    ListGroupsRequest, OffsetCommitRequest, OffsetDeleteRequest, OffsetFetchRequest, SyncGroupRequest,
+)
+from tests.interaction.traffic import eventually
+from tests.interaction.transactional import fresh
+
+COMMIT, FETCH, JOIN, SYNC, CONSUMER_HEARTBEAT = 8, 9, 11, 14, 68
+LOADING = {14, 15, 16}
+MEMBER_ID_REQUIRED = 79
+FIRST_MEMBER_ID_REQUIRED, FIRST_GROUPS, FIRST_TOPIC_IDS, FIRST_CLIENT_MEMBER_ID = 4, 8, 10, 1
+SESSION_MS = 600_000  # nobody sends heartbeats here
+COMMITTED = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    group: str
+    member_id: str
+    generation: int
+
+
+_stable: dict[str, Member] = {}  # by the setting's topic: one setting, one broker
+_consumers: dict[str, str] = {}
+
+
+def _protocols(topic: str) -> list[JoinGroupRequest.Protocol]:
+    name = topic.encode()
+    return [JoinGroupRequest.Protocol(name="range", metadata=struct.pack(">hih", 0, 1, len(name)) + name + struct.pack(">i", -1))]
+
+
+def _join_request(setting, group: str, member_id: str = "") -> JoinGroupRequest:
+    return JoinGroupRequest(
+        group_id=group, session_timeout_ms=SESSION_MS, rebalance_timeout_ms=SESSION_MS, member_id=member_id, protocol_type="consumer", protocols=_protocols(setting.topic)
+    )
+
+
+def _pending(setting, group: str) -> str:
+    """The member id that the coordinator gives to somebody who has to come again with it."""
+
+    def ask():
+        answer = setting.kafka.call(JOIN, 9, _join_request(setting, group))
+        return answer if answer.error_code not in LOADING else None
+
+    answer = eventually(ask, "a coordinator that takes members")
+    assert answer.error_code == MEMBER_ID_REQUIRED and answer.member_id, answer
+    return answer.member_id
+
+
+def _member(setting) -> Member:
+    if setting.topic not in _stable:
+        group = fresh("versions-classic")
+        joined = setting.kafka.call(JOIN, 9, _join_request(setting, group, _pending(setting, group)))
+        assert joined.error_code == 0, joined
+        member = Member(group, joined.member_id, joined.generation_id)
+        synced = setting.kafka.call(SYNC, 5, _sync_request(member))
+        assert (synced.error_code, synced.assignment) == (0, b"what the leader said"), synced
+        _stable[setting.topic] = member
+    return _stable[setting.topic]
+
+
+def _sync_request(member: Member) -> SyncGroupRequest:
+    assignments = [SyncGroupRequest.Assignment(member_id=member.member_id, assignment=b"what the leader said")]
+    return SyncGroupRequest(
+        group_id=member.group, generation_id=member.generation, member_id=member.member_id, protocol_type="consumer", protocol_name="range", assignments=assignments
+    )
+
+
+# -- members ---------------------------------------------------------------------------------------------------------------------------
+
+
+def _join(setting, version: int) -> JoinGroupRequest:
+    group = fresh("versions-join")
+    member_id = _pending(setting, group)  # also where it is not asked for: the coordinator has loaded then
+    return _join_request(setting, group, member_id if version >= FIRST_MEMBER_ID_REQUIRED else "")
+
+
+def _joined(setting, version: int, response) -> bool:
+    protocol = (response.protocol_type, response.protocol_name) if version >= 7 else ("consumer", response.protocol_name)
+    return (response.generation_id, response.leader, protocol, len(response.members)) == (1, response.member_id, ("consumer", "range"), 1)
+
+
+def _sync(setting, version: int) -> SyncGroupRequest:
+    return _sync_request(_member(setting))
+
+
+def _heartbeat(setting, version: int) -> HeartbeatRequest:
+    member = _member(setting)
+    return HeartbeatRequest(group_id=member.group, generation_id=member.generation, member_id=member.member_id)
+
+
+def _leave(setting, version: int) -> LeaveGroupRequest:
+    group = fresh("versions-leave")
+    member_id = _pending(setting, group)
+    return LeaveGroupRequest(group_id=group, member_id=member_id, members=[LeaveGroupRequest.MemberIdentity(member_id=member_id, reason="enough")])
+
+
+def _describe(setting, version: int) -> DescribeGroupsRequest:
+    return DescribeGroupsRequest(groups=[_member(setting).group])
+
+
+def _described(setting, version: int, response) -> bool:
+    (group,) = response.groups
+    return (group.group_state, group.protocol_type, group.protocol_data, [one.member_id for one in group.members]) == ("Stable", "consumer", "range", [_member(setting).member_id])
+
+
+def _list(setting, version: int) -> ListGroupsRequest:
+    member = _member(setting)
+    assert member.group
+    return ListGroupsRequest(states_filter=["Stable"] if version >= 4 else [], types_filter=["classic"] if version >= 5 else [])
+
+
+def _listed(setting, version: int, response) -> bool:
+    found = {group.group_id: group for group in response.groups}[_member(setting).group]
+    return found.protocol_type == "consumer" and (version < 4 or found.group_state == "Stable") and (version < 5 or found.group_type.lower() == "classic")
+
+
+# -- offsets ---------------------------------------------------------------------------------------------------------------------------
+
+
+def _commit_request(setting, group: str, version: int, **member: object) -> OffsetCommitRequest:
+    partitions = [OffsetCommitRequest.Partition(partition_index=0, committed_offset=COMMITTED, committed_metadata="about it")]
+    return OffsetCommitRequest(group_id=group, topics=[OffsetCommitRequest.Topic(name=setting.topic, topic_id=setting.topic_id, partitions=partitions)], **member)
+
+
+def _of_partitions(response) -> list[int]:
+    return [partition.error_code for topic in response.topics for partition in topic.partitions]
+
+
+def _commit(setting, version: int) -> OffsetCommitRequest:
+    member = _member(setting)
+    return _commit_request(setting, member.group, version, generation_id_or_member_epoch=member.generation, member_id=member.member_id)
+
+
+def _group_with_offsets(setting) -> str:
+    """A group without members."""
+    group = fresh("versions-offsets")
+
+    def commit() -> bool:
+        errors = _of_partitions(setting.kafka.call(COMMIT, 9, _commit_request(setting, group, 9)))
+        assert errors == [0] or set(errors) <= LOADING, errors
+        return errors == [0]
+
+    eventually(commit, "a coordinator that takes offsets")
+    return group
+
+
+def _fetch(setting, version: int) -> OffsetFetchRequest:
+    group = _group_with_offsets(setting)
+    if version < FIRST_GROUPS:
+        return OffsetFetchRequest(group_id=group, topics=[OffsetFetchRequest.Topic(name=setting.topic, partition_indexes=[0, 1])])
+    topics = [OffsetFetchRequest.GroupTopic(name=setting.topic, topic_id=setting.topic_id, partition_indexes=[0, 1])]
+    return OffsetFetchRequest(groups=[OffsetFetchRequest.Group(group_id=group, topics=topics)], require_stable=True)
+
+
+def _fetched_topics(response) -> list:
+    return [*response.topics, *(topic for group in response.groups for topic in group.topics)]
+
+
+def _fetched(setting, version: int, response) -> bool:
+    (topic,) = _fetched_topics(response)
+    named = topic.topic_id == setting.topic_id if version >= FIRST_TOPIC_IDS else topic.name == setting.topic
+    return named and [(one.committed_offset, one.metadata) for one in topic.partitions] == [(COMMITTED, "about it"), (-1, "")]
+
+
+def _fetch_errors(response) -> list[int]:
+    groups = [group.error_code for group in response.groups]
+    return [response.error_code, *groups, *(one.error_code for topic in _fetched_topics(response) for one in topic.partitions)]
+
+
+def _delete_offsets(setting, version: int) -> OffsetDeleteRequest:
+    partitions = [OffsetDeleteRequest.Partition(partition_index=0)]
+    return OffsetDeleteRequest(group_id=_group_with_offsets(setting), topics=[OffsetDeleteRequest.Topic(name=setting.topic, partitions=partitions)])
+
+
+# -- the consumer protocol ---------------------------------------------------------------------------------------------------------------
+
+
+def _consumer_heartbeat(setting, version: int) -> ConsumerGroupHeartbeatRequest:
+    group = fresh("versions-consumer")
+    _pending_consumer(setting)
+    member_id = str(uuid.uuid4()) if version >= FIRST_CLIENT_MEMBER_ID else ""
+    return ConsumerGroupHeartbeatRequest(
+        group_id=group, member_id=member_id, member_epoch=0, rebalance_timeout_ms=SESSION_MS, subscribed_topic_names=[setting.topic], topic_partitions=[]
+    )
+
+
+def _pending_consumer(setting) -> str:
+    """A group of one member. Joining it means that this broker's coordinators take members."""
+    if setting.topic not in _consumers:
+        group = fresh("versions-consumers")
+
+        def join() -> bool:
+            request = ConsumerGroupHeartbeatRequest(
+                group_id=group, member_id=str(uuid.uuid4()), member_epoch=0, rebalance_timeout_ms=SESSION_MS, subscribed_topic_names=[setting.topic], topic_partitions=[]
+            )
+            answer = setting.kafka.call(CONSUMER_HEARTBEAT, 1, request)
+            assert answer.error_code == 0 or answer.error_code in LOADING, answer
+            return answer.error_code == 0
+
+        eventually(join, "a coordinator that takes members")
+        _consumers[setting.topic] = group
+    return _consumers[setting.topic]
+
+
+def _beaten(setting, version: int, response) -> bool:
+    got = [(topic.topic_id, sorted(topic.partitions)) for topic in response.assignment.topic_partitions]
+    return bool(response.member_id) and response.member_epoch > 0 and response.heartbeat_interval_ms > 0 and got == [(setting.topic_id, [0, 1])]
+
+
+def _describe_consumers(setting, version: int) -> ConsumerGroupDescribeRequest:
+    return ConsumerGroupDescribeRequest(group_ids=[_pending_consumer(setting)])
+
+
+def _described_consumers(setting, version: int, response) -> bool:
+    (group,) = response.groups
+    (member,) = group.members
+    (topic,) = member.assignment.topic_partitions
+    return (group.group_state, group.assignor_name, topic.topic_name, sorted(topic.partitions)) == ("Stable", "uniform", setting.topic, [0, 1])
+
+
+CASES = {
+    8: (_commit, _of_partitions, lambda s, v, r: len(r.topics) == 1),
+    9: (_fetch, _fetch_errors, _fetched),
+    11: (_join, lambda r: [r.error_code], _joined),
+    12: (_heartbeat, lambda r: [r.error_code], lambda s, v, r: True),
+    13: (_leave, lambda r: [r.error_code, *(one.error_code for one in r.members)], lambda s, v, r: len(r.members) == (v >= 3)),
+    14: (_sync, lambda r: [r.error_code], lambda s, v, r: r.assignment == b"what the leader said"),
+    15: (_describe, lambda r: [group.error_code for group in r.groups], _described),
+    16: (_list, lambda r: [r.error_code], _listed),
+    42: (lambda s, v: DeleteGroupsRequest(groups_names=[_group_with_offsets(s)]), lambda r: [one.error_code for one in r.results], lambda s, v, r: len(r.results) == 1),
+    47: (_delete_offsets, lambda r: [r.error_code, *_of_partitions(r)], lambda s, v, r: len(r.topics) == 1),
+    68: (_consumer_heartbeat, lambda r: [r.error_code], _beaten),
+    69: (_describe_consumers, lambda r: [group.error_code for group in r.groups], _described_consumers),
+}
