@@ -135,7 +135,8 @@ class TransactionService:
             return int(ErrorCode.INVALID_REQUEST)
         names = self._broker.metadata.names
         partitions = [(names[topic_id], index) if topic_id in names else None for topic_id, index, _slot in asked]
-        return await checks.check_produce(self.coordinator, transactional_id, producer_id, epoch, version, partitions)
+        verifies = bool(self._broker.broker_value("transaction.partition.verification.enable"))
+        return await checks.check_produce(self.coordinator, transactional_id, producer_id, epoch, version, partitions, verifies)
 
 
 def coordinate(broker: Broker, owners: Owners, generation: int) -> Coordinators:

@@ -177,7 +177,7 @@ def _coordinators() -> list[Property]:
             choices=("bidirectional", "upgrade", "downgrade", "disabled"),
         ),
         Property("transaction.state.log.num.partitions", "int", "50", "Partitions of __transaction_state. Counts when the topic is made, and must not change afterwards.", minimum=1, maximum=16384),
-        Property("transaction.partition.verification.enable", "bool", "true", "A transaction begins in a partition only after its coordinator was asked whether it knows of it (KIP-890). Without it, a late batch may leave a transaction behind that nobody ends.", dynamic=True),
+        Property("transaction.partition.verification.enable", "bool", "true", "A transaction begins in a partition only after its coordinator was asked whether it knows of it (KIP-890). Without it, a late batch of an older client may leave a transaction behind that nobody ends; for clients of version 2 the question is always asked.", dynamic=True),
         Property("transaction.max.timeout.ms", "int", "900000", "The longest transaction.timeout.ms that a producer may ask for.", minimum=1),
         Property("transactional.id.expiration.ms", "int", "604800000", "A transactional id that nobody has used for so long is forgotten.", minimum=1),
         Property("transaction.state.log.segment.bytes", "int", "104857600", "Segment size of __transaction_state, when it is made.", minimum=4096),

@@ -52,9 +52,11 @@ async def verify(transactions: Requests, transactional_id: str, producer_id: int
 
 
 async def check_produce(
-    transactions: Requests, transactional_id: str, producer_id: int, epoch: int, version: int, partitions: list[tuple[str, int] | None]
-) -> list[int]:
-    """An error code for each partition of a Produce of that version, as its producer is to hear it. None: a topic id that nobody knows (any more)."""
+    transactions: Requests, transactional_id: str, producer_id: int, epoch: int, version: int, partitions: list[tuple[str, int] | None],
+    verifies: bool = True,
+) -> list[int]:  # fmt: skip
+    """An error code for each partition of a Produce of that version, as its producer is to hear it. None: a topic id that nobody knows (any more).
+    `verifies` False: what can only be verified passes (transaction.partition.verification.enable); what adds a partition must come here all the same."""
     if not transactional_id:
         return [int(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)] * len(partitions)
     known = tuple(partition for partition in partitions if partition is not None)
@@ -62,7 +64,7 @@ async def check_produce(
         error = translate(await add(transactions, transactional_id, producer_id, epoch, known), version) if known else 0
         errors = dict.fromkeys(known, error)
     else:
-        found = await verify(transactions, transactional_id, producer_id, epoch, known) if known else ()
+        found = await verify(transactions, transactional_id, producer_id, epoch, known) if known and verifies else (0,) * len(known)
         errors = {partition: translate(code, version) for partition, code in zip(known, found, strict=True)}
     return [int(ErrorCode.UNKNOWN_TOPIC_ID) if partition is None else errors[partition] for partition in partitions]
 

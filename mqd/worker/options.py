@@ -41,7 +41,6 @@ def log_options(broker: Mapping[str, str], topic: Mapping[str, str], internal: b
         "flush_on_ack": value("flush.on.ack"),
         "compacted": "compact" in value("cleanup.policy"),
         "readonly": False,
-        "transaction_verification": broker_value(broker, "transaction.partition.verification.enable"),
     }
 
 
