@@ -99,10 +99,13 @@ def emit_json(value: Any) -> None:
 
 
 def emit_table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Aligned columns under titles; numbers to the right. The same on a terminal and in a pipe."""
+    """Aligned columns under titles; numbers, and "-" where one is missing, to the right. The same on a terminal and in a pipe."""
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max([len(title), *(len(row[column]) for row in cells)]) for column, title in enumerate(titles)]
-    numeric = [bool(rows) and all(isinstance(row[column], int) for row in rows) for column in range(len(titles))]
+    numeric = []
+    for column in range(len(titles)):
+        numbers = [isinstance(row[column], int) for row in rows]
+        numeric.append(any(numbers) and all(number or row[column] == "-" for number, row in zip(numbers, rows, strict=True)))
     for line in [list(titles), *cells]:
         parts = [text.rjust(width) if right else text.ljust(width) for text, width, right in zip(line, widths, numeric, strict=True)]
         click.echo("  ".join(parts).rstrip())

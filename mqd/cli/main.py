@@ -21,6 +21,8 @@ COMMANDS = {
     "log-level": ("mqd.cli.loglevel", "Change how much a running broker logs."),
     "topic": ("mqd.cli.topic", "Create, list, describe, alter and delete topics."),
     "config": ("mqd.cli.config", "Show and change the configuration of topics and brokers."),
+    "group": ("mqd.cli.group", "List, describe, delete consumer groups, and move their offsets."),
+    "txn": ("mqd.cli.txn", "List, describe and abort transactions; find those that hang."),
     "quota": ("mqd.cli.quota", "Show and change how much clients may produce, fetch and ask."),
     "produce": ("mqd.cli.produce", "Write lines or files to a topic."),
     "consume": ("mqd.cli.consume", "Read the records of a topic."),

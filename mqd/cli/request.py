@@ -43,13 +43,16 @@ class Broker:
         if self._socket is not None:
             self._socket.close()
 
-    def ask(self, api_key: int, request: object) -> Any:
-        """In the newest version that both sides speak."""
+    def ask(self, api_key: int, request: object, version_max: int = 1 << 15) -> Any:
+        """In the newest version that both sides speak, at most `version_max`."""
         known, spoken = KNOWN[api_key], self._versions.get(api_key, (0, -1))
-        version = min(known.max_version, spoken[1])
+        version = min(known.max_version, spoken[1], version_max)
         if version < max(known.min_version, spoken[0]):
             raise CliError(f"the broker at {self._bootstrap} does not answer {known.name}; it is another or an older one")
         return self._call(api_key, request, version)
+
+    def speaks(self, api_key: int) -> bool:
+        return api_key in self._versions
 
     def _call(self, api_key: int, request: object, version: int) -> Any:
         assert self._socket is not None
@@ -76,8 +79,12 @@ class Broker:
 
 def check(what: str, error_code: int, message: str | None) -> None:
     """Raises CliError with the broker's own words, or Kafka's name of the code."""
+    if error_code:
+        raise CliError(f"{what}: {error_text(error_code, message)}")
+
+
+def error_text(error_code: int, message: str | None = None) -> str:
     from mqd.protocol.errors import ERRORS
 
-    if error_code:
-        known = ERRORS.get(error_code)
-        raise CliError(f"{what}: {(message or (known.message if known else 'unknown error')).rstrip('.')} ({known.name if known else error_code})")
+    known = ERRORS.get(error_code)
+    return f"{(message or (known.message if known else 'unknown error')).rstrip('.')} ({known.name if known else error_code})"

@@ -1,0 +1,106 @@
+"""Which broker to ask: the coordinator of a group or transactional id, the leader of a partition, all of them. Connections are made when they are needed."""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from mqd.cli.common import CliError
+from mqd.cli.request import Broker, check
+from mqd.protocol.messages import FindCoordinatorRequest, ListOffsetsRequest, MetadataRequest
+
+GROUP, TRANSACTION = 0, 1
+EARLIEST, LATEST = -2, -1
+_METADATA, _LIST_OFFSETS, _FIND_COORDINATOR = 3, 2, 10
+_NOT_NOW = frozenset({5, 6, 14, 15, 16, 51})  # no leader, not the leader, loading, not available, not the coordinator, a transaction that is just ending
+_PATIENCE_S = 15.0
+_PAUSE_S = 0.1
+
+Partition = tuple[str, int]
+
+
+class Cluster:
+    """`with Cluster(bootstrap) as cluster:`. Raises CliError."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.first = Broker(bootstrap)
+        self._nodes: dict[int, str] = {}
+        self._brokers: dict[int, Broker] = {}
+        self._topics: dict[str, dict[int, int]] = {}
+
+    def __enter__(self) -> "Cluster":
+        self.first.__enter__()
+        self._read_metadata([])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for broker in (self.first, *self._brokers.values()):
+            broker.__exit__()
+
+    # -- who there is ---------------------------------------------------------------------------------------------------------
+
+    def _read_metadata(self, names: list[str] | None) -> Any:
+        topics = None if names is None else [MetadataRequest.Topic(name=name) for name in names]
+        answer = self.first.ask(_METADATA, MetadataRequest(topics=topics, allow_auto_topic_creation=False))
+        self._nodes = {one.node_id: f"[{one.host}]:{one.port}" if ":" in one.host else f"{one.host}:{one.port}" for one in answer.brokers}
+        return answer
+
+    def node(self, node_id: int) -> Broker:
+        """A lone broker is asked where it was found: what it says of itself may not lead there."""
+        if len(self._nodes) <= 1:
+            return self.first
+        if node_id not in self._brokers:
+            if node_id not in self._nodes:
+                raise CliError(f"broker {node_id} is not there at the moment; try again")
+            broker = Broker(self._nodes[node_id])
+            broker.__enter__()
+            self._brokers[node_id] = broker
+        return self._brokers[node_id]
+
+    def nodes(self) -> list[Broker]:
+        return [self.node(node_id) for node_id in sorted(self._nodes)]
+
+    def topics(self, names: Iterable[str] | None = None) -> dict[str, dict[int, int]]:
+        """Topic -> partition -> its leader's node id, of those that exist; None: of all."""
+        answer = self._read_metadata(None if names is None else sorted(names)) if names is None or names else None
+        found = {one.name: {p.partition_index: p.leader_id for p in one.partitions} for one in (answer.topics if answer else ()) if not one.error_code}
+        self._topics.update(found)
+        return found
+
+    # -- asking ---------------------------------------------------------------------------------------------------------------
+
+    def ask_coordinator(self, kind: int, name: str, api_key: int, request: object, error_of: Callable[[Any], int], version_max: int = 1 << 15) -> Any:
+        """The answer of the coordinator of `name`; asked again while it is loading or moving."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            found = self.first.ask(_FIND_COORDINATOR, FindCoordinatorRequest(key=name, key_type=kind, coordinator_keys=[name]))
+            place = found.coordinators[0] if found.coordinators else found
+            error = place.error_code
+            if not error:
+                answer = self.node(place.node_id).ask(api_key, request, version_max)
+                error = error_of(answer)
+            if error not in _NOT_NOW or time.monotonic() > deadline:
+                check("no coordinator answers", place.error_code, place.error_message)
+                return answer
+            time.sleep(_PAUSE_S)  # its turn comes when it has read its log; nothing tells
+
+    def by_leader(self, partitions: Iterable[Partition]) -> dict[int, dict[str, list[int]]]:
+        """Node id -> topic -> partitions; those that do not exist, or have no leader, are left out."""
+        found: dict[int, dict[str, list[int]]] = {}
+        for topic, index in sorted(partitions):
+            leader = self._topics.get(topic, {}).get(index, -1)
+            if leader >= 0:
+                found.setdefault(leader, {}).setdefault(topic, []).append(index)
+        return found
+
+    def offsets(self, partitions: Iterable[Partition], timestamp_ms: int) -> dict[Partition, int]:
+        """EARLIEST, LATEST, or the first offset at or after a time (-1: none so late). Partitions that nobody serves are left out. After topics()."""
+        found: dict[Partition, int] = {}
+        for node_id, topics in self.by_leader(partitions).items():
+            asked = [
+                ListOffsetsRequest.Topic(name=name, partitions=[ListOffsetsRequest.Partition(partition_index=index, timestamp=timestamp_ms) for index in indexes])
+                for name, indexes in topics.items()
+            ]
+            answer = self.node(node_id).ask(_LIST_OFFSETS, ListOffsetsRequest(topics=asked))
+            for topic in answer.topics:
+                found |= {(topic.name, one.partition_index): one.offset for one in topic.partitions if not one.error_code}
+        return found

@@ -1,0 +1,322 @@
+"""`mqd group`: list, describe, delete, seek."""
+
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mqd.cli.common import DEFAULT_BOOTSTRAP, EXIT_FAILED, CliError, Settings, emit_json, emit_table, error_line, options
+
+if TYPE_CHECKING:
+    from mqd.cli.groups import Group, Holder, Member, Progress
+
+_TYPES = ("classic", "consumer")
+_STATES = ("Empty", "PreparingRebalance", "CompletingRebalance", "Stable", "Assigning", "Reconciling", "Dead")
+_DELETE_GROUPS = 42
+_WAITED_FOR = {
+    "join": "to join again: it must poll", "sync": "to fetch its assignment", "assignment": "to assign partitions: it leads",
+    "first join": "to join with the id it was given", "revocation": "to let go of partitions", "return": "to come back: static, away",
+    "heartbeat": "to send a heartbeat",
+}  # fmt: skip
+
+
+@click.group(help="List, describe, delete consumer groups, and move their offsets.")
+def command() -> None:
+    pass
+
+
+def complete_group(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    try:
+        from mqd.cli.groups import names
+
+        return [name for name in names(ctx.params.get("bootstrap") or os.environ.get("MQD_BOOTSTRAP") or DEFAULT_BOOTSTRAP) if name.startswith(incomplete)]
+    except Exception:
+        return []
+
+
+def lasting(milliseconds: int) -> str:
+    """"12 s", "3 min 2 s"; "?" when it is not known."""
+    from mqd.cli.status import duration
+
+    return "?" if milliseconds < 0 else duration(milliseconds // 1000)
+
+
+def ranges(indexes: list[int]) -> str:
+    """0-3,5"""
+    parts: list[list[int]] = []
+    for index in sorted(indexes):
+        if parts and index == parts[-1][1] + 1:
+            parts[-1][1] = index
+        else:
+            parts.append([index, index])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+
+
+def _assigned(assignment: dict[str, list[int]] | None) -> str:
+    if assignment is None:
+        return "(in a format of the clients' own)"
+    return " ".join(f"{topic}:{ranges(indexes)}" for topic, indexes in sorted(assignment.items())) or "-"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+# -- list -----------------------------------------------------------------------------------------------------------------------
+
+
+@command.command("list")
+@options
+@click.option("--state", "states", multiple=True, type=click.Choice(_STATES, case_sensitive=False), help="Only groups in this state; may be repeated.")
+@click.option("--type", "types", multiple=True, type=click.Choice(_TYPES, case_sensitive=False), help="Only groups of this protocol; may be repeated.")
+def list_(settings: Settings, states: tuple[str, ...], types: tuple[str, ...]) -> None:
+    """List the consumer groups: names when piped, a table on a terminal."""
+    import sys
+
+    from mqd.cli.cluster import Cluster
+    from mqd.cli.groups import all_groups
+
+    with Cluster(settings.bootstrap) as cluster:
+        found = all_groups(cluster, states, types)
+    if settings.json:
+        emit_json([
+            {"group": one.group, "type": one.type, "protocol_type": one.protocol_type, "protocol": one.protocol, "state": one.state, "members": len(one.members)} for one in found
+        ])
+    elif sys.stdout.isatty():
+        emit_table(("GROUP", "TYPE", "PROTOCOL", "STATE", "MEMBERS"), [(one.group, one.type, one.protocol or "-", one.state, len(one.members)) for one in found])
+    else:
+        for one in found:
+            click.echo(one.group)
+
+
+# -- describe -------------------------------------------------------------------------------------------------------------------
+
+
+def _labels(group: "Group") -> dict[str, str]:
+    """Member id -> a short name that is its alone: its instance id, its client id, or that with the beginning of what makes its id unique."""
+    same: dict[str, list[Member]] = {}
+    for member in group.members:
+        same.setdefault(member.instance_id or member.client_id, []).append(member)
+    labels = {}
+    for name, members in same.items():
+        tails = {member.member_id: member.member_id.removeprefix(name).lstrip("-") for member in members}
+        size = next((size for size in range(4, 40) if len({tail[:size] for tail in tails.values()}) == len(tails)), 40)
+        labels |= {member_id: f"{name} {tail[:size]}" if len(members) > 1 else name for member_id, tail in tails.items()}
+    return labels
+
+
+def _member_json(member: "Member") -> dict[str, Any]:
+    return {
+        "member_id": member.member_id, "client_id": member.client_id, "host": member.host, "instance_id": member.instance_id, "assignment": member.assignment,
+        "target_assignment": member.target, "epoch": member.epoch,
+    }
+
+
+def _describe_json(group: "Group", rows: "list[Progress]") -> dict[str, Any]:
+    import msgspec
+
+    return {
+        "group": group.group, "type": group.type, "state": group.state, "protocol_type": group.protocol_type, "protocol": group.protocol, "epoch": group.epoch,
+        "assignment_epoch": group.assignment_epoch, "lag": sum(row.lag or 0 for row in rows),
+        "rebalance": msgspec.to_builtins(group.rebalance) if group.rebalance is not None else None,
+        "members": [_member_json(member) for member in group.members],
+        "partitions": [
+            {
+                "topic": row.topic, "partition": row.partition, "committed_offset": row.committed_offset, "log_start_offset": row.log_start_offset,
+                "log_end_offset": row.log_end_offset, "lag": row.lag, "member_id": row.member.member_id if row.member else None, "note": row.note or None,
+            }
+            for row in rows
+        ],
+    }  # fmt: skip
+
+
+def _show_rebalance(group: "Group", labels: dict[str, str]) -> None:
+    moving = group.state not in ("Stable", "Empty", "Dead")
+    if group.rebalance is None:
+        if moving:
+            click.echo("\nrebalancing; who holds it up this broker does not tell")
+        return
+    about = group.rebalance
+    since = f" since {lasting(about.lasting_ms)}" if about.lasting_ms >= 0 else ""
+    click.echo(f"\nrebalancing{since}{': ' + about.reason if about.reason else ''}")
+    if not about.held_up_by:
+        click.echo("held up by nobody: it waits a moment for more members to join, or is just ending")
+        return
+    click.echo("held up by:")
+
+    def row(one: "Holder") -> tuple[str, ...]:
+        silent = "-" if one.silent_ms < 0 else lasting(one.silent_ms) + " ago"
+        return (labels.get(one.member_id, one.instance_id or one.client_id), one.host, _WAITED_FOR.get(one.waited_for, one.waited_for), lasting(one.waited_ms), silent)
+
+    emit_table(("MEMBER", "HOST", "WAITED FOR", "SINCE", "LAST HEARD"), [row(one) for one in about.held_up_by])
+    click.echo("who does not come within its rebalance time-out (max.poll.interval.ms) is put out of the group")
+
+
+def _show(group: "Group", rows: "list[Progress]") -> None:
+    labels = _labels(group)
+    protocol = f"{group.type} protocol{f' ({group.protocol})' if group.protocol else ''}"
+    lag = f", lag {sum(row.lag or 0 for row in rows)}" if rows else ""
+    epoch = f", epoch {group.epoch}" if group.epoch is not None else ""
+    click.echo(f"group {group.group}: {group.state}, {_plural(len(group.members), 'member')}, {protocol}{epoch}{lag}")
+    _show_rebalance(group, labels)
+    if group.members:
+        click.echo()
+        moving = any(member.target is not None for member in group.members)
+        titles = ("MEMBER", "HOST", "ASSIGNED", *(("TO BE ASSIGNED",) if moving else ()), "MEMBER ID")
+        shown = []
+        for member in group.members:
+            target = (("=" if member.target is None else _assigned(member.target)),) if moving else ()
+            shown.append((labels[member.member_id], member.host, _assigned(member.assignment), *target, member.member_id))
+        emit_table(titles, sorted(shown))
+    if rows:
+        click.echo()
+        table = []
+        for row in rows:
+            numbers = ["-" if value is None else value for value in (row.committed_offset, row.log_end_offset, row.lag)]
+            table.append((row.topic, row.partition, *numbers, labels[row.member.member_id] if row.member else "-", row.note))
+        emit_table(("TOPIC", "PARTITION", "COMMITTED", "LOG END", "LAG", "MEMBER", ""), table)
+    elif not group.members:
+        click.echo("it has no committed offsets")
+
+
+@command.command()
+@options
+@click.argument("name", metavar="GROUP", shell_complete=complete_group)
+def describe(settings: Settings, name: str) -> None:
+    """Show members, rebalance and lag of GROUP: who holds a rebalance up and since when, and how far the group has come in each partition."""
+    from mqd.cli.cluster import Cluster
+    from mqd.cli.groups import must_describe, progress
+
+    with Cluster(settings.bootstrap) as cluster:
+        group = must_describe(cluster, name)
+        rows = progress(cluster, group)
+    if settings.json:
+        emit_json(_describe_json(group, rows))
+    else:
+        _show(group, rows)
+
+
+# -- delete ---------------------------------------------------------------------------------------------------------------------
+
+
+@command.command()
+@options
+@click.argument("names", nargs=-1, required=True, metavar="GROUP...", shell_complete=complete_group)
+@click.option("--if-exists", is_flag=True, help="No error when a group does not exist.")
+def delete(settings: Settings, names: tuple[str, ...], if_exists: bool) -> None:
+    """Delete groups, with their committed offsets. A group that has members is refused."""
+    from mqd.cli.cluster import GROUP, Cluster
+    from mqd.cli.groups import GROUP_ID_NOT_FOUND, explain
+    from mqd.protocol.errors import ErrorCode
+    from mqd.protocol.messages import DeleteGroupsRequest
+
+    done, failed = [], []
+    with Cluster(settings.bootstrap) as cluster:
+        for name in dict.fromkeys(names):
+            request = DeleteGroupsRequest(groups_names=[name])
+            error = cluster.ask_coordinator(GROUP, name, _DELETE_GROUPS, request, lambda found: found.results[0].error_code).results[0].error_code
+            if not error:
+                done.append(name)
+            elif error == ErrorCode.NON_EMPTY_GROUP:
+                failed.append(f"group {name} has members; stop them first (mqd group describe {name} names them)")
+            elif not (error == GROUP_ID_NOT_FOUND and if_exists):
+                failed.append(f"there is no group {name}; --if-exists makes that no error" if error == GROUP_ID_NOT_FOUND else f"group {name}: {explain(error)}")
+    if settings.json:
+        emit_json({"deleted": done})
+    else:
+        for name in done:
+            click.echo(f"deleted group {name}")
+    if failed:
+        raise CliError("; ".join(failed))
+
+
+# -- seek -----------------------------------------------------------------------------------------------------------------------
+
+
+def parse_target(text: str) -> tuple[str, set[int] | None]:
+    """TOPIC, TOPIC:PARTITION, TOPIC:0,3-5. Raises click.UsageError."""
+    topic, colon, which = text.partition(":")
+    indexes: set[int] = set()
+    for part in which.split(",") if colon else ():
+        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part)
+        if match is None or int(match[2] or match[1]) - int(match[1]) > 100_000:
+            raise click.UsageError(f"{text!r} is not TOPIC or TOPIC:PARTITION, such as flights:0,3-5")
+        indexes.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    if not topic:
+        raise click.UsageError(f"{text!r} names no topic")
+    return topic, indexes if colon else None
+
+
+def _refusal(group: "Group") -> str:
+    who = ", ".join(f"{label} on {next(m.host for m in group.members if m.member_id == member_id)}" for member_id, label in list(_labels(group).items())[:3])
+    more = f" and {len(group.members) - 3} more" if len(group.members) > 3 else ""
+    return f"group {group.group} has {_plural(len(group.members), 'member')} ({who}{more}), which would go on where they are; stop them, wait until mqd group describe shows Empty, and seek again"
+
+
+@command.command(
+    epilog="WHERE: earliest, latest, an offset, -COUNT (that many before the end), or a TIME: @MILLISECONDS, 2026-01-31T12:00 or -15m.  TOPIC:0,3-5 names partitions."
+)
+@options
+@click.argument("name", metavar="GROUP", shell_complete=complete_group)
+@click.argument("targets", nargs=-1, metavar="[TOPIC[:PARTITION]]...")
+@click.option("--to", "where", metavar="WHERE", help="Where the group is to read on.")
+@click.option("--shift-by", type=int, metavar="N", help="That many offsets forward, or back if negative.")
+@click.option("--execute", is_flag=True, help="Commit the new offsets.  [default: show them only]")
+def seek(settings: Settings, name: str, targets: tuple[str, ...], where: str | None, shift_by: int | None, execute: bool) -> None:
+    """Move the committed offsets of GROUP.
+
+    In all partitions it has committed in, or in those of the topics named. Shows what would change; --execute does it.
+    """
+    from datetime import datetime
+
+    from mqd.cli.cluster import Cluster
+    from mqd.cli.groups import NOBODY
+    from mqd.cli.groups import describe as ask
+    from mqd.cli.seeking import commit, parse_where, plan
+
+    if (where is None) == (shift_by is None):
+        raise click.UsageError("say where: --to earliest|latest|TIME|OFFSET, or --shift-by N")
+    start = parse_where(where, datetime.now().astimezone()) if where is not None else None
+    asked = [parse_target(text) for text in targets]
+    with Cluster(settings.bootstrap) as cluster:
+        group = ask(cluster, name)
+        busy = group is not None and group.state not in NOBODY
+        if busy and execute:
+            assert group is not None
+            raise CliError(_refusal(group))
+        if group is None and not asked:
+            raise CliError(f"there is no group {name}; mqd group list shows those there are. To begin one, name the topics")
+        moves = plan(cluster, name, asked, start, shift_by or 0)
+        failed = commit(cluster, name, moves) if execute else {}
+    if settings.json:
+        emit_json({
+            "group": name, "executed": execute,
+            "partitions": [
+                {"topic": one.topic, "partition": one.partition, "old_offset": one.old, "new_offset": one.new, "note": one.note or None,
+                 "error": failed.get((one.topic, one.partition))} for one in moves
+            ],
+        })  # fmt: skip
+    else:
+        _show_moves(name, moves, failed, execute)
+    if busy and group is not None:
+        error_line(f"--execute would be refused now: {_refusal(group)}")
+    if failed:
+        raise CliError(f"{len(failed)} of {len(moves)} offsets were not committed: {next(iter(failed.values()))}", EXIT_FAILED)
+
+
+def _show_moves(name: str, moves: list[Any], failed: dict[Any, str], execute: bool) -> None:
+    rows = []
+    for one in moves:
+        moved = "-" if one.old is None or one.new is None else f"{one.new - one.old:+d}" if one.new != one.old else "0"
+        old, new = ("-" if value is None else value for value in (one.old, one.new))
+        rows.append((one.topic, one.partition, old, new, moved, failed.get((one.topic, one.partition)) or one.note))
+    emit_table(("TOPIC", "PARTITION", "OLD OFFSET", "NEW OFFSET", "MOVED", ""), rows)
+    count = sum(1 for one in moves if one.new is not None and one.new != one.old)
+    if execute:
+        click.echo(f"group {name}: {_plural(sum(1 for one in moves if one.new is not None) - len(failed), 'offset')} committed")
+    else:
+        click.echo(f"nothing was changed; --execute would move {_plural(count, 'offset')} of group {name}")
+
+
+__all__ = ["CliError", "command"]

@@ -1,0 +1,219 @@
+"""What the brokers tell of consumer groups, of both protocols, in one shape. For `mqd group`."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from mqd.cli.cluster import EARLIEST, GROUP, LATEST, Cluster, Partition
+from mqd.cli.common import CliError
+from mqd.cli.request import Broker, check, error_text
+from mqd.group.consumer_protocol import decode_assignment
+from mqd.protocol.messages import ConsumerGroupDescribeRequest, DescribeGroupsRequest, ListGroupsRequest, OffsetFetchRequest
+
+LIST_GROUPS, DESCRIBE_GROUPS, CONSUMER_GROUP_DESCRIBE, OFFSET_FETCH = 16, 15, 69, 9
+NAMES_BY_TEXT = 9  # the newest OffsetFetch and OffsetCommit that name topics by name
+GROUP_ID_NOT_FOUND = 69
+_CHUNK = 500
+NOBODY = ("Empty", "Dead")
+
+
+class Member(msgspec.Struct):
+    member_id: str
+    client_id: str
+    host: str
+    instance_id: str | None
+    assignment: dict[str, list[int]] | None  # None: in a format that only the clients know
+    target: dict[str, list[int]] | None = None  # where it is on its way to; None: it is there
+    epoch: int | None = None
+
+
+class Holder(msgspec.Struct):
+    """Whom a rebalance waits for. Times in ms; -1: not known."""
+
+    member_id: str
+    client_id: str
+    host: str
+    instance_id: str | None
+    waited_for: str
+    waited_ms: int
+    silent_ms: int
+
+
+class Rebalance(msgspec.Struct):
+    lasting_ms: int
+    reason: str
+    held_up_by: list[Holder]
+
+
+class Group(msgspec.Struct):
+    group: str
+    type: str  # classic | consumer
+    state: str
+    protocol_type: str
+    protocol: str  # the assignor
+    members: list[Member]
+    epoch: int | None = None
+    assignment_epoch: int | None = None
+    rebalance: Rebalance | None = None
+
+
+# -- the answers in one shape ---------------------------------------------------------------------------------------------------
+
+
+def _host(text: str) -> str:
+    return text.removeprefix("/")
+
+
+def _rebalance(found: Any) -> Rebalance | None:
+    if found is None:
+        return None
+    holders = [
+        Holder(one.member_id, one.client_id, _host(one.client_host), one.group_instance_id, one.waited_for, one.waited_ms, one.silent_ms) for one in found.held_up_by
+    ]
+    return Rebalance(found.lasting_ms, found.reason, holders)
+
+
+def _classic(answer: Any) -> Group:
+    members = []
+    for one in answer.members:
+        assignment: dict[str, list[int]] | None = None
+        if answer.protocol_type in ("consumer", ""):
+            try:
+                assignment = {topic: list(indexes) for topic, indexes in decode_assignment(one.member_assignment).items()}
+            except ValueError:
+                assignment = None
+        members.append(Member(one.member_id, one.client_id, _host(one.client_host), one.group_instance_id, assignment))
+    return Group(answer.group_id, "classic", answer.group_state, answer.protocol_type, answer.protocol_data, members, rebalance=_rebalance(answer.rebalance))
+
+
+def _named(assignment: Any) -> dict[str, list[int]]:
+    return {one.topic_name: sorted(one.partitions) for one in assignment.topic_partitions if one.partitions}
+
+
+def _consumer(answer: Any) -> Group:
+    members = []
+    for one in answer.members:
+        assignment, target = _named(one.assignment), _named(one.target_assignment)
+        members.append(
+            Member(one.member_id, one.client_id, _host(one.client_host), one.instance_id, assignment, None if target == assignment else target, one.member_epoch)
+        )
+    return Group(
+        answer.group_id, "consumer", answer.group_state, "consumer", answer.assignor_name, members, answer.group_epoch, answer.assignment_epoch, _rebalance(answer.rebalance)
+    )
+
+
+# -- asking ---------------------------------------------------------------------------------------------------------------------
+
+
+def describe(cluster: Cluster, name: str) -> Group | None:
+    """None: there is no such group."""
+    if cluster.first.speaks(CONSUMER_GROUP_DESCRIBE):
+        request = ConsumerGroupDescribeRequest(group_ids=[name], include_rebalance=True)
+        answer = cluster.ask_coordinator(GROUP, name, CONSUMER_GROUP_DESCRIBE, request, lambda found: found.groups[0].error_code).groups[0]
+        if not answer.error_code:
+            return _consumer(answer)
+        if answer.error_code != GROUP_ID_NOT_FOUND:
+            check(f"group {name}", answer.error_code, answer.error_message)
+    request = DescribeGroupsRequest(groups=[name], include_rebalance=True)
+    answer = cluster.ask_coordinator(GROUP, name, DESCRIBE_GROUPS, request, lambda found: found.groups[0].error_code).groups[0]
+    if answer.error_code == GROUP_ID_NOT_FOUND or (not answer.error_code and answer.group_state == "Dead"):
+        return None
+    check(f"group {name}", answer.error_code, answer.error_message)
+    return _classic(answer)
+
+
+def must_describe(cluster: Cluster, name: str) -> Group:
+    found = describe(cluster, name)
+    if found is None:
+        raise CliError(f"there is no group {name}; mqd group list shows those there are")
+    return found
+
+
+def _chunks(names: list[str]) -> Iterator[list[str]]:
+    for start in range(0, len(names), _CHUNK):
+        yield names[start : start + _CHUNK]
+
+
+def _describe_listed(broker: Broker, names: list[str], kind: str) -> Iterator[Group]:
+    """Those that are still there, of one kind."""
+    for chunk in _chunks(names):
+        if kind == "consumer":
+            answers = broker.ask(CONSUMER_GROUP_DESCRIBE, ConsumerGroupDescribeRequest(group_ids=chunk)).groups
+            yield from (_consumer(one) for one in answers if not one.error_code)
+        else:
+            answers = broker.ask(DESCRIBE_GROUPS, DescribeGroupsRequest(groups=chunk)).groups
+            yield from (_classic(one) for one in answers if not one.error_code and one.group_state != "Dead")
+
+
+def all_groups(cluster: Cluster, states: Iterable[str], types: Iterable[str]) -> list[Group]:
+    """By name. Types and states as the broker names them, in any case; nothing: all."""
+    found = []
+    for broker in cluster.nodes():
+        answer = broker.ask(LIST_GROUPS, ListGroupsRequest(states_filter=list(states), types_filter=list(types)))
+        check("groups", answer.error_code, None)
+        for kind in ("consumer", "classic"):
+            names = [one.group_id for one in answer.groups if ((one.group_type or "classic").lower() == "consumer") == (kind == "consumer")]
+            found += _describe_listed(broker, names, kind)
+    return sorted(found, key=lambda group: group.group)
+
+
+def names(bootstrap: str) -> list[str]:
+    with Cluster(bootstrap) as cluster:
+        return sorted(one.group_id for broker in cluster.nodes() for one in broker.ask(LIST_GROUPS, ListGroupsRequest()).groups)
+
+
+def committed(cluster: Cluster, name: str) -> dict[Partition, int]:
+    """Every committed offset of the group."""
+    request = OffsetFetchRequest(group_id=name, topics=None, groups=[OffsetFetchRequest.Group(group_id=name, topics=None)])
+
+    def error_of(found: Any) -> int:
+        return int(found.groups[0].error_code if found.groups else found.error_code)
+
+    answer = cluster.ask_coordinator(GROUP, name, OFFSET_FETCH, request, error_of, NAMES_BY_TEXT)
+    if error_of(answer) != GROUP_ID_NOT_FOUND:
+        check(f"group {name}", error_of(answer), None)
+    topics = answer.groups[0].topics if answer.groups else answer.topics
+    return {(topic.name, one.partition_index): one.committed_offset for topic in topics for one in topic.partitions if not one.error_code and one.committed_offset >= 0}
+
+
+class Progress(msgspec.Struct):
+    """Of a group in a partition. None: not known, or not there."""
+
+    topic: str
+    partition: int
+    committed_offset: int | None
+    log_start_offset: int | None
+    log_end_offset: int | None
+    lag: int | None
+    member: Member | None
+    note: str
+
+
+def progress(cluster: Cluster, group: Group) -> list[Progress]:
+    """Of every partition that the group has committed in or a member is assigned."""
+    offsets = committed(cluster, group.group)
+    owners = {(topic, index): member for member in group.members for topic, indexes in (member.assignment or {}).items() for index in indexes}
+    partitions = sorted(offsets.keys() | owners.keys())
+    known = cluster.topics({topic for topic, _ in partitions})
+    ends, starts = cluster.offsets(partitions, LATEST), cluster.offsets(partitions, EARLIEST)
+    rows = []
+    for partition in partitions:
+        topic, index = partition
+        offset, start, end = offsets.get(partition), starts.get(partition), ends.get(partition)
+        lag = end - offset if offset is not None and end is not None else None
+        note = ""
+        if index not in known.get(topic, {}):
+            note = "the topic is gone" if topic not in known else "the partition is gone"
+        elif end is None:
+            note = "nobody serves it"
+        elif offset is not None and start is not None and offset < start:
+            note = f"{start - offset} of the lag are deleted"
+        elif offset is not None and offset > end:
+            note, lag = "beyond the log's end", 0
+        rows.append(Progress(topic, index, offset, start, end, lag, owners.get(partition), note))
+    return rows
+
+
+def explain(error_code: int) -> str:
+    return error_text(error_code)

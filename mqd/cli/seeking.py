@@ -1,0 +1,111 @@
+"""Where a group's offsets would go, and their commit. For `mqd group seek`."""
+
+import re
+from datetime import datetime
+from typing import Any
+
+import click
+import msgspec
+
+from mqd.cli.cluster import EARLIEST, GROUP, LATEST, Cluster, Partition
+from mqd.cli.common import CliError
+from mqd.cli.groups import NAMES_BY_TEXT, committed, explain
+from mqd.cli.records import Start, parse_start, parse_time
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.messages import OffsetCommitRequest
+
+OFFSET_COMMIT = 8
+
+
+class Move(msgspec.Struct):
+    """`old`: None, nothing was committed. `new`: None, it stays, and `note` says why."""
+
+    topic: str
+    partition: int
+    old: int | None
+    new: int | None
+    note: str
+
+
+def parse_where(text: str, now: datetime) -> Start:
+    """As `mqd consume -o`; what can only be a time needs no @. Raises click.UsageError."""
+    if re.fullmatch(r"-\d{1,12}(ms|s|m|h|d)|\d{4}-\d\d-\d\d.*", text):
+        return Start("time", parse_time(text, now))
+    try:
+        return parse_start(text, now)
+    except click.UsageError:
+        raise click.UsageError(f"--to {text}: give earliest, latest, an offset, -COUNT, or a time such as 2026-01-31T12:00, -15m or @MILLISECONDS") from None
+
+
+def _partitions(cluster: Cluster, asked: list[tuple[str, set[int] | None]], offsets: dict[Partition, int]) -> list[Partition]:
+    known = cluster.topics({topic for topic, _ in asked} or {topic for topic, _ in offsets})
+    if not asked:
+        return sorted(offsets)
+    found: set[Partition] = set()
+    for topic, indexes in asked:
+        if topic not in known:
+            raise CliError(f"there is no topic {topic}; mqd topic list shows those there are")
+        missing = sorted((indexes or set()) - known[topic].keys())
+        if missing:
+            raise CliError(f"topic {topic} has no partition {missing[0]}; it has 0 to {len(known[topic]) - 1}")
+        found.update((topic, index) for index in (known[topic] if indexes is None else indexes))
+    return sorted(found)
+
+
+def plan(cluster: Cluster, group: str, asked: list[tuple[str, set[int] | None]], start: Start | None, shift: int) -> list[Move]:
+    """`start` None: by `shift` from where it is. Offsets lie within the log: others are clamped, and the note says so. Raises CliError when nothing can move."""
+    offsets = committed(cluster, group)
+    partitions = _partitions(cluster, asked, offsets)
+    first, end = cluster.offsets(partitions, EARLIEST), cluster.offsets(partitions, LATEST)
+    at_time = cluster.offsets(partitions, start.value) if start is not None and start.kind == "time" else {}
+    moves = []
+    for partition in partitions:
+        old = offsets.get(partition)
+        new, note = _aim(old, first.get(partition), end.get(partition), at_time.get(partition), start, shift)
+        moves.append(Move(*partition, old, new, note))
+    if not any(move.new is not None for move in moves):
+        raise CliError(f"group {group} has no committed offset there; --to earliest or latest gives it some" if not any(move.old is not None for move in moves) else moves[0].note)
+    return moves
+
+
+def _aim(old: int | None, first: int | None, end: int | None, at_time: int | None, start: Start | None, shift: int) -> tuple[int | None, str]:
+    if first is None or end is None:
+        return None, "stays: the partition is gone, or nobody serves it"
+    if start is None:
+        if old is None:
+            return None, "stays: nothing is committed to shift from"
+        wanted = old + shift
+    elif start.kind == "time":
+        if at_time is None:
+            return None, "stays: nobody serves it"
+        if at_time < 0:
+            return end, "no record is so late: the end"
+        wanted = at_time
+    else:
+        wanted = {"beginning": first, "end": end, "offset": start.value, "tail": max(first, end - start.value)}[start.kind]
+    if wanted < first:
+        return first, f"clamped from {wanted}: the log begins here"
+    if wanted > end:
+        return end, f"clamped from {wanted}: the log ends here"
+    return wanted, ""
+
+
+def commit(cluster: Cluster, group: str, moves: list[Move]) -> dict[Partition, str]:
+    """As an administrator: outside of any generation, which the coordinator takes only of a group without members. Gives the reasons of those that failed."""
+    topics: dict[str, list[Any]] = {}
+    for one in moves:
+        if one.new is not None:
+            topics.setdefault(one.topic, []).append(OffsetCommitRequest.Partition(partition_index=one.partition, committed_offset=one.new, committed_metadata=""))
+    request = OffsetCommitRequest(group_id=group, topics=[OffsetCommitRequest.Topic(name=name, partitions=partitions) for name, partitions in topics.items()])
+
+    def errors(answer: Any) -> dict[Partition, int]:
+        return {(topic.name, one.partition_index): one.error_code for topic in answer.topics for one in topic.partitions if one.error_code}
+
+    answer = cluster.ask_coordinator(GROUP, group, OFFSET_COMMIT, request, lambda found: next(iter(errors(found).values()), 0), NAMES_BY_TEXT)
+    return {partition: _reason(error) for partition, error in errors(answer).items()}
+
+
+def _reason(error: int) -> str:
+    if error in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.STALE_MEMBER_EPOCH):
+        return "a member has joined meanwhile; stop it and seek again"
+    return explain(error)

@@ -1,0 +1,238 @@
+"""`mqd txn`: list, describe, abort."""
+
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mqd.cli.common import DEFAULT_BOOTSTRAP, CliError, Settings, emit_json, emit_table, options
+
+if TYPE_CHECKING:
+    from mqd.cli.cluster import Cluster
+    from mqd.cli.txns import OpenProducer, Transaction
+
+_STATES = ("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead")
+_HANGING_AFTER = "15m"  # transaction.max.timeout.ms: no coordinator lets one be open for longer
+
+
+class Duration(click.ParamType):
+    """Milliseconds, from 90s, 15m, 2h, 1d or 500ms."""
+
+    name = "TIME"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"(\d{1,9})(ms|s|m|h|d)", str(value).strip())
+        if match is None:
+            self.fail(f"{value!r} is not a time such as 90s, 15m or 2h", param, ctx)
+        return int(match[1]) * {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}[match[2]]
+
+
+@click.group(help="List, describe and abort transactions; find those that hang.")
+def command() -> None:
+    pass
+
+
+def _complete_id(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    try:
+        from mqd.cli.txns import names
+
+        return [name for name in names(ctx.params.get("bootstrap") or os.environ.get("MQD_BOOTSTRAP") or DEFAULT_BOOTSTRAP) if name.startswith(incomplete)]
+    except Exception:
+        return []
+
+
+def _open_for(milliseconds: int | None) -> str:
+    from mqd.cli.group import lasting
+
+    return "-" if milliseconds is None else lasting(milliseconds)
+
+
+def _partitions(partitions: dict[str, list[int]]) -> str:
+    from mqd.cli.group import ranges
+
+    return " ".join(f"{topic}:{ranges(indexes)}" for topic, indexes in sorted(partitions.items())) or "-"
+
+
+# -- list -----------------------------------------------------------------------------------------------------------------------
+
+
+@command.command("list")
+@options
+@click.option("--state", "states", multiple=True, type=click.Choice(_STATES, case_sensitive=False), help="Only transactions in this state; may be repeated.")
+@click.option("--longer-than", type=Duration(), help="Only those open for longer than this: 90s, 15m, 2h.")
+@click.option("--hanging", is_flag=True, help="Those open in a partition that no coordinator knows of, and will therefore never end.")
+@click.option("--idle", type=Duration(), default=_HANGING_AFTER, show_default=True, help="With --hanging: only those that wrote nothing for so long.")
+def list_(settings: Settings, states: tuple[str, ...], longer_than: int | None, hanging: bool, idle: int) -> None:
+    """List transactions, by transactional id, those open for longest first."""
+    from mqd.cli import txns
+    from mqd.cli.cluster import Cluster
+
+    if hanging and (states or longer_than is not None):
+        raise click.UsageError("--hanging goes with --idle only: no coordinator knows the state of such a transaction")
+    with Cluster(settings.bootstrap) as cluster:
+        if hanging:
+            _show_hanging(settings, txns.hanging(cluster, idle))
+            return
+        found = txns.all_transactions(cluster, states, -1 if longer_than is None else longer_than)
+    if settings.json:
+        emit_json([_json(one) for one in found])
+    elif found:
+        rows = [
+            (one.transactional_id, one.state, _open_for(one.open_ms), one.producer_id, one.producer_epoch, sum(map(len, one.partitions.values()))) for one in found
+        ]
+        emit_table(("TRANSACTIONAL ID", "STATE", "OPEN FOR", "PRODUCER ID", "EPOCH", "PARTITIONS"), rows)
+    else:
+        click.echo("there is no such transaction" if states or longer_than is not None else "there is no transactional id")
+
+
+def _json(one: "Transaction") -> dict[str, Any]:
+    return {
+        "transactional_id": one.transactional_id, "state": one.state, "producer_id": one.producer_id, "producer_epoch": one.producer_epoch, "timeout_ms": one.timeout_ms,
+        "started_ms": one.started_ms if one.open_ms is not None else None, "open_ms": one.open_ms, "partitions": one.partitions,
+    }
+
+
+def _open_json(one: "OpenProducer") -> dict[str, Any]:
+    return {
+        "topic": one.topic, "partition": one.partition, "start_offset": one.start_offset, "producer_id": one.producer_id, "producer_epoch": one.producer_epoch,
+        "coordinator_epoch": one.coordinator_epoch, "idle_ms": one.idle_ms,
+    }
+
+
+def _show_hanging(settings: Settings, found: "list[OpenProducer]") -> None:
+    if settings.json:
+        emit_json([_open_json(one) for one in found])
+    elif found:
+        rows = [(one.topic, one.partition, one.start_offset, one.producer_id, one.producer_epoch, _open_for(one.idle_ms)) for one in found]
+        emit_table(("TOPIC", "PARTITION", "START OFFSET", "PRODUCER ID", "EPOCH", "SILENT FOR"), rows)
+        click.echo(f"readers of committed records wait there; mqd txn abort {found[0].topic} {found[0].partition} {found[0].start_offset} --execute ends the first")
+    else:
+        click.echo("no transaction hangs")
+
+
+# -- describe -------------------------------------------------------------------------------------------------------------------
+
+
+@command.command()
+@options
+@click.argument("name", metavar="TRANSACTIONAL_ID", shell_complete=_complete_id)
+def describe(settings: Settings, name: str) -> None:
+    """Show the transaction of TRANSACTIONAL_ID.
+
+    Its state, age and producer, and where it begins in each partition.
+    """
+    from mqd.cli import txns
+    from mqd.cli.cluster import Cluster
+
+    with Cluster(settings.bootstrap) as cluster:
+        found = txns.describe(cluster, name)
+        places = _places(cluster, found)
+    if settings.json:
+        emit_json(_json(found) | {"open_in": [_open_json(one) for one in places.values()]})
+        return
+    _show(found)
+    if found.partitions:
+        click.echo()
+        rows = []
+        for topic, indexes in sorted(found.partitions.items()):
+            for index in indexes:
+                one = places.get((topic, index))
+                rows.append((topic, index, *((one.start_offset, _open_for(one.idle_ms)) if one else ("-", "-"))))
+        emit_table(("TOPIC", "PARTITION", "START OFFSET", "SILENT FOR"), rows)
+
+
+def _places(cluster: "Cluster", found: "Transaction") -> "dict[tuple[str, int], OpenProducer]":
+    from mqd.cli import txns
+
+    cluster.topics(found.partitions)
+    partitions = [(topic, index) for topic, indexes in found.partitions.items() for index in indexes]
+    return {(one.topic, one.partition): one for one in txns.open_producers(cluster, partitions) if one.producer_id == found.producer_id}
+
+
+def _show(found: "Transaction") -> None:
+    age = f", open for {_open_for(found.open_ms)} of at most {_open_for(found.timeout_ms)}" if found.open_ms is not None else f", time-out {_open_for(found.timeout_ms)}"
+    click.echo(f"transactional id {found.transactional_id}: {found.state}{age}, producer id {found.producer_id}, epoch {found.producer_epoch}")
+
+
+# -- abort ----------------------------------------------------------------------------------------------------------------------
+
+
+@command.command()
+@options
+@click.argument("what", nargs=-1, required=True, metavar="TRANSACTIONAL_ID | TOPIC PARTITION [START_OFFSET]", shell_complete=_complete_id)
+@click.option("--producer-id", type=click.IntRange(0), help="With TOPIC PARTITION: whose transaction, in place of where it begins.")
+@click.option("--execute", is_flag=True, help="Abort it.  [default: show what would be aborted]")
+def abort(settings: Settings, what: tuple[str, ...], producer_id: int | None, execute: bool) -> None:
+    """Abort a transaction, by id or by where it is open.
+
+    TRANSACTIONAL_ID: its transaction is aborted, and its producer fenced. TOPIC PARTITION START_OFFSET: the one that begins there, for those that no coordinator
+    knows of (mqd txn list --hanging).
+    """
+    from mqd.cli.cluster import Cluster
+
+    if len(what) == 1:
+        if producer_id is not None:
+            raise click.UsageError("--producer-id goes with TOPIC PARTITION")
+        with Cluster(settings.bootstrap) as cluster:
+            _abort_by_id(settings, cluster, what[0], execute)
+        return
+    if len(what) > 3 or not all(word.isdecimal() for word in what[1:]) or (len(what) == 3) == (producer_id is not None):
+        raise click.UsageError("give TRANSACTIONAL_ID, or TOPIC PARTITION START_OFFSET, or TOPIC PARTITION --producer-id ID")
+    with Cluster(settings.bootstrap) as cluster:
+        _abort_in_partition(settings, cluster, what[0], int(what[1]), int(what[2]) if len(what) == 3 else None, producer_id, execute)
+
+
+def _abort_by_id(settings: Settings, cluster: "Cluster", name: str, execute: bool) -> None:
+    from mqd.cli import txns
+
+    found = txns.describe(cluster, name)
+    if found.state in ("PrepareCommit", "PrepareAbort"):
+        raise CliError(f"the transaction of {name} is decided ({found.state}): its coordinator writes the markers, and nobody can change that")
+    if found.state != "Ongoing":
+        raise CliError(f"transactional id {name} has no transaction open; it is {found.state}")
+    if execute:
+        txns.abort_by_id(cluster, found)
+    if settings.json:
+        emit_json({**_json(found), "aborted": execute})
+    else:
+        where = _partitions(found.partitions)
+        if execute:
+            click.echo(f"aborted the transaction of {name} in {where}; its producer (id {found.producer_id}, epoch {found.producer_epoch}) is fenced")
+        else:
+            _show(found)
+            click.echo(f"nothing was changed; --execute would abort it in {where} and fence its producer")
+
+
+def _abort_in_partition(
+    settings: Settings, cluster: "Cluster", topic: str, index: int, start_offset: int | None, producer_id: int | None, execute: bool
+) -> None:
+    from mqd.cli import txns
+
+    if index not in cluster.topics([topic]).get(topic, {}):
+        raise CliError(f"there is no partition {index} of a topic {topic}; mqd topic list shows the topics")
+    there = txns.open_producers(cluster, [(topic, index)])
+    found = [one for one in there if (one.producer_id == producer_id if start_offset is None else one.start_offset == start_offset)]
+    if not found:
+        others = ", ".join(f"{one.start_offset} (producer id {one.producer_id})" for one in there[:5])
+        wanted = f"begins at {start_offset}" if start_offset is not None else f"is of producer id {producer_id}"
+        raise CliError(f"no open transaction of {topic}-{index} {wanted}; " + (f"those open begin at {others}" if others else "none is open there"))
+    one = found[0]
+    owner = txns.known(cluster, [one.producer_id]).get(one.producer_id)
+    everywhere = owner is not None and owner.state == "Ongoing"
+    if execute:
+        txns.abort_in_partition(cluster, one)
+    if settings.json:
+        emit_json({**_open_json(one), "transactional_id": owner.transactional_id if owner and everywhere else None, "aborted": execute})
+        return
+    what = f"the transaction of producer id {one.producer_id} that begins at {topic}-{index} offset {one.start_offset}"
+    if owner is not None and everywhere:
+        also = f": it is that of {owner.transactional_id}, in {_partitions(owner.partitions)}, aborted everywhere, and its producer fenced"
+    else:
+        also = "" if execute else f"; silent for {_open_for(one.idle_ms)}, and no coordinator knows of it"
+    click.echo(f"aborted {what}{also}" if execute else f"nothing was changed; --execute would abort {what}{also}")
+
+
+__all__ = ["CliError", "command"]

@@ -1,0 +1,155 @@
+"""What coordinators and partitions tell of transactions, and their end by hand. For `mqd txn`."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from mqd.base.clock import now_ms
+from mqd.cli.cluster import TRANSACTION, Cluster, Partition
+from mqd.cli.common import CliError
+from mqd.cli.request import Broker, check, error_text
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.messages import (
+    DescribeProducersRequest, DescribeTransactionsRequest, InitProducerIdRequest, ListTransactionsRequest, WriteTxnMarkersRequest,
+)  # fmt: skip
+
+INIT_PRODUCER_ID, WRITE_TXN_MARKERS, DESCRIBE_PRODUCERS, DESCRIBE_TRANSACTIONS, LIST_TRANSACTIONS = 22, 27, 61, 65, 66
+OPEN_STATES = ("Ongoing", "PrepareCommit", "PrepareAbort")
+NOT_FOUND = (ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+_CHUNK = 500
+
+
+class Transaction(msgspec.Struct):
+    """As its coordinator knows it. `open_ms`: since it began; None: it is not under way."""
+
+    transactional_id: str
+    state: str
+    producer_id: int
+    producer_epoch: int
+    timeout_ms: int
+    started_ms: int
+    open_ms: int | None
+    partitions: dict[str, list[int]]
+
+
+class OpenProducer(msgspec.Struct):
+    """A transaction as a partition sees it. `idle_ms`: since its last batch there."""
+
+    topic: str
+    partition: int
+    producer_id: int
+    producer_epoch: int
+    coordinator_epoch: int
+    start_offset: int
+    idle_ms: int
+
+
+def _transaction(one: Any, now: int) -> Transaction:
+    is_open = one.transaction_state in OPEN_STATES and one.transaction_start_time_ms >= 0
+    return Transaction(
+        one.transactional_id, one.transaction_state, one.producer_id, one.producer_epoch, one.transaction_timeout_ms, one.transaction_start_time_ms,
+        max(0, now - one.transaction_start_time_ms) if is_open else None, {topic.topic: sorted(topic.partitions) for topic in one.topics},
+    )  # fmt: skip
+
+
+def describe(cluster: Cluster, name: str) -> Transaction:
+    request = DescribeTransactionsRequest(transactional_ids=[name])
+    answer = cluster.ask_coordinator(TRANSACTION, name, DESCRIBE_TRANSACTIONS, request, lambda found: found.transaction_states[0].error_code).transaction_states[0]
+    if answer.error_code in NOT_FOUND:
+        raise CliError(f"there is no transactional id {name}; mqd txn list shows those there are")
+    check(f"transactional id {name}", answer.error_code, None)
+    return _transaction(answer, now_ms())
+
+
+def _list(broker: Broker, request: ListTransactionsRequest) -> list[Any]:
+    answer = broker.ask(LIST_TRANSACTIONS, request)
+    check("transactions", answer.error_code, None)
+    return list(answer.transaction_states)
+
+
+def _describe_all(broker: Broker, names: list[str]) -> list[Any]:
+    found = []
+    for start in range(0, len(names), _CHUNK):
+        answer = broker.ask(DESCRIBE_TRANSACTIONS, DescribeTransactionsRequest(transactional_ids=names[start : start + _CHUNK]))
+        found += [one for one in answer.transaction_states if not one.error_code]
+    return found
+
+
+def all_transactions(cluster: Cluster, states: Iterable[str], longer_than_ms: int) -> list[Transaction]:
+    """Those open for longest first, then by name. `longer_than_ms` -1: whatever their age."""
+    found, now = [], now_ms()
+    for broker in cluster.nodes():
+        names = [one.transactional_id for one in _list(broker, ListTransactionsRequest(state_filters=list(states), duration_filter=longer_than_ms))]
+        found += [_transaction(one, now) for one in _describe_all(broker, names)]
+    return sorted(found, key=lambda one: (-(one.open_ms if one.open_ms is not None else -1), one.transactional_id))
+
+
+def names(bootstrap: str) -> list[str]:
+    with Cluster(bootstrap) as cluster:
+        return sorted(one.transactional_id for broker in cluster.nodes() for one in _list(broker, ListTransactionsRequest()))
+
+
+def open_producers(cluster: Cluster, partitions: Iterable[Partition]) -> list[OpenProducer]:
+    """Every transaction that is open in one of the partitions. After Cluster.topics()."""
+    found, now = [], now_ms()
+    for node_id, topics in cluster.by_leader(partitions).items():
+        asked = [DescribeProducersRequest.Topic(name=name, partition_indexes=indexes) for name, indexes in topics.items()]
+        answer = cluster.node(node_id).ask(DESCRIBE_PRODUCERS, DescribeProducersRequest(topics=asked))
+        for topic in answer.topics:
+            for partition in topic.partitions:
+                check(f"{topic.name}-{partition.partition_index}", partition.error_code, partition.error_message)
+                found += [
+                    OpenProducer(
+                        topic.name, partition.partition_index, one.producer_id, one.producer_epoch, one.coordinator_epoch, one.current_txn_start_offset,
+                        max(0, now - one.last_timestamp),
+                    )
+                    for one in partition.active_producers
+                    if one.current_txn_start_offset >= 0
+                ]  # fmt: skip
+    return sorted(found, key=lambda one: (one.topic, one.partition, one.start_offset))
+
+
+def known(cluster: Cluster, producer_ids: Iterable[int]) -> dict[int, Transaction]:
+    """Producer id -> its transaction, of those that a coordinator knows."""
+    wanted = sorted(set(producer_ids))
+    found = {}
+    for broker in cluster.nodes() if wanted else ():
+        states = _list(broker, ListTransactionsRequest(producer_id_filters=wanted))
+        for one in _describe_all(broker, [state.transactional_id for state in states]):
+            found[one.producer_id] = _transaction(one, now_ms())
+    return found
+
+
+def hanging(cluster: Cluster, idle_ms: int) -> list[OpenProducer]:
+    """Transactions that are open in a partition, have written nothing for so long, and that no coordinator will end: none knows of one of this producer with this
+    partition (KIP-664). Readers of committed records are stopped there for good."""
+    topics = cluster.topics()
+    suspects = [one for one in open_producers(cluster, [(topic, index) for topic, indexes in topics.items() for index in indexes]) if one.idle_ms >= idle_ms]
+    told = known(cluster, (one.producer_id for one in suspects))
+    return [one for one in suspects if not _is_known(told.get(one.producer_id), one)]
+
+
+def _is_known(transaction: Transaction | None, one: OpenProducer) -> bool:
+    return transaction is not None and transaction.state in OPEN_STATES and one.partition in transaction.partitions.get(one.topic, ())
+
+
+def abort_by_id(cluster: Cluster, transaction: Transaction) -> None:
+    """As a new instance of the producer would: its transaction is aborted, and the old one fenced. Returns when it has ended."""
+    name = transaction.transactional_id
+    request = InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=transaction.timeout_ms)
+    answer = cluster.ask_coordinator(TRANSACTION, name, INIT_PRODUCER_ID, request, lambda found: found.error_code)
+    check(f"transactional id {name}", answer.error_code, None)
+
+
+def abort_in_partition(cluster: Cluster, one: OpenProducer) -> None:
+    """By a marker of its coordinator's epoch, as the coordinator would have written."""
+    marker = WriteTxnMarkersRequest.Marker(
+        producer_id=one.producer_id, producer_epoch=one.producer_epoch, transaction_result=False, coordinator_epoch=max(one.coordinator_epoch, 0),
+        topics=[WriteTxnMarkersRequest.Topic(name=one.topic, partition_indexes=[one.partition])],
+    )  # fmt: skip
+    ((node_id, _),) = cluster.by_leader([(one.topic, one.partition)]).items()
+    answer = cluster.node(node_id).ask(WRITE_TXN_MARKERS, WriteTxnMarkersRequest(markers=[marker]))
+    error = answer.markers[0].topics[0].partitions[0].error_code
+    if error:
+        raise CliError(f"{one.topic}-{one.partition}: {error_text(error)}; mqd txn list --hanging shows what is open now")
