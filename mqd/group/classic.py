@@ -183,7 +183,7 @@ class ClassicGroup(ClassicState):
                 return self._replace_static(event, self.members.by_id[known], protocols, now_ms, actions)
         elif event.version >= VERSION_MEMBER_ID_REQUIRED:
             pending = Pending(event.new_member_id, event.client_id, event.client_host, now_ms)
-            self.members.add_pending(pending, now_ms + message.session_timeout_ms)
+            self.members.add_pending(pending, now_ms + min(message.session_timeout_ms, self.settings.pending_timeout_ms))
             return self._refuse_join(event, event.new_member_id, int(ErrorCode.MEMBER_ID_REQUIRED), actions)
         self._add_member(event, event.new_member_id, protocols, now_ms, actions)
 

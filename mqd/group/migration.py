@@ -13,6 +13,7 @@ from mqd.group.classic import ClassicGroup
 from mqd.group.classic_members import Member as ClassicMember
 from mqd.group.classic_state import CONSUMER_PROTOCOL
 from mqd.group.consumer import ConsumerGroup
+from mqd.group.consumer_classic import METADATA_BYTES_MAX
 from mqd.group.consumer_cluster import Cluster
 from mqd.group.consumer_members import STABLE, Member
 from mqd.group.consumer_protocol import decode_assignment, decode_subscription, encode_assignment
@@ -38,6 +39,8 @@ def upgraded(classic: ClassicGroup, cluster: Cluster, now_ms: int) -> ConsumerGr
 
 def _take_over(group: ConsumerGroup, old: ClassicMember, protocol: str | None, now_ms: int) -> None:
     protocols = tuple(old.protocols.items())
+    if sum(len(metadata) for _, metadata in protocols) > METADATA_BYTES_MAX:
+        raise ValueError("a member's metadata is larger than one record of a consumer group's member may be")
     subscription = decode_subscription(old.protocols[protocol] if protocol in old.protocols else protocols[0][1])
     assigned: Partitions = {}
     for name, indexes in decode_assignment(old.assignment).items():

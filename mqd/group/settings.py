@@ -16,6 +16,8 @@ class ClassicSettings(msgspec.Struct, frozen=True):
     max_size: int = GROUP_SIZE_MAX
     # A member's first JoinGroup waits at most this long: whoever sent it may be gone, and a parked request does not show that.
     new_member_join_timeout_ms: int = 300_000
+    # Who was given a member id comes with it at once, or not at all: until then every rebalance waits for it, and a group that has nobody else is kept for it.
+    pending_timeout_ms: int = 30_000
     # A generation is one record. What does not fit is refused before it is tried: the shell could not write it.
     record_bytes_max: int = (4 << 20) - 4096
 

@@ -42,27 +42,43 @@ class Coordinating(Protocol):
 
 
 class OffsetCommits:
-    """TxnOffsetCommits under way, by producer id: from before they are verified until the group has written them (M2)."""
+    """TxnOffsetCommits under way, by producer id: from before they are verified until the group has written them (M2). A marker waits for those that came before it: later
+    ones are verified against a transaction that is being ended, and whoever sends them without pause, perhaps in another's name, must not keep it from ending."""
 
     def __init__(self) -> None:
-        self._counts: dict[int, int] = {}
-        self._waiting: dict[int, list[Callable[[], None]]] = {}
+        self._next = 0
+        self._under_way: dict[int, set[int]] = {}  # producer id -> tickets
+        self._waiting: dict[int, list[tuple[set[int], Callable[[], None]]]] = {}  # producer id -> (tickets waited for, what then)
 
-    def enter(self, producer_id: int) -> None:
-        self._counts[producer_id] = self._counts.get(producer_id, 0) + 1
+    def enter(self, producer_id: int) -> int:
+        """A ticket for leave()."""
+        self._next += 1
+        self._under_way.setdefault(producer_id, set()).add(self._next)
+        return self._next
 
-    def leave(self, producer_id: int) -> None:
-        count = self._counts.pop(producer_id) - 1
-        if count:
-            self._counts[producer_id] = count
+    def leave(self, producer_id: int, ticket: int) -> None:
+        tickets = self._under_way[producer_id]
+        tickets.discard(ticket)
+        if not tickets:
+            del self._under_way[producer_id]
+        waiting = self._waiting.pop(producer_id, None)
+        if waiting is None:
             return
-        for callback in self._waiting.pop(producer_id, ()):
+        ready = []
+        for waited_for, callback in waiting:
+            waited_for.discard(ticket)
+            if not waited_for:
+                ready.append(callback)
+        left = [one for one in waiting if one[0]]
+        if left:
+            self._waiting[producer_id] = left
+        for callback in ready:
             callback()
 
-    def when_none(self, producer_id: int, callback: Callable[[], None]) -> None:
-        """At once when none is under way."""
-        if producer_id in self._counts:
-            self._waiting.setdefault(producer_id, []).append(callback)
+    def when_done(self, producer_id: int, callback: Callable[[], None]) -> None:
+        """When those that are under way now are; at once when none is."""
+        if producer_id in self._under_way:
+            self._waiting.setdefault(producer_id, []).append((set(self._under_way[producer_id]), callback))
         else:
             callback()
 
@@ -98,6 +114,8 @@ class Markers:
         self.job_count += 1
         for partition in effect.partitions:
             self._begin(job, partition)
+        if not effect.partitions:  # a record of the log says so, that this coordinator did not write
+            self._finish(job)
 
     def _core(self, name: str) -> Core | None:
         assert self._coordinator is not None
@@ -108,7 +126,7 @@ class Markers:
 
     def _begin(self, job: _Job, partition: Partition) -> None:
         if partition[0] == GROUPS:
-            self._offset_commits.when_none(job.effect.producer_id, lambda: self._write(job, partition))  # M2
+            self._offset_commits.when_done(job.effect.producer_id, lambda: self._write(job, partition))  # M2
         else:
             self._write(job, partition)
 
@@ -126,8 +144,10 @@ class Markers:
             self._again(job, partition, failure)
             return
         job.left_count -= 1
-        if job.left_count:
-            return
+        if not job.left_count:
+            self._finish(job)
+
+    def _finish(self, job: _Job) -> None:
         self.job_count -= 1
         if self._core(job.name) is job.core:  # M1
             assert self._coordinator is not None

@@ -121,6 +121,8 @@ class Transaction:
         return self.producer_epoch - 1
 
     def on_loaded(self, now_ms: int) -> list[Action]:
+        """The clock may have been ahead when the log was written: nothing began in the future, or it would be under way until then (T9)."""
+        self.start_ms, self.last_update_ms = min(self.start_ms, now_ms), min(self.last_update_ms, now_ms)
         actions: list[Action] = []
         if self.state in _PREPARING:
             self._write_markers(actions)

@@ -149,6 +149,15 @@ def test_pending_members_are_bounded(shell: GroupShell) -> None:
     assert len(shell.classic.members.pending) == PENDING_MAX and shell.reply(shell.join(first)).error_code == E.UNKNOWN_MEMBER_ID
 
 
+def test_a_pending_member_is_not_kept_for_a_long_session(shell: GroupShell) -> None:
+    """Half an hour's session is half an hour in which a group of its own is kept for nobody, and rebalances of a real one wait."""
+    shell.join(version=9, session=1_800_000)
+    shell.advance(shell.settings.pending_timeout_ms - 1)
+    assert not shell.core.is_empty
+    shell.advance(1)
+    assert shell.core.is_empty
+
+
 def test_a_pending_member_goes_with_its_session_and_holds_nobody_up_for_longer() -> None:
     shell = GroupShell(initial_rebalance_delay_ms=1)
     (leader,) = shell.stable(1)

@@ -301,3 +301,14 @@ def test_a_key_makes_its_core() -> None:
     cores = Transactions(SETTINGS)
     name = cores.core_of(encode_key("some id"))
     assert name == "some id" and cores.make(name).is_empty
+
+
+def test_a_clock_that_was_ahead_before_a_restart_prolongs_no_transaction() -> None:
+    it = Driver(epoch=3)
+    assert it.add(3) == 0
+    core = Transaction("id", SETTINGS)
+    for key, value in it.log:
+        core.replay(key, value)
+    year_ms = 365 * 24 * 3_600_000
+    (timer,) = core.on_loaded(it.now - year_ms)
+    assert timer.at_ms == it.now - year_ms + 5_000

@@ -141,18 +141,42 @@ def test_a_core_that_was_loaded_anew_is_not_told(successor: object | None) -> No
     run(test())
 
 
+def test_offsets_that_come_without_pause_do_not_keep_a_transaction_from_ending() -> None:
+    """They name the producer, whoever sends them: they are verified after the end was decided, and refused."""
+
+    async def test() -> None:
+        world = World()
+        before = world.commits.enter(7)
+        world.markers.carry_out("id", wanted(G3), 9)
+        later = world.commits.enter(7)
+        world.commits.leave(7, before)
+        assert [partition for partition, _ in world.appends] == [G3]
+        world.commits.leave(7, later)
+        await world.settle()
+        assert world.posted and not world.commits._under_way and not world.commits._waiting
+
+    run(test())
+
+
+def test_a_record_without_partitions_is_done_at_once() -> None:
+    async def test() -> None:
+        world = World()
+        world.markers.carry_out("id", wanted(), 9)
+        assert world.posted == [("id", MarkersWritten(4))] and world.markers.job_count == 0
+
+    run(test())
+
+
 def test_offsets_under_way_come_before_the_marker() -> None:
     async def test() -> None:
         world = World()
-        world.commits.enter(7)
-        world.commits.enter(7)
-        world.commits.enter(8)
+        first, second, other = world.commits.enter(7), world.commits.enter(7), world.commits.enter(8)
         world.markers.carry_out("id", wanted(T0, G3), 9)
         assert [partition for partition, _ in world.appends] == [T0]
-        world.commits.leave(8)
-        world.commits.leave(7)
+        world.commits.leave(8, other)
+        world.commits.leave(7, first)
         assert len(world.appends) == 1
-        world.commits.leave(7)
+        world.commits.leave(7, second)
         assert [partition for partition, _ in world.appends] == [T0, G3]
         await world.settle()
         assert world.posted

@@ -24,14 +24,14 @@ async def handle(context: Context, header: RequestHeader, request: TxnOffsetComm
         return _response(request, int(ErrorCode.INVALID_REQUEST))
     if not request.group_id:
         return _response(request, int(ErrorCode.INVALID_GROUP_ID))
-    service.offset_commits.enter(request.producer_id)
+    ticket = service.offset_commits.enter(request.producer_id)
     try:
         error = _translate(await _admit(service, header.api_version, request), header.api_version)
         return _response(request, error) if error else await _commit(context.broker, service, header.api_version, request)
     except CoordinatorError as failure:
         return _response(request, _translate(failure.error_code, header.api_version))
     finally:
-        service.offset_commits.leave(request.producer_id)
+        service.offset_commits.leave(request.producer_id, ticket)
 
 
 async def _admit(service: TransactionService, version: int, request: TxnOffsetCommitRequest) -> int:
