@@ -1,12 +1,13 @@
 """Named timers of many cores in one heap. Sans-I/O: whoever owns it asks when the next is due, and takes what is due.
 
 Re-arming a timer for later, the usual case (every heartbeat does it), costs no heap operation: the old entry pops, finds its timer moved, and is pushed once more.
-Bound: one entry for each armed timer, and one for each time a timer was armed for earlier than before and has not popped since.
+Bound: twice as many entries as armed timers, and HEAP_SLACK: disarmed and superseded ones are thrown out when they are the more (clients name the times, up to weeks ahead).
 """
 
 import heapq
 
 Name = tuple[str, str]  # (core, timer)
+HEAP_SLACK = 64
 
 
 class Timers:
@@ -20,13 +21,22 @@ class Timers:
 
     def set(self, name: Name, at_ms: int | None) -> None:
         if at_ms is None:
-            self._due.pop(name, None)
+            if self._due.pop(name, None) is not None:
+                self._tidy()
             return
         self._due[name] = at_ms
         entry = self._entry.get(name)
         if entry is None or at_ms < entry:
             self._entry[name] = at_ms
             heapq.heappush(self._heap, (at_ms, name))
+            self._tidy()
+
+    def _tidy(self) -> None:
+        if len(self._heap) <= 2 * len(self._due) + HEAP_SLACK:
+            return
+        self._entry = {name: self._entry[name] for name in self._due}
+        self._heap = [(at_ms, name) for name, at_ms in self._entry.items()]
+        heapq.heapify(self._heap)
 
     def next_ms(self) -> int | None:
         """When to look again; may be too early, never too late."""
@@ -49,5 +59,7 @@ class Timers:
                 continue
             del self._due[name]
             found.append((due, name))
+        if found:
+            self._tidy()
         found.sort()
         return [name for _, name in found]

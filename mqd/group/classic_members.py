@@ -80,6 +80,7 @@ class Deadlines:
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Watched]] = []
         self._number = 0  # so that entries of the same time compare
+        self._superseded = 0  # entries that an earlier one has replaced
 
     @property
     def next_ms(self) -> int | None:
@@ -88,8 +89,13 @@ class Deadlines:
 
     def move(self, watched: Watched, deadline_ms: int) -> None:
         watched.deadline_ms = deadline_ms
-        if watched.armed_ms == NEVER or deadline_ms < watched.armed_ms:
+        if watched.armed_ms == NEVER:
             self._push(watched)
+        elif deadline_ms < watched.armed_ms:
+            self._superseded += 1
+            self._push(watched)
+            if 2 * self._superseded > len(self._heap) + HEAP_SLACK:
+                self._rebuild()
 
     def drop(self, watched: Watched) -> None:
         """Its entry goes when its time comes, or when there are too many of its kind."""
@@ -106,7 +112,8 @@ class Deadlines:
         while self._heap and self._heap[0][0] <= now_ms:
             at_ms, _, watched = heapq.heappop(self._heap)
             if watched.armed_ms != at_ms:
-                continue  # superseded by an earlier entry
+                self._superseded -= 1  # by an earlier entry
+                continue
             watched.armed_ms = NEVER
             if watched.deadline_ms > now_ms:
                 self._push(watched)
@@ -117,14 +124,16 @@ class Deadlines:
 
     def tidy(self, live: int) -> None:
         """Forgets superseded entries and those of the departed when they are the more; `live`: how many may have a deadline."""
-        if len(self._heap) <= 2 * live + HEAP_SLACK:
-            return
+        if len(self._heap) > 2 * live + HEAP_SLACK:
+            self._rebuild()
+
+    def _rebuild(self) -> None:
         entries = [entry for entry in self._heap if entry[2].armed_ms == entry[0] and entry[2].deadline_ms != NEVER]
         for entry in self._heap:
             if entry[2].deadline_ms == NEVER:
                 entry[2].armed_ms = NEVER
         heapq.heapify(entries)
-        self._heap = entries
+        self._heap, self._superseded = entries, 0
 
     def check(self, watched: Iterable[Watched]) -> None:
         entries = {(entry[0], id(entry[2])) for entry in self._heap}

@@ -112,6 +112,9 @@ class Transaction:
         self._set_partitions(dict.fromkeys(found.partitions))
         self.last_producer_epoch = self._last_epoch_by_rule()
 
+    def replay_pending(self, key: bytes, value: bytes | None, producer_id: int, producer_epoch: int) -> None:
+        raise ValueError("a record of a transactional id is in no transaction itself: this one is not a coordinator's")
+
     def _last_epoch_by_rule(self) -> int:
         """Kafka's schema has no place for it; after an end of version 2 it follows from the rest."""
         if self.client_version < VERSION_2 or self.state in (State.EMPTY, State.ONGOING):
