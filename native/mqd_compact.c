@@ -147,7 +147,8 @@ static int scan_batch(struct mqd_compact *compact, const struct mqd_batch *batch
     if (batch->producer_id < 0)
         return 0;
     if (!(batch->attributes & MQD_ATTRIBUTE_CONTROL)) {
-        bool begins = (batch->attributes & MQD_ATTRIBUTE_TRANSACTIONAL) && batch->base_offset < clean_end && !mqd_id_map_get(&compact->ongoing, batch->producer_id, &first_offset);
+        bool begins = (batch->attributes & MQD_ATTRIBUTE_TRANSACTIONAL) && batch->record_count > 0 && batch->base_offset < clean_end &&
+                      !mqd_id_map_get(&compact->ongoing, batch->producer_id, &first_offset); /* one that was emptied is of a transaction that has ended */
         return begins ? mqd_id_map_put(&compact->ongoing, batch->producer_id, batch->base_offset) : 0;
     }
     if (!mqd_id_map_get(&compact->ongoing, batch->producer_id, &first_offset))

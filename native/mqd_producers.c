@@ -222,7 +222,8 @@ int mqd_producers_add(struct mqd_producers *producers, const struct mqd_batch *b
     *undo = (struct mqd_producer_undo){.index = index, .transaction = entry->transaction, .coordinator_epoch = entry->coordinator_epoch, .epoch = entry->epoch,
                                        .count = entry->count, .head = entry->head, .any_sequence = entry->any_sequence, .created = created,
                                        .last_append_ms = entry->last_append_ms, .overwritten = entry->batches[entry->head]};
-    if (!marker && !entry->transaction && (batch->attributes & TRANSACTIONAL_BIT) && !(batch->attributes & CONTROL_BIT)) {
+    bool begins = !marker && !entry->transaction && (batch->attributes & TRANSACTIONAL_BIT) && !(batch->attributes & CONTROL_BIT) && batch->record_count > 0; /* R4 */
+    if (begins) {
         if (mqd_producers_begin(producers, index, base_offset) < 0) {
             if (created)
                 erase(producers, index);

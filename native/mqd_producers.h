@@ -22,6 +22,7 @@
  *   R2  at most count_max producers without an ongoing transaction after mqd_producers_trim; the least recently used go first, so only a producer that has been
  *       silent loses its state.
  *   R3  a producer with an ongoing transaction is in no use list: it is never trimmed nor expired.
+ *   R4  a batch without records begins no transaction: compaction has left it for its sequence alone, its transaction has ended, and the marker may be gone.
  * Bounds: 48 + 5 * 16 + 8 bytes a producer, in one array that doubles. Concurrency: the partition's owner alone.
  *
  * Snapshot, big endian:

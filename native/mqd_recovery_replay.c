@@ -15,9 +15,7 @@
 #include "mqd_file.h"
 #include "mqd_recovery.h"
 
-#define TRANSACTIONAL_BIT 0x10
 #define CONTROL_BIT 0x20
-#define MARKER_BYTES_MAX 512 /* what is longer is no marker */
 #define SNAPSHOT_BYTES_MAX (1ll << 33)
 #define SNAPSHOTS_KEPT 2
 
@@ -157,10 +155,10 @@ static int add_producer(struct replay *replay, const struct mqd_batch *batch, co
 
 static int replay_marker(struct replay *replay, const struct mqd_batch *batch, int fd, int64_t position)
 {
-    uint8_t bytes[MARKER_BYTES_MAX];
+    uint8_t bytes[MQD_MARKER_BYTES_MAX];
     struct mqd_marker marker;
     int64_t first_offset = -1;
-    if (batch->size_bytes > MARKER_BYTES_MAX || !(batch->attributes & TRANSACTIONAL_BIT))
+    if (batch->size_bytes > MQD_MARKER_BYTES_MAX)
         return 0;
     ssize_t got = pread(fd, bytes, (size_t)batch->size_bytes, position);
     if (got < 0)

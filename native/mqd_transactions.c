@@ -13,6 +13,7 @@
 #define CAPACITY_MIN 4u
 #define CAPACITY_MAX (1u << 26)
 #define COMPRESSION_MASK 7
+#define TRANSACTIONAL_BIT 0x10
 #define TYPE_ABORT 0
 #define TYPE_COMMIT 1
 
@@ -54,7 +55,8 @@ int mqd_marker_parse(const uint8_t *bytes, const struct mqd_batch *batch, struct
 {
     struct bytes record = {bytes + MQD_BATCH_HEADER_BYTES, bytes + batch->size_bytes};
     int32_t length, offset_delta, key_bytes, value_bytes;
-    if ((batch->attributes & COMPRESSION_MASK) || batch->record_count != 1 || batch->size_bytes < MQD_BATCH_HEADER_BYTES)
+    if ((batch->attributes & (COMPRESSION_MASK | TRANSACTIONAL_BIT)) != TRANSACTIONAL_BIT || batch->record_count != 1 || batch->size_bytes < MQD_BATCH_HEADER_BYTES ||
+        batch->size_bytes > MQD_MARKER_BYTES_MAX)
         return -1;
     if (!take_varint(&record, &length) || length < 1 || length > record.end - record.at)
         return -1;

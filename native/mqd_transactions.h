@@ -17,6 +17,7 @@
 #include "mqd_native.h"
 
 #define MQD_VERIFICATION_COUNT_MAX 1024
+#define MQD_MARKER_BYTES_MAX 512 /* a batch: what is longer is no marker, neither when it is written nor when it is found in a log */
 
 struct mqd_marker { bool commit; int32_t coordinator_epoch; };
 

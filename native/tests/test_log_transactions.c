@@ -391,3 +391,60 @@ TEST(transactions_in_any_order)
         mqd_transactions_free(&transactions);
     }
 }
+
+/* Compaction leaves the last batch of a producer for its sequence, and in the end without its marker. */
+TEST(a_batch_without_records_begins_no_transaction)
+{
+    for (int unclean = 0; unclean < 2; unclean++) {
+        log_fresh();
+        struct mqd_log_options options = log_options();
+        options.compacted = 1;
+        struct mqd_partition *partition = log_open(&options, NULL);
+        CHECK_EQUAL(log_append(partition, data(7, 0, 5)), 0);
+        CHECK_EQUAL(log_append(partition, data(8, 0, 0)), 0);
+        CHECK_EQUAL(mqd_partition_close(partition, 0), 0);
+        uint8_t header[MQD_BATCH_HEADER_BYTES] = {0};
+        int fd = open(log_file(0, ".log"), O_RDWR);
+        CHECK(fd >= 0 && pread(fd, header, sizeof header, 0) == (ssize_t)sizeof header);
+        uint8_t rest[512];
+        ssize_t rest_bytes = pread(fd, rest, sizeof rest, MQD_BATCH_HEADER_BYTES + 64);
+        uint32_t word = htobe32(MQD_BATCH_HEADER_BYTES - 12);
+        memcpy(header + 8, &word, 4);
+        memset(header + 57, 0, 4); /* no records */
+        word = htobe32(mqd_crc32c(0, header + 21, sizeof header - 21));
+        memcpy(header + 17, &word, 4);
+        CHECK(pwrite(fd, header, sizeof header, 0) == (ssize_t)sizeof header && pwrite(fd, rest, (size_t)rest_bytes, sizeof header) == rest_bytes);
+        CHECK(ftruncate(fd, (off_t)sizeof header + rest_bytes) == 0);
+        close(fd);
+        struct mqd_recovery recovery = {.recovery_point_offset = unclean ? 2 : -1, .trusted_end_offset = unclean ? 2 : -1};
+        partition = log_open(&options, &recovery);
+        CHECK_EQUAL(log_positions(partition).high_watermark, 2);
+        CHECK_EQUAL(log_positions(partition).last_stable_offset, 1); /* where the other's begins */
+        struct log_batch again = data(7, 0, 6);
+        CHECK_EQUAL(log_append(partition, again), 0); /* its sequence is known */
+        mqd_partition_close(partition, 0);
+    }
+}
+
+/* What is longer than any marker, or not of a transaction, would be one now and none after a restart. */
+TEST(a_marker_that_recovery_would_not_take_is_none)
+{
+    log_fresh();
+    struct mqd_log_options options = log_options();
+    struct mqd_partition *partition = log_open(&options, NULL);
+    struct mqd_stage_result result;
+    struct mqd_batch batch;
+    uint8_t bytes[256];
+    CHECK_EQUAL(log_append(partition, data(7, 0, 0)), 0);
+    uint32_t size_bytes = log_encode(bytes, marker(7, 0, true, 0));
+    bytes[22] = 0x20;
+    mqd_batch_decode(bytes, size_bytes, &batch);
+    CHECK_EQUAL(mqd_partition_stage(partition, &batch, bytes, true, MQD_STAGE_COORDINATOR, 0, NOW, &result), 87);
+    uint8_t large[MQD_MARKER_BYTES_MAX + 1] = {0};
+    size_bytes = log_encode(large, marker(7, 0, true, 0));
+    mqd_batch_decode(large, size_bytes, &batch);
+    batch.size_bytes = sizeof large;
+    CHECK_EQUAL(mqd_partition_stage(partition, &batch, large, true, MQD_STAGE_COORDINATOR, 0, NOW, &result), 87);
+    CHECK_EQUAL(log_positions(partition).last_stable_offset, 0);
+    mqd_partition_close(partition, 0);
+}
