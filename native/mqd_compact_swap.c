@@ -206,10 +206,11 @@ static int install(const char *directory, const struct swap *swap)
     return swap->kinds >> KIND_TRANSACTIONS & 1 ? 0 : unlink_if_there(directory, swap->base_offset, ".txnindex");
 }
 
+/* The .log first: whoever still found it without its .txnindex would give aborted records for committed ones. What is left without a .log is found here again. */
 static int finish(const char *directory, const struct swap *swap)
 {
     for (uint32_t i = 0; i < swap->count; i++)
-        for (int kind = KIND_COUNT - 1; kind >= 0; kind--)
+        for (int kind = 0; kind < KIND_COUNT; kind++)
             if (unlink_if_there(directory, swap->others[i], suffixes[kind]) < 0)
                 return -1;
     if (mqd_file_sync_directory(directory) < 0 || unlink_if_there(directory, swap->base_offset, ".swap") < 0)

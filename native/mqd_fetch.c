@@ -275,8 +275,10 @@ static int16_t find_once(struct mqd_reactor *r, struct mqd_request *request, str
     }
     if (code == 0 && entry->aborted.count && !mqd_request_hold(r, request, entry->aborted.count * sizeof *entry->aborted.entries))
         entry->cursor.valid = false; /* no memory for it now: nothing this time, the client asks again */
-    else if (code == 0)
+    else if (code == 0 && mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation) == generation)
         return 0;
+    else if (code == 0)
+        code = -1; /* data and transactions may be of different files: compaction or deletion came between */
     entry_release(r, entry);
     return code;
 }
@@ -289,8 +291,7 @@ static void find_range(struct mqd_reactor *r, struct mqd_request *request, struc
     int16_t error = -1;
     for (int tries = 0; tries < 4 && error == -1; tries++) {
         uint64_t generation = mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation);
-        if (tries)
-            mqd_slot_positions(mqd_control_partition(r->options.control, slot), positions);
+        mqd_slot_positions(mqd_control_partition(r->options.control, slot), positions); /* behind it: a log start that has moved is seen before its files go */
         error = find_once(r, request, entry, slot, positions, generation, size_max, *first);
     }
     entry->outcome.error = error == -1 ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : error;

@@ -2,6 +2,8 @@
  *
  * The entry of a transaction lies with its marker, which may be segments behind the range; last_stable_offset of an entry tells when no later one can overlap.
  * A file is opened for each look: only segments with an aborted transaction have one, and the active one's grows.
+ * A range that runs to its segment's end says by the next one's base where it ends; in the middle of a swap (mqd_compact_swap.c) that is too early. Who is told of more
+ * than he has read does not mind.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -56,6 +58,8 @@ int16_t mqd_reader_aborted(struct mqd_reader *reader, uint32_t slot_number, cons
         if (code)
             return code;
     }
+    if (slot->swapping && to_offset < positions->last_stable_offset)
+        to_offset = positions->last_stable_offset;
     int32_t first = mqd_reader_segment_below(slot, from_offset);
     for (uint32_t number = first < 0 ? 0 : (uint32_t)first; !complete && number < slot->segment_count && slot->segments[number].base_offset <= positions->high_watermark_segment;
          number++) {

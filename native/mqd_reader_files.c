@@ -233,7 +233,7 @@ static int by_base_offset(const void *left, const void *right)
     return a < b ? -1 : a > b;
 }
 
-struct names { struct mqd_reader_segment *segments; uint32_t count, capacity; int64_t *aborted; uint32_t aborted_count, aborted_capacity; };
+struct names { struct mqd_reader_segment *segments; uint32_t count, capacity; int64_t *aborted; uint32_t aborted_count, aborted_capacity; bool swapping; };
 
 /* Room for one more; -1 with errno. */
 static int names_grow(void **array, uint32_t count, uint32_t *capacity, size_t size_bytes)
@@ -264,54 +264,52 @@ static int names_take(struct names *names, const char *name)
         if (names_grow((void **)&names->aborted, names->aborted_count, &names->aborted_capacity, sizeof *names->aborted))
             return -1;
         names->aborted[names->aborted_count++] = base_offset;
+    } else if (strcmp(name + 20, ".swap") == 0) {
+        names->swapping = true;
     }
     return 0;
 }
 
-/* Names of the directory into a new array, sorted; -1 with errno. The caller frees *out in any case. */
-static int read_names(const char *path, struct mqd_reader_segment **out, uint32_t *count)
+/* What the directory holds, segments sorted; -1 with errno. The caller frees out->segments in any case. */
+static int read_names(const char *path, struct names *out)
 {
     DIR *directory = opendir(path);
-    struct names names = {.segments = NULL};
     struct dirent *name;
-    *out = NULL;
-    *count = 0;
+    *out = (struct names){.segments = NULL};
     if (!directory)
         return -1;
-    for (errno = 0; (name = readdir(directory)) && names_take(&names, name->d_name) == 0; errno = 0)
+    for (errno = 0; (name = readdir(directory)) && names_take(out, name->d_name) == 0; errno = 0)
         ;
     int error = errno;
     closedir(directory);
-    *out = names.segments;
-    *count = names.count;
-    if (names.count > 0)
-        qsort(names.segments, names.count, sizeof *names.segments, by_base_offset);
-    for (uint32_t i = 0; i < names.aborted_count; i++) {
-        const struct mqd_reader_segment key = {.base_offset = names.aborted[i]};
-        struct mqd_reader_segment *segment = names.count ? bsearch(&key, names.segments, names.count, sizeof key, by_base_offset) : NULL;
+    if (out->count > 0)
+        qsort(out->segments, out->count, sizeof *out->segments, by_base_offset);
+    for (uint32_t i = 0; i < out->aborted_count; i++) {
+        const struct mqd_reader_segment key = {.base_offset = out->aborted[i]};
+        struct mqd_reader_segment *segment = out->count ? bsearch(&key, out->segments, out->count, sizeof key, by_base_offset) : NULL;
         if (segment)
             segment->aborted = true;
     }
-    free(names.aborted);
+    free(out->aborted);
     errno = error;
     return error ? -1 : 0;
 }
 
 int16_t mqd_reader_list(struct mqd_reader *reader, struct mqd_reader_slot *slot, uint64_t generation)
 {
-    struct mqd_reader_segment *segments;
-    uint32_t count;
+    struct names names;
     slot->generation = generation;
-    if (read_names(slot->path, &segments, &count)) {
+    if (read_names(slot->path, &names)) {
         int error = errno;
-        free(segments);
+        free(names.segments);
         detach_all(reader, slot);
         slot->segment_count = 0;
         slot->listed = false;
         errno = error;
         return error == ENOENT ? mqd_reader_missing(slot, "the partition's directory", 0) : storage_error(slot->path, "cannot list");
     }
-    struct mqd_reader_slot fresh = {.segments = segments, .segment_count = count};
+    struct mqd_reader_segment *segments = names.segments;
+    struct mqd_reader_slot fresh = {.segments = segments, .segment_count = names.count};
     for (uint32_t i = 0; i < slot->segment_count && slot->open_count > 0; i++) {
         struct mqd_segment_ref *segment = slot->segments[i].open;
         if (!segment)
@@ -330,7 +328,8 @@ int16_t mqd_reader_list(struct mqd_reader *reader, struct mqd_reader_slot *slot,
     }
     free(slot->segments);
     slot->segments = segments;
-    slot->segment_count = count;
+    slot->segment_count = names.count;
+    slot->swapping = names.swapping;
     slot->listed = true;
     return 0;
 }
