@@ -14,20 +14,25 @@
 #include "mqd_file.h"
 #include "mqd_reactor.h"
 
-void mqd_flush_want(struct mqd_reactor *r, struct mqd_owned *owned)
+static void enqueue(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_log_directory *dir = &r->log_dirs[owned->log_dir];
-    if (!owned->dirty_since_ms)
-        owned->dirty_since_ms = r->now_ms;
-    const struct mqd_log_options *options = mqd_partition_options(owned->partition);
-    if (!options->flush_on_ack && mqd_partition_dirty_bytes(owned->partition) < MQD_BACKGROUND_FLUSH_BYTES)
-        return; /* mqd_flush_background comes round */
     if (dir->failed || mqd_list_linked(&owned->sync_node) || mqd_partition_syncing(owned->partition))
         return;
     if (!dir->to_sync_count && r->options.group_commit_us && !r->group_commit_deadline_ns)
         r->group_commit_deadline_ns = r->now_ns + (int64_t)r->options.group_commit_us * 1000;
     mqd_list_append(&dir->to_sync, &owned->sync_node);
     dir->to_sync_count++;
+}
+
+void mqd_flush_want(struct mqd_reactor *r, struct mqd_owned *owned)
+{
+    if (!owned->dirty_since_ms)
+        owned->dirty_since_ms = r->now_ms;
+    const struct mqd_log_options *options = mqd_partition_options(owned->partition);
+    if (!options->flush_on_ack && mqd_partition_dirty_bytes(owned->partition) < MQD_BACKGROUND_FLUSH_BYTES && !mqd_partition_sync_crowded(owned->partition))
+        return; /* mqd_flush_background comes round */
+    enqueue(r, owned);
 }
 
 static void finish(struct mqd_reactor *r, struct mqd_owned *owned, int error)
@@ -42,6 +47,8 @@ static void finish(struct mqd_reactor *r, struct mqd_owned *owned, int error)
         owned->dirty_since_ms = 0;
         if (mqd_partition_dirty(owned->partition))
             mqd_flush_want(r, owned);
+        if (mqd_partition_sealed_waiting(owned->partition)) /* a flush covers a few files: on, until it has caught up; compaction waits for them */
+            enqueue(r, owned);
     }
     mqd_owned_maybe_close(r, owned);
 }

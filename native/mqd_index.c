@@ -169,16 +169,19 @@ int mqd_index_seal(struct mqd_index *index, const char *directory, int64_t segme
     return mqd_index_flush(index, directory, segment_base);
 }
 
-static int each_file(const char *directory, int64_t segment_base, int (*act)(int fd, int64_t size_bytes), const int64_t sizes[2])
+/* `sizes` NULL: every file; else those that are not of this size. Opens none of the others: there may be no descriptor left. */
+static int each_file(const char *directory, int64_t segment_base, int (*act)(int fd, int64_t size_bytes), const int64_t *sizes)
 {
     for (int i = 0; i < 2; i++) {
         char path[PATH_MAX];
+        struct stat status;
         if (mqd_segment_path(path, sizeof path, directory, segment_base, i ? MQD_FILE_TIME_INDEX : MQD_FILE_INDEX) < 0)
             return -1;
-        int fd = mqd_file_open(path, O_RDWR, 0);
-        if (fd < 0 && errno == ENOENT)
+        int known = stat(path, &status);
+        if ((known < 0 && errno == ENOENT) || (known == 0 && sizes && status.st_size == sizes[i]))
             continue;
-        int error = fd < 0 || act(fd, sizes[i]) < 0 ? errno : 0;
+        int fd = mqd_file_open(path, O_RDWR, 0);
+        int error = fd < 0 || act(fd, sizes ? sizes[i] : 0) < 0 ? errno : 0;
         if (fd >= 0)
             close(fd);
         if (error) {
@@ -190,17 +193,10 @@ static int each_file(const char *directory, int64_t segment_base, int (*act)(int
     return 0;
 }
 
-static int cut_file(int fd, int64_t size_bytes)
-{
-    struct stat status;
-    if (fstat(fd, &status) < 0)
-        return -1;
-    return status.st_size == size_bytes ? 0 : mqd_file_truncate(fd, size_bytes);
-}
-
 int mqd_index_cut_files(struct mqd_index *index, const char *directory, int64_t segment_base)
 {
-    return each_file(directory, segment_base, cut_file, (int64_t[]){index->file_bytes, index->time_file_bytes});
+    const int64_t sizes[] = {index->file_bytes, index->time_file_bytes};
+    return each_file(directory, segment_base, mqd_file_truncate, sizes);
 }
 
 static int sync_file(int fd, int64_t size_bytes)
@@ -210,7 +206,7 @@ static int sync_file(int fd, int64_t size_bytes)
 
 int mqd_index_sync(const char *directory, int64_t segment_base)
 {
-    return each_file(directory, segment_base, sync_file, (int64_t[]){0, 0});
+    return each_file(directory, segment_base, sync_file, NULL);
 }
 
 void mqd_index_close_files(struct mqd_index *index)

@@ -106,6 +106,12 @@ static void check_senders(struct mqd_reactor *r, const struct mqd_owned *owned)
     }
 }
 
+/* No disk's fault, and over as soon as somebody closes a connection. */
+static bool out_of_descriptors(const struct mqd_owned *owned, int error)
+{
+    return (error == EMFILE || error == ENFILE || error == ENOMEM) && !mqd_partition_fenced(owned->partition);
+}
+
 static void write_failed(struct mqd_reactor *r, struct mqd_owned *owned, int error)
 {
     bool full = error == ENOSPC || error == EDQUOT;
@@ -120,6 +126,8 @@ static void write_failed(struct mqd_reactor *r, struct mqd_owned *owned, int err
         snprintf(event.text, sizeof event.text, "%.180s", mqd_error_message());
         r->log_dirs[owned->log_dir].full = true;
         mqd_reactor_emit(r, &event);
+    } else if (out_of_descriptors(owned, error)) {
+        mqd_log(r, 3, 0, owned->slot, "a batch could not be written, its producer tries again: %s; raise the limit of open files (ulimit -n)", mqd_error_message());
     } else {
         mqd_owner_fence_dir(r, owned->log_dir, error, "write");
     }

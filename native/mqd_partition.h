@@ -47,8 +47,8 @@ struct mqd_stage_result {
 int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_batch *batch, uint8_t *bytes, bool patch_in_place, uint32_t flags, int64_t guard,
                             int64_t now_ms, struct mqd_stage_result *result);
 uint32_t mqd_partition_staged_count(const struct mqd_partition *partition);
-/* Writes what is staged; rolls first or in between where needed. 0; -1 with errno (ENOSPC, EDQUOT: retriable, state is as before; others: the caller
- * fences the log directory). *rolled is set when a new segment was started. */
+/* Writes what is staged; rolls first or in between where needed. 0; -1 with errno (ENOSPC, EDQUOT, EMFILE, ENFILE, ENOMEM: retriable, state is as before, unless
+ * the partition is fenced; others: the caller fences the log directory). *rolled is set when a new segment was started. */
 int mqd_partition_write(struct mqd_partition *partition, int64_t now_ms, bool *rolled);
 
 /* True once after a write has created a .txnindex: readers must hear of it (the slot's segments_generation) before they hear of the positions. */
@@ -67,6 +67,9 @@ struct mqd_sync_fd { int fd; bool directory; };
 int mqd_partition_sync_begin(struct mqd_partition *partition, struct mqd_sync_fd out[4]);
 void mqd_partition_sync_done(struct mqd_partition *partition, int error);
 bool mqd_partition_syncing(const struct mqd_partition *partition);
+/* Sealed segments wait for a flush that has not begun; crowded: so many files that soon a roll would have to flush, and wait for it, itself. */
+bool mqd_partition_sealed_waiting(const struct mqd_partition *partition);
+bool mqd_partition_sync_crowded(const struct mqd_partition *partition);
 
 /* Preallocation wanted now? fills a job for a helper thread: fallocate(fd, FALLOC_FL_KEEP_SIZE, offset, size); done tells the outcome. One at a time. */
 struct mqd_preallocation { int fd; int64_t offset; int64_t size_bytes; };

@@ -61,6 +61,19 @@ bool mqd_partition_syncing(const struct mqd_partition *partition)
     return partition->syncing;
 }
 
+bool mqd_partition_sealed_waiting(const struct mqd_partition *partition)
+{
+    for (uint32_t i = partition->sync_item_count; i < partition->sync_queue_count; i++)
+        if (partition->sync_queue[i].marked)
+            return true;
+    return false;
+}
+
+bool mqd_partition_sync_crowded(const struct mqd_partition *partition)
+{
+    return partition->sync_queue_count >= MQD_SYNC_QUEUE_MAX / 2;
+}
+
 int mqd_partition_sync_begin(struct mqd_partition *partition, struct mqd_sync_fd out[4])
 {
     int count = 0;

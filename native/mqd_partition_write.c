@@ -28,9 +28,10 @@ struct checkpoint {
     struct mqd_mark durable, high_watermark;
 };
 
-static bool no_space(int error)
+/* What an index is refused now it may be given later. */
+static bool passes(int error)
 {
-    return error == ENOSPC || error == EDQUOT;
+    return error == ENOSPC || error == EDQUOT || error == EMFILE || error == ENFILE || error == ENOMEM;
 }
 
 /* ---- rolling ------------------------------------------------------------------------------------------------------ */
@@ -294,7 +295,7 @@ static int account_run(struct mqd_partition *partition, uint32_t first, uint32_t
             active->first_append_ms = now_ms;
         }
         if (mqd_index_add(&active->index, active->base_offset, partition->options.index_interval_bytes, batch, (uint32_t)active->size_bytes) &&
-            mqd_index_flush(&active->index, partition->path, active->base_offset) < 0 && !no_space(errno))
+            mqd_index_flush(&active->index, partition->path, active->base_offset) < 0 && !passes(errno))
             error = errno;
         active->size_bytes += batch->size_bytes;
         partition->written_bytes += batch->size_bytes;

@@ -194,3 +194,50 @@ BOTH(a_stop_answers_who_waits_for_a_flush)
     frame_free(&frame);
     bench_stop(b);
 }
+
+static void many_segments(struct bench *b)
+{
+    watch(b);
+    b->log_options.segment_bytes = 200;
+    b->log_options.flush_on_ack = 0;
+    b->log_options.flush_interval_ms = 3600000;
+}
+
+/* What compaction waits for. */
+BOTH(sealed_segments_are_flushed_without_a_pause_between)
+{
+    struct bench *b = bench_start(backend, many_segments);
+    struct client client = client_open(b, 0);
+    struct mqd_partition_view view;
+    int64_t end_ns = test_now_ns() + 15000000000ll;
+    for (uint64_t i = 1; i <= 60; i++) {
+        send_produce(&client, 0, i, 1, LIMIT_MS);
+        CHECK_EQUAL(error_of(&client), 0);
+    }
+    do
+        CHECK_EQUAL(mqd_slot_view(b->control, 0, &view), 0);
+    while (view.positions.durable_offset < 40 && test_now_ns() < end_ns);
+    CHECK_OR(view.positions.durable_offset >= 40, fprintf(stderr, "durable: %lld\n", (long long)view.positions.durable_offset));
+    client_close(&client);
+    bench_stop(b);
+}
+
+BOTH(without_descriptors_a_batch_is_refused_and_no_disk_is_given_up)
+{
+    struct bench *b = bench_start(backend, many_segments);
+    struct client client = client_open(b, 0);
+    send_produce(&client, 0, 1, 1, LIMIT_MS);
+    CHECK_EQUAL(error_of(&client), 0);
+    faults("open:EMFILE");
+    for (uint64_t i = 2; i <= 4; i++) { /* each would begin a segment */
+        send_produce(&client, 0, i, 1, LIMIT_MS);
+        CHECK_EQUAL(error_of(&client), 56);
+    }
+    faults("");
+    struct part lone = part(0, 5);
+    struct produced out = client_produce(&client, 1, &lone, 1);
+    CHECK_EQUAL(out.error[0], 0);
+    CHECK_EQUAL(out.base_offset[0], 1);
+    client_close(&client);
+    bench_stop(b);
+}
