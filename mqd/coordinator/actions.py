@@ -16,11 +16,12 @@ KeyValue = tuple[bytes, bytes | None]  # None: a tombstone
 
 class Persist(msgspec.Struct, frozen=True):
     """Key/value pairs for the coordinator's partition, one atomic batch. With a producer id they are part of that producer's transaction: in force, for whoever loads the
-    log, when its commit marker is there."""
+    log, when its commit marker is there. Persists keep their order, lazy or not."""
 
     records: tuple[KeyValue, ...]
     producer_id: int = -1
     producer_epoch: int = -1
+    is_lazy: bool = False  # decides nothing (what was persisted before says all that counts): no Reply waits for it, and it waits for company, but not long
 
 
 PERSIST_BYTES = 1 << 20  # of one of persists()

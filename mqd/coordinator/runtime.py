@@ -31,6 +31,7 @@ REQUESTS_MAX = 100_000
 LOADS_AT_ONCE = 2
 LOOK_S, LOOK_SLOW_S, LOOK_IDLE_S = 0.02, 0.25, 1.0  # how often partitions are looked at: while some are not active, at first and after a while; else
 FIRST_LOOKS, FIRST_LOOK_S = 100, 0.005
+LAZY_S = 0.1  # how long what is lazy waits for company
 RETRY_S = 0.2  # before a shard that could not be written or loaded is tried again
 
 MARKER_REFUSALS = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED))  # by the partition's owner: nothing is in the log
@@ -108,13 +109,14 @@ def partition_for(name: str, partition_count: int) -> int:
 class _Place:
     """One partition, whether loaded or not."""
 
-    __slots__ = ("index", "loading", "not_before", "requests", "shard", "source")
+    __slots__ = ("index", "late", "loading", "not_before", "requests", "shard", "source")
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.shard: Shard | None = None
         self.source: Source | None = None
         self.loading: asyncio.Task[None] | None = None
+        self.late: asyncio.TimerHandle | None = None  # when what is lazy is to be written
         self.requests: set[int] = set()
         self.not_before = 0.0
 
@@ -158,6 +160,8 @@ class Coordinator:
         for task in self._tasks:
             task.cancel()
         for place in self._places:
+            if place.late is not None:
+                place.late.cancel()
             self._unload(place, int(ErrorCode.COORDINATOR_NOT_AVAILABLE), "the acceptor ends", quiet=True)
         self._loop = None
 
@@ -323,6 +327,15 @@ class Coordinator:
             unit = shard.next_unit() if shard is not None else None
             if shard is not None and unit is not None:
                 self._write(place, shard, unit)
+            elif shard is not None and shard.is_lazy and place.late is None and self._loop is not None:
+                place.late = self._loop.call_later(LAZY_S, self._on_late, place)
+
+    def _on_late(self, place: _Place) -> None:
+        place.late = None
+        shard = place.shard
+        unit = shard.next_unit(is_late=True) if shard is not None else None
+        if shard is not None and unit is not None:
+            self._write(place, shard, unit)
 
     def _write(self, place: _Place, shard: Shard, unit: Unit) -> None:
         now_ms = self._now_ms()

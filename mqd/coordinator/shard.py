@@ -5,7 +5,7 @@ meanwhile gathers in the next one. So the rate of writes follows the disk, and a
 
 Invariants (check())
     H1  units are written in the order in which their Persists were made; at most one is under way
-    H2  a reply (or another effect) leaves after everything that the same core has persisted before it is written, and those of one core leave in their order
+    H2  a reply (or another effect) leaves after everything that the same core has persisted before it, but for what is lazy, is written, and those of one core leave in their order
     H3  a unit has at most one batch without a producer id: batches of a unit that fails in part never split what one batch would have kept together
     H4  a core that is_empty and has nothing under way is not kept; nor are its timers
     H5  a marker ends what is open of its producer only if that is of the marker's epoch or before; a bumped one (KIP-890): only of an epoch before. Else it is refused,
@@ -53,9 +53,12 @@ class Batch:
 
 
 class Unit:
-    __slots__ = ("batches", "held", "names")
+    """`is_due`: it holds something that somebody waits for, not only what is lazy."""
+
+    __slots__ = ("batches", "held", "is_due", "names")
 
     def __init__(self) -> None:
+        self.is_due = False
         self.batches: list[Batch] = []
         self.names: dict[str, None] = {}
         self.held: list[tuple[str, Reply | Effect]] = []
@@ -183,6 +186,7 @@ class Shard:
         batch = Batch(producer_id, producer_epoch, (coordinator_epoch, commit))
         batch.done = done
         unit.batches.append(batch)
+        unit.is_due = True
         event = TransactionEnded(producer_id, producer_epoch, commit)
         self._epochs.pop(producer_id, None)
         names = self._transactions.pop(producer_id, {})
@@ -241,21 +245,25 @@ class Shard:
     def _persist(self, name: str, entry: _Entry, persist: Persist) -> None:
         unit = self._gathering()
         if not unit.take(persist):
+            unit.is_due = True
             unit = Unit()
             self._units.append(unit)
             unit.take(persist)
-        entry.unit = unit
-        unit.names[name] = None
+        if not persist.is_lazy:
+            unit.is_due = True
+            entry.unit = unit
+            unit.names[name] = None
         if persist.producer_id >= 0:
             self._transactions.setdefault(persist.producer_id, {})[name] = None
             self._epochs[persist.producer_id] = max(persist.producer_epoch, self._epochs.get(persist.producer_id, -1))
         self._wake()
 
-    def next_unit(self) -> Unit | None:
-        """To be written now; None: nothing waits, or one is under way (H1). The caller answers with written() or drops the shard."""
-        if self.under_way or not self._units:
+    def next_unit(self, is_late: bool = False) -> Unit | None:
+        """To be written now; None: nothing waits, or one is under way (H1), or only what is lazy waits and it is not late. The caller answers with written() or drops the
+        shard."""
+        if self.under_way or not self._units or not (is_late or self._units[0].is_due):
             return None
-        self.under_way = True
+        self.under_way = self._units[0].is_due = True
         return self._units[0]
 
     def refuse(self, batch: Batch, error: int) -> bool:
@@ -291,11 +299,17 @@ class Shard:
     def waiting_count(self) -> int:
         return len(self._units)
 
+    @property
+    def is_lazy(self) -> bool:
+        """Something is to be written, but nobody waits for it."""
+        return len(self._units) == 1 and not self.under_way and not self._units[0].is_due
+
     def check(self) -> None:
         assert not self.under_way or self._units, "H1"
         for unit in self._units:
             assert sum(batch.producer_id < 0 for batch in unit.batches) <= 1, "H3"
             assert unit.batches, "H1"
+        assert all(unit.is_due for unit in self._units[:-1]), "H1: what is lazy holds up what is not"
         for name, entry in self._entries.items():
             assert entry.unit is None or (entry.unit in self._units and name in entry.unit.names), "H2"
             assert entry.unit is not None or not entry.core.is_empty, "H4"

@@ -343,7 +343,7 @@ class Transaction:
             if type(waiting.event) is events.EndTransaction and self._is_answered(waiting.event, actions):
                 continue
             others.append(waiting.event)
-        self._persist(now_ms, actions)
+        self._persist(now_ms, actions, is_lazy=True)  # lost, the markers are written once more; what comes next is written behind it
         for other in others:
             getattr(self, _HANDLERS[type(other)])(other, now_ms, actions)
 
@@ -432,13 +432,13 @@ class Transaction:
         self.partitions = partitions
         self._encoded = encode_partitions(tuple(partitions)) if partitions else NO_PARTITIONS
 
-    def _persist(self, now_ms: int, actions: list[Action]) -> None:
+    def _persist(self, now_ms: int, actions: list[Action], is_lazy: bool = False) -> None:
         self.last_update_ms = now_ms
         value = Value(
             self.producer_id, self.producer_epoch, self.timeout_ms, self.state, (), now_ms, self.start_ms, self.previous_producer_id, self.next_producer_id, self.client_version
         )  # fmt: skip
         encoded = NULL_PARTITIONS if self.state == State.EMPTY else self._encoded
-        actions.append(Persist(((self._key, encode_value(value, encoded)),)))
+        actions.append(Persist(((self._key, encode_value(value, encoded)),), is_lazy=is_lazy))
 
     def durable(self) -> tuple[object, ...]:
         """What a replay of the log must give (T8)."""

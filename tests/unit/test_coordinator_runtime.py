@@ -364,3 +364,27 @@ def test_markers_end_pending_offsets(tmp_path: Path) -> None:
             await coordinators.write_marker(GROUPS, 99, 7, 0, 0, True)
 
     run(tmp_path, scenario)
+
+
+def test_the_end_of_a_transaction_is_on_record_soon_though_nobody_waits_for_it(tmp_path: Path) -> None:
+    from mqd.transaction.events import AddPartitions, EndTransaction, InitProducerId
+    from mqd.transaction.records import State, decode_value
+
+    async def scenario(broker: HandlerBroker) -> None:
+        await broker.ask(FindCoordinatorRequest(key_type=1, coordinator_keys=["id"]), 4)
+        transactions = broker.broker.coordinators.transactions
+        await until(lambda: transactions._places and all(place.shard is not None for place in transactions._places))
+        await transactions.request("id", lambda number: InitProducerId(number, 60_000, spare_producer_id=5))
+        await transactions.request("id", lambda number: AddPartitions(number, 5, 0, (("t", 0),), 2))
+        slots = broker.metadata.topics[TRANSACTIONS].partitions
+        await transactions.request("id", lambda number: EndTransaction(number, 5, 0, True, 2))
+
+        def states() -> list[State]:
+            slot = slots[transactions.partition_for("id")].slot
+            return [decode_value(record.value).state for at, batch in broker.owners.batches if at == slot for record in decode_batch(batch)]
+
+        assert states() == [State.EMPTY, State.ONGOING, State.PREPARE_COMMIT], "the answer did not wait"
+        await until(lambda: len(states()) == 4)
+        assert states()[-1] == State.COMPLETE_COMMIT
+
+    run(tmp_path, scenario)

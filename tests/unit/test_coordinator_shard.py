@@ -175,6 +175,31 @@ def test_a_marker_that_the_owner_refuses_takes_no_offset() -> None:
     assert told == [47, 52]
 
 
+def test_what_is_lazy_waits_for_company_and_nobody_for_it() -> None:
+    world = World()
+    world.do("a", Persist(record("a1"), is_lazy=True), Reply(1, "at once"))
+    assert world.said == [(1, "at once")] and world.shard.is_lazy and world.shard.next_unit() is None
+    world.do("b", Persist(record("b1")), Reply(2, "later"))
+    assert not world.shard.is_lazy and world.write() == [[(b"a1", b"v"), (b"b1", b"v")]]
+    assert world.said[1:] == [(2, "later")]
+    world.do("a", Persist(record("a2"), is_lazy=True))
+    late = world.shard.next_unit(is_late=True)
+    assert late is not None and [batch.records for batch in late.batches] == [[(b"a2", b"v")]]
+    world.do("a", Persist(record("a3"), is_lazy=True), Persist(record("a4")), Reply(3, ""))
+    world.shard.check()
+    world.shard.written()
+    assert world.write() == [[(b"a3", b"v"), (b"a4", b"v")]] and world.said[2:] == [(3, "")]
+
+
+def test_what_is_lazy_does_not_hold_up_another_unit() -> None:
+    """H3 may want a second one."""
+    world = World()
+    world.do("a", Persist(record("a1"), is_lazy=True), Persist(record("t1"), 5, 0, is_lazy=True), Persist(record("a2"), is_lazy=True))
+    assert not world.shard.is_lazy
+    assert world.write() == [[(b"a1", b"v")], [(b"t1", b"v")]]
+    assert world.shard.is_lazy and world.shard.next_unit() is None
+
+
 def test_loaded_transactions_end_too() -> None:
     loaded = Loaded(10)
     loaded.cores["g"] = Puppet("g")
