@@ -61,17 +61,17 @@ class RawProducer:
         (result,) = self.kafka.call(ADD_PARTITIONS, 3, request).results_by_topic_v3_and_below
         return result.results_by_partition[0].partition_error_code
 
-    def request(self, topic: str, partitions: dict[int, tuple[bytes, ...]]) -> ProduceRequest:
+    def request(self, topic: str, partitions: dict[int, tuple[bytes | Record, ...]]) -> ProduceRequest:
         data = []
         for index, values in partitions.items():
             sequence = self.sequences.get((topic, index), 0)
             self.sequences[topic, index] = sequence + len(values)
-            records = [Record(value=value, timestamp_ms=int(time.time() * 1000)) for value in values]
+            records = [value if isinstance(value, Record) else Record(value=value, timestamp_ms=int(time.time() * 1000)) for value in values]
             encoded = encode_batch(records, producer_id=self.producer_id, producer_epoch=self.epoch, base_sequence=sequence, is_transactional=True)
             data.append(ProduceRequest.PartitionData(index=index, records=encoded))
         return ProduceRequest(transactional_id=self.name, acks=-1, timeout_ms=30_000, topic_data=[ProduceRequest.TopicData(name=topic, partition_data=data)])
 
-    def produce(self, topic: str, partition: int, *values: bytes, version: int | None = None) -> int:
+    def produce(self, topic: str, partition: int, *values: bytes | Record, version: int | None = None) -> int:
         return one_outcome(self.kafka.call(PRODUCE, version or (12 if self.version == 2 else 10), self.request(topic, {partition: values}))).error_code
 
     def end_request(self, committed: bool) -> EndTxnRequest:
@@ -94,18 +94,22 @@ def topic_of(kafka: KafkaConnection, partitions: int = 1, **configs: str) -> str
     return name
 
 
-def fetch_committed(kafka: KafkaConnection, topic: str, partition: int, offset: int = 0, max_wait_ms: int = 0):
-    partitions = [FetchRequest.Partition(partition=partition, fetch_offset=offset, partition_max_bytes=1 << 20)]
+def fetch_committed(kafka: KafkaConnection, topic: str, partition: int, offset: int = 0, max_wait_ms: int = 0, bytes_max: int = 1 << 20):
+    partitions = [FetchRequest.Partition(partition=partition, fetch_offset=offset, partition_max_bytes=bytes_max)]
     request = FetchRequest(max_wait_ms=max_wait_ms, min_bytes=1, max_bytes=50 << 20, isolation_level=READ_COMMITTED, topics=[FetchRequest.Topic(topic=topic, partitions=partitions)])
     return one_outcome(kafka.call(FETCH, 12, request))
 
 
 def read_committed(kafka: KafkaConnection, topic: str, partition: int) -> list[bytes]:
+    return [record.value for record in read_committed_records(kafka, topic, partition)]
+
+
+def read_committed_records(kafka: KafkaConnection, topic: str, partition: int, bytes_max: int = 1 << 20) -> list[Record]:
     """As a consumer does it: aborted transactions are left out, by the list that came with the data."""
-    found: list[bytes] = []
+    found: list[Record] = []
     offset = 0
     while True:
-        outcome = fetch_committed(kafka, topic, partition, offset)
+        outcome = fetch_committed(kafka, topic, partition, offset, bytes_max=bytes_max)
         assert outcome.error_code == 0, outcome
         if offset >= outcome.last_stable_offset:
             return found
@@ -117,7 +121,7 @@ def read_committed(kafka: KafkaConnection, topic: str, partition: int) -> list[b
             if header.is_control:
                 active.discard(header.producer_id)
             elif not (header.is_transactional and header.producer_id in active):
-                found += [record.value for record in decode_batch(data)]
+                found += [record for record in decode_batch(data) if record.offset >= offset]
             offset = header.last_offset + 1
 
 

@@ -35,6 +35,7 @@ class Log:
         self.first_of: dict[int, int] = {}  # producer -> first offset of its ongoing transaction
         self.ongoing: dict[int, list[int]] = {}
         self.last_batch: dict[int, int] = {}  # producer -> base offset
+        self.last_data: dict[int, int] = {}  # the same, of its last batch that is no marker
         self.sequence: dict[int, int] = {}
         self.batch_of: dict[int, tuple[int, int]] = {}  # base offset -> (last offset, producer)
         self.transactional = transactional
@@ -78,6 +79,8 @@ class Log:
             records, base_offset=self.end, compression=self.random.choice(CODECS), partition_leader_epoch=3, producer_id=producer, producer_epoch=0 if producer >= 0 else -1,
             base_sequence=sequence if producer >= 0 else -1, is_transactional=transactional,
         )
+        if producer >= 0:
+            self.last_data[producer] = self.end
         self._append(data, len(records), producer)
 
     def end_transaction(self, producer: int, commit: bool) -> None:
@@ -192,7 +195,8 @@ class Log:
                 left[seen[offset].key] = seen[offset].value
         assert {key: value for key, value in left.items() if value is not None} == {key: record.value for key, record in wanted.items() if record.value is not None}
         for producer, base in self.last_batch.items():
-            assert any(header.base_offset == base and header.producer_id == producer for header, _ in self.batches()), f"the last batch of producer {producer}"
+            known_by = {base, self.last_data.get(producer, base)}  # a snapshot may say that the marker behind it is not what its sequence is known by
+            assert any(header.base_offset in known_by and header.producer_id == producer for header, _ in self.batches()), f"the last batch of producer {producer}"
         self._check_transactions(seen)
 
     def _check_transactions(self, seen: dict[int, Record]) -> None:
@@ -234,13 +238,25 @@ class Log:
         (header, _), *_ = iterate_batches(data)
         return header.base_timestamp_ms if header.attributes & DELETE_HORIZON else None
 
+    def forget(self) -> None:
+        """What is only kept beside the log is lost: the cleaner's checkpoint, or what is known of producers."""
+        if self.random.random() < 0.5:
+            self.clean_to = None
+        else:
+            for path in self.directory.glob("*.snapshot"):
+                path.unlink()
+
     # -- recovery ------------------------------------------------------------------------------------------------------------
 
-    def recover(self) -> None:
-        """As a worker's start after a crash of everything: nothing is trusted."""
+    def recover(self, clean: bool = False) -> None:
+        """As a worker's start after a crash of everything: nothing is trusted. `clean`: and its stop, which leaves a snapshot of the producers."""
         recovery = native.Recovery()
         partition = native.Partition.open(self.directory, native.LogOptions(compacted=True), 3, self.now_ms, recovery)
         assert recovery.log_end_offset == self.end, (recovery, self.end)
-        partition.close(clean=False)
+        views = native.ffi.new("struct mqd_producer_view[64]")
+        count = native.lib.mqd_partition_producers(partition.pointer, views, 64)
+        ongoing = {view.producer_id: view.transaction_first_offset for view in views[0:count] if view.transaction_first_offset >= 0}
+        assert ongoing == self.first_of, "the last stable offset is where the oldest of them began"
+        partition.close(clean)
         left = [path.name for path in self.directory.iterdir() if path.suffix in (".cleaned", ".swap", ".tmp")]
         assert not left, left

@@ -22,6 +22,8 @@ def live(log: Log, turns: int) -> None:
             log.produce()
         elif chance < 0.85 and log.transactional:
             log.end_transaction(log.random.choice((10, 11, 12)), log.random.random() < 0.5)
+        elif chance < 0.88:
+            log.forget()
         elif chance < 0.97:
             crash = log.random.choice((None, None, 0, 1, 2, 3, 4, 5, 7))
             whole = log.compact(segment_bytes=log.random.choice((1, 1500, 4000, 1 << 20)), stop_at=crash)
@@ -31,7 +33,7 @@ def live(log: Log, turns: int) -> None:
                 log.recover()
             log.check()
         else:
-            log.recover()
+            log.recover(clean=log.random.random() < 0.5)
             log.check()
 
 
