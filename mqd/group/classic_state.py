@@ -15,6 +15,7 @@ from mqd.group.settings import ClassicSettings
 from mqd.protocol.errors import ErrorCode
 
 CONSUMER_PROTOCOL = "consumer"
+GENERATION_MAX = 2**31 - 2**16  # of a record that can be believed: the next ones must fit into an int32
 
 # Plain integers: on the heartbeat's path an enum's attribute costs as much as the rest.
 NONE, REBALANCE_IN_PROGRESS, UNKNOWN_MEMBER_ID = int(ErrorCode.NONE), int(ErrorCode.REBALANCE_IN_PROGRESS), int(ErrorCode.UNKNOWN_MEMBER_ID)
@@ -160,6 +161,8 @@ class ClassicState:
         record = records.decode_value(value) if value is not None else None
         if record is not None and (len(record.members) and (record.protocol is None or record.leader not in {one.member_id for one in record.members})):
             raise ValueError(f"GroupMetadata of {self.group_id}: {len(record.members)} members without a protocol or a leader among them")
+        if record is not None and not 0 <= record.generation <= GENERATION_MAX:
+            raise ValueError(f"GroupMetadata of {self.group_id}: generation {record.generation}")
         instances = [one.group_instance_id for one in record.members if one.group_instance_id is not None] if record is not None else []
         if len(set(instances)) != len(instances):
             raise ValueError(f"GroupMetadata of {self.group_id}: an instance id is there twice")

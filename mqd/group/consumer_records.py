@@ -14,6 +14,9 @@ from mqd.group import records
 METADATA, PARTITION_METADATA, MEMBER, TARGET_METADATA, TARGET_MEMBER, CURRENT, REGULAR_EXPRESSION = 3, 4, 5, 6, 7, 8, 16
 KEY_TYPES = frozenset(records.CONSUMER_GROUP_TYPES)
 
+EPOCH_MIN = -2  # of a static member that went
+EPOCH_MAX = 2**31 - 2**16  # of a record that can be believed: no group lives so long, and its next epochs must fit into an int32
+
 Partitions = dict[bytes, tuple[int, ...]]  # topic id (16 bytes) -> partition indexes, ascending, never empty
 
 _GROUP, _MEMBER = records.CONSUMER_GROUP_METADATA, records.CONSUMER_GROUP_MEMBER_METADATA
@@ -60,7 +63,7 @@ def group_record(group_id: str, epoch: int, metadata_hash: int) -> KeyValue:
 def decode_group(value: bytes) -> tuple[int, int]:
     """(epoch, metadata hash)."""
     record = _GROUP.decode_value(value)
-    return record.epoch, record.metadata_hash
+    return _epoch(record.epoch), record.metadata_hash
 
 
 def member_record(group_id: str, member_id: str, member: Description) -> KeyValue:
@@ -105,7 +108,13 @@ def target_epoch_record(group_id: str, epoch: int) -> KeyValue:
 
 
 def decode_target_epoch(value: bytes) -> int:
-    return _TARGET_EPOCH.decode_value(value).assignment_epoch
+    return _epoch(_TARGET_EPOCH.decode_value(value).assignment_epoch)
+
+
+def _epoch(epoch: int, lowest: int = 0) -> int:
+    if not lowest <= epoch <= EPOCH_MAX:
+        raise ValueError(f"an epoch of {epoch}")
+    return epoch
 
 
 def target_record(group_id: str, member_id: str, partitions: Partitions) -> KeyValue:
@@ -131,7 +140,8 @@ def current_record(group_id: str, member_id: str, current: Current) -> KeyValue:
 
 def decode_current(value: bytes) -> Current:
     record = _CURRENT.decode_value(value)
-    return Current(record.member_epoch, record.previous_member_epoch, record.state, _partitions(record.assigned_partitions), _partitions(record.partitions_pending_revocation))
+    epoch, previous = _epoch(record.member_epoch, EPOCH_MIN), _epoch(record.previous_member_epoch, EPOCH_MIN)
+    return Current(epoch, previous, record.state, _partitions(record.assigned_partitions), _partitions(record.partitions_pending_revocation))
 
 
 def group_tombstones(group_id: str) -> list[KeyValue]:

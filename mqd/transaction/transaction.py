@@ -105,6 +105,8 @@ class Transaction:
             self._forget()
             return
         found = decode_value(value)
+        if not 0 <= found.producer_epoch <= EPOCH_MAX - (found.state == State.ONGOING):  # T3
+            raise ValueError(f"a transaction's record in state {STATE_NAMES[found.state]} with epoch {found.producer_epoch}")
         self.state = found.state
         self.producer_id, self.previous_producer_id, self.next_producer_id = found.producer_id, found.previous_producer_id, found.next_producer_id
         self.producer_epoch, self.timeout_ms, self.client_version = found.producer_epoch, found.timeout_ms, found.client_version
@@ -229,7 +231,7 @@ class Transaction:
             return FENCED if producer_id == self.producer_id else UNKNOWN_PRODUCER
         if producer_id != self.producer_id:
             return UNKNOWN_PRODUCER
-        return NONE if epoch == self.producer_epoch else FENCED
+        return NONE if epoch == self.producer_epoch < EPOCH_MAX else FENCED  # T3
 
     def _identity(self) -> tuple[int, int]:
         """With which the next transaction goes on."""
@@ -245,7 +247,7 @@ class Transaction:
     def _end_2(self, event: events.EndTransaction, now_ms: int, actions: list[Action]) -> int | None:
         """An error code, or None when the answer comes later. What is repeated names the epoch before the one in force (T4)."""
         asked = (event.producer_id, event.producer_epoch)
-        is_current = asked == self._identity()
+        is_current = asked == self._identity() and event.producer_epoch < EPOCH_MAX  # T3
         is_repeated = self._is_ended(event.producer_id, event.producer_epoch)
         if not is_current and not is_repeated:
             return FENCED if event.producer_id == self.producer_id else UNKNOWN_PRODUCER

@@ -312,3 +312,12 @@ def test_a_clock_that_was_ahead_before_a_restart_prolongs_no_transaction() -> No
     year_ms = 365 * 24 * 3_600_000
     (timer,) = core.on_loaded(it.now - year_ms)
     assert timer.at_ms == it.now - year_ms + 5_000
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_the_last_epoch_is_nobodys(version: int) -> None:
+    """It fences who has the one before; no client was ever told it, so who names it has guessed."""
+    it = Driver(epoch=32767, state=State.COMPLETE_ABORT)
+    assert it.add(32767, version=version) == FENCED
+    assert it.end(32767, committed=False, version=2, spare=77).error == FENCED
+    assert it.ask(events.InitProducerId, 5_000, spare_producer_id=77) == identity(producer_id=77, epoch=0)
