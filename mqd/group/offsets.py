@@ -163,6 +163,9 @@ class Offsets:
     def topics(self) -> tuple[str, ...]:
         return tuple(self._committed)
 
+    def partitions(self, topic: str) -> tuple[int, ...]:
+        return tuple(self._committed.get(topic, ()))
+
     def __len__(self) -> int:
         return sum(map(len, self._committed.values()))
 

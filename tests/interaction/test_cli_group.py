@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.broker import Broker
 from tests.interaction.command_line import CommandLine
@@ -158,6 +160,27 @@ def test_an_offset_beyond_the_log(mqd: CommandLine, broker: Broker, topic: str) 
     commit(broker, group, topic, {0: 3, 1: 25})
     rows = {row["partition"]: row for row in mqd.json("group", "describe", group)["partitions"]}
     assert (rows[0]["lag"], rows[0]["note"], rows[1]["lag"], rows[1]["note"]) == (7, None, 0, "beyond the log's end")
+
+
+def test_lag_and_members_are_metrics(mqd: CommandLine, broker: Broker, topic: str, member) -> None:
+    """Under kafka_exporter's names."""
+    group = fresh("measured")
+    consumer = member(group, topic, "app-1")
+    poll_until_assigned(consumer)
+    consumer.commit(offsets=[TopicPartition(topic, 0, 4), TopicPartition(topic, 2, 10)], asynchronous=False)
+    with urllib.request.urlopen(f"http://127.0.0.1:{broker.status()['metrics_port']}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    found = {
+        (sample.name, sample.labels.get("partition")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.labels.get("consumergroup") == group and sample.labels.get("topic", topic) == topic
+    }
+    assert found == {
+        ("kafka_consumergroup_current_offset", "0"): 4, ("kafka_consumergroup_current_offset", "2"): 10, ("kafka_consumergroup_lag", "0"): 6, ("kafka_consumergroup_lag", "2"): 0,
+        ("kafka_consumergroup_lag_sum", None): 6, ("kafka_consumergroup_members", None): 1,
+    }  # fmt: skip
+    assert "mqd_consumergroup_partitions_left_out 0.0" in text.splitlines()
 
 
 # -- deleting ------------------------------------------------------------------------------------------------------------------

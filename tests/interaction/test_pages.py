@@ -32,7 +32,7 @@ def test_the_protocol_page_says_what_a_broker_advertises(shared_broker: Broker) 
 def test_operations_names_every_metric_of_a_broker(shared_broker: Broker) -> None:
     with urllib.request.urlopen(f"http://127.0.0.1:{shared_broker.status()['metrics_port']}/metrics", timeout=10) as answer:
         text = answer.read().decode()
-    measured = {name.removesuffix("_total").removesuffix("_created") for name in re.findall(r"^# TYPE (mqd_\w+)", text, re.M)}
-    named = set(re.findall(r"`(mqd_\w+)`", (DOCS / "operations.md").read_text()))
+    measured = {name.removesuffix("_total").removesuffix("_created") for name in re.findall(r"^# TYPE ((?:mqd|kafka)_\w+)", text, re.M)}
+    named = set(re.findall(r"`((?:mqd|kafka)_\w+)`", (DOCS / "operations.md").read_text()))
     assert measured - named == set(), "not on the page"
     assert {name.removesuffix("_total") for name in named} - measured == set(), "on the page only"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
+import click
 import pytest
 
 from mqd.base.config import BROKER, TOPIC
+from mqd.cli.main import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = sorted({path.parent for path in (ROOT / "mqd").glob("*/__init__.py")} | {ROOT / "native", ROOT / "native" / "tests", ROOT / "tests"})
@@ -40,5 +43,30 @@ def test_files_that_are_named_exist(page: Path) -> None:
 def test_properties_that_are_set_exist(page: Path) -> None:
     """NAME=VALUE, as a reader would copy it."""
     named = set(re.findall(r"(?<![\w.-])([a-z]+(?:\.[a-z]+)+)=", page.read_text()))
-    of_clients = {"check.crcs"}
+    of_clients = {"check.crcs", "group.protocol"}
     assert named - BROKER.keys() - TOPIC.keys() - of_clients == set()
+
+
+COMMANDS = sorted({
+    line.strip()
+    for page in PAGES
+    for block in re.findall(r"^```\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    for line in block.splitlines()
+    if re.match(r"\s*mqd [a-z]", line)
+})  # fmt: skip
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_commands_of_the_pages_are_understood(line: str) -> None:
+    """As a reader would copy them: the command exists, with these options and so many arguments. Values are checked when it runs."""
+    words = shlex.split(re.split(r" [<>|] ?", line)[0], comments=True)[1:]
+    command: click.Command = cli
+    context = click.Context(cli)
+    while isinstance(command, click.Group):
+        _, found, words = command.resolve_command(context, words)
+        assert found is not None
+        command, context = found, click.Context(found, parent=context)
+    values, rest, _ = command.make_parser(context).parse_args(list(words))
+    assert rest == []
+    missing = [param.name for param in command.params if param.required and not values.get(param.name or "")]
+    assert missing == []

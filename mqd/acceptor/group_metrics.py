@@ -1,0 +1,71 @@
+"""Lag and members of consumer groups as metrics, under the names of kafka_exporter, which users' dashboards know.
+
+Read in the scrape's thread from what the coordinator's loop is changing: copies of dictionaries, each taken in one step of the interpreter; a group that changes meanwhile shows
+as it was or as it is. Bound: SERIES_MAX partitions of groups, by group's name; how many were left out is a metric too. Sums by topic are of what is shown.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client.core import GaugeMetricFamily
+
+from mqd.acceptor.broker import Broker
+from mqd.group.group import Group
+
+SERIES_MAX = 10_000
+TRIES = 5
+
+_LABELS = ["consumergroup", "topic", "partition"]
+
+
+def collect(broker: Broker) -> Iterator[Any]:
+    offset = GaugeMetricFamily("kafka_consumergroup_current_offset", "Committed offset of a group in a partition", labels=_LABELS)
+    lag = GaugeMetricFamily("kafka_consumergroup_lag", "Records between the committed offset and the high watermark", labels=_LABELS)
+    lag_sum = GaugeMetricFamily("kafka_consumergroup_lag_sum", "Lag of a group in a topic", labels=_LABELS[:2])
+    members = GaugeMetricFamily("kafka_consumergroup_members", "Members of a group", labels=_LABELS[:1])
+    left_out = GaugeMetricFamily("mqd_consumergroup_partitions_left_out", f"Partitions of groups beyond the {SERIES_MAX} that are shown")
+    shown = left = 0
+    for group in sorted(_groups(broker), key=lambda group: group.group_id):
+        members.add_metric([group.group_id], _member_count(group))
+        for topic in sorted(group.offsets.topics):
+            indexes = sorted(group.offsets.partitions(topic))
+            left += max(0, shown + len(indexes) - SERIES_MAX)
+            indexes = indexes[: max(0, SERIES_MAX - shown)]
+            shown += len(indexes)
+            total = 0
+            for index in indexes:
+                committed = group.offsets.get(topic, index)
+                if committed is None:
+                    continue
+                labels = [group.group_id, topic, str(index)]
+                offset.add_metric(labels, committed.offset)
+                end = _high_watermark(broker, topic, index)
+                if end is not None:
+                    lag.add_metric(labels, max(0, end - committed.offset))
+                    total += max(0, end - committed.offset)
+            if indexes:
+                lag_sum.add_metric([group.group_id, topic], total)
+    left_out.add_metric([], left)
+    yield from (offset, lag, lag_sum, members, left_out)
+
+
+def _groups(broker: Broker) -> list[Group]:
+    if broker.coordinators is None:
+        return []
+    for _ in range(TRIES):
+        try:
+            return [core for _, core in list(broker.coordinators.groups.items()) if isinstance(core, Group) and core.exists]
+        except RuntimeError:
+            continue  # groups came or went while they were listed
+    return []
+
+
+def _member_count(group: Group) -> int:
+    consumer = group.consumer
+    return len(consumer.members) if consumer is not None else len(group.classic.members.by_id)
+
+
+def _high_watermark(broker: Broker, topic: str, index: int) -> int | None:
+    image = broker.partition_of(topic, index)
+    view = broker.view(image) if image is not None else None
+    return None if view is None else view.high_watermark
