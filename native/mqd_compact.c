@@ -24,12 +24,21 @@ static int check_options(const int64_t *bases, const struct mqd_compact_options 
     return sound ? 0 : mqd_error_set_static(MQD_E_INVALID, "a compaction wants ascending segments, of which at least one is to be cleaned, and a load factor");
 }
 
-/* The segment that holds the first dirty offset, or the first of all. */
-static void find_first_dirty(struct mqd_compact *compact)
+/* Of those to clean: the segment that holds the offset, or the first. */
+static uint32_t number_of(const struct mqd_compact *compact, int64_t offset)
 {
-    const struct mqd_compact_options *options = &compact->options;
-    while (compact->first_dirty_number + 1 < options->clean_count && compact->bases[compact->first_dirty_number + 1] <= options->first_dirty_offset)
-        compact->first_dirty_number++;
+    uint32_t number = 0;
+    while (number + 1 < compact->options.clean_count && compact->bases[number + 1] <= offset)
+        number++;
+    return number;
+}
+
+/* What the snapshot does not tell of producers is read from the log, also where it is clean already. */
+static int begin_map(struct mqd_compact *compact)
+{
+    bool clean_too = compact->producers_from >= 0 && compact->producers_from < compact->options.first_dirty_offset;
+    uint32_t number = clean_too ? number_of(compact, compact->producers_from) : compact->first_dirty_number;
+    return mqd_compact_input_begin(&compact->input, number, compact->options.clean_count);
 }
 
 struct mqd_compact *mqd_compact_open(const char *directory, const int64_t *bases, const struct mqd_compact_options *options)
@@ -54,11 +63,11 @@ struct mqd_compact *mqd_compact_open(const char *directory, const int64_t *bases
     name_segments(compact, &compact->scan_input);
     compact->output.directory = compact->directory;
     compact->output.index_interval_bytes = options->index_interval_bytes;
-    find_first_dirty(compact);
+    compact->first_dirty_number = number_of(compact, options->first_dirty_offset);
     compact->mapped_end = options->first_dirty_offset;
     compact->figures.clean_count = options->clean_count;
     if (mqd_key_map_open(&compact->map, options->map_bytes, options->map_load_percent, NULL) < 0 || mqd_compact_load_producers(compact, options->snapshot_offset) < 0 ||
-        mqd_compact_input_begin(&compact->input, compact->first_dirty_number, options->clean_count) < 0) {
+        begin_map(compact) < 0) {
         mqd_compact_close(compact);
         return NULL;
     }
@@ -262,8 +271,6 @@ static int map_batch(struct mqd_compact *compact)
     const struct mqd_batch *batch = &compact->batch;
     if ((batch->attributes & MQD_ATTRIBUTE_TRANSACTIONAL) && !compact->scanned)
         return mqd_compact_scan_begin(compact) < 0 ? -1 : MQD_COMPACT_MORE;
-    if (batch->producer_id >= 0 && batch->base_offset >= compact->producers_from && mqd_id_map_put(&compact->last_batch, batch->producer_id, batch->base_offset) < 0)
-        return -1;
     if (batch->attributes & MQD_ATTRIBUTE_CONTROL || mqd_compact_is_aborted(compact, batch) || batch->record_count == 0)
         return MQD_COMPACT_MORE;
     const uint8_t *bytes = mqd_compact_input_bytes(&compact->input, batch);
@@ -285,7 +292,10 @@ static int map_step(struct mqd_compact *compact)
             compact->mapped_end = clean_end_of(compact);
         return map_done(compact);
     }
-    return mqd_batch_end_offset(&compact->batch) > compact->options.first_dirty_offset ? map_batch(compact) : MQD_COMPACT_MORE;
+    const struct mqd_batch *batch = &compact->batch;
+    if (batch->producer_id >= 0 && batch->base_offset >= compact->producers_from && mqd_id_map_put(&compact->last_batch, batch->producer_id, batch->base_offset) < 0)
+        return -1;
+    return mqd_batch_end_offset(batch) > compact->options.first_dirty_offset ? map_batch(compact) : MQD_COMPACT_MORE;
 }
 
 /* ---- steps -------------------------------------------------------------------------------------------------------- */

@@ -84,6 +84,26 @@ def test_tombstones_and_markers_go_in_the_end(tmp_path: Path):
     assert sorted(producers) == sorted(log.last_batch)
 
 
+def test_a_producers_last_batch_stays_though_the_snapshot_is_older(tmp_path: Path):
+    """Its sequence would be lost, and a batch that is sent again would be written twice: also where the log was cleaned since."""
+    log = Log(tmp_path / "t-0", 5, transactional=False)
+
+    def put(producer: int, sequence: int) -> None:
+        record = Record(b"%d" % sequence, b"same key", log.now_ms, offset=log.end)
+        log.appended[log.end], log.decided[log.end] = record, True
+        epoch = 0 if producer >= 0 else -1
+        log._append(encode_batch([record], base_offset=log.end, producer_id=producer, producer_epoch=epoch, base_sequence=sequence if producer >= 0 else -1), 1, producer)
+
+    put(1, 0)
+    log.recover(clean=True)  # writes a snapshot that knows of sequence 0
+    put(1, 1)
+    for number in range(3):
+        put(-1, number)
+        log.compact()
+        log.check()
+    assert any(header.producer_id == 1 and header.base_sequence == 1 for header, _ in log.batches())
+
+
 def test_a_batch_that_loses_nothing_is_the_same_bytes(tmp_path: Path):
     log = Log(tmp_path / "t-0", 2, transactional=False)
     log.directory.mkdir(exist_ok=True)
