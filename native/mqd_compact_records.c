@@ -5,37 +5,10 @@
 #include <endian.h>
 #include <string.h>
 
+#include "mqd_varint.h"
+
 #define RECORD_BYTES_MIN 7 /* with its length: see mqd_batch.c */
 #define CRC_FROM 21
-
-/* Up to 64 bits, zigzag. NULL: cut off, or longer than ten bytes. */
-static inline const uint8_t *take_varlong(const uint8_t *at, const uint8_t *end, int64_t *out)
-{
-    uint64_t value = 0;
-    for (int shift = 0; shift <= 63; shift += 7) {
-        if (at == end)
-            return NULL;
-        uint8_t byte = *at++;
-        if (shift == 63 && byte > 1)
-            return NULL;
-        value |= (uint64_t)(byte & 0x7f) << shift;
-        if (byte < 0x80) {
-            *out = (int64_t)(value >> 1) ^ -(int64_t)(value & 1);
-            return at;
-        }
-    }
-    return NULL;
-}
-
-static inline const uint8_t *take_varint(const uint8_t *at, const uint8_t *end, int64_t *out)
-{
-    if (at != end && *at < 0x80) { /* nearly all of them */
-        *out = (int64_t)(*at >> 1) ^ -(int64_t)(*at & 1);
-        return at + 1;
-    }
-    at = take_varlong(at, end, out);
-    return at && *out >= INT32_MIN && *out <= INT32_MAX ? at : NULL;
-}
 
 static uint32_t put_varlong(uint8_t *out, int64_t number)
 {
@@ -63,25 +36,25 @@ int mqd_records_next(struct mqd_records *records, struct mqd_record *out)
     int64_t number;
     if (records->left == 0)
         return records->at == records->end ? 0 : refuse(records, "bytes follow the last record");
-    const uint8_t *body = take_varint(records->at, records->end, &number);
+    const uint8_t *body = mqd_varint(records->at, records->end, &number);
     if (!body || number < RECORD_BYTES_MIN - 1 || number > records->end - body)
         return refuse(records, "a record's length is impossible");
-    const uint8_t *end = body + number, *at = take_varlong(body + 1, end, &out->timestamp_delta);
+    const uint8_t *end = body + number, *at = mqd_varlong(body + 1, end, &out->timestamp_delta);
     out->offset_delta_at = at;
     if (!at)
         return refuse(records, "a record's timestamp is cut off");
-    at = take_varint(at, end, &number);
+    at = mqd_varint(at, end, &number);
     if (!at || number < records->next_delta || number > records->last_delta)
         return refuse(records, "a record's offset delta does not rise, or is beyond the batch");
     out->offset_delta = (int32_t)number;
     records->next_delta = number == INT32_MAX ? INT32_MAX : (int32_t)number + 1;
-    at = take_varint(at, end, &number);
-    if (!at || number < -1 || number > end - at)
+    at = mqd_varint_size(at, end, &number);
+    if (!at)
         return refuse(records, "a record's key is cut off or has an impossible length");
     out->key_bytes = (int32_t)number;
     out->key = at;
-    at = take_varint(number > 0 ? at + number : at, end, &number);
-    if (!at || number < -1 || number > end - at)
+    at = mqd_varint_size(number > 0 ? at + number : at, end, &number);
+    if (!at)
         return refuse(records, "a record's value is cut off or has an impossible length");
     out->tombstone = number < 0;
     out->body = body;

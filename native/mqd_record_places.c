@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "mqd_error.h"
+#include "mqd_varint.h"
 
 enum { PLAIN_MASK = 7 | 1 << 4 | 1 << 5, CRC_END = 21 };
 
@@ -15,48 +16,31 @@ struct cursor {
     const uint8_t *end;
 };
 
-/* A zigzag varint of at most 32 bits; INT64_MIN when it is cut off or longer. */
-static int64_t take_varint(struct cursor *c)
+/* NULL: cut off. */
+static const uint8_t *take_blob(const uint8_t *at, const uint8_t *end, const uint8_t *data, uint32_t *position, int32_t *size_bytes)
 {
-    uint64_t value = 0;
-    for (unsigned shift = 0; shift < 35 && c->at < c->end; shift += 7) {
-        uint8_t byte = *c->at++;
-        value |= (uint64_t)(byte & 0x7f) << shift;
-        if (byte < 0x80)
-            return (int64_t)(value >> 1) ^ -(int64_t)(value & 1);
-    }
-    return INT64_MIN;
-}
-
-static bool skip_varlong(struct cursor *c)
-{
-    for (int i = 0; i < 10 && c->at < c->end; i++)
-        if (*c->at++ < 0x80)
-            return true;
-    return false;
-}
-
-static bool take_blob(struct cursor *c, const uint8_t *data, uint32_t *position, int32_t *size_bytes)
-{
-    int64_t size = take_varint(c);
-    if (size < -1 || size > c->end - c->at)
-        return false;
-    *position = (uint32_t)(c->at - data);
+    int64_t size;
+    at = mqd_varint_size(at, end, &size);
+    if (!at)
+        return NULL;
+    *position = (uint32_t)(at - data);
     *size_bytes = (int32_t)size;
-    c->at += size > 0 ? size : 0;
-    return true;
+    return size > 0 ? at + size : at;
 }
 
 /* One record; headers are passed over with what is left of its bytes. */
 static bool place_record(struct cursor *batch, const uint8_t *data, struct mqd_record_place *out)
 {
-    int64_t size = take_varint(batch);
-    if (size < 1 || size > batch->end - batch->at)
+    int64_t size, number;
+    const uint8_t *at = mqd_varint(batch->at, batch->end, &size);
+    if (!at || size < 1 || size > batch->end - at)
         return false;
-    struct cursor record = {batch->at + 1, batch->at + size}; /* attributes */
-    batch->at += size;
-    return skip_varlong(&record) && take_varint(&record) >= 0 && take_blob(&record, data, &out->key_position, &out->key_bytes) &&
-           take_blob(&record, data, &out->value_position, &out->value_bytes);
+    const uint8_t *end = at + size;
+    batch->at = end;
+    at = mqd_varlong(at + 1, end, &number); /* behind the attributes: timestamp delta */
+    at = at ? mqd_varint(at, end, &number) : NULL;
+    at = at && number >= 0 ? take_blob(at, end, data, &out->key_position, &out->key_bytes) : NULL;
+    return at && take_blob(at, end, data, &out->value_position, &out->value_bytes);
 }
 
 static enum mqd_walk_stop place_batch(const uint8_t *data, const struct mqd_batch *batch, const uint8_t *bytes, struct mqd_record_place *out)

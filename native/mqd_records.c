@@ -8,42 +8,24 @@
  * Source: Kafka's protocol guide, "Record"; what is refused is what Kafka's LogValidator refuses, and deltas that are not in order (Kafka rewrites such batches).
  */
 #include "mqd_native.h"
+#include "mqd_varint.h"
 
 #define RECORD_BYTES_MIN 7 /* with its length: see mqd_batch.c */
 
 struct walk { const uint8_t *at; const uint8_t *end; };
 
-static inline bool take_varlong(struct walk *walk, int64_t *out)
+/* Moves on to `next`; NULL, which could not be read, is where it stays. */
+static inline bool move(struct walk *walk, const uint8_t *next)
 {
-    if (walk->at == walk->end)
-        return false;
-    uint64_t value = *walk->at++;
-    if (value >= 0x80) {
-        value &= 0x7f;
-        for (int shift = 7;; shift += 7) {
-            if (walk->at == walk->end || shift > 63)
-                return false;
-            uint8_t byte = *walk->at++;
-            if (shift == 63 && byte > 1)
-                return false;
-            value |= (uint64_t)(byte & 0x7f) << shift;
-            if (byte < 0x80)
-                break;
-        }
-    }
-    *out = (int64_t)(value >> 1) ^ -(int64_t)(value & 1);
-    return true;
-}
-
-static inline bool take_varint(struct walk *walk, int64_t *out)
-{
-    return take_varlong(walk, out) && *out >= INT32_MIN && *out <= INT32_MAX;
+    if (next)
+        walk->at = next;
+    return next != NULL;
 }
 
 /* Goes over a key or value; size -1 = null, where that is allowed. */
 static inline bool skip_blob(struct walk *walk, bool nullable, int64_t *size_bytes)
 {
-    if (!take_varint(walk, size_bytes) || *size_bytes < (nullable ? -1 : 0) || *size_bytes > walk->end - walk->at)
+    if (!move(walk, mqd_varint_size(walk->at, walk->end, size_bytes)) || *size_bytes < (nullable ? -1 : 0))
         return false;
     if (*size_bytes > 0)
         walk->at += *size_bytes;
@@ -53,7 +35,7 @@ static inline bool skip_blob(struct walk *walk, bool nullable, int64_t *size_byt
 static const char *skip_headers(struct walk *walk)
 {
     int64_t count, size_bytes;
-    if (!take_varint(walk, &count) || count < 0 || count > (walk->end - walk->at) / 2)
+    if (!move(walk, mqd_varint(walk->at, walk->end, &count)) || count < 0 || count > (walk->end - walk->at) / 2)
         return "a record's header count is impossible";
     while (count-- > 0)
         if (!skip_blob(walk, false, &size_bytes) || !skip_blob(walk, true, &size_bytes))
@@ -65,12 +47,12 @@ static const char *skip_headers(struct walk *walk)
 static const char *skip_record(struct walk *walk, int32_t index, bool *keyed)
 {
     int64_t size_bytes, number;
-    if (!take_varint(walk, &size_bytes) || size_bytes < RECORD_BYTES_MIN - 1 || size_bytes > walk->end - walk->at)
+    if (!move(walk, mqd_varint(walk->at, walk->end, &size_bytes)) || size_bytes < RECORD_BYTES_MIN - 1 || size_bytes > walk->end - walk->at)
         return "a record's length is impossible";
     struct walk record = {walk->at + 1, walk->at + size_bytes}; /* + 1: attributes, of which none are in use */
-    if (!take_varlong(&record, &number))
+    if (!move(&record, mqd_varlong(record.at, record.end, &number)))
         return "a record's timestamp is cut off";
-    if (!take_varint(&record, &number) || number != index)
+    if (!move(&record, mqd_varint(record.at, record.end, &number)) || number != index)
         return "a record's offset delta is not its place in the batch";
     if (!skip_blob(&record, true, &size_bytes))
         return "a record's key is cut off or has an impossible length";

@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "mqd_error.h"
+#include "mqd_varint.h"
 
 #define CAPACITY_MIN 4u
 #define CAPACITY_MAX (1u << 26)
@@ -19,31 +20,6 @@
 
 /* ---- markers ------------------------------------------------------------------------------------------------------ */
 
-struct bytes { const uint8_t *at, *end; };
-
-/* A zigzag varint of at most five bytes; false when it is cut off or longer. */
-static bool take_varint(struct bytes *bytes, int32_t *out)
-{
-    uint32_t value = 0;
-    for (int shift = 0; shift < 35 && bytes->at < bytes->end; shift += 7) {
-        uint8_t byte = *bytes->at++;
-        value |= (uint32_t)(byte & 0x7f) << shift;
-        if (!(byte & 0x80)) {
-            *out = (int32_t)(value >> 1) ^ -(int32_t)(value & 1);
-            return true;
-        }
-    }
-    return false;
-}
-
-static bool skip_varlong(struct bytes *bytes)
-{
-    for (int i = 0; i < 10 && bytes->at < bytes->end; i++)
-        if (!(*bytes->at++ & 0x80))
-            return true;
-    return false;
-}
-
 static uint16_t get16(const uint8_t *at)
 {
     return (uint16_t)(at[0] << 8 | at[1]);
@@ -53,22 +29,24 @@ static uint16_t get16(const uint8_t *at)
  * Later versions may append to key and value (KIP-98). */
 int mqd_marker_parse(const uint8_t *bytes, const struct mqd_batch *batch, struct mqd_marker *out)
 {
-    struct bytes record = {bytes + MQD_BATCH_HEADER_BYTES, bytes + batch->size_bytes};
-    int32_t length, offset_delta, key_bytes, value_bytes;
+    int64_t length, number, key_bytes, value_bytes;
     if ((batch->attributes & (COMPRESSION_MASK | TRANSACTIONAL_BIT)) != TRANSACTIONAL_BIT || batch->record_count != 1 || batch->size_bytes < MQD_BATCH_HEADER_BYTES ||
         batch->size_bytes > MQD_MARKER_BYTES_MAX)
         return -1;
-    if (!take_varint(&record, &length) || length < 1 || length > record.end - record.at)
+    const uint8_t *end = bytes + batch->size_bytes, *at = mqd_varint(bytes + MQD_BATCH_HEADER_BYTES, end, &length);
+    if (!at || length < 1 || length > end - at)
         return -1;
-    record.end = record.at + length;
-    record.at++; /* attributes */
-    if (!skip_varlong(&record) || !take_varint(&record, &offset_delta) || !take_varint(&record, &key_bytes) || key_bytes < 4 || key_bytes > record.end - record.at)
+    end = at + length;
+    at = mqd_varlong(at + 1, end, &number); /* behind the attributes: timestamp delta */
+    at = at ? mqd_varint(at, end, &number) : NULL;
+    const uint8_t *key = at ? mqd_varint_size(at, end, &key_bytes) : NULL;
+    if (!key || key_bytes < 4)
         return -1;
-    uint16_t type = get16(record.at + 2);
-    record.at += key_bytes;
-    if ((type != TYPE_ABORT && type != TYPE_COMMIT) || !take_varint(&record, &value_bytes) || value_bytes < 6 || value_bytes > record.end - record.at)
+    uint16_t type = get16(key + 2);
+    const uint8_t *value = mqd_varint_size(key + key_bytes, end, &value_bytes);
+    if ((type != TYPE_ABORT && type != TYPE_COMMIT) || !value || value_bytes < 6)
         return -1;
-    *out = (struct mqd_marker){type == TYPE_COMMIT, (int32_t)((uint32_t)get16(record.at + 2) << 16 | get16(record.at + 4))};
+    *out = (struct mqd_marker){type == TYPE_COMMIT, (int32_t)((uint32_t)get16(value + 2) << 16 | get16(value + 4))};
     return 0;
 }
 

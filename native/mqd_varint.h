@@ -1,0 +1,47 @@
+/* Zigzag varints, as records have them, out of bytes that are a peer's or have been on a disk.
+ *
+ * Both return what follows, NULL when the number is cut off or does not fit. Encodings longer than need be are taken: they say the same number. The caller's `at` is at
+ * most `end`. Source: Kafka's protocol guide, "Record" (the encoding is Protocol Buffers').
+ */
+#ifndef MQD_VARINT_H
+#define MQD_VARINT_H
+
+#include <stdint.h>
+
+/* 64 bits, in at most ten bytes. */
+static inline const uint8_t *mqd_varlong(const uint8_t *at, const uint8_t *end, int64_t *out)
+{
+    uint64_t value = 0;
+    for (int shift = 0; shift <= 63; shift += 7) {
+        if (at == end)
+            return NULL;
+        uint8_t byte = *at++;
+        if (shift == 63 && byte > 1)
+            return NULL;
+        value |= (uint64_t)(byte & 0x7f) << shift;
+        if (byte < 0x80) {
+            *out = (int64_t)(value >> 1) ^ -(int64_t)(value & 1);
+            return at;
+        }
+    }
+    return NULL;
+}
+
+static inline const uint8_t *mqd_varint(const uint8_t *at, const uint8_t *end, int64_t *out)
+{
+    if (at != end && *at < 0x80) { /* nearly all of them */
+        *out = (int64_t)(*at >> 1) ^ -(int64_t)(*at & 1);
+        return at + 1;
+    }
+    at = mqd_varlong(at, end, out);
+    return at && *out >= INT32_MIN && *out <= INT32_MAX ? at : NULL;
+}
+
+/* The size of a blob (null = -1) whose bytes follow. */
+static inline const uint8_t *mqd_varint_size(const uint8_t *at, const uint8_t *end, int64_t *out)
+{
+    at = mqd_varint(at, end, out);
+    return at && *out >= -1 && *out <= end - at ? at : NULL;
+}
+
+#endif
