@@ -10,7 +10,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 
-from mqd.protocol.messages import ListGroupsRequest, OffsetCommitRequest
+from mqd.protocol.messages import FindCoordinatorRequest, ListGroupsRequest, OffsetCommitRequest
 from perf import loading
 from perf.accounting import cpu_time
 from perf.bench import Bench
@@ -169,6 +169,7 @@ def offsets(bench: Bench) -> None:
     broker = bench.brokers.get("offsets", workers=2, config={"worker.cpus": ""})
     topic = broker.topic("committed", each)
     with KafkaConnection("127.0.0.1", broker.port, timeout_s=60) as kafka:
+        kafka.call(FIND_COORDINATOR, 4, FindCoordinatorRequest(key_type=0, coordinator_keys=["group-0"]))  # makes the internal topic
         for number in range(groups):
             _commit(kafka, f"group-{number}", topic, each)
     killed, restarted = [], []
