@@ -58,3 +58,10 @@ def test_nothing_is_left_open() -> None:
 def test_native_core_does_not_know_python() -> None:
     found = [_relative(path) for path in _owned() if path.parent.name == "native" and path.suffix in {".c", ".h"} and "Python.h" in path.read_text()]
     assert not found
+
+
+def test_test_files_have_names_of_their_own():
+    """pytest imports a file outside a package by its name alone: two of one name end the whole run before it begins."""
+    alone = [path for path in (ROOT / "tests").rglob("test_*.py") if not (path.parent / "__init__.py").exists()]
+    names = [path.name for path in alone]
+    assert not sorted({name for name in names if names.count(name) > 1})
