@@ -6,6 +6,7 @@
 #ifndef MQD_VARINT_H
 #define MQD_VARINT_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 /* 64 bits, in at most ten bytes. */
