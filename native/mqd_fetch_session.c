@@ -15,7 +15,6 @@
 #include "mqd_reactor.h"
 
 #define MQD_SESSION_IDLE_MS 120000
-#define SESSION_TABLE_COUNT 65536
 #define ENTRY_SHARE_BYTES (6 * sizeof(void *)) /* of entries, buckets, included */
 
 static uint32_t hash_key(const struct mqd_topic_key *key, int32_t partition_index, uint32_t bucket_count)
@@ -224,7 +223,7 @@ void mqd_fetch_set_compact(struct mqd_reactor *r, struct mqd_fetch_set *set)
 
 static struct mqd_fetch_set *session_by_id(struct mqd_reactor *r, int32_t session_id)
 {
-    struct mqd_fetch_set *set = r->session_table[(uint32_t)session_id % SESSION_TABLE_COUNT];
+    struct mqd_fetch_set *set = r->session_table[(uint32_t)session_id % MQD_SESSION_TABLE_COUNT];
     return set && set->session_id == session_id ? set : NULL;
 }
 
@@ -239,7 +238,7 @@ void mqd_session_remove(struct mqd_reactor *r, struct mqd_fetch_set *set)
 {
     if (!set->session_id)
         return;
-    r->session_table[(uint32_t)set->session_id % SESSION_TABLE_COUNT] = NULL;
+    r->session_table[(uint32_t)set->session_id % MQD_SESSION_TABLE_COUNT] = NULL;
     mqd_list_remove(&set->session_node);
     set->session_id = 0;
     r->session_heap_bytes -= set->heap_bytes;
@@ -262,9 +261,9 @@ void mqd_session_create(struct mqd_reactor *r, struct mqd_fetch_set *set)
         return;
     for (int tries = 0; tries < 64; tries++) {
         int32_t id = (int32_t)(next_random(r) & 0x7fffffff);
-        if (!id || r->session_table[(uint32_t)id % SESSION_TABLE_COUNT])
+        if (!id || r->session_table[(uint32_t)id % MQD_SESSION_TABLE_COUNT])
             continue;
-        r->session_table[(uint32_t)id % SESSION_TABLE_COUNT] = set;
+        r->session_table[(uint32_t)id % MQD_SESSION_TABLE_COUNT] = set;
         set->session_id = id;
         set->session_epoch = 1;
         r->session_heap_bytes += set->heap_bytes;

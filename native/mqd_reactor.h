@@ -22,12 +22,15 @@
 
 #include "mqd_atomic.h"
 #include "mqd_error.h"
+#include "mqd_fetch.h"
 #include "mqd_list.h"
 #include "mqd_native.h"
 #include "mqd_partition.h"
 #include "mqd_poll.h"
 #include "mqd_reader.h"
+#include "mqd_request.h"
 #include "mqd_shm_layout.h"
+#include "mqd_topics.h"
 #include "mqd_wire.h"
 
 #define MQD_EXTENT_BYTES 65536
@@ -74,99 +77,10 @@ enum mqd_kafka_error {
 
 enum mqd_api { MQD_API_PRODUCE = 0, MQD_API_FETCH = 1, MQD_API_LIST_OFFSETS = 2, MQD_API_METADATA = 3, MQD_API_API_VERSIONS = 18 };
 
-struct mqd_reactor;
-struct mqd_request;
-struct mqd_fetch_set;
-struct mqd_check;
-
-/* ---- topics ---- */
-
-struct mqd_topic {
-    struct mqd_topic *next_by_name, *next_by_id;
-    uint32_t reference_count; /* one for the table, one for each fetch entry */
-    bool removed;
-    uint8_t topic_id[16];
-    uint32_t partition_count;
-    uint32_t *slots;
-    uint32_t name_bytes;
-    char name[MQD_TOPIC_NAME_BYTES_MAX + 1];
-};
-
-#define MQD_TOPIC_BUCKET_COUNT 4096
-struct mqd_topics {
-    struct mqd_topic *by_name[MQD_TOPIC_BUCKET_COUNT];
-    struct mqd_topic *by_id[MQD_TOPIC_BUCKET_COUNT];
-};
-struct mqd_topic *mqd_topics_find(struct mqd_topics *topics, const struct mqd_topic_key *key);
-struct mqd_topic *mqd_topics_find_id(struct mqd_topics *topics, const uint8_t topic_id[16]);
-struct mqd_topic *mqd_topics_put(struct mqd_topics *topics, const uint8_t topic_id[16], const char *name, const uint32_t *slots, uint32_t partition_count);
-void mqd_topics_remove(struct mqd_topics *topics, struct mqd_topic *topic);
-void mqd_topic_release(struct mqd_topic *topic);
-void mqd_topics_clear(struct mqd_topics *topics);
-bool mqd_topic_is_internal(const struct mqd_topic *topic); /* written by coordinators alone */
-
-/* ---- appends: one batch on its way into a partition, for a request of ours or for a peer that forwarded it ---- */
-
-struct mqd_append {
-    struct mqd_node node;        /* in the owner's `staged`, then `waiting`; at the sender in `forwarded_to` */
-    struct mqd_request *request; /* NULL: forwarded to us by a peer */
-    uint32_t slot;
-    uint16_t peer;               /* forwarded: who sent it (owner's side) or who owns it (sender's side) */
-    int16_t error;
-    uint8_t acks_all;
-    uint8_t pinned;              /* enum mqd_pin */
-    uint8_t done;
-    uint8_t control;             /* enum mqd_stage_flags */
-    uint8_t ordered;             /* counts in request->undecided: the connection's later requests wait for it (mqd_check.c) */
-    uint8_t awaits_verification; /* counts in request->awaiting */
-    uint32_t check_index;        /* its place in check's payload */
-    uint32_t size_bytes;
-    int32_t partition_index;
-    uint64_t offset;             /* of the batch in our own mapping; not for a peer's */
-    int64_t guard;               /* 0 = not verified */
-    struct mqd_check *check;     /* whose answer it waits for */
-    struct mqd_refusal *refusal; /* record errors for the client */
-    int64_t base_offset;
-    int64_t end_offset;          /* acknowledged when the high watermark reaches it */
-    int64_t log_append_time_ms;
-    int64_t log_start_offset;
-    uint64_t peer_token;         /* echoed to the peer */
-    uint32_t forward_index;      /* in reactor->forwards while a peer has it; UINT32_MAX = not forwarded */
-    uint64_t peer_generation;
-    const char *message;         /* static text for the client, NULL = none */
-};
-
-struct mqd_forward_entry { struct mqd_append *append; uint32_t sequence, next_free; };
-
-enum mqd_pin { MQD_PIN_NONE, MQD_PIN_FRAME, MQD_PIN_CONTROL }; /* what an append holds: request->arena_offset, or its own bytes in the control arena */
-
-/* ---- checks: what the acceptor is asked before a batch may be written (mqd_check.c) ---- */
-
-struct mqd_check {
-    struct mqd_node node;      /* in reactor->check_queue while not sent */
-    struct mqd_node parked;    /* appends that wait for the answer, in the payload's order; empty: nobody does any more, but the payload is lent */
-    uint64_t acceptor_generation; /* asked */
-    uint64_t offset;           /* of the payload in our mapping */
-    uint64_t connection;       /* id, for logs */
-    uint32_t size_bytes;
-    uint32_t control_bytes, frame_bytes; /* what it holds of the bounds on both arenas */
-    uint32_t count;            /* entries of the payload */
-    uint32_t slot;
-    uint32_t sequence, next_free;
-    int16_t version;
-    uint16_t kind;             /* MQD_CHECK_* */
-    uint8_t used, sent;
-};
+/* ---- descriptions of producers for the acceptor (mqd_describe.c) ---- */
 
 #define MQD_DESCRIPTION_COUNT_MAX 16
 struct mqd_description { uint64_t offset, generation; uint8_t used; }; /* lent to the acceptor of that generation; offset in the control arena */
-
-struct mqd_refusal { /* why single records were refused; of its request's heap_bytes */
-    uint32_t index_count;
-    int32_t index[MQD_RECORD_ERROR_COUNT_MAX]; /* places in the batch; Kafka's batch_index */
-    char record_message[352];                  /* for each of them */
-    char message[200];
-};
 
 /* ---- partitions this worker owns ---- */
 
@@ -196,164 +110,6 @@ struct mqd_log_directory {
     struct mqd_node to_sync;   /* owned partitions that want a flush */
     uint32_t to_sync_count;
     struct mqd_node in_syncfs; /* those that the running syncfs covers */
-};
-
-/* ---- requests ---- */
-
-enum mqd_request_kind { MQD_REQUEST_READY, MQD_REQUEST_PRODUCE, MQD_REQUEST_FETCH, MQD_REQUEST_CONTROL };
-
-struct mqd_produce_topic_entry { struct mqd_topic_key key; uint32_t append_count; uint8_t name[MQD_TOPIC_NAME_BYTES_MAX + 3]; };
-
-struct mqd_request_order { /* what is kept of a Produce whose appends order their connection; most need none of it */
-    int32_t timeout_ms;
-    int16_t required_acks, producer_epoch;
-    int64_t answer_by_ms;                 /* INT64_MAX: no acknowledgement is waited for by the clock */
-    int64_t producer_id;                  /* of its transactional batches, with producer_epoch; -1 = none yet */
-    struct mqd_text transactional_id;     /* in the frame, as long as an append pins it */
-};
-
-struct mqd_request {
-    struct mqd_request *next;             /* of the connection, in order; or of the free list */
-    struct mqd_connection *connection;    /* NULL: the client is gone, the work ends by itself */
-    int32_t correlation_id;
-    int16_t api_key, version;
-    uint8_t kind, complete, timer_armed, no_reply;
-    int64_t started_ns;
-    int64_t deadline_ms;                  /* CLOCK_MONOTONIC */
-    uint32_t timer_index;
-    uint32_t pending;                     /* appends not done; cold reads not done */
-    uint64_t id;
-    uint64_t heap_bytes;                  /* taken of heap_bytes_max, given back with the request */
-    /* produce */
-    int64_t arena_offset;                 /* -1 = none */
-    uint32_t arena_pins;
-    uint32_t undecided;                   /* appends that order the connection and are neither staged nor refused; see mqd_check.c */
-    uint32_t awaiting;                    /* of these: those that the next check asks for */
-    uint8_t blocks;                       /* counts in connection->blocked */
-    uint8_t order_known;                  /* `order` is filled */
-    uint8_t transactional_id_kept;        /* on the heap: the frame is gone */
-    uint8_t refused;                      /* an append has a refusal */
-    uint32_t topic_count, append_count;
-    struct mqd_produce_topic_entry *topics;
-    struct mqd_append *appends;
-    struct mqd_append inline_append;
-    struct mqd_produce_topic_entry inline_topic;
-    struct mqd_request_order order;       /* when order_known */
-    /* fetch */
-    struct mqd_fetch_set *set;
-    int32_t wait_ms, bytes_min, bytes_max;
-    int8_t isolation_level;
-    uint8_t evaluated;                    /* ranges are found; only cold reads are awaited */
-    uint8_t full;                         /* answer names every partition */
-    int16_t fetch_error;
-    /* control */
-    uint32_t control_index;
-    int64_t control_offset;               /* in the control arena, -1 = none */
-    uint32_t frame_bytes;
-    uint8_t *frame;                       /* heap copy while the control arena is full */
-    struct mqd_node control_node;         /* in reactor->control_queue while not sent */
-    uint64_t control_generation;          /* of the acceptor it was sent to */
-    uint32_t reply_key_hash;
-    uint8_t sent;
-    struct mqd_buffer reply;              /* READY, CONTROL: from the correlation id on */
-};
-
-/* ---- connections ---- */
-
-struct mqd_chunk { /* bytes of `out` up to memory_end, then the file range (if any) */
-    uint64_t memory_end;
-    struct mqd_range range;
-};
-
-struct mqd_connection {
-    int fd;
-    uint32_t index;
-    uint32_t generation;
-    uint64_t id;
-    struct mqd_node ready_node;  /* in reactor->ready */
-    struct mqd_node output_node; /* in reactor->to_send */
-    struct mqd_node stall_node;  /* in reactor->stalled: waits for arena or memory */
-    struct mqd_node answer_node; /* in reactor->to_answer */
-    uint8_t readable, writable, hangup, closing;
-    uint8_t expects_large;       /* the last frame was large: read its length first, so that the rest lands in a run of its own */
-    uint32_t local_ipv4;         /* network order, 0 = not IPv4 */
-    uint32_t peer_ipv4;          /* the same; for those who describe members */
-    uint16_t local_port;         /* host order */
-    uint16_t listener_id;
-    int64_t last_active_ms;
-    /* receiving: a frame that is not whole yet is on the heap (small) or in a run of arena extents (large) */
-    uint8_t *partial;
-    uint32_t partial_bytes, partial_capacity;
-    int64_t run_offset;          /* -1 = none */
-    int64_t run_began_ms;
-    uint32_t run_bytes, run_filled;
-    /* requests, oldest first */
-    struct mqd_request *head, *tail;
-    uint32_t inflight;
-    uint32_t blocked;            /* requests that later ones may not overtake: nothing is read meanwhile */
-    uint64_t held_bytes;         /* heap_bytes of these requests */
-    /* quotas, while there are any (mqd_throttle.c) */
-    uint8_t muted;               /* not read until muted_until_ns */
-    uint8_t quota_kinds;         /* kinds this connection has used, bit by enum mqd_quota_kind */
-    struct mqd_node mute_node;   /* in reactor->mute_wheel */
-    int64_t muted_until_ns;
-    uint64_t quota_key, quota_version;
-    uint64_t quota_intervals[MQD_QUOTA_KIND_COUNT];
-    /* sending */
-    struct mqd_buffer out;
-    uint64_t out_base;           /* stream position of out.bytes[0] */
-    uint64_t out_sent;           /* stream position sent so far (memory only) */
-    struct mqd_chunk *chunks;    /* ring of chunk_capacity, power of two */
-    uint32_t chunk_head, chunk_count, chunk_capacity;
-};
-
-/* ---- fetch ---- */
-
-struct mqd_fetch_entry {
-    struct mqd_node waiter;     /* in reactor->waiting[slot] */
-    struct mqd_node ready;      /* in set->ready */
-    struct mqd_fetch_set *set;
-    struct mqd_topic *topic;    /* referenced; NULL: unknown topic, `name` or id of the request is echoed */
-    struct mqd_fetch_entry *hash_next;
-    uint32_t order;
-    int32_t partition_index;
-    int64_t fetch_offset;
-    int32_t bytes_max;
-    int32_t current_leader_epoch;
-    int32_t last_fetched_epoch;
-    struct mqd_cursor cursor;
-    int64_t sent_high_watermark, sent_log_start, sent_last_stable;
-    int16_t sent_error;
-    uint8_t sent_once, forgotten;
-    uint32_t heap_bytes;
-    /* outcome of the evaluation under way */
-    struct mqd_fetch_outcome outcome;
-    struct mqd_range range;
-    struct mqd_aborted_list aborted; /* read_committed: transactions that overlap the range */
-    struct mqd_topic_key key;   /* as the client named it; name bytes in `set->names` or the topic */
-};
-
-/* Where sequential readers without a session stand: their next request finds its place without a search. Direct-mapped; a collision costs a look-up. */
-#define MQD_CURSOR_CACHE_COUNT 1024
-struct mqd_cached_cursor { uint8_t topic_id[16]; int32_t partition_index; struct mqd_cursor cursor; };
-
-struct mqd_fetch_set {
-    struct mqd_node ready;
-    struct mqd_node woken;          /* in reactor->woken */
-    struct mqd_node session_node;   /* in reactor->sessions, least recently used first */
-    struct mqd_fetch_entry **entries;
-    uint32_t entry_count, entry_capacity;
-    struct mqd_fetch_entry **buckets; /* sessions: by (topic, partition) */
-    uint32_t bucket_count;
-    struct mqd_request *request;    /* the fetch that is being evaluated or waits on this set, or NULL */
-    uint32_t request_count;         /* requests that name it: it is not freed before they end */
-    struct mqd_fetch_entry **included;
-    uint32_t included_count, included_capacity;
-    uint64_t heap_bytes;            /* of its entries */
-    int32_t session_id;             /* 0 = one request only */
-    int32_t session_epoch;
-    bool by_id;
-    int64_t last_used_ms;
 };
 
 /* ---- reply cache: answers that depend on the request bytes and the metadata version alone ---- */
@@ -628,25 +384,6 @@ bool mqd_forward_pending(const struct mqd_reactor *r);
 void mqd_forward_forget(struct mqd_reactor *r, struct mqd_append *append);
 void mqd_links_drain(struct mqd_reactor *r);
 void mqd_forward_endpoint_died(struct mqd_reactor *r, uint32_t endpoint);
-
-/* mqd_fetch.c, mqd_fetch_session.c */
-void mqd_fetch_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header, const uint8_t *body, uint32_t size_bytes);
-void mqd_fetch_evaluate(struct mqd_reactor *r, struct mqd_request *request, bool expired); /* request is at the head of its connection */
-void mqd_fetch_encode(struct mqd_reactor *r, struct mqd_request *request);
-void mqd_fetch_abandon(struct mqd_reactor *r, struct mqd_request *request);
-void mqd_fetch_wake_slot(struct mqd_reactor *r, uint32_t slot);
-void mqd_fetch_run_woken(struct mqd_reactor *r);
-void mqd_fetch_on_read_ahead(struct mqd_reactor *r, uint64_t id, int result);
-struct mqd_fetch_set *mqd_fetch_set_new(struct mqd_reactor *r);
-void mqd_fetch_set_free(struct mqd_reactor *r, struct mqd_fetch_set *set);
-struct mqd_fetch_entry *mqd_fetch_set_put(struct mqd_reactor *r, struct mqd_fetch_set *set, const struct mqd_topic_key *key, const struct mqd_fetch_partition *partition);
-bool mqd_fetch_entry_resolve(struct mqd_reactor *r, struct mqd_fetch_entry *entry);
-void mqd_fetch_set_forget(struct mqd_fetch_set *set, const struct mqd_topic_key *key, int32_t partition_index);
-void mqd_fetch_set_compact(struct mqd_reactor *r, struct mqd_fetch_set *set);
-/* Which set serves this request: the session it names, a new one, or one of its own. Returns a Kafka error code. */
-int16_t mqd_session_find(struct mqd_reactor *r, const struct mqd_fetch_request *fetch, struct mqd_fetch_set **set, bool *full, bool *create);
-void mqd_session_create(struct mqd_reactor *r, struct mqd_fetch_set *set);
-void mqd_session_remove(struct mqd_reactor *r, struct mqd_fetch_set *set);
 
 /* mqd_list_offsets.c */
 bool mqd_list_offsets_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header, const uint8_t *body, uint32_t size_bytes); /* false: not for us */

@@ -18,8 +18,6 @@
 #include "mqd_error.h"
 #include "mqd_file.h"
 
-#define REWRITE_CHUNK_BYTES (1 << 20)
-
 enum mode { MODE_CLEAN, MODE_TRUSTED, MODE_CHECKED };
 
 struct recovery {
@@ -431,63 +429,6 @@ static int settle_epochs(struct recovery *recovery, bool changed)
     return error ? mqd_error_system(error, "%s: cannot flush the leader epochs", partition->path) : 0;
 }
 
-/* The same bytes to the same place: what was in the page cache only becomes dirty again. */
-static int rewrite_file(const struct recovery *recovery, const struct tail *tail)
-{
-    uint8_t *chunk = malloc(REWRITE_CHUNK_BYTES);
-    int result = chunk ? 0 : mqd_error_set(ENOMEM, "no memory to write a segment anew");
-    for (int64_t position = 0; result == 0 && position < tail->file_bytes;) {
-        ssize_t size = pread(tail->fd, chunk, REWRITE_CHUNK_BYTES, position);
-        if (size < 0 && errno == EINTR)
-            continue;
-        ssize_t written = size > 0 ? mqd_file_pwrite(tail->fd, chunk, (size_t)size, position) : size;
-        if (written <= 0)
-            result = mqd_error_system(written < 0 ? errno : EIO, "%s: cannot write segment %lld anew after a failed flush", recovery->partition->path,
-                                      (long long)tail->base_offset);
-        position += written;
-    }
-    free(chunk);
-    return result;
-}
-
-static int flush_segment(struct recovery *recovery, int64_t base_offset)
-{
-    struct tail tail;
-    int result = tail_open(recovery, &tail, base_offset);
-    if (result == 0 && recovery->io->rewrite)
-        result = rewrite_file(recovery, &tail);
-    if (result == 0 && mqd_file_sync(tail.fd, false) < 0)
-        result = mqd_error_system(errno, "%s: cannot flush segment %lld", recovery->partition->path, (long long)base_offset);
-    tail_close(&tail);
-    if (result == 0)
-        result = mqd_txn_index_flush(recovery->partition->path, base_offset, recovery->io->rewrite);
-    return result < 0 ? -1 : mqd_index_sync(recovery->partition->path, base_offset);
-}
-
-/* C2. Who has flushed the whole file system already says so by a recovery point at the trusted end; then there is nothing to do here. */
-static int flush_recovered(struct recovery *recovery)
-{
-    struct mqd_partition *partition = recovery->partition;
-    bool flushed = false;
-    if (recovery->mode == MODE_CLEAN || recovery->read_only)
-        return 0;
-    for (uint32_t i = 0; i < partition->segment_count; i++) {
-        bool last = i + 1 == partition->segment_count;
-        int64_t end_offset = last ? partition->log_end_offset : partition->segments[i + 1];
-        if (end_offset <= recovery->io->recovery_point_offset && !(last && recovery->changed))
-            continue;
-        if (end_offset == partition->segments[i] && !recovery->changed)
-            continue;
-        if (flush_segment(recovery, partition->segments[i]) < 0)
-            return -1;
-        flushed = true;
-    }
-    if (!flushed && !recovery->changed)
-        return 0;
-    partition->directory_dirty = false;
-    return mqd_file_sync_directory(partition->path);
-}
-
 static bool same_epochs(const struct mqd_epochs *epochs, uint32_t count, int32_t last)
 {
     return epochs->count == count && mqd_epochs_last(epochs) == last;
@@ -508,7 +449,9 @@ static int open_recovered(struct recovery *recovery, int64_t now_ms)
     int replayed = mqd_recovery_replay(partition, &recovery->listing, recovery->mode == MODE_CHECKED ? bounds_of(recovery).trusted_below : INT64_MAX, now_ms);
     recovery->changed |= replayed == 1;
     if (replayed < 0 ||
-        settle_epochs(recovery, !same_epochs(&partition->epochs, epoch_count, epoch_last)) < 0 || flush_recovered(recovery) < 0)
+        settle_epochs(recovery, !same_epochs(&partition->epochs, epoch_count, epoch_last)) < 0)
+        return -1;
+    if (recovery->mode != MODE_CLEAN && !recovery->read_only && mqd_recovery_flush(partition, io, recovery->changed) < 0)
         return -1;
     partition->durable = partition->high_watermark = mqd_partition_end_mark(partition);
     io->log_start_offset = partition->log_start_offset;

@@ -35,4 +35,7 @@ int mqd_segment_delete(const char *directory, int64_t base_offset, int64_t *byte
  * known, its other indexes flushed. Deletes snapshots that are of no use any more, all but the newest two. -1: mqd_error set; 1: an index was changed (and flushed). */
 int mqd_recovery_replay(struct mqd_partition *partition, const struct mqd_listing *listing, int64_t sound_below, int64_t now_ms);
 
+/* Flushes what lies above the recovery point (C2); `changed`: and the names and lengths that recovery has changed. -1: mqd_error set. */
+int mqd_recovery_flush(struct mqd_partition *partition, const struct mqd_recovery *io, bool changed);
+
 #endif

@@ -1,0 +1,80 @@
+/* What the files of Fetch share: what one request or session reads, and where each of its partitions stands. Private to the reactor's thread. */
+#ifndef MQD_FETCH_H
+#define MQD_FETCH_H
+
+#include "mqd_list.h"
+#include "mqd_reader.h"
+#include "mqd_request.h"
+#include "mqd_topics.h"
+
+struct mqd_reactor;
+
+#define MQD_SESSION_TABLE_COUNT 65536
+
+struct mqd_fetch_entry {
+    struct mqd_node waiter;     /* in reactor->waiting[slot] */
+    struct mqd_node ready;      /* in set->ready */
+    struct mqd_fetch_set *set;
+    struct mqd_topic *topic;    /* referenced; NULL: unknown topic, `name` or id of the request is echoed */
+    struct mqd_fetch_entry *hash_next;
+    uint32_t order;
+    int32_t partition_index;
+    int64_t fetch_offset;
+    int32_t bytes_max;
+    int32_t current_leader_epoch;
+    int32_t last_fetched_epoch;
+    struct mqd_cursor cursor;
+    int64_t sent_high_watermark, sent_log_start, sent_last_stable;
+    int16_t sent_error;
+    uint8_t sent_once, forgotten;
+    uint32_t heap_bytes;
+    /* outcome of the evaluation under way */
+    struct mqd_fetch_outcome outcome;
+    struct mqd_range range;
+    struct mqd_aborted_list aborted; /* read_committed: transactions that overlap the range */
+    struct mqd_topic_key key;   /* as the client named it; name bytes in `set->names` or the topic */
+};
+
+/* Where sequential readers without a session stand: their next request finds its place without a search. Direct-mapped; a collision costs a look-up. */
+#define MQD_CURSOR_CACHE_COUNT 1024
+struct mqd_cached_cursor { uint8_t topic_id[16]; int32_t partition_index; struct mqd_cursor cursor; };
+
+struct mqd_fetch_set {
+    struct mqd_node ready;
+    struct mqd_node woken;          /* in reactor->woken */
+    struct mqd_node session_node;   /* in reactor->sessions, least recently used first */
+    struct mqd_fetch_entry **entries;
+    uint32_t entry_count, entry_capacity;
+    struct mqd_fetch_entry **buckets; /* sessions: by (topic, partition) */
+    uint32_t bucket_count;
+    struct mqd_request *request;    /* the fetch that is being evaluated or waits on this set, or NULL */
+    uint32_t request_count;         /* requests that name it: it is not freed before they end */
+    struct mqd_fetch_entry **included;
+    uint32_t included_count, included_capacity;
+    uint64_t heap_bytes;            /* of its entries */
+    int32_t session_id;             /* 0 = one request only */
+    int32_t session_epoch;
+    bool by_id;
+    int64_t last_used_ms;
+};
+
+/* mqd_fetch.c, mqd_fetch_answer.c, mqd_fetch_session.c */
+void mqd_fetch_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header, const uint8_t *body, uint32_t size_bytes);
+void mqd_fetch_evaluate(struct mqd_reactor *r, struct mqd_request *request, bool expired); /* request is at the head of its connection */
+void mqd_fetch_encode(struct mqd_reactor *r, struct mqd_request *request);
+void mqd_fetch_abandon(struct mqd_reactor *r, struct mqd_request *request);
+void mqd_fetch_wake_slot(struct mqd_reactor *r, uint32_t slot);
+void mqd_fetch_run_woken(struct mqd_reactor *r);
+void mqd_fetch_on_read_ahead(struct mqd_reactor *r, uint64_t id, int result);
+struct mqd_fetch_set *mqd_fetch_set_new(struct mqd_reactor *r);
+void mqd_fetch_set_free(struct mqd_reactor *r, struct mqd_fetch_set *set);
+struct mqd_fetch_entry *mqd_fetch_set_put(struct mqd_reactor *r, struct mqd_fetch_set *set, const struct mqd_topic_key *key, const struct mqd_fetch_partition *partition);
+bool mqd_fetch_entry_resolve(struct mqd_reactor *r, struct mqd_fetch_entry *entry);
+void mqd_fetch_set_forget(struct mqd_fetch_set *set, const struct mqd_topic_key *key, int32_t partition_index);
+void mqd_fetch_set_compact(struct mqd_reactor *r, struct mqd_fetch_set *set);
+/* Which set serves this request: the session it names, a new one, or one of its own. Returns a Kafka error code. */
+int16_t mqd_session_find(struct mqd_reactor *r, const struct mqd_fetch_request *fetch, struct mqd_fetch_set **set, bool *full, bool *create);
+void mqd_session_create(struct mqd_reactor *r, struct mqd_fetch_set *set);
+void mqd_session_remove(struct mqd_reactor *r, struct mqd_fetch_set *set);
+
+#endif
