@@ -19,6 +19,7 @@
  * header tells. The bytes are a peer's: nothing is read before its length is known to be there.
  */
 #define _GNU_SOURCE
+#include "mqd_big_endian.h"
 #include "mqd_error.h"
 
 #include <string.h>
@@ -29,49 +30,27 @@ enum { LENGTH_END = 12, MAGIC_AT = 16, CRC_END = 21 };
 /* length, attributes, timestamp delta, offset delta, key length, value length, header count: a byte each at the least */
 #define RECORD_BYTES_MIN 7
 
-static uint16_t get_16(const uint8_t *at)
-{
-    uint16_t value;
-    memcpy(&value, at, sizeof value);
-    return __builtin_bswap16(value);
-}
-
-static uint32_t get_32(const uint8_t *at)
-{
-    uint32_t value;
-    memcpy(&value, at, sizeof value);
-    return __builtin_bswap32(value);
-}
-
-static uint64_t get_64(const uint8_t *at)
-{
-    uint64_t value;
-    memcpy(&value, at, sizeof value);
-    return __builtin_bswap64(value);
-}
-_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "get_* swap bytes; so do the shared segments' readers assume");
-
 /* 61 bytes are there. size_bytes is only right when batch_length is sane: see sizes_reason. */
 static void decode(const uint8_t *bytes, struct mqd_batch *out)
 {
-    out->base_offset = (int64_t)get_64(bytes);
-    out->size_bytes = (int32_t)(get_32(bytes + 8) + LENGTH_END);
-    out->partition_leader_epoch = (int32_t)get_32(bytes + 12);
-    out->crc = get_32(bytes + 17);
-    out->attributes = (int16_t)get_16(bytes + 21);
-    out->last_offset_delta = (int32_t)get_32(bytes + 23);
-    out->base_timestamp_ms = (int64_t)get_64(bytes + 27);
-    out->max_timestamp_ms = (int64_t)get_64(bytes + 35);
-    out->producer_id = (int64_t)get_64(bytes + 43);
-    out->producer_epoch = (int16_t)get_16(bytes + 51);
-    out->base_sequence = (int32_t)get_32(bytes + 53);
-    out->record_count = (int32_t)get_32(bytes + 57);
+    out->base_offset = (int64_t)mqd_get_be64(bytes);
+    out->size_bytes = (int32_t)(mqd_get_be32(bytes + 8) + LENGTH_END);
+    out->partition_leader_epoch = (int32_t)mqd_get_be32(bytes + 12);
+    out->crc = mqd_get_be32(bytes + 17);
+    out->attributes = (int16_t)mqd_get_be16(bytes + 21);
+    out->last_offset_delta = (int32_t)mqd_get_be32(bytes + 23);
+    out->base_timestamp_ms = (int64_t)mqd_get_be64(bytes + 27);
+    out->max_timestamp_ms = (int64_t)mqd_get_be64(bytes + 35);
+    out->producer_id = (int64_t)mqd_get_be64(bytes + 43);
+    out->producer_epoch = (int16_t)mqd_get_be16(bytes + 51);
+    out->base_sequence = (int32_t)mqd_get_be32(bytes + 53);
+    out->record_count = (int32_t)mqd_get_be32(bytes + 57);
 }
 
 /* Whole size that batch_length claims, or -1 when it cannot hold a header or wraps around. */
 static int64_t claimed_size(const uint8_t *bytes)
 {
-    int64_t length = (int32_t)get_32(bytes + 8);
+    int64_t length = (int32_t)mqd_get_be32(bytes + 8);
     return length < MQD_BATCH_HEADER_BYTES - LENGTH_END || length > INT32_MAX - LENGTH_END ? -1 : length + LENGTH_END;
 }
 

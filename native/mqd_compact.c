@@ -92,7 +92,7 @@ void mqd_compact_close(struct mqd_compact *compact)
     free(compact->output.time_index_bytes.bytes);
     free(compact->output.transaction_bytes.bytes);
     free(compact->scratch.bytes);
-    free(compact->aborted);
+    free(compact->aborted.entries);
     free(compact->dropped_markers);
     free(compact->runs);
     free(compact->bases);
@@ -136,20 +136,6 @@ static int marker_type(struct mqd_compact_input *input, const struct mqd_batch *
     return record.key[3];
 }
 
-static int add_aborted(struct mqd_compact *compact, int64_t producer_id, int64_t first_offset, int64_t last_offset)
-{
-    if (compact->aborted_count == compact->aborted_capacity) {
-        size_t capacity = compact->aborted_capacity ? compact->aborted_capacity * 2 : 64;
-        struct mqd_aborted *grown = realloc(compact->aborted, capacity * sizeof *grown);
-        if (!grown)
-            return mqd_error_set(ENOMEM, "no memory for the aborted transactions of a log");
-        compact->aborted = grown;
-        compact->aborted_capacity = capacity;
-    }
-    compact->aborted[compact->aborted_count++] = (struct mqd_aborted){.producer_id = producer_id, .first_offset = first_offset, .last_offset = last_offset};
-    return 0;
-}
-
 static int scan_batch(struct mqd_compact *compact, const struct mqd_batch *batch, int64_t clean_end)
 {
     int64_t first_offset;
@@ -166,7 +152,7 @@ static int scan_batch(struct mqd_compact *compact, const struct mqd_batch *batch
     if (type < 0)
         return type == -1 ? 0 : -1;
     mqd_id_map_remove(&compact->ongoing, batch->producer_id);
-    return type == 0 ? add_aborted(compact, batch->producer_id, first_offset, batch->base_offset) : 0;
+    return type == 0 ? mqd_aborted_add(&compact->aborted, &(struct mqd_aborted){.producer_id = batch->producer_id, .first_offset = first_offset, .last_offset = batch->base_offset}) : 0;
 }
 
 static int by_producer(const void *a, const void *b)
@@ -196,8 +182,8 @@ int mqd_compact_scan_step(struct mqd_compact *compact)
     if (compact->ongoing.count > 0)
         return mqd_error_set(MQD_E_STALE, "%s: a transaction in the segments to compact has no end yet", compact->directory);
     mqd_compact_input_end(&compact->scan_input);
-    if (compact->aborted_count)
-        qsort(compact->aborted, compact->aborted_count, sizeof *compact->aborted, by_producer);
+    if (compact->aborted.count)
+        qsort(compact->aborted.entries, compact->aborted.count, sizeof *compact->aborted.entries, by_producer);
     compact->scanned = true;
     return 0;
 }
@@ -207,15 +193,15 @@ bool mqd_compact_is_aborted(const struct mqd_compact *compact, const struct mqd_
     if (!(batch->attributes & MQD_ATTRIBUTE_TRANSACTIONAL) || batch->producer_id < 0)
         return false;
     struct mqd_aborted wanted = {.producer_id = batch->producer_id, .first_offset = batch->base_offset};
-    size_t low = 0, high = compact->aborted_count;
+    uint32_t low = 0, high = compact->aborted.count;
     while (low < high) { /* the last that is not behind it */
-        size_t middle = low + (high - low) / 2;
-        if (by_producer(&compact->aborted[middle], &wanted) <= 0)
+        uint32_t middle = low + (high - low) / 2;
+        if (by_producer(&compact->aborted.entries[middle], &wanted) <= 0)
             low = middle + 1;
         else
             high = middle;
     }
-    const struct mqd_aborted *found = low ? &compact->aborted[low - 1] : NULL;
+    const struct mqd_aborted *found = low ? &compact->aborted.entries[low - 1] : NULL;
     return found && found->producer_id == batch->producer_id && batch->base_offset < found->last_offset;
 }
 

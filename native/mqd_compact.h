@@ -96,8 +96,7 @@ struct mqd_compact {
     /* transactions */
     bool scanned;
     struct mqd_id_map ongoing;   /* scan: producer -> first offset */
-    struct mqd_aborted *aborted; /* by producer, then first offset */
-    size_t aborted_count, aborted_capacity;
+    struct mqd_aborted_list aborted; /* by producer, then first offset */
     struct mqd_id_map seen;      /* copy: producers with data since their last marker */
     struct mqd_id_map last_batch; /* producer -> base offset of its last batch; -2 - epoch: it is known by markers of that epoch alone */
     int64_t producers_from;      /* batches below are in the snapshot; -1 = there is none */

@@ -2,9 +2,9 @@
 #define _GNU_SOURCE
 #include "mqd_compact_records.h"
 
-#include <endian.h>
 #include <string.h>
 
+#include "mqd_big_endian.h"
 #include "mqd_varint.h"
 
 #define RECORD_BYTES_MIN 7 /* with its length: see mqd_batch.c */
@@ -56,6 +56,8 @@ int mqd_records_next(struct mqd_records *records, struct mqd_record *out)
     at = mqd_varint_size(number > 0 ? at + number : at, end, &number);
     if (!at)
         return refuse(records, "a record's value is cut off or has an impossible length");
+    if ((number > 0 ? at + number : at) == end)
+        return refuse(records, "a record ends before its headers");
     out->tombstone = number < 0;
     out->body = body;
     out->bytes = records->at;
@@ -86,37 +88,19 @@ uint32_t mqd_record_rebase(uint8_t *out, const struct mqd_batch *batch, const st
     return at + delta_bytes + rest_bytes;
 }
 
-static void put_16(uint8_t *at, uint16_t value)
-{
-    value = htobe16(value);
-    memcpy(at, &value, sizeof value);
-}
-
-static void put_32(uint8_t *at, uint32_t value)
-{
-    value = htobe32(value);
-    memcpy(at, &value, sizeof value);
-}
-
-static void put_64(uint8_t *at, uint64_t value)
-{
-    value = htobe64(value);
-    memcpy(at, &value, sizeof value);
-}
-
 void mqd_batch_seal(uint8_t *out, const struct mqd_batch *batch, const uint8_t *records, uint32_t records_bytes)
 {
-    put_64(out, (uint64_t)batch->base_offset);
-    put_32(out + 8, MQD_BATCH_HEADER_BYTES - 12 + records_bytes);
-    put_32(out + 12, (uint32_t)batch->partition_leader_epoch);
+    mqd_put_be64(out, (uint64_t)batch->base_offset);
+    mqd_put_be32(out + 8, MQD_BATCH_HEADER_BYTES - 12 + records_bytes);
+    mqd_put_be32(out + 12, (uint32_t)batch->partition_leader_epoch);
     out[16] = 2;
-    put_16(out + 21, (uint16_t)batch->attributes);
-    put_32(out + 23, (uint32_t)batch->last_offset_delta);
-    put_64(out + 27, (uint64_t)batch->base_timestamp_ms);
-    put_64(out + 35, (uint64_t)batch->max_timestamp_ms);
-    put_64(out + 43, (uint64_t)batch->producer_id);
-    put_16(out + 51, (uint16_t)batch->producer_epoch);
-    put_32(out + 53, (uint32_t)batch->base_sequence);
-    put_32(out + 57, (uint32_t)batch->record_count);
-    put_32(out + 17, mqd_crc32c(mqd_crc32c(0, out + CRC_FROM, MQD_BATCH_HEADER_BYTES - CRC_FROM), records, records_bytes));
+    mqd_put_be16(out + 21, (uint16_t)batch->attributes);
+    mqd_put_be32(out + 23, (uint32_t)batch->last_offset_delta);
+    mqd_put_be64(out + 27, (uint64_t)batch->base_timestamp_ms);
+    mqd_put_be64(out + 35, (uint64_t)batch->max_timestamp_ms);
+    mqd_put_be64(out + 43, (uint64_t)batch->producer_id);
+    mqd_put_be16(out + 51, (uint16_t)batch->producer_epoch);
+    mqd_put_be32(out + 53, (uint32_t)batch->base_sequence);
+    mqd_put_be32(out + 57, (uint32_t)batch->record_count);
+    mqd_put_be32(out + 17, mqd_crc32c(mqd_crc32c(0, out + CRC_FROM, MQD_BATCH_HEADER_BYTES - CRC_FROM), records, records_bytes));
 }

@@ -18,7 +18,6 @@
  */
 #define _GNU_SOURCE
 #include <dirent.h>
-#include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -27,6 +26,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "mqd_big_endian.h"
 #include "mqd_compact.h"
 #include "mqd_error.h"
 #include "mqd_file.h"
@@ -56,32 +56,6 @@ static bool exists(const char *path)
 
 /* ---- BASE.swap ---------------------------------------------------------------------------------------------------- */
 
-static void put_32(uint8_t *at, uint32_t value)
-{
-    value = htobe32(value);
-    memcpy(at, &value, sizeof value);
-}
-
-static void put_64(uint8_t *at, int64_t value)
-{
-    uint64_t swapped = htobe64((uint64_t)value);
-    memcpy(at, &swapped, sizeof swapped);
-}
-
-static uint32_t get_32(const uint8_t *at)
-{
-    uint32_t value;
-    memcpy(&value, at, sizeof value);
-    return be32toh(value);
-}
-
-static int64_t get_64(const uint8_t *at)
-{
-    uint64_t value;
-    memcpy(&value, at, sizeof value);
-    return (int64_t)be64toh(value);
-}
-
 static int write_swap(const char *directory, const struct swap *swap)
 {
     char path[PATH_MAX];
@@ -89,14 +63,14 @@ static int write_swap(const char *directory, const struct swap *swap)
     uint8_t *bytes = calloc(1, size_bytes);
     if (!bytes)
         return mqd_error_set(ENOMEM, "no memory for a list of %u segments", swap->count);
-    put_32(bytes, SWAP_MAGIC);
-    put_32(bytes + 4, 1);
-    put_32(bytes + 12, swap->kinds);
-    put_32(bytes + 16, swap->count);
-    put_64(bytes + 24, swap->base_offset);
+    mqd_put_be32(bytes, SWAP_MAGIC);
+    mqd_put_be32(bytes + 4, 1);
+    mqd_put_be32(bytes + 12, swap->kinds);
+    mqd_put_be32(bytes + 16, swap->count);
+    mqd_put_be64(bytes + 24, (uint64_t)swap->base_offset);
     for (uint32_t i = 0; i < swap->count; i++)
-        put_64(bytes + SWAP_HEAD_BYTES + 8 * (size_t)i, swap->others[i]);
-    put_32(bytes + 8, mqd_crc32c(0, bytes + 12, size_bytes - 12));
+        mqd_put_be64(bytes + SWAP_HEAD_BYTES + 8 * (size_t)i, (uint64_t)swap->others[i]);
+    mqd_put_be32(bytes + 8, mqd_crc32c(0, bytes + 12, size_bytes - 12));
     int result = name_of(path, directory, swap->base_offset, ".swap", "");
     if (result == 0)
         result = mqd_file_replace(path, bytes, size_bytes);
@@ -106,14 +80,14 @@ static int write_swap(const char *directory, const struct swap *swap)
 
 static bool parse_swap(const uint8_t *bytes, size_t size_bytes, int64_t base_offset, struct swap *out)
 {
-    if (size_bytes < SWAP_HEAD_BYTES || get_32(bytes) != SWAP_MAGIC || get_32(bytes + 4) != 1 || get_32(bytes + 8) != mqd_crc32c(0, bytes + 12, size_bytes - 12))
+    if (size_bytes < SWAP_HEAD_BYTES || mqd_get_be32(bytes) != SWAP_MAGIC || mqd_get_be32(bytes + 4) != 1 || mqd_get_be32(bytes + 8) != mqd_crc32c(0, bytes + 12, size_bytes - 12))
         return false;
-    *out = (struct swap){.base_offset = get_64(bytes + 24), .kinds = get_32(bytes + 12), .count = get_32(bytes + 16)};
+    *out = (struct swap){.base_offset = (int64_t)mqd_get_be64(bytes + 24), .kinds = mqd_get_be32(bytes + 12), .count = mqd_get_be32(bytes + 16)};
     if (out->base_offset != base_offset || out->count > SWAP_COUNT_MAX || size_bytes != SWAP_HEAD_BYTES + 8 * (size_t)out->count)
         return false;
     out->others = malloc(8 * (size_t)out->count + 1);
     for (uint32_t i = 0; out->others && i < out->count; i++) {
-        out->others[i] = get_64(bytes + SWAP_HEAD_BYTES + 8 * (size_t)i);
+        out->others[i] = (int64_t)mqd_get_be64(bytes + SWAP_HEAD_BYTES + 8 * (size_t)i);
         if (out->others[i] <= (i ? out->others[i - 1] : base_offset)) {
             free(out->others);
             out->others = NULL;

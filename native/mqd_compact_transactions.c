@@ -1,6 +1,5 @@
 /* What a compaction needs to know of producers, and what it leaves for readers of aborted transactions; see mqd_compact.h (K4, K5). */
 #define _GNU_SOURCE
-#include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -85,17 +84,6 @@ static bool was_dropped(const struct mqd_compact *compact, int64_t offset)
     return low < compact->dropped_count && compact->dropped_markers[low] == offset;
 }
 
-static int add_entry(struct mqd_compact_bytes *out, const struct mqd_aborted *entry)
-{
-    uint8_t bytes[MQD_TXN_INDEX_ENTRY_BYTES] = {0};
-    const int64_t words[4] = {entry->producer_id, entry->first_offset, entry->last_offset, entry->last_stable_offset};
-    for (int i = 0; i < 4; i++) {
-        uint64_t word = htobe64((uint64_t)words[i]);
-        memcpy(bytes + 2 + 8 * i, &word, sizeof word);
-    }
-    return mqd_compact_bytes_add(out, bytes, sizeof bytes);
-}
-
 /* A reader that is told of an aborted transaction drops what its producer wrote up to the marker: an entry must not outlive its marker. It must not go before it
  * either: somebody may still be reading the old segment. */
 int mqd_compact_transaction_index(struct mqd_compact *compact)
@@ -106,9 +94,12 @@ int mqd_compact_transaction_index(struct mqd_compact *compact)
         int64_t end_offset = i + 1 < compact->options.segment_count ? compact->bases[i + 1] : INT64_MAX;
         if (mqd_txn_index_load(compact->directory, compact->bases[i], end_offset, &list) < 0)
             result = mqd_error_system(errno, "%s: cannot read the aborted transactions of segment %lld", compact->directory, (long long)compact->bases[i]);
-        for (uint32_t k = 0; k < list.count && result == 0; k++)
+        for (uint32_t k = 0; k < list.count && result == 0; k++) {
+            uint8_t bytes[MQD_TXN_INDEX_ENTRY_BYTES];
+            mqd_aborted_encode(bytes, &list.entries[k]);
             if (!was_dropped(compact, list.entries[k].last_offset))
-                result = add_entry(&compact->output.transaction_bytes, &list.entries[k]);
+                result = mqd_compact_bytes_add(&compact->output.transaction_bytes, bytes, sizeof bytes);
+        }
         free(list.entries);
     }
     return result;

@@ -8,6 +8,7 @@
 #include <sys/random.h>
 #include <time.h>
 
+#include "mqd_big_endian.h"
 #include "mqd_error.h"
 #include "mqd_varint.h"
 
@@ -19,11 +20,6 @@
 #define TYPE_COMMIT 1
 
 /* ---- markers ------------------------------------------------------------------------------------------------------ */
-
-static uint16_t get16(const uint8_t *at)
-{
-    return (uint16_t)(at[0] << 8 | at[1]);
-}
 
 /* record: length | attributes | timestamp delta | offset delta | key length, key: version i16, type i16 | value length, value: version i16, coordinator epoch i32 | headers.
  * Later versions may append to key and value (KIP-98). */
@@ -42,11 +38,11 @@ int mqd_marker_parse(const uint8_t *bytes, const struct mqd_batch *batch, struct
     const uint8_t *key = at ? mqd_varint_size(at, end, &key_bytes) : NULL;
     if (!key || key_bytes < 4)
         return -1;
-    uint16_t type = get16(key + 2);
+    uint16_t type = mqd_get_be16(key + 2);
     const uint8_t *value = mqd_varint_size(key + key_bytes, end, &value_bytes);
     if ((type != TYPE_ABORT && type != TYPE_COMMIT) || !value || value_bytes < 6)
         return -1;
-    *out = (struct mqd_marker){type == TYPE_COMMIT, (int32_t)((uint32_t)get16(value + 2) << 16 | get16(value + 4))};
+    *out = (struct mqd_marker){type == TYPE_COMMIT, (int32_t)mqd_get_be32(value + 2)};
     return 0;
 }
 

@@ -2,7 +2,6 @@
 #define _GNU_SOURCE
 #include "mqd_txn_index.h"
 
-#include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -11,37 +10,25 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "mqd_big_endian.h"
 #include "mqd_error.h"
 #include "mqd_file.h"
 #include "mqd_segment.h"
 
 #define CHUNK_COUNT 120u /* entries: about 4 KiB */
 
-static void put64(uint8_t *at, int64_t value)
+void mqd_aborted_encode(uint8_t *at, const struct mqd_aborted *entry)
 {
-    uint64_t word = htobe64((uint64_t)value);
-    memcpy(at, &word, sizeof word);
-}
-
-static int64_t get64(const uint8_t *at)
-{
-    uint64_t word;
-    memcpy(&word, at, sizeof word);
-    return (int64_t)be64toh(word);
-}
-
-static void encode(uint8_t *at, const struct mqd_aborted *entry)
-{
-    at[0] = at[1] = 0;
-    put64(at + 2, entry->producer_id);
-    put64(at + 10, entry->first_offset);
-    put64(at + 18, entry->last_offset);
-    put64(at + 26, entry->last_stable_offset);
+    at = mqd_put_be16(at, 0);
+    at = mqd_put_be64(at, (uint64_t)entry->producer_id);
+    at = mqd_put_be64(at, (uint64_t)entry->first_offset);
+    at = mqd_put_be64(at, (uint64_t)entry->last_offset);
+    mqd_put_be64(at, (uint64_t)entry->last_stable_offset);
 }
 
 static struct mqd_aborted decode(const uint8_t *at)
 {
-    return (struct mqd_aborted){get64(at + 2), get64(at + 10), get64(at + 18), get64(at + 26)};
+    return (struct mqd_aborted){(int64_t)mqd_get_be64(at + 2), (int64_t)mqd_get_be64(at + 10), (int64_t)mqd_get_be64(at + 18), (int64_t)mqd_get_be64(at + 26)};
 }
 
 int mqd_aborted_add(struct mqd_aborted_list *list, const struct mqd_aborted *entry)
@@ -94,7 +81,7 @@ int mqd_txn_index_append(struct mqd_txn_index *index, const char *directory, int
     while (count > 0) {
         uint32_t part = count < CHUNK_COUNT ? count : CHUNK_COUNT, size_bytes = part * MQD_TXN_INDEX_ENTRY_BYTES;
         for (uint32_t i = 0; i < part; i++)
-            encode(bytes + i * MQD_TXN_INDEX_ENTRY_BYTES, &entries[i]);
+            mqd_aborted_encode(bytes + i * MQD_TXN_INDEX_ENTRY_BYTES, &entries[i]);
         ssize_t written = mqd_file_pwrite(index->fd, bytes, size_bytes, index->file_bytes);
         if (written != (ssize_t)size_bytes) {
             int error = written < 0 ? errno : ENOSPC; /* a short write to a regular file: the disk filled up */

@@ -36,7 +36,8 @@ struct mqd_txn_index { /* of the active segment */
 };
 
 struct mqd_aborted_list { struct mqd_aborted *entries; uint32_t count, capacity; }; /* zeroed = empty; free(entries) */
-int mqd_aborted_add(struct mqd_aborted_list *list, const struct mqd_aborted *entry); /* -1 ENOMEM */
+int mqd_aborted_add(struct mqd_aborted_list *list, const struct mqd_aborted *entry); /* -1 ENOMEM, mqd_error set */
+void mqd_aborted_encode(uint8_t *at, const struct mqd_aborted *entry);                       /* MQD_TXN_INDEX_ENTRY_BYTES of a file */
 
 /* Appends; all or nothing. 0; -1 with errno, the file is as before (or EIO and more: the caller fences). */
 int mqd_txn_index_append(struct mqd_txn_index *index, const char *directory, int64_t segment_base, const struct mqd_aborted *entries, uint32_t count);
