@@ -88,19 +88,20 @@ def _download(version: str, cache: Path) -> Path:
 
 
 def broker_for_own_tests(data_dir: Path, **config: str) -> Broker:
-    """Not yet started; set up as kafka-python's fixtures set up theirs: number 0, four partitions, short sessions, no waiting for more members, listeners by name."""
-    settings = {"node.id": "0", "num.partitions": "4", "group.min.session.timeout.ms": "1000", "group.initial.rebalance.delay.ms": "0", **config}
+    """Not yet started; set up as kafka-python's fixtures set up theirs: number 0, four partitions, short sessions, listeners by name."""
+    settings = {"node.id": "0", "num.partitions": "4", "group.min.session.timeout.ms": "1000", **config}
     broker = Broker(data_dir, config=settings)
     broker.config["advertised.listeners"] = f"PLAINTEXT://127.0.0.1:{broker.port}"
     return broker
 
 
-def run_own_tests(home: Path, broker: Broker, results: Path, left_out: Iterable[str] = ()) -> dict[str, tuple[str, str]]:
-    """`left_out`: modules that are not collected. Test name -> ("passed" | "failed" | "skipped", why). Its modules are named as files: test_x.py::test_name."""
+def run_own_tests(home: Path, broker: Broker, results: Path, left_out: Iterable[str] = (), only: Iterable[str] = ()) -> dict[str, tuple[str, str]]:
+    """`left_out`: modules that are not collected; `only`: tests, by the names given here. Test name -> ("passed" | "failed" | "skipped", why). Its modules are named as files: test_x.py::test_name."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment |= {"KAFKA_URI": f"kafka://127.0.0.1:{broker.port}", "KAFKA_VERSION": KAFKA_VERSION, "PROJECT_ROOT": str(home)}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest", "--show-capture=no", f"--timeout={TEST_SECONDS}", f"--junitxml={results}", "test/integration"]
-    command += [f"--ignore=test/integration/{module}" for module in left_out]
+    targets = [f"test/integration/{name}" for name in only]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest", "--show-capture=no", f"--timeout={TEST_SECONDS}", f"--junitxml={results}"]
+    command += targets or ["test/integration", *(f"--ignore=test/integration/{module}" for module in left_out)]
     with open(results.with_suffix(".log"), "w") as log:
         done = subprocess.run(command, cwd=home, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=RUN_SECONDS)
     output = results.with_suffix(".log").read_text(errors="replace")

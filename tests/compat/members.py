@@ -86,6 +86,8 @@ class ConfluentMember(Member):
 
 
 class KafkaPythonMember(Member):
+    """kafka-python 3.0.12 forgets a rebalance whose answer comes between two polls: it holds nothing then, and sends no heartbeats. Such a one is asked for anew."""
+
     ASSIGNORS = {
         "range": RangePartitionAssignor, "roundrobin": RoundRobinPartitionAssignor, "sticky": StickyPartitionAssignor, "cooperative-sticky": CooperativeStickyAssignor,
     }  # fmt: skip
@@ -98,6 +100,7 @@ class KafkaPythonMember(Member):
         try:
             while not self.leaving.is_set():
                 batches = consumer.poll(POLL_MS)
+                self._look_for_forgotten_rebalance(consumer)
                 self.values += [record.value for records in batches.values() for record in records]
                 if batches:
                     consumer.commit()
@@ -105,6 +108,14 @@ class KafkaPythonMember(Member):
                 self.held = frozenset((one.topic, one.partition) for one in consumer.assignment())
         finally:
             consumer.close()
+
+
+    @staticmethod
+    def _look_for_forgotten_rebalance(consumer: kafka.KafkaConsumer) -> None:
+        coordinator = consumer._coordinator
+        task = getattr(coordinator, "_join_task", None)
+        if task is not None and task.is_done and not coordinator.need_rejoin():
+            coordinator.request_rejoin()
 
 
 class AiokafkaMember(Member):
