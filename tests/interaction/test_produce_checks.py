@@ -196,7 +196,8 @@ def stopped(pid: int) -> Iterator[None]:
     try:
         yield
     finally:
-        os.kill(pid, signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):  # killed inside, and reaped by now
+            os.kill(pid, signal.SIGCONT)
 
 
 def latencies(kafka: KafkaConnection, topic: str, seconds: float) -> list[float]:
