@@ -9,6 +9,7 @@ A batch was checked when it was appended, but a file may be damaged since, and a
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from struct import Struct
 
 import msgspec
@@ -99,6 +100,16 @@ def walk(fd: int, position: int, end_position: int) -> Iterator[BatchInfo]:
             return
         yield batch
         position += batch.size_bytes
+
+
+def first_timestamp_ms(path: Path) -> int:
+    """Of a segment's first batch (Kafka's rollingBasedTimestamp); -1 = empty or unreadable. Raises OSError, but for a segment that is gone."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(HEADER_BYTES)
+        return parse_header(data, 0, 0).max_timestamp_ms if len(data) == HEADER_BYTES else -1
+    except (FileNotFoundError, CorruptBatch):
+        return -1
 
 
 def read_batch(fd: int, batch: BatchInfo) -> bytes:

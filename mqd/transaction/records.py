@@ -14,6 +14,7 @@ import struct
 
 import msgspec
 
+from mqd.protocol.codec_encoder import uvarint
 from mqd.transaction.events import Partition
 
 KEY_VERSION = 0
@@ -77,25 +78,15 @@ def decode_key(key: bytes) -> str | None:
     return key[4:].decode()
 
 
-def _varint(number: int) -> bytes:
-    """Unsigned."""
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
 def encode_partitions(partitions: tuple[Partition, ...]) -> bytes:
     """The array of a value; kept by the core, for the same partitions are written twice."""
     by_topic: dict[str, list[int]] = {}
     for topic, index in partitions:
         by_topic.setdefault(topic, []).append(index)
-    out = bytearray(_varint(len(by_topic) + 1))
+    out = bytearray(uvarint(len(by_topic) + 1))
     for topic, indexes in by_topic.items():
         name = topic.encode()
-        out += _varint(len(name) + 1) + name + _varint(len(indexes) + 1) + struct.pack(f">{len(indexes)}i", *indexes) + b"\x00"
+        out += uvarint(len(name) + 1) + name + uvarint(len(indexes) + 1) + struct.pack(f">{len(indexes)}i", *indexes) + b"\x00"
     return bytes(out)
 
 

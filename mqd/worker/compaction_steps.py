@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mqd import native
 from mqd.log import segments
-from mqd.log.batches import HEADER_BYTES, CorruptBatch, parse_header
+from mqd.log.batches import first_timestamp_ms
 from mqd.log.compaction import Stored
 from mqd.log.segments import TimestampCache
 from mqd.protocol.compression import compress, decompress
@@ -24,18 +24,9 @@ def list_stored(path: Path, active_base: int, cache: TimestampCache, dirty_from:
     found = segments.list_segments(path, active_base, cache)
     ends = [one.base_offset for one in found[1:]] + [1 << 63]
     return [
-        Stored(one, _first_timestamp_ms(segments.segment_path(path, one.base_offset)) if end > dirty_from else -1, _size(segments.segment_path(path, one.base_offset, ".index")))
+        Stored(one, first_timestamp_ms(segments.segment_path(path, one.base_offset)) if end > dirty_from else -1, _size(segments.segment_path(path, one.base_offset, ".index")))
         for one, end in zip(found, ends, strict=True)
     ]
-
-
-def _first_timestamp_ms(path: Path) -> int:
-    try:
-        with open(path, "rb") as file:
-            data = file.read(HEADER_BYTES)
-        return parse_header(data, 0, 0).max_timestamp_ms if len(data) == HEADER_BYTES else -1
-    except (FileNotFoundError, CorruptBatch):
-        return -1
 
 
 def _size(path: Path) -> int:

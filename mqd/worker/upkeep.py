@@ -22,7 +22,7 @@ from mqd import native
 from mqd.base import logging
 from mqd.base.config import broker_value
 from mqd.log import segments
-from mqd.log.batches import HEADER_BYTES, CorruptBatch, parse_header
+from mqd.log.batches import first_timestamp_ms
 from mqd.log.files import Files
 from mqd.log.retention import Candidate, Decision, decide, free_space
 from mqd.log.segments import Segment
@@ -193,7 +193,7 @@ class Upkeep:
         found = segments.list_segments(opened.path, view.log_end_segment, log_dir.timestamps)
         if not found or found[-1].base_offset != view.log_end_segment:
             return Decision()  # rolled or deleted since the view was taken; next time
-        first_ms = _first_timestamp_ms(segments.segment_path(opened.path, view.log_end_segment)) if found[-1].size_bytes else -1
+        first_ms = first_timestamp_ms(segments.segment_path(opened.path, view.log_end_segment)) if found[-1].size_bytes else -1
         return decide(found, opened.policy, time.time_ns() // 1_000_000, view.log_start_offset, view.high_watermark, first_ms)
 
     async def _carry_out(self, opened: OpenPartition, log_dir: LogDirectory, decision: Decision) -> None:
@@ -255,16 +255,6 @@ class Upkeep:
             if not partitions[key].closing:
                 start = await self.advance_start(partitions[key], log_dir, offset)
                 self._log.info("old segments deleted", partition=partitions[key].owned.name, reason="free space", log_start_offset=start)
-
-
-def _first_timestamp_ms(path: Path) -> int:
-    """Of a segment's first batch (Kafka's rollingBasedTimestamp); -1 = unreadable."""
-    try:
-        with open(path, "rb") as file:
-            data = file.read(HEADER_BYTES)
-        return parse_header(data, 0, 0).max_timestamp_ms if len(data) == HEADER_BYTES else -1
-    except (FileNotFoundError, CorruptBatch):
-        return -1
 
 
 def _monotonic_ms() -> int:
