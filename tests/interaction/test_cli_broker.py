@@ -79,7 +79,7 @@ def test_looking_creates_nothing(mqd):
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["-c", "retention.sm=5"], "did you mean retention.ms?"), (["-c", "retention.ms=soon"], "a whole number"), (["-c", "cleanup.policy=compact"], "not available yet"),
+        (["-c", "retention.sm=5"], "did you mean retention.ms?"), (["-c", "retention.ms=soon"], "a whole number"), (["-c", "cleanup.policy=compost"], "compact"),
         (["-r", "3"], "replication factor"), (["-c", "compression.type=zstd"], "the producer"),
     ],
 )

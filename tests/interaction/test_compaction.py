@@ -217,10 +217,17 @@ def test_records_deleted_and_old_segments_retained_beside_compaction(start_broke
         create_topic(kafka, "t", 1, **{**COMPACT, "cleanup.policy": "compact,delete", "retention.bytes": str(6 * SEGMENT_BYTES)})
         writer = Writer(broker.port, "t", 3)
         start = 0
-        for _ in range(20):
+
+        def go_on() -> bool:
+            """A run that a deletion has passed is begun anew: there must be something to compact until three have come to their end."""
+            nonlocal start
             writer.write(30)
             start = delete_records(kafka, "t", 0, max(start, log_end(kafka, "t", 0) - 300))
-        eventually(lambda: runs(broker, "t") >= 3, lambda: broker.logs())
+            return runs(broker, "t") >= 3
+
+        for _ in range(20):
+            go_on()
+        eventually(go_on, lambda: broker.logs())
         found = {record.offset: record for offset in (start,) for _, record in _records(bytes(fetch(kafka, "t", 0, log_end(kafka, "t", 0) - 1).records)) if record}
         assert found
     assert "Traceback" not in worker_logs(broker) and "compaction failed" not in worker_logs(broker)
