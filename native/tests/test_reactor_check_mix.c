@@ -44,7 +44,8 @@ static void *accept_checks(void *argument)
     uint64_t seed = mix->seed;
     while (!__atomic_load_n(&mix->ended, __ATOMIC_ACQUIRE)) {
         bool got = bench_take(mix->b, ACCEPTOR, &ask, &from, 1);
-        if (got && ask.kind == MQD_LINK_CHECK) {
+        bool own = got && (uint64_t)ask.error == (mqd_endpoint_generation(mix->b->control, ACCEPTOR) & 0x7fffffff); /* as the real one: what its predecessor was asked it drops */
+        if (own && ask.kind == MQD_LINK_CHECK) {
             mix->check_count++;
             uint64_t choice = test_random(&seed) % 8;
             if (choice < 4)
