@@ -14,6 +14,7 @@
 
 #include <string.h>
 
+#include "mqd_big_endian.h"
 #include "mqd_wire.h"
 
 #define MQD_VARINT_BYTES_MAX 5
@@ -48,27 +49,6 @@ static inline size_t mqd_cursor_left(const struct mqd_cursor_bytes *cursor)
 
 #define MQD_UNLIKELY(condition) __builtin_expect(!!(condition), 0)
 
-static inline uint16_t mqd_load_be16(const uint8_t *at)
-{
-    uint16_t value;
-    memcpy(&value, at, sizeof value);
-    return __builtin_bswap16(value);
-}
-
-static inline uint32_t mqd_load_be32(const uint8_t *at)
-{
-    uint32_t value;
-    memcpy(&value, at, sizeof value);
-    return __builtin_bswap32(value);
-}
-
-static inline uint64_t mqd_load_be64(const uint8_t *at)
-{
-    uint64_t value;
-    memcpy(&value, at, sizeof value);
-    return __builtin_bswap64(value);
-}
-
 static inline int mqd_take_i8(struct mqd_cursor_bytes *cursor, const char *field, int8_t *out)
 {
     if (MQD_UNLIKELY(mqd_cursor_left(cursor) < 1)) return mqd_wire_short(cursor, field, 1);
@@ -79,7 +59,7 @@ static inline int mqd_take_i8(struct mqd_cursor_bytes *cursor, const char *field
 static inline int mqd_take_i16(struct mqd_cursor_bytes *cursor, const char *field, int16_t *out)
 {
     if (MQD_UNLIKELY(mqd_cursor_left(cursor) < 2)) return mqd_wire_short(cursor, field, 2);
-    *out = (int16_t)mqd_load_be16(cursor->at);
+    *out = (int16_t)mqd_get_be16(cursor->at);
     cursor->at += 2;
     return 0;
 }
@@ -87,7 +67,7 @@ static inline int mqd_take_i16(struct mqd_cursor_bytes *cursor, const char *fiel
 static inline int mqd_take_i32(struct mqd_cursor_bytes *cursor, const char *field, int32_t *out)
 {
     if (MQD_UNLIKELY(mqd_cursor_left(cursor) < 4)) return mqd_wire_short(cursor, field, 4);
-    *out = (int32_t)mqd_load_be32(cursor->at);
+    *out = (int32_t)mqd_get_be32(cursor->at);
     cursor->at += 4;
     return 0;
 }
@@ -95,7 +75,7 @@ static inline int mqd_take_i32(struct mqd_cursor_bytes *cursor, const char *fiel
 static inline int mqd_take_i64(struct mqd_cursor_bytes *cursor, const char *field, int64_t *out)
 {
     if (MQD_UNLIKELY(mqd_cursor_left(cursor) < 8)) return mqd_wire_short(cursor, field, 8);
-    *out = (int64_t)mqd_load_be64(cursor->at);
+    *out = (int64_t)mqd_get_be64(cursor->at);
     cursor->at += 8;
     return 0;
 }

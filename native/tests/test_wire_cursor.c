@@ -143,8 +143,8 @@ TEST(frames_in_one_buffer_have_their_own_lengths)
     CHECK(!buffer.failed);
     const uint8_t *at = buffer.bytes;
     for (int32_t i = 0; i < 200; i++, at += 4 + 4 + 1 + 4 + 1 + 1) {
-        CHECK_OR(mqd_load_be32(at) == 11u + (uint32_t)i, ); /* `extra` bytes are counted though they are sent from elsewhere */
-        CHECK_OR(mqd_load_be32(at + 4) == (uint32_t)i, );
+        CHECK_OR(mqd_get_be32(at) == 11u + (uint32_t)i, ); /* `extra` bytes are counted though they are sent from elsewhere */
+        CHECK_OR(mqd_get_be32(at + 4) == (uint32_t)i, );
     }
     CHECK_EQUAL(at - buffer.bytes, buffer.size_bytes);
     mqd_buffer_free(&buffer);
