@@ -19,9 +19,9 @@ NOT_PASSING = {
     "test_consumer_integration.py::test_kafka_consumer_offsets_for_time_old": "only for brokers older than 0.10.1; skipped by kafka-python",
 }
 SHARE = 0.9
-# kafka-python 3.0.12 has two races of its own, each lost about once in fifty consumers: it forgets a rebalance whose answer comes between two polls; and who subscribes
-# while the first request for metadata is under way never asks for its topics (the next one is due in five minutes). What fails is tried once more, alone, and named.
-AGAIN_MAX = 3
+# kafka-python 3.0.12 has a race of its own, lost about once in fifty consumers: it forgets a rebalance whose answer comes between two polls. What fails is tried again, alone, and named.
+AGAIN_MAX = 3  # tests
+AGAIN_TIMES = 2
 COLLECTED_AT_LEAST = 50  # fewer: the distribution has changed, and this test with it tests too little
 
 
@@ -31,13 +31,17 @@ def test_own_tests_pass(io_backend: str, unpacked_clients: Path, tmp_path: Path,
     home = find_own_tests(unpacked_clients)
     with broker_for_own_tests(tmp_path / "data", **{"io.backend": io_backend}) as broker:
         outcomes = run_own_tests(home, broker, tmp_path / "results.xml", LEFT_OUT)
-        again = [name for name, (outcome, _why) in outcomes.items() if outcome == "failed" and name not in NOT_PASSING]
-        if 0 < len(again) <= AGAIN_MAX:
-            outcomes |= run_own_tests(home, broker, tmp_path / "again.xml", only=again)
+        tried_again: list[str] = []
+        for round_number in range(AGAIN_TIMES):
+            again = [name for name, (outcome, _why) in outcomes.items() if outcome == "failed" and name not in NOT_PASSING]
+            if not 0 < len(again) <= AGAIN_MAX:
+                break
+            tried_again += again
+            outcomes |= run_own_tests(home, broker, tmp_path / f"again-{round_number}.xml", only=again)
     passed = {name for name, (outcome, _why) in outcomes.items() if outcome == "passed"}
     others = {name: f"{outcome}: {why}" for name, (outcome, why) in outcomes.items() if name not in passed}
     with capsys.disabled():
-        print(f"\nkafka-python's own tests: {len(passed)} of {len(outcomes)} passed; not: {', '.join(sorted(others))}; not collected: {', '.join(LEFT_OUT)}; tried twice: {', '.join(again) or 'none'}")
+        print(f"\nkafka-python's own tests: {len(passed)} of {len(outcomes)} passed; not: {', '.join(sorted(others))}; not collected: {', '.join(LEFT_OUT)}; tried again: {', '.join(tried_again) or 'none'}")
     assert not set(others) - set(NOT_PASSING), "\n\n".join(f"{name}: {why}" for name, why in others.items() if name not in NOT_PASSING)
     assert not set(NOT_PASSING) - set(others), "these pass, or are gone: take them off the table"
     assert len(outcomes) >= COLLECTED_AT_LEAST and len(passed) >= SHARE * len(outcomes)
