@@ -1,0 +1,163 @@
+/* The client of the shared-memory fast path: for C programs, and for Python through cffi. Stands alone: it needs no broker code but the shared layout.
+ *
+ * An attachment (struct mqd_client) carries Kafka requests through shared memory. On it stand a producer, which builds record batches in place, and readers, which
+ * walk segment files that the broker has opened for us.
+ *
+ * Errors as in mqd_native.h: -1 or NULL, mqd_error_message(), mqd_error_code(). EPIPE: the worker, or the broker, has ended; close, attach again.
+ * Concurrency: one thread at a time per attachment and everything on it, but mqd_client_wait and mqd_client_wake, which any thread may call at any time.
+ * Fork: a child has nothing; it must attach by itself. mqd_client_open remembers the pid, every call in a child fails with MQD_E_INVALID.
+ */
+#ifndef MQD_CLIENT_H
+#define MQD_CLIENT_H
+/* MQD_CDEF_OFF */
+#include <stddef.h>
+#include <stdint.h>
+
+#include "mqd_native.h"
+/* MQD_CDEF_ON */
+
+/* ---- the attachment --------------------------------------------------------------------------------------------------- */
+
+struct mqd_client_options {
+    const char *socket_path;
+    const char *client_id;
+    uint64_t data_bytes;       /* memory for requests, 64 KiB .. 1 GiB; 0 = 16 MiB */
+    uint32_t reply_bytes;      /* 0 = 256 KiB */
+    uint32_t submission_count; /* 0 = 4096 */
+    uint32_t timeout_ms;       /* of attaching */
+    uint32_t spin_us;          /* how long a wait spins before it sleeps */
+};
+struct mqd_client;
+struct mqd_client *mqd_client_open(const struct mqd_client_options *options);
+void mqd_client_close(struct mqd_client *client);
+uint32_t mqd_client_worker(const struct mqd_client *client);
+void *mqd_client_control(struct mqd_client *client); /* the control segment, read-only: for mqd_slot_view */
+/* Copies a whole request frame (from the api key on, without length word) and submits it. Correlation ids below 2^30 are the caller's; the producer uses the others.
+ * -1: MQD_E_FULL (wait, then again), EPIPE. */
+int mqd_client_submit(struct mqd_client *client, const uint8_t *frame, uint32_t size_bytes);
+void mqd_client_flush(struct mqd_client *client); /* what was submitted becomes visible to the worker, which is woken if it sleeps */
+/* Takes in what has come; answers to the producer's requests are dealt with on the way. 0; -1 EPIPE or MQD_E_CORRUPT (the broker broke the protocol). */
+int mqd_client_poll(struct mqd_client *client);
+/* The next response to a request of mqd_client_submit, from the correlation id on; valid until the next call of mqd_client_poll or this. 0 = none. */
+uint32_t mqd_client_response(struct mqd_client *client, const uint8_t **bytes);
+/* Until something has come, the timeout ends (-1 = none), or mqd_client_wake was called. 1 = look, 0 = time-out, -1 EPIPE. */
+int mqd_client_wait(struct mqd_client *client, int64_t timeout_us);
+void mqd_client_wake(struct mqd_client *client);
+uint64_t mqd_client_free_bytes(const struct mqd_client *client);
+
+/* ---- the producer ----------------------------------------------------------------------------------------------------- */
+
+struct mqd_producer_options {
+    int16_t acks; /* -1, 0, 1 */
+    int16_t producer_epoch;
+    int32_t request_timeout_ms; /* the broker's time for acks=-1 */
+    int64_t producer_id;        /* -1 = not idempotent */
+    const char *transactional_id; /* NULL = none */
+    uint32_t batch_bytes;       /* a batch is closed when the next record would make it larger */
+    uint32_t batch_records_max;
+    uint32_t inflight_max;      /* batches per partition that await an answer; at most 5 when idempotent */
+    int64_t linger_us;
+    uint64_t buffer_bytes_max;  /* of batches that are open or unanswered; at most what the attachment's memory holds */
+    int16_t produce_version;    /* 12: transactions v2 */
+    int16_t reserved;
+};
+enum mqd_partitioner { /* librdkafka's names */
+    MQD_PARTITIONER_RANDOM, MQD_PARTITIONER_CONSISTENT, MQD_PARTITIONER_CONSISTENT_RANDOM, MQD_PARTITIONER_MURMUR2, MQD_PARTITIONER_MURMUR2_RANDOM,
+    MQD_PARTITIONER_FNV1A, MQD_PARTITIONER_FNV1A_RANDOM
+};
+int32_t mqd_partition_for(uint32_t partitioner, const uint8_t *key, int32_t key_bytes, int32_t partition_count, uint64_t *random_state); /* key_bytes -1 = no key */
+
+struct mqd_producer;
+struct mqd_producer *mqd_producer_open(struct mqd_client *client, const struct mqd_producer_options *options);
+void mqd_producer_close(struct mqd_producer *producer); /* what is open or unanswered is forgotten */
+/* A topic gets a number, 0.. in the order of first calls; called again it changes the partition count (never down). */
+int32_t mqd_producer_topic(struct mqd_producer *producer, const char *name, int32_t partition_count, uint32_t partitioner);
+
+struct mqd_record_columns { /* `count` records. A NULL array means: the same for all, as said */
+    uint32_t count;
+    const uint8_t *values;        /* one after another */
+    const int32_t *value_bytes;   /* of each, -1 = null; NULL: every one has fixed_value_bytes */
+    int32_t fixed_value_bytes;
+    const uint8_t *keys;
+    const int32_t *key_bytes;     /* -1 = null; NULL: none has a key */
+    const uint8_t *headers;       /* encoded as in a record: count varint and all; one after another */
+    const int32_t *header_bytes;  /* NULL: none has headers */
+    const int32_t *partitions;    /* -1 = the partitioner; NULL: `partition` for all */
+    int32_t partition;
+    const int64_t *timestamps_ms; /* NULL: timestamp_ms for all */
+    int64_t timestamp_ms;
+};
+/* Appends records in order. Returns how many were taken: less than `count` when the buffer is full (nothing is half taken) or at a record that is too large (MQD_E_INVALID
+ * when it is the first). batch_of (NULL, or `count` numbers) tells the batch of each. -1: error. */
+int64_t mqd_producer_append(struct mqd_producer *producer, int32_t topic, const struct mqd_record_columns *records, uint64_t *batch_of);
+/* A batch whose records are encoded and perhaps compressed already (61-byte header and all but sequence, producer and CRC). */
+int mqd_producer_append_batch(struct mqd_producer *producer, int32_t topic, int32_t partition, const uint8_t *batch, uint32_t size_bytes, uint64_t *number);
+/* Closes and sends what has lingered long enough (or everything), as far as inflight_max allows. */
+int mqd_producer_send(struct mqd_producer *producer, int64_t now_us, int everything);
+int64_t mqd_producer_next_send_us(const struct mqd_producer *producer); /* when a batch will have lingered; INT64_MAX = none is open */
+
+struct mqd_delivery { /* what became of a batch */
+    uint64_t batch;
+    int32_t topic, partition;
+    int64_t base_offset;      /* -1 = unknown (acks=0, duplicate of unknown place) */
+    int64_t timestamp_ms;     /* log append time, or -1 */
+    uint32_t record_count;
+    int16_t error;            /* Kafka's, 0 = written */
+    int16_t reserved;
+};
+/* Outcomes, oldest first. A batch with an error stays the producer's until mqd_producer_retry or mqd_producer_drop was called with its number. */
+uint32_t mqd_producer_deliveries(struct mqd_producer *producer, struct mqd_delivery *out, uint32_t capacity);
+/* Again, in its old place before all later batches of its partition; those that failed behind it because of it follow by themselves. */
+int mqd_producer_retry(struct mqd_producer *producer, uint64_t batch);
+int mqd_producer_drop(struct mqd_producer *producer, uint64_t batch);
+/* All batches to another attachment (the worker had died): copied, in order, unanswered ones are sent again. The old client is closed. */
+int mqd_producer_move(struct mqd_producer *producer, struct mqd_client *to);
+int mqd_producer_set_identity(struct mqd_producer *producer, int64_t producer_id, int16_t producer_epoch); /* nothing may be open or unanswered; sequences begin at 0 */
+uint64_t mqd_producer_outstanding_records(const struct mqd_producer *producer);
+uint64_t mqd_producer_outstanding_bytes(const struct mqd_producer *producer);
+
+/* ---- readers ---------------------------------------------------------------------------------------------------------- */
+
+struct mqd_segment_reader; /* one partition, from an offset on, straight from mapped segment files */
+struct mqd_segment_reader *mqd_segment_reader_open(struct mqd_client *client, const uint8_t topic_id[16], int32_t partition_index, int64_t offset, int8_t isolation_level);
+void mqd_segment_reader_close(struct mqd_segment_reader *reader);
+int64_t mqd_segment_reader_position(const struct mqd_segment_reader *reader); /* the next offset */
+/* The aborted transactions below `until_offset` that overlap what comes: (producer id, first offset), by first offset. For read_committed. */
+int mqd_segment_reader_set_aborted(struct mqd_segment_reader *reader, const int64_t *producer_ids, const int64_t *first_offsets, uint32_t count, int64_t until_offset);
+
+struct mqd_record_view { /* columns over records; arrays of `capacity`, the caller's */
+    uint32_t capacity, count;
+    const uint8_t *base;      /* key and value positions are bytes from here: the mapping of the segment */
+    uint64_t base_bytes;
+    int64_t *offsets;
+    int64_t *timestamps_ms;
+    uint64_t *key_positions;
+    int32_t *key_bytes;       /* -1 = null */
+    uint64_t *value_positions;
+    int32_t *value_bytes;
+    uint64_t *header_positions; /* of the header section: count varint first */
+    int32_t *header_bytes;
+    int32_t leader_epoch;
+    int8_t timestamp_type;
+};
+enum mqd_read_stop {
+    MQD_READ_END,        /* nothing more below the high watermark (last stable offset) for now */
+    MQD_READ_FULL,       /* capacity or bytes_max is */
+    MQD_READ_SEGMENT,    /* the next records are in another mapping: take these first, then call again */
+    MQD_READ_COMPRESSED, /* the next batch is compressed: compressed_position, compressed_bytes, codec; mqd_segment_reader_skip after it was dealt with */
+    MQD_READ_ABORTED,    /* a transactional batch beyond what mqd_segment_reader_set_aborted knows: ask, then call again */
+    MQD_READ_OUT_OF_RANGE, MQD_READ_CORRUPT, MQD_READ_GONE
+};
+struct mqd_read_state { uint32_t stop; uint32_t codec; uint64_t compressed_position; uint32_t compressed_bytes; int32_t kafka_error; };
+/* Fills `out` with the next records, one mapping a call, in order. check_crc: batches are verified (once each). Returns 0, or -1 (EPIPE...). */
+int mqd_segment_reader_next(struct mqd_segment_reader *reader, uint32_t bytes_max, int check_crc, struct mqd_record_view *out, struct mqd_read_state *state);
+int mqd_segment_reader_skip(struct mqd_segment_reader *reader); /* the compressed batch at the position */
+/* Records of a decompressed batch: `header` is its 61 bytes, `records` what was decompressed; records below the reader's position are left out. */
+int mqd_segment_records(const uint8_t *header, const uint8_t *records, uint64_t records_bytes, int64_t from_offset, struct mqd_record_view *out);
+int64_t mqd_segment_reader_lag_end(struct mqd_segment_reader *reader); /* high watermark, or last stable offset for read_committed; free */
+int64_t mqd_segment_reader_log_start(struct mqd_segment_reader *reader);
+/* Mappings stay until nobody holds them: a view's `base` is good between hold and release. */
+uint64_t mqd_segment_reader_hold(struct mqd_segment_reader *reader);
+void mqd_client_mapping_release(struct mqd_client *client, uint64_t mapping);
+
+#endif
