@@ -110,7 +110,7 @@ struct mqd_local_segment { /* worker -> client; with one descriptor (the .log fi
     uint32_t position;    /* of the batch that holds `offset`, or of the end of what is readable when offset is the high watermark */
     uint32_t size_bytes;  /* readable bytes of the file now */
     uint32_t map_bytes;   /* the file never grows beyond */
-    uint32_t reserved;
+    uint32_t reserved[3];
 };
 
 _Static_assert(sizeof(struct mqd_local_hello) == 104, "packet");
