@@ -1,0 +1,131 @@
+"""One compaction of a partition's sealed segments, step by step, and the swap of its files.
+
+Concurrency: a Compaction belongs to one thread at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+
+from mqd.native.core import E_INVALID, NativeError, bytes_of, check, copy_in, enumeration, failure, ffi, lib
+
+
+CompactState = IntEnum("CompactState", enumeration("mqd_compact_state", "MQD_COMPACT_"))
+
+
+class CompactOptions(msgspec.Struct, kw_only=True):
+    """struct mqd_compact_options."""
+
+    first_dirty_offset: int
+    clean_count: int
+    now_ms: int
+    delete_retention_ms: int
+    snapshot_offset: int = -1
+    end_position: int = -1
+    map_bytes: int = 128 << 20
+    map_load_percent: int = 90
+    index_interval_bytes: int = 4096
+
+
+class CompactFigures(msgspec.Struct):
+    """struct mqd_compact_figures."""
+
+    read_bytes: int = 0
+    written_bytes: int = 0
+    records_read: int = 0
+    records_kept: int = 0
+    records_without_key: int = 0
+    batches_read: int = 0
+    batches_whole: int = 0
+    batches_rebuilt: int = 0
+    batches_emptied: int = 0
+    batches_dropped: int = 0
+    mapped_keys: int = 0
+    mapped_end: int = 0
+    clean_count: int = 0
+    map_full: int = 0
+
+
+class CompactGroup(msgspec.Struct):
+    size_bytes: int
+    changed: bool
+    has_transactions: bool
+
+
+class Compaction:
+    """One compaction of a partition's sealed segments; the order of calls: native/mqd_compact_api.h. One thread at a time.
+
+    Raises NativeError: E_CORRUPT (this log cannot be compacted), E_FULL, E_STALE (look again later), or the system's errno."""
+
+    def __init__(self, directory: str | os.PathLike[str], bases: Sequence[int], options: CompactOptions):
+        told = copy_in(options, ffi.new("struct mqd_compact_options *"))
+        told.segment_count = len(bases)
+        self._work = ffi.new("struct mqd_compact_work *")
+        self._compact = lib.mqd_compact_open(os.fsencode(directory), list(bases), told)
+        if self._compact == ffi.NULL:
+            raise failure(directory)
+
+    def step(self, bytes_max: int) -> int:
+        """CompactState. `done_bytes` tells what was read and written; after DECOMPRESS and COMPRESS, `question` is to be answered by give()."""
+        return check(lib.mqd_compact_step(self._open(), bytes_max, self._work))
+
+    def give(self, data: bytes) -> int:
+        memory = bytes_of(data, writable=False)
+        return check(lib.mqd_compact_give(self._open(), memory, len(memory), self._work))
+
+    @property
+    def done_bytes(self) -> int:
+        return self._work.done_bytes
+
+    @property
+    def question(self) -> tuple[int, bytes]:
+        """(codec, data)."""
+        return self._work.codec, ffi.buffer(self._work.bytes, self._work.size_bytes)[:] if self._work.size_bytes else b""
+
+    def group_begin(self, first: int, count: int) -> None:
+        """`first`: number in `bases`."""
+        check(lib.mqd_compact_group_begin(self._open(), first, count))
+
+    def group_end(self) -> CompactGroup:
+        group = ffi.new("struct mqd_compact_group *")
+        check(lib.mqd_compact_group_end(self._open(), group))
+        return CompactGroup(group.size_bytes, bool(group.changed), bool(group.has_transactions))
+
+    def figures(self) -> CompactFigures:
+        figures = ffi.new("struct mqd_compact_figures *")
+        lib.mqd_compact_look(self._open(), figures)
+        return CompactFigures(*[getattr(figures, name) for name in CompactFigures.__struct_fields__])
+
+    def close(self) -> None:
+        """What is half written is thrown away."""
+        if self._compact != ffi.NULL:
+            lib.mqd_compact_close(self._compact)
+            self._compact = ffi.NULL
+
+    def _open(self) -> Any:
+        if self._compact == ffi.NULL:
+            raise NativeError(E_INVALID, "this compaction was closed")
+        return self._compact
+
+
+def compact_swap_prepare(directory: str | os.PathLike[str], base_offset: int, old_bases: Sequence[int], has_transactions: bool) -> None:
+    """From here on a crash finishes the swap; before, it undoes it."""
+    check(lib.mqd_compact_swap_prepare(os.fsencode(directory), base_offset, list(old_bases), len(old_bases), has_transactions), directory)
+
+
+def compact_swap_install(directory: str | os.PathLike[str], base_offset: int) -> None:
+    check(lib.mqd_compact_swap_install(os.fsencode(directory), base_offset), directory)
+
+
+def compact_swap_finish(directory: str | os.PathLike[str], base_offset: int) -> None:
+    check(lib.mqd_compact_swap_finish(os.fsencode(directory), base_offset), directory)
+
+
+def compact_swap_undo(directory: str | os.PathLike[str], base_offset: int) -> None:
+    """Instead of install: the new files go."""
+    check(lib.mqd_compact_swap_undo(os.fsencode(directory), base_offset), directory)

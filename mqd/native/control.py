@@ -1,0 +1,216 @@
+"""The control segment: partition slots, processes, quotas and figures that all processes of a broker share.
+
+A mapping given to Control is held as long as the object lives: the C side keeps bare pointers into it.
+Concurrency: Control may be shared by threads, but for slot_view and partition_counts, which fill one scratch area; Quotas belongs to one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from struct import Struct as Layout
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from mqd.native.core import E_INVALID, NativeError, bytes_of, check, checked_topic_id, enumeration, failure, ffi, lib
+
+if TYPE_CHECKING:
+    import numpy
+
+WORKER_COUNT_MAX = lib.MQD_WORKER_COUNT_MAX
+PARTITION_SLOT_COUNT = lib.MQD_PARTITION_SLOT_COUNT
+OWNER_NONE = lib.MQD_OWNER_NONE
+TOPIC_NAME_BYTES_MAX = lib.MQD_TOPIC_NAME_BYTES_MAX
+LOG_DIR_COUNT_MAX = lib.MQD_LOG_DIR_COUNT_MAX
+HISTOGRAM_BUCKET_COUNT = 128
+
+
+ProcessState = IntEnum("ProcessState", enumeration("mqd_process_state", "MQD_PROCESS_"))
+SlotState = IntEnum("SlotState", enumeration("mqd_slot_state", "MQD_SLOT_"))
+Counter = IntEnum("Counter", enumeration("mqd_counter", "MQD_", "MQD_COUNTER_COUNT"))  # COUNT_LOOPS ... GAUGE_SESSIONS ...
+Histogram = IntEnum("Histogram", enumeration("mqd_histogram", "MQD_TIME_", "MQD_HISTOGRAM_COUNT"))
+QuotaKind = IntEnum("QuotaKind", enumeration("mqd_quota_kind", "MQD_QUOTA_", "MQD_QUOTA_KIND_COUNT"))
+
+
+def abi_hash() -> int:
+    """Hash of every offset and size that processes share; two processes with different hashes must not share memory."""
+    return lib.mqd_abi_hash()
+
+
+def control_size_bytes() -> int:
+    return lib.mqd_control_size_bytes()
+
+
+# struct mqd_partition_view, flattened; unpacking once beats seventeen attribute reads
+_VIEW = Layout("@7q2I16s2iH2B2Q")
+assert _VIEW.size == ffi.sizeof("struct mqd_partition_view")
+
+
+class SlotView(msgspec.Struct, frozen=True):
+    """A consistent copy of a partition slot (struct mqd_partition_view, flattened). Offsets are exclusive ends."""
+
+    log_start_offset: int
+    high_watermark: int
+    log_end_offset: int
+    last_stable_offset: int
+    durable_offset: int
+    high_watermark_segment: int
+    log_end_segment: int
+    high_watermark_position: int
+    log_end_position: int
+    topic_id: bytes
+    partition_index: int
+    leader_epoch: int
+    owner: int
+    state: int  # SlotState
+    log_dir: int
+    segments_generation: int
+    owner_generation: int
+
+
+class Control:
+    """The control segment. Control.attach(mapping) everywhere; Control.format(mapping, ...) once, in the keeper."""
+
+    def __init__(self, buffer: Any):
+        self.buffer = buffer
+        self._memory = bytes_of(buffer)
+        self._view = ffi.new("struct mqd_partition_view *")
+        self._view_bytes = ffi.buffer(self._view)
+
+    @classmethod
+    def format(cls, buffer: Any, worker_count: int, boot_id: bytes, generation: int, now_ms: int) -> Control:
+        """`buffer`: control_size_bytes() of zeroes; boot_id: 16 bytes."""
+        if len(boot_id) != 16:
+            raise NativeError(E_INVALID, f"a boot id has 16 bytes, not {len(boot_id)}")
+        control = cls(buffer)
+        check(lib.mqd_control_format(control._memory, len(control._memory), worker_count, boot_id, generation, now_ms))
+        return control
+
+    @classmethod
+    def attach(cls, buffer: Any) -> Control:
+        """Raises NativeError (E_LAYOUT) when the segment was made by a different build."""
+        control = cls(buffer)
+        check(lib.mqd_control_attach(control._memory, len(control._memory)))
+        return control
+
+    @property
+    def pointer(self) -> Any:
+        return self._memory
+
+    @property
+    def worker_count(self) -> int:
+        return lib.mqd_control_worker_count(self._memory)
+
+    @property
+    def generation(self) -> int:
+        return lib.mqd_control_generation(self._memory)
+
+    @property
+    def metadata_version(self) -> int:
+        return lib.mqd_control_metadata_version(self._memory)
+
+    @metadata_version.setter
+    def metadata_version(self, version: int) -> None:
+        lib.mqd_control_set_metadata_version(self._memory, version)
+
+    @property
+    def log_level(self) -> int:
+        """Syslog's numbers: 3 error, 4 warning, 6 info, 7 debug."""
+        return lib.mqd_control_log_level(self._memory)
+
+    @log_level.setter
+    def log_level(self, level: int) -> None:
+        lib.mqd_control_set_log_level(self._memory, level)
+
+    def set_broker(self, broker_epoch: int, incarnation: int, lease_deadline_ns: int) -> None:
+        lib.mqd_control_set_broker(self._memory, broker_epoch, incarnation, lease_deadline_ns)
+
+    def set_api_versions(self, version: int, body: bytes) -> None:
+        """Acceptor: the ready-made ApiVersions body of one request version (0..7), at most 4080 bytes."""
+        check(lib.mqd_control_set_api_versions(self._memory, version, body, len(body)))
+
+    def set_endpoint_state(self, endpoint: int, state: int, pid: int) -> None:
+        """Keeper. DEAD bumps the generation: what the dead one lent or owed is void."""
+        lib.mqd_endpoint_set_state(self._memory, endpoint, state, pid)
+
+    def endpoint_state(self, endpoint: int) -> int:
+        return lib.mqd_endpoint_state(self._memory, endpoint)
+
+    def endpoint_generation(self, endpoint: int) -> int:
+        return lib.mqd_endpoint_generation(self._memory, endpoint)
+
+    def endpoint_pid(self, endpoint: int) -> int:
+        return lib.mqd_endpoint_pid(self._memory, endpoint)
+
+    def connection_count(self, worker: int) -> int:
+        return lib.mqd_worker_connection_count(self._memory, worker)
+
+    def assign_slot(self, slot: int, topic_id: bytes, partition_index: int, owner: int, log_dir: int, leader_epoch: int) -> None:
+        check(lib.mqd_slot_assign(self._memory, slot, checked_topic_id(topic_id), partition_index, owner, log_dir, leader_epoch))
+
+    def clear_slot(self, slot: int) -> None:
+        self._slot_exists(slot)
+        lib.mqd_slot_clear(self._memory, slot)
+
+    def set_slot_state(self, slot: int, state: int) -> None:
+        self._slot_exists(slot)
+        lib.mqd_slot_set_state(self._memory, slot, state)
+
+    @staticmethod
+    def _slot_exists(slot: int) -> None:
+        if not 0 <= slot < PARTITION_SLOT_COUNT:
+            raise NativeError(E_INVALID, f"no partition slot {slot}: there are {PARTITION_SLOT_COUNT}")
+
+    def publish_quotas(self, rules: Sequence[tuple[str, Sequence[int]]], defaults: Sequence[int], burst_ns: int) -> None:
+        """Controller. By client id, and for all others: intervals by QuotaKind (ns for a unit, times 2^32; 0 = no limit). Forgives what is owed."""
+        told, default = ffi.new("struct mqd_quota_rule[]", max(len(rules), 1)), ffi.new("struct mqd_quota_rule *")
+        default.interval = list(defaults)
+        for rule, (client_id, intervals) in zip(told, rules, strict=False):
+            name = client_id.encode()
+            rule.key, rule.interval = lib.mqd_quota_key(name, len(name)), list(intervals)
+        check(lib.mqd_quota_publish(self._memory, told, len(rules), default, burst_ns))
+
+    def slot_view(self, slot: int) -> SlotView:
+        check(lib.mqd_slot_view(self._memory, slot, self._view))
+        return SlotView(*_VIEW.unpack_from(self._view_bytes))
+
+    def partition_counts(self) -> list[int]:
+        """Assigned partitions of every worker; looks at all slots, some milliseconds."""
+        counts, memory, view, read, free = [0] * self.worker_count, self._memory, self._view, lib.mqd_slot_view, lib.MQD_SLOT_FREE
+        for slot in range(PARTITION_SLOT_COUNT):
+            if read(memory, slot, view) == 0 and view.state != free and view.owner < len(counts):
+                counts[view.owner] += 1
+        return counts
+
+    def stats(self, worker: int) -> tuple[numpy.ndarray, numpy.ndarray]:
+        """Copies of one worker's counters uint64[len(Counter)] and histograms uint64[len(Histogram), 128] (log-linear, microseconds)."""
+        import numpy
+
+        counters = numpy.zeros(lib.MQD_COUNTER_COUNT, numpy.uint64)
+        histograms = numpy.zeros((lib.MQD_HISTOGRAM_COUNT, HISTOGRAM_BUCKET_COUNT), numpy.uint64)
+        lib.mqd_stats_read(self._memory, worker, ffi.from_buffer("uint64_t[]", counters), ffi.from_buffer("uint64_t[]", histograms))
+        return counters, histograms
+
+
+class Quotas:
+    """A process's view of the quotas in the control segment, for one thread."""
+
+    def __init__(self, control: Control):
+        self._control = control
+        self._limits = lib.mqd_quota_limits_open()
+        if self._limits == ffi.NULL:
+            raise failure()
+
+    def refresh(self) -> int:
+        """Which kinds any client id is limited in, bit by QuotaKind; 0 = there are no quotas."""
+        return lib.mqd_quota_refresh(self._control.pointer, self._limits)
+
+    def charge(self, client_id: bytes, kind: int, units: int, now_ns: int) -> int:
+        """For how many nanoseconds the client is to be left alone. `now_ns`: CLOCK_MONOTONIC."""
+        return lib.mqd_quota_charge_client(self._control.pointer, self._limits, client_id, len(client_id), kind, units, now_ns)
+
+    def close(self) -> None:
+        if self._limits != ffi.NULL:
+            lib.mqd_quota_limits_close(self._limits)
+            self._limits = ffi.NULL

@@ -1,0 +1,66 @@
+"""The one module that touches cffi: the extension, its errors, and what every room of this package needs.
+
+1. A failing call raises NativeError with the cause and the way out; `check` and `failure` make it from what the core last said on this thread.
+2. `bytes_of` checks that a buffer is contiguous and, unless told otherwise, writable. It keeps the buffer alive as long as its result lives.
+
+Concurrency: calls of `lib` release the GIL. An error is read on the thread whose call failed, before its next call.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import msgspec
+
+from mqd._native import ffi, lib
+
+E_LAYOUT = lib.MQD_E_LAYOUT
+E_CORRUPT = lib.MQD_E_CORRUPT
+E_FULL = lib.MQD_E_FULL
+E_INVALID = lib.MQD_E_INVALID
+E_STALE = lib.MQD_E_STALE
+
+
+def enumeration(name: str, prefix: str, last: str | None = None) -> dict[str, int]:
+    """The members of a C enum, by the names of Python: without the prefix, without the closing count."""
+    members = ffi.typeof(f"enum {name}").relements
+    return {key.removeprefix(prefix): value for key, value in sorted(members.items(), key=lambda item: item[1]) if key != last}
+
+
+class NativeError(OSError):
+    """A call into the core failed. `errno` (also `code`) is the system's errno or one of E_*; the message names the cause and the way out."""
+
+    @property
+    def code(self) -> int:
+        return self.errno or 0
+
+
+def failure(path: str | os.PathLike[str] | None = None) -> NativeError:
+    """The error of the call that has just failed on this thread, ready to be raised."""
+    code, message = lib.mqd_error_code(), ffi.string(lib.mqd_error_message()).decode("utf-8", "replace")
+    return NativeError(code, message, os.fspath(path)) if path is not None else NativeError(code, message)
+
+
+def check(result: int, path: str | os.PathLike[str] | None = None) -> int:
+    if result < 0:
+        raise failure(path)
+    return result
+
+
+def bytes_of(buffer: Any, writable: bool = True) -> Any:
+    """The bytes of a buffer for C, without a copy; ValueError or TypeError when they are not contiguous or may not be written."""
+    return ffi.from_buffer("uint8_t[]", buffer, require_writable=writable)
+
+
+def copy_in(source: msgspec.Struct, target: Any) -> Any:
+    """Field by field, names alike."""
+    for name in source.__struct_fields__:
+        setattr(target, name, getattr(source, name))
+    return target
+
+
+def checked_topic_id(topic_id: bytes) -> bytes:
+    if len(topic_id) != 16:
+        raise NativeError(E_INVALID, f"a topic id has 16 bytes, not {len(topic_id)}")
+    return topic_id

@@ -1,0 +1,53 @@
+"""Files that Python keeps beside the log, changed through the layer in which tests can see and refuse every change.
+
+Concurrency: functions without state; a descriptor belongs to whoever opened it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from mqd.native.core import bytes_of, check, lib
+
+
+def file_replace(path: str | os.PathLike[str], data: Any) -> None:
+    """Afterwards, even after a power cut, `path` holds all of `data`, or (on an error) what it held before."""
+    memory = bytes_of(data, writable=False)
+    check(lib.mqd_file_replace(os.fsencode(path), memory, len(memory)), path)
+
+
+def file_open_append(path: str | os.PathLike[str], position: int) -> int:
+    """Opens for appending at `position`; bytes after it are cut off. Returns a file descriptor for the calls below."""
+    return check(lib.mqd_file_open_append(os.fsencode(path), position), path)
+
+
+def file_append(fd: int, data: Any, position: int) -> None:
+    """Writes all of `data` at `position` or raises. Not durable before file_flush."""
+    memory = bytes_of(data, writable=False)
+    check(lib.mqd_file_append(fd, memory, len(memory), position))
+
+
+def file_flush(fd: int) -> None:
+    """fdatasync. A failure is final for the file: what the disk holds is unknown and asking again proves nothing."""
+    check(lib.mqd_file_flush(fd))
+
+
+def file_close(fd: int) -> None:
+    check(lib.mqd_file_close(fd))
+
+
+def file_unlink(path: str | os.PathLike[str]) -> None:
+    check(lib.mqd_file_unlink(os.fsencode(path)), path)
+
+
+def file_rename(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    check(lib.mqd_file_rename(os.fsencode(source), os.fsencode(target)), source)
+
+
+def file_mkdir(path: str | os.PathLike[str], mode: int = 0o755) -> None:
+    check(lib.mqd_file_mkdir(os.fsencode(path), mode), path)
+
+
+def file_sync_directory(path: str | os.PathLike[str]) -> None:
+    check(lib.mqd_file_sync_directory(os.fsencode(path)), path)

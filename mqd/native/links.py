@@ -1,0 +1,166 @@
+"""Links and arenas: how the processes of a broker hand each other work and bytes.
+
+1. A ring that is full answers False, an arena that is full None: the caller keeps what it has and tries again after the peer's next wake.
+2. Mappings given to Endpoint and Arena are held as long as the object lives: the C side keeps bare pointers into them.
+
+Concurrency: an Endpoint and an Arena belong to one thread each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from struct import Struct as Layout
+from typing import Any
+
+import msgspec
+
+from mqd.native.control import Control
+from mqd.native.core import E_FULL, E_INVALID, NativeError, bytes_of, check, enumeration, failure, ffi, lib
+
+ENDPOINT_COUNT_MAX = lib.MQD_ENDPOINT_COUNT_MAX
+LINK_DESCRIPTOR_COUNT = lib.MQD_LINK_DESCRIPTOR_COUNT
+
+
+RESPONSE_MORE = lib.MQD_RESPONSE_MORE
+RESPONSE_CACHEABLE = lib.MQD_RESPONSE_CACHEABLE
+RESPONSE_NONE = lib.MQD_RESPONSE_NONE
+PRODUCE_CONTROL = lib.MQD_PRODUCE_CONTROL
+PRODUCE_ACKS_ALL = lib.MQD_PRODUCE_ACKS_ALL
+PRODUCE_ACKS_NONE = lib.MQD_PRODUCE_ACKS_NONE
+PRODUCE_MARKER_BUMPED = lib.MQD_PRODUCE_MARKER_BUMPED
+CHECK_TRANSACTION = lib.MQD_CHECK_TRANSACTION
+CHECK_RECORDS = lib.MQD_CHECK_RECORDS
+RECORD_ERROR_COUNT_MAX = lib.MQD_RECORD_ERROR_COUNT_MAX
+
+DescriptorKind = IntEnum("DescriptorKind", enumeration("mqd_descriptor_kind", "MQD_LINK_"))
+
+_DESCRIPTOR = Layout("=HHIQQIiqqqQ")
+assert _DESCRIPTOR.size == ffi.sizeof("struct mqd_descriptor")
+
+
+def links_size_bytes(endpoint_count: int) -> int:
+    return lib.mqd_links_size_bytes(endpoint_count)
+
+
+def links_format(buffer: Any, endpoint_count: int) -> None:
+    """Keeper, once, on zeroed memory."""
+    memory = bytes_of(buffer)
+    check(lib.mqd_links_format(memory, len(memory), endpoint_count))
+
+
+class Descriptor(msgspec.Struct, gc=False):
+    """64 bytes on a link; what the fields mean for each kind: struct mqd_descriptor. `generation` is stamped by the sender's endpoint."""
+
+    kind: int = 0
+    flags: int = 0
+    slot: int = 0
+    token: int = 0
+    offset: int = 0
+    size_bytes: int = 0
+    error: int = 0
+    a: int = 0
+    b: int = 0
+    c: int = 0
+    generation: int = 0
+
+
+class Endpoint:
+    """One process's end of its links to all others. `eventfds[i]` wakes endpoint i."""
+
+    def __init__(self, control: Control, links_buffer: Any, index: int, endpoint_count: int, eventfds: Sequence[int]):
+        if len(eventfds) != endpoint_count:
+            raise NativeError(E_INVALID, f"{endpoint_count} endpoints need as many eventfds, not {len(eventfds)}")
+        self.index = index
+        self.endpoint_count = endpoint_count
+        self._control = control
+        self._links = bytes_of(links_buffer)
+        self._eventfds = ffi.new("int[]", list(eventfds))
+        self._capacity = 256
+        self._out = ffi.new("struct mqd_descriptor[]", self._capacity)
+        self._from = ffi.new("uint32_t[]", self._capacity)
+        self._out_bytes = ffi.buffer(self._out)
+        self._one = ffi.new("struct mqd_descriptor *")
+        self._one_bytes = ffi.buffer(self._one)
+        self._endpoint = lib.mqd_endpoint_open(control.pointer, self._links, index, endpoint_count, self._eventfds)
+        if self._endpoint == ffi.NULL:
+            raise failure()
+
+    def send(self, to: int, descriptor: Descriptor) -> bool:
+        """False when the ring to `to` is full: keep the descriptor and try after its next wake. Visible to the peer after flush()."""
+        d = descriptor
+        _DESCRIPTOR.pack_into(
+            self._one_bytes, 0, d.kind, d.flags, d.slot, d.token, d.offset, d.size_bytes, d.error, d.a, d.b, d.c, d.generation
+        )
+        if lib.mqd_endpoint_send(self._endpoint, to, self._one) == 0:
+            return True
+        if lib.mqd_error_code() == E_FULL:
+            return False
+        raise failure()
+
+    def flush(self) -> None:
+        """Publishes what was sent and wakes the sleepers once each."""
+        lib.mqd_endpoint_flush(self._endpoint)
+
+    def drain(self, max: int = 256) -> list[tuple[int, Descriptor]]:
+        """Up to `max` (at most 256) descriptors that have arrived, with their senders."""
+        count = check(lib.mqd_endpoint_drain(self._endpoint, self._out, self._from, min(max, self._capacity)))
+        senders, size = self._from, _DESCRIPTOR.size
+        return [
+            (senders[i], Descriptor(*fields)) for i, fields in enumerate(_DESCRIPTOR.iter_unpack(self._out_bytes[: count * size]))
+        ]
+
+    def free_count(self, to: int) -> int:
+        return lib.mqd_endpoint_free_count(self._endpoint, to)
+
+    def prepare_sleep(self) -> bool:
+        """True when it is safe to block on the own eventfd; False when something has arrived meanwhile: drain first."""
+        return check(lib.mqd_endpoint_prepare_sleep(self._endpoint)) == 0
+
+    def awake(self) -> None:
+        lib.mqd_endpoint_awake(self._endpoint)
+
+    def close(self) -> None:
+        if self._endpoint != ffi.NULL:
+            lib.mqd_endpoint_close(self._endpoint)
+            self._endpoint = ffi.NULL
+
+
+class Arena:
+    """The process's own shared arena: runs of extents lent to peers by offset."""
+
+    def __init__(self, buffer: Any, extent_bytes: int):
+        self._memory = bytes_of(buffer)
+        self.view = memoryview(buffer).cast("B")
+        self._arena = lib.mqd_arena_open(self._memory, len(self._memory), extent_bytes)
+        if self._arena == ffi.NULL:
+            raise failure()
+
+    def allocate(self, size_bytes: int) -> int | None:
+        """Offset of a contiguous run with one reference, or None when nothing that large is free now."""
+        offset = lib.mqd_arena_allocate(self._arena, size_bytes)
+        if offset >= 0:
+            return offset
+        if lib.mqd_error_code() == E_FULL:
+            return None
+        raise failure()
+
+    def hold(self, offset: int) -> None:
+        lib.mqd_arena_hold(self._arena, offset)
+
+    def release(self, offset: int) -> bool:
+        """True when this was the last reference."""
+        return check(lib.mqd_arena_release(self._arena, offset)) == 1
+
+    @property
+    def extents_used(self) -> int:
+        return lib.mqd_arena_extents_used(self._arena)
+
+    @property
+    def extents_total(self) -> int:
+        return lib.mqd_arena_extents_total(self._arena)
+
+    def close(self) -> None:
+        if self._arena != ffi.NULL:
+            lib.mqd_arena_close(self._arena)
+            self._arena = ffi.NULL

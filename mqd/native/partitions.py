@@ -1,0 +1,123 @@
+"""One partition's log in the hands of Python: options, recovery, what it knows of producers.
+
+Concurrency: a Partition belongs to whoever holds it, one thread at a time; Reactor.partition_open gives it away.
+"""
+
+from __future__ import annotations
+
+import os
+from struct import Struct as Layout
+from typing import Any
+
+import msgspec
+
+from mqd.native.core import E_INVALID, NativeError, check, copy_in, failure, ffi, lib
+
+INT64_MAX = (1 << 63) - 1
+
+
+class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """struct mqd_log_options. The defaults are Kafka's topic defaults (and flush_on_ack, ours)."""
+
+    segment_bytes: int = 1 << 30
+    segment_ms: int = 7 * 24 * 3600 * 1000
+    segment_jitter_ms: int = 0
+    index_interval_bytes: int = 4096
+    max_message_bytes: int = 1048588
+    preallocate_bytes_min: int = 64 << 10
+    preallocate_bytes_max: int = 32 << 20
+    stripe_bytes: int = 0
+    timestamp_before_max_ms: int = INT64_MAX
+    timestamp_after_max_ms: int = 3600 * 1000
+    flush_interval_messages: int = INT64_MAX
+    flush_interval_ms: int = INT64_MAX
+    producer_id_count_max: int = 10000
+    producer_id_expiration_ms: int = 24 * 3600 * 1000
+    log_append_time: bool = False
+    flush_on_ack: bool = True
+    compacted: bool = False
+    readonly: bool = False
+    transaction_verification: bool = True
+
+    def native(self) -> Any:
+        return copy_in(self, ffi.new("struct mqd_log_options *"))
+
+
+class Recovery(msgspec.Struct, kw_only=True):
+    """struct mqd_recovery: the first five say what is trusted (log_start_offset also comes back), the rest what was found."""
+
+    recovery_point_offset: int = -1
+    trusted_end_offset: int = -1
+    clean_shutdown: bool = False
+    rewrite: bool = False
+    log_start_offset: int = 0
+    log_end_offset: int = 0
+    truncated_bytes: int = 0
+    scanned_bytes: int = 0
+    corrupt_position: int = -1
+    corrupt_segment: int = -1
+    segment_count: int = 0
+    last_leader_epoch: int = -1
+
+
+class ProducerView(msgspec.Struct, frozen=True):
+    """struct mqd_producer_view: what a partition knows of one producer id; -1 = none."""
+
+    producer_id: int
+    last_timestamp_ms: int
+    transaction_first_offset: int
+    last_offset: int
+    last_sequence: int
+    coordinator_epoch: int
+    producer_epoch: int
+
+
+_PRODUCER_VIEW = Layout("=qqqqiiiI")
+assert _PRODUCER_VIEW.size == ffi.sizeof("struct mqd_producer_view")
+
+
+def producer_views(payload: bytes) -> list[ProducerView]:
+    """The payload of DESCRIBED."""
+    return [ProducerView(*fields[:7]) for fields in _PRODUCER_VIEW.iter_unpack(payload)]
+
+
+class Partition:
+    """An open log. Whoever holds it owns it; Reactor.partition_open gives it away, the event of partition_close gives it back."""
+
+    __slots__ = ("pointer",)
+
+    def __init__(self, pointer: Any):
+        self.pointer = pointer
+
+    @classmethod
+    def open(
+        cls, path: str | os.PathLike[str], options: LogOptions, leader_epoch: int, now_ms: int, recovery: Recovery | None = None
+    ) -> Partition:
+        """Opens or creates and recovers; fills `recovery`. May read the whole log: call it off the event loop."""
+        recovery = recovery if recovery is not None else Recovery()
+        told = copy_in(recovery, ffi.new("struct mqd_recovery *"))
+        pointer = lib.mqd_partition_open(os.fsencode(path), options.native(), leader_epoch, now_ms, told)
+        if pointer == ffi.NULL:
+            raise failure(path)
+        for name in recovery.__struct_fields__:
+            setattr(recovery, name, getattr(told, name))
+        recovery.clean_shutdown, recovery.rewrite = bool(recovery.clean_shutdown), bool(recovery.rewrite)
+        return cls(pointer)
+
+    @property
+    def log_end_offset(self) -> int:
+        return lib.mqd_partition_log_end_offset(self._open())
+
+    def close(self, clean: bool = True) -> None:
+        """clean: writes indexes and a producer snapshot and syncs. The object is spent afterwards, also when this raises."""
+        pointer, self.pointer = self._open(), ffi.NULL
+        check(lib.mqd_partition_close(pointer, clean))
+
+    def give_away(self) -> Any:
+        pointer, self.pointer = self._open(), ffi.NULL
+        return pointer
+
+    def _open(self) -> Any:
+        if self.pointer == ffi.NULL:
+            raise NativeError(E_INVALID, "this partition was closed or belongs to the reactor")
+        return self.pointer

@@ -1,0 +1,165 @@
+"""The native loop of one worker: commands in, events out.
+
+Mappings given to a Reactor are held until destroy(): the C side keeps bare pointers into them.
+Concurrency: commands and next_events on one thread; the loop itself runs on a thread of its own and never takes the GIL.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+
+from mqd.native.control import Control
+from mqd.native.core import bytes_of, check, checked_topic_id, enumeration, failure, ffi, lib
+from mqd.native.partitions import LogOptions, Partition
+
+SLOT_NONE = 0xFFFFFFFF  # "no slot" in an event
+
+
+EventKind = IntEnum("EventKind", enumeration("mqd_event_kind", "MQD_EVENT_"))
+Backend = IntEnum("Backend", enumeration("mqd_backend", "MQD_BACKEND_"))
+
+
+class ReactorOptions(msgspec.Struct, kw_only=True):
+    """struct mqd_reactor_options; `arenas` by endpoint, None = has none, the own one writable."""
+
+    control: Control
+    links: Any
+    index: int  # `self` in C
+    endpoint_count: int
+    eventfds: Sequence[int]
+    arenas: Sequence[Any]
+    handoff_fd: int
+    backend: int = 0  # Backend
+    cpu: int = -1
+    spin_us: int = 0
+    connection_count_max: int = 10000
+    request_bytes_max: int = 8 << 20
+    heap_bytes_max: int = 64 << 20
+    inflight_count_max: int = 64
+    connection_idle_ms_max: int = 600_000
+    fetch_bytes_max: int = 55 << 20
+    session_count_max: int = 1000
+    group_commit_us: int = 0
+    sendfile_bytes_min: int = 8192
+    read_fd_count_max: int = 512
+
+
+class Event(msgspec.Struct, frozen=True):
+    """struct mqd_event."""
+
+    kind: int  # EventKind
+    slot: int  # SLOT_NONE = none
+    token: int
+    error: int
+    log_dir: int
+    offset: int
+    connection: int
+    level: int
+    partition: Partition | None
+    text: str
+
+
+class Reactor:
+    """The native loop of one worker, on a thread of its own. Commands return at once; each is answered by one event with the same token.
+
+    A command raises NativeError (E_FULL) when 4096 are under way."""
+
+    def __init__(self, options: ReactorOptions):
+        native = ffi.new("struct mqd_reactor_options *")
+        links, eventfds = bytes_of(options.links), ffi.new("int[]", list(options.eventfds))
+        self._held: list[Any] = [options.control, links, eventfds]
+        native.control, native.links, native.eventfds, native.self = options.control.pointer, links, eventfds, options.index
+        for endpoint, buffer in enumerate(options.arenas):
+            if buffer is not None:
+                memory = bytes_of(buffer, writable=endpoint == options.index)
+                native.arenas[endpoint], native.arena_bytes[endpoint] = memory, len(memory)
+                self._held.append(memory)
+        for name in options.__struct_fields__:
+            if name not in ("control", "links", "index", "eventfds", "arenas"):
+                setattr(native, name, getattr(options, name))
+        self._event = ffi.new("struct mqd_event *")
+        self._reactor = lib.mqd_reactor_create(native)
+        if self._reactor == ffi.NULL:
+            raise failure()
+        self.event_fd: int = lib.mqd_reactor_event_fd(self._reactor)  # readable when next_events() has something
+
+    @property
+    def backend(self) -> Backend:
+        """The one in use."""
+        return Backend(lib.mqd_reactor_backend(self._reactor))
+
+    def start(self) -> None:
+        check(lib.mqd_reactor_start(self._reactor))
+
+    def stop(self) -> None:
+        """Stops reading, flushes, answers what it can; returns when the thread has ended."""
+        check(lib.mqd_reactor_stop(self._reactor))
+
+    def destroy(self) -> None:
+        if self._reactor != ffi.NULL:
+            lib.mqd_reactor_destroy(self._reactor)
+            self._reactor = ffi.NULL
+            self._held.clear()
+
+    def next_events(self, max: int = 1024) -> list[Event]:
+        events, event = [], self._event
+        while len(events) < max and lib.mqd_reactor_next_event(self._reactor, event) == 1:
+            partition = Partition(event.partition) if event.partition != ffi.NULL else None
+            text = ffi.string(event.text, 184).decode("utf-8", "replace")
+            events.append(
+                Event(
+                    event.kind, event.slot, event.token, event.error, event.log_dir, event.offset, event.connection, event.level, partition, text
+                )
+            )
+        return events
+
+    def log_dir(self, token: int, log_dir: int, path: str | os.PathLike[str]) -> None:
+        check(lib.mqd_reactor_log_dir(self._reactor, token, log_dir, os.fsencode(path)))
+
+    def log_dir_full(self, token: int, log_dir: int, full: bool) -> None:
+        check(lib.mqd_reactor_log_dir_full(self._reactor, token, log_dir, full))
+
+    def topic_put(self, token: int, topic_id: bytes, name: str, slots: Sequence[int]) -> None:
+        """`slots` by partition index."""
+        check(lib.mqd_reactor_topic_put(self._reactor, token, checked_topic_id(topic_id), name.encode(), list(slots), len(slots)))
+
+    def topic_remove(self, token: int, topic_id: bytes) -> None:
+        check(lib.mqd_reactor_topic_remove(self._reactor, token, checked_topic_id(topic_id)))
+
+    def partition_open(self, token: int, slot: int, log_dir: int, partition: Partition) -> None:
+        """Gives the partition to the reactor; when this raises, it still belongs to the caller."""
+        check(lib.mqd_reactor_partition_open(self._reactor, token, slot, log_dir, partition._open()))
+        partition.give_away()
+
+    def partition_close(self, token: int, slot: int) -> None:
+        """The event's `partition` may then be closed, its files deleted."""
+        check(lib.mqd_reactor_partition_close(self._reactor, token, slot))
+
+    def set_options(self, token: int, slot: int, options: LogOptions) -> None:
+        check(lib.mqd_reactor_set_options(self._reactor, token, slot, options.native()))
+
+    def advance_start(self, token: int, slot: int, offset: int) -> None:
+        """offset -1 = high watermark; the event's `offset` is the new start. Unlink files only after the event."""
+        check(lib.mqd_reactor_advance_start(self._reactor, token, slot, offset))
+
+    def roll(self, token: int, slot: int) -> None:
+        check(lib.mqd_reactor_roll(self._reactor, token, slot))
+
+    def segments_replaced(self, token: int, slot: int, first: int, last: int) -> None:
+        """Compaction made one segment, named by `first`, of those from `first` to `last`; first == last: readers look anew, no more. E_STALE: not these."""
+        check(lib.mqd_reactor_segments_replaced(self._reactor, token, slot, first, last))
+
+    def set_leader_epoch(self, token: int, slot: int, leader_epoch: int) -> None:
+        check(lib.mqd_reactor_set_leader_epoch(self._reactor, token, slot, leader_epoch))
+
+    def set_connection_max(self, connection_count_max: int) -> None:
+        """Not a queued command: no event answers it."""
+        check(lib.mqd_reactor_set_connection_max(self._reactor, connection_count_max))
+
+    def endpoint_died(self, token: int, endpoint: int) -> None:
+        check(lib.mqd_reactor_endpoint_died(self._reactor, token, endpoint))
