@@ -1,7 +1,7 @@
 /* What a local client and its broker share: the messages on the Unix socket, and one sealed memfd.
  *
  * A client connects to the broker's client socket (SOCK_SEQPACKET), says hello and gets, from the worker that will serve it, a welcome with four
- * descriptors: the memfd, two eventfds, the control segment (opened read-only). From then on Kafka requests go through the memfd, and the socket is the proof of
+ * descriptors: the memfd, `to_worker` (an eventfd, to be written), `to_client` (to be read), the control segment (opened read-only). From then on Kafka requests go through the memfd, and the socket is the proof of
  * life in both directions: its end is the end of the attachment.
  *
  *   memfd (sealed: SHRINK, GROW, SEAL; so nobody can take a page away from the other)
@@ -16,7 +16,12 @@
  *   A2  counters (tails and heads) only grow; index = counter & (count - 1). A counter that is further from its counterpart than the ring is long ends the attachment.
  *   A3  submission_head passes a submission after its bytes were copied: from then on the client may overwrite them.
  *   A4  sleep: the client publishes, full fence, then looks at the worker's `sleeping` word in the control segment and writes `to_worker` if it is set; the worker stores
- *       `sleeping`, full fence, looks at all its attachments again, blocks. The other way round by `client_sleeping` (the worker exchanges it to 0, then writes `to_client`).
+ *       `sleeping`, full fence, looks at all its attachments again, blocks. The other way round by `client_sleeping` (the worker exchanges it to 0, then writes `to_client`): the
+ *       worker looks at it after it moved reply_tail (wakes when it is not 0) and after it moved submission_head (wakes when it is MQD_LOCAL_SLEEP_ROOM).
+ *   A5  `to_client` is the read end of a pipe: eight bytes for each wake-up, of no meaning; read it until it is empty. No eventfd, for O_NONBLOCK of that would be the
+ *       client's to take away, and the worker would block in a write. `to_worker` the worker only polls. A client's threads wake each other by a descriptor of their own.
+ *   A6  a Fetch whose max_bytes is 0 asks for positions only: it parks and answers as any other (leave the partitions' max_bytes as usual), but without records. With
+ *       read_committed the aborted transactions are those from the fetch offset to the answer's last_stable_offset, which is lower than the partition's when they are many.
  */
 #ifndef MQD_LOCAL_LAYOUT_H
 #define MQD_LOCAL_LAYOUT_H
@@ -31,6 +36,9 @@
 #define MQD_LOCAL_REPLY_BYTES_MIN (1u << 12)
 #define MQD_LOCAL_REPLY_BYTES_MAX (16u << 20)
 #define MQD_LOCAL_FD_COUNT 4 /* of a welcome: memfd, to_worker, to_client, control segment */
+
+#define MQD_LOCAL_SLEEP_REPLY 1u /* client_sleeping: until reply_tail moves */
+#define MQD_LOCAL_SLEEP_ROOM 2u  /* until reply_tail or submission_head moves */
 
 struct mqd_local_header {
     /* lines 0 and 1: the worker, before the client sees them */
