@@ -1,7 +1,7 @@
 /* The client of the shared-memory fast path: for C programs, and for Python through cffi. Stands alone: it needs no broker code but the shared layout.
  *
  * An attachment (struct mqd_client) carries Kafka requests through shared memory. On it stand a producer, which builds record batches in place, and readers, which
- * walk segment files that the broker has opened for us.
+ * walk segment files that the broker has opened for us (mqd_client_reader.h).
  *
  * Errors as in mqd_native.h: -1 or NULL, mqd_error_message(), mqd_error_code(). EPIPE: the worker, or the broker, has ended; close, attach again.
  * Concurrency: one thread at a time per attachment and everything on it, but mqd_client_wait and mqd_client_wake, which any thread may call at any time.
@@ -26,6 +26,7 @@ struct mqd_client_options {
     uint32_t submission_count; /* 0 = 4096 */
     uint32_t timeout_ms;       /* of attaching */
     uint32_t spin_us;          /* how long a wait spins before it sleeps */
+    uint64_t request_bytes;    /* of data_bytes, for the frames of mqd_client_submit, the rest is the producer's; 0 = an eighth, from 16 KiB to 8 MiB */
 };
 struct mqd_client;
 struct mqd_client *mqd_client_open(const struct mqd_client_options *options);
@@ -40,7 +41,8 @@ void mqd_client_flush(struct mqd_client *client); /* what was submitted becomes 
 int mqd_client_poll(struct mqd_client *client);
 /* The next response to a request of mqd_client_submit, from the correlation id on; valid until the next call of mqd_client_poll or this. 0 = none. */
 uint32_t mqd_client_response(struct mqd_client *client, const uint8_t **bytes);
-/* Until something has come, the timeout ends (-1 = none), or mqd_client_wake was called. 1 = look, 0 = time-out, -1 EPIPE. */
+/* Until something has come, there is room again after MQD_E_FULL, the timeout ends (-1 = none), or mqd_client_wake was called. 1 = look (mqd_client_poll; before it has been
+ * called, the next wait returns at once), 0 = time-out, -1 EPIPE. */
 int mqd_client_wait(struct mqd_client *client, int64_t timeout_us);
 void mqd_client_wake(struct mqd_client *client);
 uint64_t mqd_client_free_bytes(const struct mqd_client *client);
@@ -115,49 +117,5 @@ int mqd_producer_move(struct mqd_producer *producer, struct mqd_client *to);
 int mqd_producer_set_identity(struct mqd_producer *producer, int64_t producer_id, int16_t producer_epoch); /* nothing may be open or unanswered; sequences begin at 0 */
 uint64_t mqd_producer_outstanding_records(const struct mqd_producer *producer);
 uint64_t mqd_producer_outstanding_bytes(const struct mqd_producer *producer);
-
-/* ---- readers ---------------------------------------------------------------------------------------------------------- */
-
-struct mqd_segment_reader; /* one partition, from an offset on, straight from mapped segment files */
-struct mqd_segment_reader *mqd_segment_reader_open(struct mqd_client *client, const uint8_t topic_id[16], int32_t partition_index, int64_t offset, int8_t isolation_level);
-void mqd_segment_reader_close(struct mqd_segment_reader *reader);
-int64_t mqd_segment_reader_position(const struct mqd_segment_reader *reader); /* the next offset */
-/* The aborted transactions below `until_offset` that overlap what comes: (producer id, first offset), by first offset. For read_committed. */
-int mqd_segment_reader_set_aborted(struct mqd_segment_reader *reader, const int64_t *producer_ids, const int64_t *first_offsets, uint32_t count, int64_t until_offset);
-
-struct mqd_record_view { /* columns over records; arrays of `capacity`, the caller's */
-    uint32_t capacity, count;
-    const uint8_t *base;      /* key and value positions are bytes from here: the mapping of the segment */
-    uint64_t base_bytes;
-    int64_t *offsets;
-    int64_t *timestamps_ms;
-    uint64_t *key_positions;
-    int32_t *key_bytes;       /* -1 = null */
-    uint64_t *value_positions;
-    int32_t *value_bytes;
-    uint64_t *header_positions; /* of the header section: count varint first */
-    int32_t *header_bytes;
-    int32_t leader_epoch;
-    int8_t timestamp_type;
-};
-enum mqd_read_stop {
-    MQD_READ_END,        /* nothing more below the high watermark (last stable offset) for now */
-    MQD_READ_FULL,       /* capacity or bytes_max is */
-    MQD_READ_SEGMENT,    /* the next records are in another mapping: take these first, then call again */
-    MQD_READ_COMPRESSED, /* the next batch is compressed: compressed_position, compressed_bytes, codec; mqd_segment_reader_skip after it was dealt with */
-    MQD_READ_ABORTED,    /* a transactional batch beyond what mqd_segment_reader_set_aborted knows: ask, then call again */
-    MQD_READ_OUT_OF_RANGE, MQD_READ_CORRUPT, MQD_READ_GONE
-};
-struct mqd_read_state { uint32_t stop; uint32_t codec; uint64_t compressed_position; uint32_t compressed_bytes; int32_t kafka_error; };
-/* Fills `out` with the next records, one mapping a call, in order. check_crc: batches are verified (once each). Returns 0, or -1 (EPIPE...). */
-int mqd_segment_reader_next(struct mqd_segment_reader *reader, uint32_t bytes_max, int check_crc, struct mqd_record_view *out, struct mqd_read_state *state);
-int mqd_segment_reader_skip(struct mqd_segment_reader *reader); /* the compressed batch at the position */
-/* Records of a decompressed batch: `header` is its 61 bytes, `records` what was decompressed; records below the reader's position are left out. */
-int mqd_segment_records(const uint8_t *header, const uint8_t *records, uint64_t records_bytes, int64_t from_offset, struct mqd_record_view *out);
-int64_t mqd_segment_reader_lag_end(struct mqd_segment_reader *reader); /* high watermark, or last stable offset for read_committed; free */
-int64_t mqd_segment_reader_log_start(struct mqd_segment_reader *reader);
-/* Mappings stay until nobody holds them: a view's `base` is good between hold and release. */
-uint64_t mqd_segment_reader_hold(struct mqd_segment_reader *reader);
-void mqd_client_mapping_release(struct mqd_client *client, uint64_t mapping);
 
 #endif
