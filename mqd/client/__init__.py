@@ -1,0 +1,41 @@
+"""The client library: confluent_kafka's names and call shapes, over shared memory where the broker is this host's and over librdkafka elsewhere.
+
+`from mqd import Producer, Consumer, AdminClient, AsyncProducer, AsyncConsumer`; how they are used stands in docs/client.md. Nothing is imported before it is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+_PLACES = {
+    "Producer": "mqd.client.producer",
+    "AsyncProducer": "mqd.client.async_producer",
+    "Consumer": "mqd.client.consumer",
+    "AsyncConsumer": "mqd.client.async_consumer",
+    "AdminClient": "mqd.client.admin",
+    "BatchDelivery": "mqd.client.messages",
+    "Message": "mqd.client.messages",
+    "TopicPartition": "mqd.client.messages",
+    "KafkaError": "mqd.client.messages",
+    "KafkaException": "mqd.client.messages",
+    "OFFSET_BEGINNING": "mqd.client.messages",
+    "OFFSET_END": "mqd.client.messages",
+    "OFFSET_STORED": "mqd.client.messages",
+    "OFFSET_INVALID": "mqd.client.messages",
+    "TIMESTAMP_NOT_AVAILABLE": "mqd.client.messages",
+    "TIMESTAMP_CREATE_TIME": "mqd.client.messages",
+    "TIMESTAMP_LOG_APPEND_TIME": "mqd.client.messages",
+}
+
+__all__ = sorted(_PLACES)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module(_PLACES[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PLACES})

@@ -1,0 +1,449 @@
+"""An attachment to this host's broker: requests, wake-ups, the way back after the worker has died. Shared by producers and consumers; each has its own.
+
+    attachment = Attachment(opener, client_id="app")           # opener() -> an object with the methods of NativeClient below
+    attachment.subscribe(listener)                             # see Listener; held weakly
+    response = attachment.request(api_key, version, message, timeout)          # blocks; KafkaException when there is no answer
+    attachment.send(api_key, version, message, on_response, timeout)           # does not; on_response(response, error) is called by whoever drives
+    attachment.wait_for(predicate, timeout)                                    # blocks until predicate() is true; drives meanwhile
+
+The C attachment takes one thread at a time. Whoever holds the role of the *driver* waits in C (GIL released) for something to come, then takes `lock`, takes in what came
+and gives every listener a turn. The driver is the background thread; but a thread of the application that waits for an outcome takes the role over, so that an answer
+needs no switch of threads. The background thread takes the role back when nobody has driven for DRIVER_LEASE_S.
+
+1. `native` is used with `lock` held; only wait() and wake() are not. It is replaced (a new attachment) by the driver alone.
+2. Callbacks (on_response, Listener) run with `lock` held, in any thread. They do not block and never call the user's code.
+3. Every request ends exactly once: with its response, _TIMED_OUT, _TRANSPORT (the worker died; whether the request took effect is unknown) or _DESTROY.
+4. A child of fork has no attachment: every call raises KafkaException (_STATE) there, and nothing of the parent's is touched.
+"""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import errno
+import heapq
+import itertools
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from mqd.client import requests
+from mqd.client.messages import KafkaError, KafkaException, failure, local_error
+from mqd.client.metadata import MetadataCache
+from mqd.protocol.api import decode_response, encode_request
+from mqd.protocol.errors import ProtocolError
+
+DRIVER_LEASE_S = 0.001
+CORRELATION_ID_END = 1 << 30  # the producer's own begin here
+BACKOFF_MIN_S, BACKOFF_MAX_S = 0.01, 1.0
+IDLE_WAIT_S = 60.0
+ROOM_WAIT_S = 0.001  # nothing tells that requests were taken in: looked at again after this
+
+_log = logging.getLogger("mqd.client")
+
+OnResponse = Callable[[Any, KafkaError | None], None]
+
+
+class NativeClient(Protocol):
+    """What an opener gives: mqd_client of native/mqd_client.h. OSError with errno EPIPE: the worker has ended."""
+
+    worker: int
+
+    def submit(self, frame: bytes) -> bool: ...  # False: no room now
+    def flush(self) -> None: ...
+    def poll(self) -> None: ...
+    def response(self) -> bytes | None: ...
+    def wait(self, timeout_us: int) -> int: ...
+    def wake(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Listener(Protocol):
+    """Who works on an attachment. All with its lock held."""
+
+    def on_turn(self, now: float) -> float | None:
+        """Something may have come, or the time last asked for has. Returns when it wants the next turn at the latest (time.monotonic), None = whenever something comes."""
+
+    def on_lost(self, error: KafkaError) -> None:
+        """The worker has ended, or attaching failed again; fatal() = it will not be tried again. Whatever was asked is unanswered; `native` is still the old one."""
+
+    def on_reattached(self, old: Any, new: Any) -> None:
+        """`new` is the native client from now on. `old` is closed afterwards."""
+
+
+class _Pending:
+    __slots__ = ("api_key", "deadline", "on_response", "version")
+
+    def __init__(self, api_key: int, version: int, on_response: OnResponse, deadline: float) -> None:
+        self.api_key, self.version, self.on_response, self.deadline = api_key, version, on_response, deadline
+
+
+class Attachment:
+    """See the module. Raises KafkaException when the first attaching fails; later losses are repaired in the background."""
+
+    def __init__(self, opener: Callable[[], NativeClient], *, client_id: str = "mqd", metadata_max_age_s: float = 300.0, request_timeout_s: float = 30.0) -> None:
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self.client_id = client_id
+        self.request_timeout_s = request_timeout_s
+        self.generation = 0  # attachments made
+        self.attached = True
+        self.fatal: KafkaError | None = None
+        self._opener = opener
+        self._pid = os.getpid()
+        self._closed = False
+        self._listeners: list[weakref.ref[Any]] = []
+        self._correlation_ids = itertools.count(1)
+        self._pending: dict[int, _Pending] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        self._unsent: collections.deque[tuple[int, bytes]] = collections.deque()
+        self._driver: int | None = None
+        self._driven = 0  # turns driven by threads of the application
+        self._waiting = 0  # threads of the application that want to drive
+        self._sleep_until = 0.0
+        self._backoff_s = BACKOFF_MIN_S
+        self._reattach_at = 0.0
+        self.native = opener()
+        self.generation = 1
+        self.api = requests.ApiTable({}, {})
+        self.metadata = MetadataCache(self, metadata_max_age_s)
+        _all.add(self)
+        self._thread = threading.Thread(target=self._run, name=f"mqd-client-{client_id}", daemon=True)
+        self._thread.start()
+        try:
+            self._ask_versions(request_timeout_s)
+        except BaseException:
+            self.close()
+            raise
+
+    # -- requests ------------------------------------------------------------------------------------------------------------
+
+    def send(self, api_key: int, version: int, message: object, on_response: OnResponse, timeout: float | None = None) -> int:
+        """Submits a request; returns its correlation id. on_response(response, None) or on_response(None, error), exactly once, possibly before this returns.
+
+        While there is no attachment the request waits for the next one; its time runs."""
+        self._require_usable()
+        deadline = time.monotonic() + (self.request_timeout_s if timeout is None else timeout)
+        with self.lock:
+            correlation_id = next(self._correlation_ids)
+            if correlation_id >= CORRELATION_ID_END - 1:
+                self._correlation_ids = itertools.count(1)
+            frame = encode_request(message, version, correlation_id, self.client_id)
+            self._pending[correlation_id] = _Pending(api_key, version, on_response, deadline)
+            heapq.heappush(self._deadlines, (deadline, correlation_id))
+            self._unsent.append((correlation_id, frame))
+            if self.attached:
+                self._submit_unsent()
+            if deadline < self._sleep_until or not self.attached or self._unsent:
+                self.wake()
+        return correlation_id
+
+    def request(self, api_key: int, version: int, message: object, timeout: float = -1) -> Any:
+        """The response to a request. `timeout` in seconds, below 0: request_timeout_s. Raises KafkaException: _TIMED_OUT, _TRANSPORT (retriable), _DESTROY, _STATE."""
+        outcome: list[tuple[Any, KafkaError | None]] = []
+        limit = self.request_timeout_s if timeout < 0 else timeout
+        self.send(api_key, version, message, lambda response, error: outcome.append((response, error)), limit)
+        self.wait_for(lambda: outcome)
+        response, error = outcome[0]
+        if error is not None:
+            raise KafkaException(error)
+        return response
+
+    def cancel(self, correlation_id: int) -> None:
+        """Nobody waits for this response any more; on_response will not be called."""
+        with self.lock:
+            self._pending.pop(correlation_id, None)
+
+    # -- listening -------------------------------------------------------------------------------------------------------------
+
+    def subscribe(self, listener: Listener) -> None:
+        with self.lock:
+            self._listeners.append(weakref.ref(listener))
+            self.wake()
+
+    def unsubscribe(self, listener: Listener) -> None:
+        with self.lock:
+            self._listeners = [reference for reference in self._listeners if reference() is not listener]
+
+    def wake(self) -> None:
+        """Every listener gets a turn soon. Any thread."""
+        if not self._closed:
+            self.native.wake()
+
+    def wake_by(self, due: float) -> None:
+        """As wake, but only when the driver would sleep beyond `due`."""
+        if due < self._sleep_until:
+            self.wake()
+
+    def wait_for(self, predicate: Callable[[], object], timeout: float = -1) -> bool:
+        """Until predicate() is true (looked at with the lock held, after every turn); False when `timeout` seconds (below 0: no end) have passed first.
+
+        Not with the lock held. Ends with KafkaException when the attachment is closed meanwhile."""
+        deadline = time.monotonic() + timeout if timeout >= 0 else float("inf")
+        with self.lock:
+            if predicate():
+                return True
+            self._require_usable()
+            self._waiting += 1
+            try:
+                while True:
+                    if self._driver is None:
+                        self._drive_until(predicate, deadline)
+                    elif self._driver == self._thread.ident:
+                        self.native.wake()  # it gives the role up
+                        self.changed.wait(min(deadline - time.monotonic(), IDLE_WAIT_S))
+                    else:
+                        self.changed.wait(max(min(deadline - time.monotonic(), IDLE_WAIT_S), 0))
+                    if predicate():
+                        return True
+                    if time.monotonic() >= deadline:
+                        return False
+                    self._require_usable()
+            finally:
+                self._waiting -= 1
+
+    # -- life --------------------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Ends everything at once; requests under way end with _DESTROY. Again: nothing. In a child of fork: nothing."""
+        if self._closed or os.getpid() != self._pid:
+            self._closed = True
+            return
+        with self.lock:
+            self._closed = True
+            self.native.wake()
+            self.changed.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        with self.lock:
+            while self._driver is not None and self._driver != threading.get_ident():
+                self.native.wake()
+                self.changed.wait(0.01)
+            self._fail_pending(local_error(KafkaError._DESTROY))
+            self.native.close()
+            self.changed.notify_all()
+        _all.discard(self)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def _require_usable(self) -> None:
+        if os.getpid() != self._pid:
+            raise failure(KafkaError._STATE, "this client was made before fork(): make a new one in the child process")
+        if self._closed:
+            raise failure(KafkaError._DESTROY, "the client is closed")
+        if self.fatal is not None:
+            raise KafkaException(self.fatal)
+
+    def _ask_versions(self, timeout: float) -> None:
+        self.api = requests.ApiTable.read(self.request(requests.API_VERSIONS, 3, requests.api_versions(), timeout))
+
+    def _on_versions(self, response: Any, error: KafkaError | None) -> None:
+        if error is None and not response.error_code:
+            self.api = requests.ApiTable.read(response)
+
+    # -- the driver ----------------------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        """The background thread."""
+        me, seen = threading.get_ident(), -1
+        with self.lock:
+            while not self._closed:
+                if self._driver is not None or self._waiting or self._driven != seen:
+                    seen = self._driven
+                    self.changed.wait(DRIVER_LEASE_S if self._driver is None else IDLE_WAIT_S)
+                    continue
+                self._drive_once(me, float("inf"))
+                self.changed.notify_all()
+
+    def _drive_until(self, predicate: Callable[[], object], deadline: float) -> None:
+        me = threading.get_ident()
+        while not self._closed and self.fatal is None:
+            self._driven += 1
+            self._drive_once(me, deadline, predicate)
+            if predicate() or time.monotonic() >= deadline:
+                break
+        self.changed.notify_all()
+
+    def _drive_once(self, me: int, deadline: float, predicate: Callable[[], object] | None = None) -> None:
+        """One turn, then a wait (lock released), then a turn. Lock held on entry and exit; no driver then."""
+        self._driver = me
+        try:
+            due = min(self._turn(), deadline)
+            if (predicate is not None and predicate()) or self._closed:
+                return
+            self._sleep_until = due
+            native, wait_us = self.native, int(max(min(due - time.monotonic(), IDLE_WAIT_S), 0) * 1e6)
+            self.lock.release()
+            try:
+                if self.attached:
+                    native.wait(wait_us)
+                elif not self._reattach_due():
+                    time.sleep(min(wait_us / 1e6, self._backoff_s))
+            except OSError:
+                pass  # the turn finds out what it is
+            finally:
+                self.lock.acquire()
+                self._sleep_until = 0.0
+            self._turn()
+        finally:
+            self._driver = None
+
+    def _turn(self) -> float:
+        """Takes in what came; every listener's turn. Returns when the next is due. Lock held; by the driver."""
+        now = time.monotonic()
+        if self._closed:
+            return now
+        if not self.attached:
+            self._maybe_reattach(now)
+        if self.attached:
+            try:
+                self.native.poll()
+                self._take_responses()
+                self._submit_unsent()
+            except OSError as error:
+                self._lost(error)
+        due = min(self._expire(now), self.metadata.on_turn(now))
+        for reference in self._listeners:
+            listener = reference()
+            if listener is not None:
+                wanted = listener.on_turn(now)
+                if wanted is not None and wanted < due:
+                    due = wanted
+        if self.attached:
+            try:
+                self.native.flush()
+            except OSError as error:
+                self._lost(error)
+        if not self.attached:
+            return min(due, self._reattach_at)
+        return min(due, now + ROOM_WAIT_S) if self._unsent else due
+
+    def _submit_unsent(self) -> None:
+        try:
+            while self._unsent:
+                correlation_id, frame = self._unsent[0]
+                if correlation_id in self._pending and not self.native.submit(frame):
+                    break
+                self._unsent.popleft()
+            self.native.flush()
+        except OSError as error:
+            self._lost(error)
+
+    def _take_responses(self) -> None:
+        while (frame := self.native.response()) is not None:
+            pending = self._pending.pop(int.from_bytes(frame[:4], "big"), None)
+            if pending is None:
+                continue  # it had timed out
+            try:
+                response = decode_response(frame, pending.api_key, pending.version)[1]
+            except ProtocolError as error:
+                pending.on_response(None, local_error(KafkaError._BAD_MSG, str(error)))
+                continue
+            pending.on_response(response, None)
+
+    def _expire(self, now: float) -> float:
+        while self._deadlines:
+            deadline, correlation_id = self._deadlines[0]
+            if correlation_id in self._pending:
+                if deadline > now:
+                    return deadline
+                self._pending.pop(correlation_id).on_response(None, local_error(KafkaError._TIMED_OUT, retriable=True))
+            heapq.heappop(self._deadlines)
+        return float("inf")
+
+    def _fail_pending(self, error: KafkaError) -> None:
+        """All but those that were never sent."""
+        unsent = {correlation_id for correlation_id, _ in self._unsent} if not self._closed else set()
+        for correlation_id in [number for number in self._pending if number not in unsent]:
+            self._pending.pop(correlation_id).on_response(None, error)
+
+    # -- losing and finding the broker ---------------------------------------------------------------------------------------------
+
+    def _lost(self, error: OSError) -> None:
+        if not self.attached or self._closed:
+            return
+        self.attached = False
+        self._backoff_s = BACKOFF_MIN_S
+        self._reattach_at = time.monotonic()
+        why = "the worker has ended" if error.errno == errno.EPIPE else str(error)
+        _log.info("%s: lost the broker (%s); attaching again", self.client_id, why)
+        told = local_error(KafkaError._TRANSPORT, f"Local: shared memory: {why}", retriable=True)
+        self._fail_pending(told)
+        self._tell_lost(told)
+
+    def _tell_lost(self, error: KafkaError) -> None:
+        for reference in self._listeners:
+            listener = reference()
+            if listener is not None:
+                listener.on_lost(error)
+
+    def _reattach_due(self) -> bool:
+        return time.monotonic() >= self._reattach_at
+
+    def _maybe_reattach(self, now: float) -> None:
+        """By the driver; the lock is released while it connects."""
+        if now < self._reattach_at or self.fatal is not None:
+            return
+        old, new, problem = self.native, None, None
+        self.lock.release()
+        try:
+            new = self._opener()
+        except (OSError, KafkaException) as error:
+            problem = error
+        finally:
+            self.lock.acquire()
+        if new is None:
+            self._attaching_failed(problem)
+            return
+        if self._closed:
+            new.close()
+            return
+        self.native, self.attached = new, True
+        self.generation += 1
+        self._backoff_s = BACKOFF_MIN_S
+        for reference in self._listeners:
+            listener = reference()
+            if listener is not None:
+                listener.on_reattached(old, new)
+        old.close()
+        self.send(requests.API_VERSIONS, 3, requests.api_versions(), self._on_versions)  # it may be another release
+        self.metadata.expire()
+        self.changed.notify_all()
+
+    def _attaching_failed(self, problem: BaseException) -> None:
+        error = problem.args[0] if isinstance(problem, KafkaException) else local_error(KafkaError._TRANSPORT, f"Local: shared memory: {problem}", retriable=True)
+        self._reattach_at = time.monotonic() + self._backoff_s
+        self._backoff_s = min(self._backoff_s * 2, BACKOFF_MAX_S)
+        if error.fatal():
+            self.fatal = error
+            self._fail_pending(error)
+        self._tell_lost(error)
+        self.changed.notify_all()
+
+
+_all: weakref.WeakSet[Attachment] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    """At the interpreter's end no thread of ours may still wait in C."""
+    for attachment in list(_all):
+        attachment.close()
+
+
+def _forget_in_child() -> None:
+    """A thread of the parent may have held the lock: nobody will give it back here."""
+    for attachment in list(_all):
+        attachment.lock = threading.RLock()
+        attachment.changed = threading.Condition(attachment.lock)
+        attachment._driver = None
+    _all.clear()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_forget_in_child)

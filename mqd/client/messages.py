@@ -1,0 +1,269 @@
+"""What a client hands to its user: Message, with confluent_kafka's method names, and the things that are confluent_kafka's own.
+
+1. `Message` is a confluent_kafka.Message (isinstance holds), but every method is ours: nothing of the C object under it is used.
+2. KafkaError, KafkaException and TopicPartition are confluent_kafka's classes, not copies: `except KafkaException` catches the errors of both transports.
+3. The group metadata of a consumer is confluent_kafka's serialized form, so a consumer of one transport serves a transactional producer of the other.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import confluent_kafka
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    OFFSET_INVALID,
+    OFFSET_STORED,
+    TIMESTAMP_CREATE_TIME,
+    TIMESTAMP_LOG_APPEND_TIME,
+    TIMESTAMP_NOT_AVAILABLE,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
+
+from mqd.protocol.errors import ERRORS
+
+__all__ = [
+    "OFFSET_BEGINNING", "OFFSET_END", "OFFSET_INVALID", "OFFSET_STORED", "TIMESTAMP_CREATE_TIME", "TIMESTAMP_LOG_APPEND_TIME", "TIMESTAMP_NOT_AVAILABLE",
+    "BatchDelivery", "GroupMetadata", "KafkaError", "KafkaException", "Message", "TopicPartition", "broker_error", "failure", "local_error",
+]  # fmt: skip
+
+_NO_TIMESTAMP = (TIMESTAMP_NOT_AVAILABLE, 0)
+
+
+class Message(confluent_kafka.Message):
+    """One record, or an error event when error() is not None. The methods are confluent_kafka.Message's.
+
+    `headers` may be given as the bytes of a record's header section (count varint first): they are decoded when they are asked for.
+    """
+
+    __slots__ = ("_error", "_headers", "_key", "_latency", "_leader_epoch", "_offset", "_partition", "_timestamp", "_topic", "_value")
+
+    def __init__(
+        self, topic=None, partition=None, offset=None, key=None, value=None, headers=None, error=None, timestamp=_NO_TIMESTAMP, latency=None, leader_epoch=None
+    ) -> None:  # fmt: skip
+        self._topic = topic
+        self._partition = partition
+        self._offset = offset
+        self._key = key
+        self._value = value
+        self._headers = headers
+        self._error = error
+        self._timestamp = timestamp
+        self._latency = latency
+        self._leader_epoch = leader_epoch
+
+    def topic(self) -> str | None:
+        """Topic name."""
+        return self._topic
+
+    def partition(self) -> int | None:
+        """Partition number."""
+        return self._partition
+
+    def offset(self) -> int | None:
+        """Offset in the partition; None when it is not known (not delivered, or acks=0)."""
+        return self._offset
+
+    def key(self) -> bytes | None:
+        """The key's bytes, or None."""
+        return self._key
+
+    def value(self) -> bytes | None:
+        """The value's bytes, or None (a tombstone)."""
+        return self._value
+
+    def headers(self) -> list[tuple[str, bytes | None]] | None:
+        """[(key, value)...], or None when there are none."""
+        if isinstance(self._headers, (bytes, memoryview)):
+            self._headers = decode_headers(self._headers)
+        return self._headers or None
+
+    def error(self) -> KafkaError | None:
+        """None for a proper message; otherwise the event or error that this object carries."""
+        return self._error
+
+    def timestamp(self) -> tuple[int, int]:
+        """(TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME or TIMESTAMP_NOT_AVAILABLE; milliseconds since the epoch)."""
+        return self._timestamp
+
+    def latency(self) -> float | None:
+        """Seconds from produce() to the delivery report; None for consumed messages."""
+        return self._latency
+
+    def leader_epoch(self) -> int | None:
+        """The leader epoch of the record's batch, or None."""
+        return self._leader_epoch
+
+    def set_headers(self, value) -> None:
+        self._headers = value
+
+    def set_key(self, value) -> None:
+        self._key = value
+
+    def set_value(self, value) -> None:
+        self._value = value
+
+    def set_topic(self, value) -> None:
+        self._topic = value
+
+    def set_error(self, value) -> None:
+        self._error = value
+
+    def __len__(self) -> int:
+        return len(self._value) if self._value is not None else 0
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __str__(self) -> str:
+        return repr(self)
+
+    def __repr__(self) -> str:
+        if self._error is not None:
+            return f"<Message {self._error}>"
+        return f"<Message {self._topic} [{self._partition}] at offset {self._offset}, {len(self)} bytes>"
+
+
+class BatchDelivery(NamedTuple):
+    """What a callback of produce_batch gets: one record batch of the call, all of whose records share a fate.
+
+    `indices` are the places of its records in what the call was given, in the order of their offsets: the i-th has offset base_offset + i. base_offset is None when
+    it is not known (acks=0, an error).
+    """
+
+    topic: str
+    partition: int
+    base_offset: int | None
+    indices: object
+    latency: float
+
+    @property
+    def count(self) -> int:
+        return len(self.indices)  # type: ignore[arg-type]
+
+
+class GroupMetadata(NamedTuple):
+    """A consumer's standing in its group, as a transaction's offsets need it (KIP-447)."""
+
+    group_id: str
+    generation_id: int = -1
+    member_id: str = ""
+    group_instance_id: str | None = None
+
+    _MAGIC = b"CGMDv2:"
+
+    def to_bytes(self) -> bytes:
+        """librdkafka's serialized form: what confluent_kafka's consumer_group_metadata() gives."""
+        instance = b"\1" if self.group_instance_id is None else b"\0" + self.group_instance_id.encode() + b"\0"
+        return self._MAGIC + struct.pack("=i", self.generation_id) + self.group_id.encode() + b"\0" + self.member_id.encode() + b"\0" + instance
+
+    @classmethod
+    def read(cls, given: object) -> GroupMetadata:
+        """From a GroupMetadata or its serialized form. Raises KafkaException (_INVALID_ARG)."""
+        if isinstance(given, GroupMetadata):
+            return given
+        data = given if isinstance(given, bytes) else b""
+        try:
+            if not data.startswith(cls._MAGIC):
+                raise ValueError("no group metadata")
+            (generation_id,) = struct.unpack_from("=i", data, len(cls._MAGIC))
+            group_id, member_id, rest = data[len(cls._MAGIC) + 4 :].split(b"\0", 2)
+            instance = None if rest == b"\1" else rest.removeprefix(b"\0").removesuffix(b"\0").decode()
+            return cls(group_id.decode(), generation_id, member_id.decode(), instance)
+        except (ValueError, struct.error):
+            raise failure(KafkaError._INVALID_ARG, "group_metadata must be what consumer.consumer_group_metadata() gives") from None
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------------
+
+
+def local_error(code: int, reason: str | None = None, *, fatal: bool = False, retriable: bool = False, abort: bool = False) -> KafkaError:
+    """A KafkaError with librdkafka's flags: fatal (the client is finished), retriable, abort (the transaction must be aborted, then it goes on)."""
+    return KafkaError(code, reason, fatal, retriable, abort)
+
+
+def broker_error(code: int, doing: str = "", **flags: bool) -> KafkaError:
+    """A KafkaError for an error code in a response; retriable as the protocol's table says unless told."""
+    row = ERRORS.get(code)
+    flags.setdefault("retriable", row is not None and row.retriable)
+    text = f"Broker: {row.message if row else f'error {code}'}"
+    return local_error(code, f"{doing}: {text}" if doing else text, **flags)
+
+
+def failure(code: int, reason: str | None = None, **flags: bool) -> KafkaException:
+    """What is raised: KafkaException with its KafkaError as args[0]."""
+    return KafkaException(local_error(code, reason, **flags))
+
+
+# -- headers -----------------------------------------------------------------------------------------------------------------
+
+
+def _varint(data, position: int) -> tuple[int, int]:
+    shift = value = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value >> 1 ^ -(value & 1), position
+        shift += 7
+
+
+def decode_headers(data: bytes | memoryview) -> list[tuple[str, bytes | None]]:
+    """A record's header section, from its count on: what a validated batch holds. Raises ValueError for anything else."""
+    try:
+        count, position = _varint(data, 0)
+        found: list[tuple[str, bytes | None]] = []
+        for _ in range(count):
+            size, position = _varint(data, position)
+            key = bytes(data[position : position + size]).decode("utf-8", "surrogateescape")
+            size, position = _varint(data, position + size)
+            if position + max(size, 0) > len(data):
+                raise ValueError("a header ends behind its record")
+            found.append((key, None if size < 0 else bytes(data[position : position + size])))
+            position += max(size, 0)
+        return found
+    except IndexError:
+        raise ValueError("the headers are cut off") from None
+
+
+def _append_varint(out: bytearray, value: int) -> None:
+    value = value << 1 ^ value >> 63
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+
+
+def encode_headers(headers: object) -> bytes:
+    """A dict or a list of (str, bytes | str | None) as a record's header section. Raises TypeError as confluent_kafka does."""
+    if isinstance(headers, dict):
+        headers = list(headers.items())
+    if not isinstance(headers, list):
+        raise TypeError(f"expected headers to be dict or list of (key, value) tuples, not {type(headers).__name__}")
+    out = bytearray()
+    _append_varint(out, len(headers))
+    for header in headers:
+        try:
+            key, value = header
+        except (TypeError, ValueError):
+            raise TypeError("expected headers to be dict or list of (key, value) tuples") from None
+        if not isinstance(key, str):
+            raise TypeError(f"expected header key to be str, not {type(key).__name__}")
+        name = key.encode()
+        _append_varint(out, len(name))
+        out += name
+        if value is None:
+            out.append(1)
+            continue
+        if isinstance(value, str):
+            value = value.encode()
+        if not isinstance(value, (bytes, bytearray, memoryview)):
+            raise TypeError(f"expected header value to be None, binary, or unicode string, not {type(value).__name__}")
+        _append_varint(out, len(value))
+        out += value
+    return bytes(out)

@@ -1,0 +1,121 @@
+"""What the broker says about topics, remembered: asked once for many who want it, and again when it is old.
+
+1. One request is under way at a time; what is wanted meanwhile joins the next one.
+2. `version` changes with every answer; whoever waits looks again.
+Concurrency: with the attachment's lock held, but `find`, which takes it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from mqd.client import requests
+from mqd.client.messages import KafkaError, KafkaException, broker_error, local_error
+from mqd.client.requests import ClusterInfo, TopicInfo
+
+_RETRY_S = 0.1
+_NEVER = float("inf")
+
+
+class MetadataCache:
+    """`topics` by name, also those with an error; `names` by topic id; `cluster`."""
+
+    def __init__(self, attachment: Any, max_age_s: float) -> None:
+        self.topics: dict[str, TopicInfo] = {}
+        self.names: dict[bytes, str] = {}
+        self.cluster = ClusterInfo(None, -1, {})
+        self.version = 0
+        self.error: KafkaError | None = None  # of the last request, None when it was answered
+        self._attachment = attachment
+        self._max_age_s = max_age_s
+        self._wanted: dict[str, bool] = {}  # name -> may be created
+        self._all_wanted = False
+        self._under_way = False
+        self._refresh_at = _NEVER
+
+    # -- asking ---------------------------------------------------------------------------------------------------------------
+
+    def refresh(self, topics: Iterable[str] | None = (), allow_auto_create: bool = False) -> None:
+        """Asks soon, without waiting: for `topics` by name, None = for all, () = for those known. `version` will change."""
+        if topics is None:
+            self._all_wanted = True
+        else:
+            for name in topics or list(self.topics):
+                self._wanted[name] = self._wanted.get(name, False) or allow_auto_create
+        self._ask()
+
+    def expire(self) -> None:
+        """What is known may be wrong: asked again, used until then."""
+        if self.topics:
+            self.refresh()
+
+    def find(self, name: str, timeout: float, allow_auto_create: bool = False) -> TopicInfo:
+        """The topic, asked for until it is there. Raises KafkaException: the topic's error, _TIMED_OUT, _TRANSPORT."""
+        with self._attachment.lock:
+            known = self.topics.get(name)
+            if known is not None and not known.error:
+                return known
+            self.refresh([name], allow_auto_create)
+        found: list[TopicInfo] = []
+
+        def look() -> bool:
+            info = self.topics.get(name)
+            if info is not None and not info.error:
+                found.append(info)
+            return bool(found)
+
+        deadline = time.monotonic() + timeout
+        while not self._attachment.wait_for(look, min(_RETRY_S, max(deadline - time.monotonic(), 0))):
+            if time.monotonic() >= deadline:
+                info = self.topics.get(name)
+                raise KafkaException(broker_error(info.error, f"topic {name}") if info is not None and info.error else self.error or local_error(KafkaError._TIMED_OUT))
+            with self._attachment.lock:
+                self.refresh([name], allow_auto_create)
+        return found[-1]
+
+    # -- the driver's turn --------------------------------------------------------------------------------------------------------
+
+    def on_turn(self, now: float) -> float:
+        if now >= self._refresh_at:
+            self._refresh_at = _NEVER
+            self.refresh()
+        return self._refresh_at
+
+    def _ask(self) -> None:
+        if self._under_way or not (self._wanted or self._all_wanted) or not self._attachment.api.versions:
+            return
+        creating = any(self._wanted.values()) and not self._all_wanted
+        names = None if self._all_wanted else sorted(self._wanted)
+        self._wanted, self._all_wanted = {}, False
+        self._under_way = True
+        version = self._attachment.api.pick(requests.METADATA)
+        self._attachment.send(requests.METADATA, version, requests.metadata(names, creating), lambda response, error: self._on_response(names, response, error))
+
+    def _on_response(self, names: list[str] | None, response: Any, error: KafkaError | None) -> None:
+        self._under_way = False
+        self.version += 1
+        self.error = error
+        now = time.monotonic()
+        if error is None:
+            try:
+                self._take(names, *requests.read_metadata(response))
+            except KafkaException as problem:
+                self.error = error = problem.args[0]
+        self._refresh_at = now + (self._max_age_s if error is None else _RETRY_S)
+        if not self._attachment.is_closed:
+            self._ask()
+        self._attachment.changed.notify_all()
+
+    def _take(self, names: list[str] | None, cluster: ClusterInfo, topics: list[TopicInfo]) -> None:
+        self.cluster = cluster
+        if names is None:
+            self.topics.clear()
+            self.names.clear()
+        for topic in topics:
+            self.topics[topic.name] = topic
+            if topic.topic_id != requests.NO_TOPIC_ID:
+                self.names[topic.topic_id] = topic.name
+
+

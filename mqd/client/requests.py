@@ -1,0 +1,110 @@
+"""Requests of a client and what their responses mean, without I/O: what a request carries in, what the caller wants to know out.
+
+Versions are chosen by ApiTable from what the broker advertises and this package speaks. Error codes become KafkaErrors where they are read.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from mqd.client.messages import KafkaError, failure
+from mqd.protocol.framing import KNOWN
+from mqd.protocol.messages import ApiVersionsRequest, InitProducerIdRequest, MetadataRequest
+
+PRODUCE, FETCH, LIST_OFFSETS, METADATA, OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR = 0, 1, 2, 3, 8, 9, 10
+JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP, API_VERSIONS = 11, 12, 13, 14, 18
+INIT_PRODUCER_ID, OFFSET_FOR_LEADER_EPOCH, ADD_PARTITIONS_TO_TXN, ADD_OFFSETS_TO_TXN, END_TXN, TXN_OFFSET_COMMIT = 22, 23, 24, 25, 26, 28
+CONSUMER_GROUP_HEARTBEAT = 68
+
+_ADD_PARTITIONS_CLIENT_MAX = 3  # from 4 on it is a batch that brokers send each other
+_TXN_V1_MAX = {END_TXN: 4, TXN_OFFSET_COMMIT: 4, PRODUCE: 11}
+NO_TOPIC_ID = bytes(16)
+
+
+class ApiTable(msgspec.Struct, frozen=True):
+    """What the broker answers: versions by API key (first, last), finalized features by name."""
+
+    versions: dict[int, tuple[int, int]]
+    features: dict[str, int]
+
+    @classmethod
+    def read(cls, response: object) -> ApiTable:
+        """From an ApiVersionsResponse. Raises KafkaException."""
+        if response.error_code:
+            raise failure(KafkaError._UNSUPPORTED_FEATURE, "the broker does not answer ApiVersions: is it mqd?")
+        versions = {entry.api_key: (entry.min_version, entry.max_version) for entry in response.api_keys}
+        return cls(versions, {feature.name: feature.max_version_level for feature in response.finalized_features})
+
+    def pick(self, api_key: int, at_most: int = 1 << 14) -> int:
+        """The newest version that both speak. Raises KafkaException (_UNSUPPORTED_FEATURE)."""
+        spec, (first, last) = KNOWN[api_key], self.versions.get(api_key, (0, -1))
+        version = min(spec.max_version, last, at_most)
+        if version < max(spec.min_version, first):
+            raise failure(KafkaError._UNSUPPORTED_FEATURE, f"the broker does not speak {spec.name} as this client does")
+        return version
+
+    @property
+    def transactions_v2(self) -> bool:
+        """KIP-890's second version: partitions join a transaction by being written, every transaction has an epoch of its own."""
+        return self.features.get("transaction.version", 0) >= 2 and self.versions.get(END_TXN, (0, -1))[1] >= 5
+
+    def pick_transactional(self, api_key: int) -> int:
+        if api_key == ADD_PARTITIONS_TO_TXN:
+            return self.pick(api_key, _ADD_PARTITIONS_CLIENT_MAX)
+        return self.pick(api_key) if self.transactions_v2 else self.pick(api_key, _TXN_V1_MAX.get(api_key, 1 << 14))
+
+
+def api_versions() -> ApiVersionsRequest:
+    return ApiVersionsRequest(client_software_name="mqd", client_software_version="0.1.0")
+
+
+class TopicInfo(msgspec.Struct, frozen=True):
+    """A topic as the broker last described it. `leaders` and `leader_epochs` by partition index; -1 where there is none."""
+
+    name: str
+    topic_id: bytes
+    error: int  # Kafka's; 0 = the topic is there
+    is_internal: bool
+    leaders: tuple[int, ...]
+    leader_epochs: tuple[int, ...]
+    replicas: tuple[tuple[int, ...], ...]
+    in_sync_replicas: tuple[tuple[int, ...], ...]
+
+    @property
+    def partition_count(self) -> int:
+        return len(self.leaders)
+
+
+class ClusterInfo(msgspec.Struct, frozen=True):
+    cluster_id: str | None
+    controller_id: int
+    brokers: dict[int, tuple[str, int]]
+
+
+def metadata(topics: list[str] | None, allow_auto_create: bool) -> MetadataRequest:
+    """None: all topics."""
+    named = None if topics is None else [MetadataRequest.Topic(name=name, topic_id=NO_TOPIC_ID) for name in topics]
+    return MetadataRequest(topics=named, allow_auto_topic_creation=allow_auto_create)
+
+
+def read_metadata(response: object) -> tuple[ClusterInfo, list[TopicInfo]]:
+    cluster = ClusterInfo(response.cluster_id, response.controller_id, {broker.node_id: (broker.host, broker.port) for broker in response.brokers})
+    return cluster, [_topic(topic) for topic in response.topics]
+
+
+def _topic(topic: object) -> TopicInfo:
+    partitions = sorted(topic.partitions, key=lambda partition: partition.partition_index)
+    if [partition.partition_index for partition in partitions] != list(range(len(partitions))):
+        raise failure(KafkaError._BAD_MSG, f"the broker's metadata of topic {topic.name} leaves out partitions")
+    return TopicInfo(
+        topic.name, topic.topic_id, topic.error_code, topic.is_internal,
+        tuple(partition.leader_id for partition in partitions), tuple(partition.leader_epoch for partition in partitions),
+        tuple(tuple(partition.replica_nodes) for partition in partitions), tuple(tuple(partition.isr_nodes) for partition in partitions),
+    )  # fmt: skip
+
+
+def init_producer_id(transactional_id: str | None, timeout_ms: int, producer_id: int = -1, producer_epoch: int = -1) -> InitProducerIdRequest:
+    """With an identity: the same producer with the next epoch (KIP-360)."""
+    return InitProducerIdRequest(
+        transactional_id=transactional_id, transaction_timeout_ms=timeout_ms, producer_id=producer_id, producer_epoch=producer_epoch
+    )

@@ -1,0 +1,171 @@
+"""The attachment's Python half over a broker in this process: requests, drivers, losses, forks, the metadata cache."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from mqd.client import requests
+from mqd.client.attachment import Attachment
+from mqd.client.messages import KafkaError, KafkaException, local_error
+from mqd.protocol.messages import InitProducerIdResponse
+from tests.unit.client_broker import FakeBroker
+
+
+@pytest.fixture
+def broker() -> FakeBroker:
+    return FakeBroker({"events": 6})
+
+
+@pytest.fixture
+def attachment(broker: FakeBroker) -> Iterator[Attachment]:
+    made = Attachment(broker.attach, client_id="test", request_timeout_s=5)
+    yield made
+    made.close()
+
+
+class Watcher:
+    def __init__(self) -> None:
+        self.turns = 0
+        self.lost: list[KafkaError] = []
+        self.reattached = 0
+        self.due: float | None = None
+
+    def on_turn(self, now: float) -> float | None:
+        self.turns += 1
+        return self.due
+
+    def on_lost(self, error: KafkaError) -> None:
+        self.lost.append(error)
+
+    def on_reattached(self, old: object, new: object) -> None:
+        self.reattached += 1
+
+
+def _ask_id(attachment: Attachment, timeout: float = -1):
+    return attachment.request(requests.INIT_PRODUCER_ID, 4, requests.init_producer_id(None, 1000), timeout)
+
+
+def test_a_request_has_its_response(attachment: Attachment, broker: FakeBroker) -> None:
+    broker.answers[requests.INIT_PRODUCER_ID] = lambda _request: InitProducerIdResponse(producer_id=7, producer_epoch=1)
+    assert _ask_id(attachment).producer_id == 7
+    assert attachment.api.transactions_v2 and attachment.api.pick_transactional(requests.ADD_PARTITIONS_TO_TXN) == 3
+
+
+def test_requests_of_many_threads(attachment: Attachment, broker: FakeBroker) -> None:
+    numbers = iter(range(1000))
+    broker.answers[requests.INIT_PRODUCER_ID] = lambda _request: InitProducerIdResponse(producer_id=next(numbers), producer_epoch=0)
+    found: list[int] = []
+    threads = [threading.Thread(target=lambda: found.extend(_ask_id(attachment).producer_id for _ in range(50))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert sorted(found) == list(range(400))
+
+
+def test_no_response_is_a_timeout(attachment: Attachment, broker: FakeBroker) -> None:
+    broker.answers[requests.INIT_PRODUCER_ID] = lambda _request: None
+    with pytest.raises(KafkaException) as raised:
+        _ask_id(attachment, 0.05)
+    assert raised.value.args[0].code() == KafkaError._TIMED_OUT and raised.value.args[0].retriable()
+
+
+def test_no_room_is_waited_for(attachment: Attachment, broker: FakeBroker) -> None:
+    broker.answers[requests.INIT_PRODUCER_ID] = lambda _request: InitProducerIdResponse(producer_id=1, producer_epoch=0)
+    native = broker.clients[0]
+    native.room = False
+    threading.Timer(0.05, lambda: setattr(native, "room", True)).start()
+    assert _ask_id(attachment).producer_id == 1
+
+
+def test_the_background_thread_drives(attachment: Attachment) -> None:
+    watcher = Watcher()
+    watcher.due = 0.0
+    attachment.subscribe(watcher)
+    deadline = time.monotonic() + 5
+    while watcher.turns < 10 and time.monotonic() < deadline:
+        time.sleep(0.001)  # another thread works
+    assert watcher.turns >= 10
+
+
+def test_a_dead_worker_is_attached_to_anew(attachment: Attachment, broker: FakeBroker) -> None:
+    watcher = Watcher()
+    attachment.subscribe(watcher)
+    broker.answers[requests.INIT_PRODUCER_ID] = lambda _request: None
+    outcome: list = []
+    attachment.send(requests.INIT_PRODUCER_ID, 4, requests.init_producer_id(None, 1000), lambda response, error: outcome.append(error))
+    broker.refuse = ConnectionRefusedError("nobody listens")
+    broker.kill()
+    assert attachment.wait_for(lambda: len(watcher.lost) >= 3, 5)  # tried again and again
+    assert outcome[0].code() == KafkaError._TRANSPORT and outcome[0].retriable()
+    broker.refuse = None
+    broker.answers[requests.INIT_PRODUCER_ID] = lambda _request: InitProducerIdResponse(producer_id=3, producer_epoch=0)
+    assert _ask_id(attachment).producer_id == 3
+    assert watcher.reattached == 1 and attachment.generation == 2
+    assert broker.clients[0].closed and not broker.clients[1].closed
+
+
+def test_a_refusal_for_good_ends_it(attachment: Attachment, broker: FakeBroker) -> None:
+    broker.refuse = KafkaException(local_error(KafkaError._FATAL, "another layout: restart this process", fatal=True))  # type: ignore[assignment]
+    broker.kill()
+    with pytest.raises(KafkaException, match="restart this process"):
+        attachment.wait_for(lambda: False, 5)
+
+
+def test_close_ends_what_waits(broker: FakeBroker) -> None:
+    attachment = Attachment(broker.attach)
+    broker.answers[requests.INIT_PRODUCER_ID] = lambda _request: None
+    errors: list[KafkaError] = []
+
+    def ask() -> None:
+        try:
+            _ask_id(attachment)
+        except KafkaException as error:
+            errors.append(error.args[0])
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    while not any(key == requests.INIT_PRODUCER_ID for key, _ in broker.seen):
+        time.sleep(0.001)  # the other thread's request
+    attachment.close()
+    thread.join(5)
+    assert not thread.is_alive() and errors[0].code() == KafkaError._DESTROY
+    attachment.close()
+    with pytest.raises(KafkaException):
+        _ask_id(attachment)
+
+
+def test_a_child_of_fork_is_told(attachment: Attachment) -> None:
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            _ask_id(attachment)
+        except KafkaException as error:
+            status = 0 if error.args[0].code() == KafkaError._STATE and "fork" in error.args[0].str() else 2
+        finally:
+            attachment.close()
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert attachment.metadata.find("events", 5).partition_count == 6  # the parent's goes on
+
+
+def test_metadata_is_found_and_remembered(attachment: Attachment, broker: FakeBroker) -> None:
+    found = attachment.metadata.find("events", 5)
+    assert found.partition_count == 6 and attachment.metadata.names[found.topic_id] == "events"
+    asked = len(broker.seen)
+    attachment.metadata.find("events", 5)
+    assert len(broker.seen) == asked
+    with pytest.raises(KafkaException) as raised:
+        attachment.metadata.find("nowhere", 0.05)
+    assert raised.value.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+
+
+def test_a_topic_that_appears_is_found(attachment: Attachment, broker: FakeBroker) -> None:
+    threading.Timer(0.1, lambda: broker.topics.update(later=3)).start()
+    assert attachment.metadata.find("later", 5).partition_count == 3
