@@ -1,0 +1,380 @@
+"""A member of a consumer group by KIP-848: ConsumerGroupHeartbeat says and hears everything. Sans-I/O.
+
+The coordinator says what the member is to have; the member goes there by itself: gives up first what it is not to have any more (the application is told, and commits),
+takes then what is new, and reports what it has. What it gave up goes to others only after that report.
+
+Invariants (check())
+    M1  what the application works on (`owned`) grows when Assign leaves, and shrinks when Revoke or Lost is Done
+    M2  one request is under way at a time, and one of Revoke, Assign and Lost
+    M3  a request with epoch 0 says that the member has nothing, and it has nothing
+    M4  who is no member owns nothing that it will keep: Lost or Revoke is under way or has been
+    M5  between a report of what the member has and its answer nothing comes to that: the coordinator may have given on what the report does not name
+    M6  next_ms is never later than what has to happen next
+Bounds: owned and target are what the coordinator says; answers to requests that are not under way are dropped.
+
+Sources: KIP-848, KIP-1082 (the client makes its own id); Kafka's consumer for which error means what. Differences: UNRELEASED_INSTANCE_ID is tried again for RELEASE_WAIT_MS (a
+static member that was killed and comes back would otherwise have to be started again by hand).
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from mqd.client.group_events import (
+    Action, Answered, Assign, Done, Event, Leave, Left, Lost, Partition, Partitions, Polled, Problem, Resolve, Revoke, Send, Subscribe, Tick, TopicsKnown, Unanswered,
+)  # fmt: skip
+from mqd.protocol.errors import ErrorCode, error_message, error_name
+from mqd.protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
+
+API_KEY = 68
+BACKOFF_FIRST_MS, BACKOFF_MAX_MS = 100, 1_000
+RESOLVE_AGAIN_MS = 500
+INTERVAL_FIRST_MS = 5_000  # until the coordinator has said its own
+RELEASE_WAIT_MS = 60_000
+LEAVE_EPOCH, LEAVE_STATIC_EPOCH = -1, -2
+MAX_POLL_EXCEEDED = -147  # librdkafka's code
+
+_TopicPartitions = ConsumerGroupHeartbeatRequest.TopicPartitions
+_LATER = frozenset({ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR, ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT})
+_FENCED = frozenset({ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID})
+
+Owned = set[tuple[bytes, int]]
+
+
+class State(enum.Enum):
+    IDLE = "no member, wants nothing"
+    JOINING = "asks to be let in"
+    MEMBER = "in the group"
+    LOST = "not in the group any more, or about to be; the application lets go of everything, then joins again"
+    STALE = "left, because the application does not poll; joins when it does"
+    LEAVING = "gives everything back"
+    FATAL = "has given up"
+
+
+class Settings(msgspec.Struct, frozen=True):
+    group_id: str
+    member_id: str
+    instance_id: str | None = None
+    rack_id: str | None = None
+    server_assignor: str | None = None
+    max_poll_interval_ms: int = 300_000
+
+
+class GroupCore:
+    """`handle` is the only mutator. `next_ms`: when Tick is due; None: not before another event."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.member_id = settings.member_id
+        self.state = State.IDLE
+        self.epoch = 0
+        self.owned: Owned = set()
+        self.target: Owned | None = None
+        self.subscription: Subscribe | None = None
+        self.names: dict[bytes, str] = {}
+        self.under_way: int | None = None  # the request
+        self.callback: tuple[type, Owned] | None = None
+        self.next_ms: int | None = None
+        self._number = 0
+        self._said: Subscribe | None = None
+        self._say_all = True
+        self._say_owned = False
+        self._told_owned: Owned = set()
+        self._is_report_open = False
+        self._due_ms = 0
+        self._interval_ms = INTERVAL_FIRST_MS
+        self._failures = 0
+        self._polled_ms = 0
+        self._resolve_ms: int | None = None
+        self._unreleased_since_ms: int | None = None
+        self._was_member = False
+        self._gives_up_quietly = False
+        self._leaving_number = 0
+        self._leave_epoch = LEAVE_EPOCH if settings.instance_id is None else LEAVE_STATIC_EPOCH
+
+    # -- what others ask -------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_member(self) -> bool:
+        return self.state is State.MEMBER
+
+    @property
+    def generation(self) -> int:
+        """What a commit names as generation_id_or_member_epoch; -1: no member."""
+        return self.epoch if self.state is State.MEMBER else -1
+
+    # -- events ----------------------------------------------------------------------------------------------------------------
+
+    def handle(self, event: Event, now_ms: int) -> list[Action]:
+        actions: list[Action] = []
+        match event:
+            case Answered(number, message):
+                self._on_answered(number, message, now_ms, actions)
+            case Unanswered(number):
+                self._on_unanswered(number, now_ms)
+            case Done():
+                self._on_done(now_ms)
+            case Subscribe():
+                self._on_subscribe(event, now_ms, actions)
+            case Leave():
+                self._on_leave(actions)
+            case TopicsKnown(names):
+                self.names.update(names)
+                self._resolve_ms = None if self._unknown_topics() <= set() else now_ms + RESOLVE_AGAIN_MS
+            case Polled():
+                self._on_polled(now_ms)
+            case Tick(is_polling):
+                self._on_tick(is_polling, now_ms, actions)
+        self._advance(now_ms, actions)
+        self._arm()
+        return actions
+
+    def _on_subscribe(self, event: Subscribe, now_ms: int, actions: list[Action]) -> None:
+        if self.state is State.FATAL:
+            return
+        self.subscription = event
+        if self.state is State.IDLE:
+            self._polled_ms = now_ms
+            self._begin(now_ms)
+        elif self.state is State.LEAVING and self.callback is None:
+            self._left(now_ms, actions)  # the request to leave, if it is under way, is dealt with before the one to join: one connection
+
+    def _begin(self, now_ms: int) -> None:
+        self.state, self.epoch, self.target = State.JOINING, 0, None
+        self._say_all, self._say_owned, self._told_owned, self._due_ms, self._failures = True, False, set(), now_ms, 0
+        self.under_way = None
+
+    def _on_leave(self, actions: list[Action]) -> None:
+        self.subscription = None
+        if self.state in (State.IDLE, State.STALE, State.FATAL) and self.callback is None:
+            if self.state is not State.FATAL:
+                self.state = State.IDLE
+            actions.append(Left())
+        elif self.state is State.FATAL:
+            self._gives_up_quietly = True
+        elif self.state is not State.LEAVING:
+            self._was_member = self.state in (State.MEMBER, State.JOINING)
+            self.state = State.LEAVING
+            self.target = set()
+            self.under_way, self._failures = None, 0
+
+    def _on_polled(self, now_ms: int) -> None:
+        self._polled_ms = now_ms
+        if self.state is State.STALE and self.callback is None and not self.owned and self.subscription is not None:
+            self._begin(now_ms)
+
+    def _on_tick(self, is_polling: bool, now_ms: int, actions: list[Action]) -> None:
+        if is_polling:
+            self._on_polled(now_ms)
+        if self.state in (State.MEMBER, State.JOINING) and now_ms >= self._polled_ms + self.settings.max_poll_interval_ms:
+            text = f"Application maximum poll interval ({self.settings.max_poll_interval_ms}ms) exceeded: leaving the group; poll() joins again"
+            actions.append(Problem(MAX_POLL_EXCEEDED, text))
+            self.state = State.STALE
+            self.under_way = None
+            self._send(ConsumerGroupHeartbeatRequest(group_id=self.settings.group_id, member_id=self.member_id, member_epoch=self._leave_epoch, instance_id=self.settings.instance_id), actions)
+
+    def _on_done(self, now_ms: int) -> None:
+        if self.callback is None:
+            return
+        kind, partitions = self.callback
+        self.callback = None
+        if kind is not Assign:
+            self.owned -= partitions
+        self._say_owned = True
+        if self.state is State.LOST and not self.owned:
+            if self.subscription is None:
+                self.state = State.IDLE
+            else:
+                self._begin(now_ms)
+        elif self.state is State.STALE and not self.owned and self.subscription is not None:
+            self._begin(now_ms)  # it polls: that is where Lost was carried out
+
+    # -- answers ---------------------------------------------------------------------------------------------------------------
+
+    def _on_unanswered(self, number: int, now_ms: int) -> None:
+        if number == self.under_way:
+            self.under_way = None
+            self._later(now_ms)
+
+    def _later(self, now_ms: int) -> None:
+        """Everything is said again: nobody knows what the coordinator has heard."""
+        self._say_all = True
+        self._due_ms = now_ms + min(BACKOFF_MAX_MS, BACKOFF_FIRST_MS << min(self._failures, 10))
+        self._failures += 1
+
+    def _on_answered(self, number: int, message: ConsumerGroupHeartbeatResponse, now_ms: int, actions: list[Action]) -> None:
+        if number != self.under_way:
+            return
+        self.under_way = None
+        if self.state is State.LEAVING:
+            if message.error_code in _LATER:
+                self._later(now_ms)
+                return
+            self._left(now_ms, actions)
+        elif self.state in (State.JOINING, State.MEMBER):
+            if message.error_code:
+                self._on_error(message.error_code, message.error_message, now_ms, actions)
+            else:
+                self._on_success(message, now_ms)
+
+    def _left(self, now_ms: int, actions: list[Action]) -> None:
+        self.state, self.epoch, self.target = State.IDLE, 0, None
+        actions.append(Left())
+        if self.subscription is not None:
+            self._begin(now_ms)
+
+    def _on_success(self, message: ConsumerGroupHeartbeatResponse, now_ms: int) -> None:
+        self.state = State.MEMBER
+        self.epoch = message.member_epoch
+        self._failures, self._unreleased_since_ms, self._is_report_open = 0, None, False
+        self._interval_ms = max(1, message.heartbeat_interval_ms)
+        self._due_ms = now_ms + self._interval_ms
+        if message.assignment is not None:
+            self.target = {(one.topic_id, index) for one in message.assignment.topic_partitions for index in one.partitions}
+            if self.target != self._told_owned:
+                self._say_owned = True  # also when it is what the application has by now: the coordinator wants to hear it
+            if self._unknown_topics():
+                self._resolve_ms = now_ms
+
+    def _on_error(self, code: int, text: str | None, now_ms: int, actions: list[Action]) -> None:
+        if code in _LATER:
+            self._later(now_ms)
+        elif code in _FENCED:
+            self._lose(now_ms)
+        elif code == ErrorCode.UNRELEASED_INSTANCE_ID and self._may_be_released(now_ms):
+            self._later(now_ms)
+        elif code == ErrorCode.INVALID_REGULAR_EXPRESSION:
+            actions.append(Problem(code, text or error_message(code)))
+            self._said = self.subscription  # not again until another one is subscribed to
+            self._due_ms = now_ms + self._interval_ms
+            if self.state is State.JOINING:
+                self.state, self.subscription = State.IDLE, None
+        else:
+            self.state = State.FATAL
+            actions.append(Problem(code, f"{error_name(code)}: {text or error_message(code)}", is_fatal=True))
+
+    def _may_be_released(self, now_ms: int) -> bool:
+        if self._unreleased_since_ms is None:
+            self._unreleased_since_ms = now_ms
+        return now_ms < self._unreleased_since_ms + RELEASE_WAIT_MS
+
+    def _lose(self, now_ms: int) -> None:
+        self.epoch, self.target = 0, None
+        if self.owned or self.callback is not None:
+            self.state = State.LOST
+        else:
+            self._begin(now_ms)
+
+    # -- going where the target is ---------------------------------------------------------------------------------------------
+
+    def _unknown_topics(self) -> set[bytes]:
+        return {topic_id for topic_id, _ in self.target or () if topic_id not in self.names}
+
+    def _advance(self, now_ms: int, actions: list[Action]) -> None:
+        if self._resolve_ms is not None and now_ms >= self._resolve_ms:
+            self._resolve_ms = now_ms + RESOLVE_AGAIN_MS
+            actions.append(Resolve(tuple(sorted(self._unknown_topics()))))
+        if self.callback is None:
+            self._reconcile(now_ms, actions)
+        self._maybe_send(now_ms, actions)
+
+    def _reconcile(self, now_ms: int, actions: list[Action]) -> None:
+        if self.state in (State.LOST, State.STALE, State.FATAL):
+            if self.owned:
+                self._call(Lost, set(self.owned), actions)
+        elif self.target is not None:
+            revoked = self.owned - self.target
+            added = set() if self._is_report_open else {one for one in self.target - self.owned if one[0] in self.names}
+            if revoked:
+                self._call(Revoke, revoked, actions)
+            elif added:
+                self.owned |= added
+                self._call(Assign, added, actions)
+        if self.state is State.LEAVING and self.callback is None and not self.owned and not self._was_member:
+            self._left(now_ms, actions)
+        elif self.state is State.FATAL and self.callback is None and self._gives_up_quietly:
+            self._gives_up_quietly = False
+            actions.append(Left())
+
+    def _call(self, kind: type, partitions: Owned, actions: list[Action]) -> None:
+        self.callback = kind, partitions
+        actions.append(kind(self._named(partitions)))
+
+    def _named(self, partitions: Owned) -> Partitions:
+        return tuple(sorted(Partition(self.names[topic_id], index, topic_id) for topic_id, index in partitions))
+
+    # -- requests --------------------------------------------------------------------------------------------------------------
+
+    def _maybe_send(self, now_ms: int, actions: list[Action]) -> None:
+        if self.state is State.LEAVING:
+            if self.callback is None and not self.owned and not self._is_leaving_sent and now_ms >= (self._due_ms if self._failures else 0):
+                self.under_way = None
+                message = ConsumerGroupHeartbeatRequest(group_id=self.settings.group_id, member_id=self.member_id, member_epoch=self._leave_epoch, instance_id=self.settings.instance_id)
+                self._leaving_number = self._send(message, actions)
+            return
+        if self.under_way is not None or self.state not in (State.JOINING, State.MEMBER):
+            return
+        settled = self.callback is None
+        urgent = not self._failures and ((self._say_owned and settled) or self.subscription != self._said or (self.state is State.JOINING and self._say_all))
+        if urgent or now_ms >= self._due_ms:
+            self._send(self._heartbeat(settled), actions)
+            self._due_ms = now_ms + self._interval_ms
+
+    @property
+    def _is_leaving_sent(self) -> bool:
+        return self.under_way is not None and self.under_way == self._leaving_number
+
+    def _send(self, message: ConsumerGroupHeartbeatRequest, actions: list[Action]) -> int:
+        self._number += 1
+        self.under_way = self._number
+        actions.append(Send(self._number, API_KEY, message))
+        return self._number
+
+    def _heartbeat(self, settled: bool) -> ConsumerGroupHeartbeatRequest:
+        everything, wanted = self._say_all, self.subscription
+        assert wanted is not None
+        message = ConsumerGroupHeartbeatRequest(group_id=self.settings.group_id, member_id=self.member_id, member_epoch=self.epoch, instance_id=self.settings.instance_id)
+        if everything:
+            message.rack_id, message.server_assignor = self.settings.rack_id, self.settings.server_assignor
+            message.rebalance_timeout_ms = self.settings.max_poll_interval_ms
+        if everything or wanted != self._said:
+            message.subscribed_topic_names, message.subscribed_topic_regex = list(wanted.topics), wanted.regex or ""
+        if everything or (self._say_owned and settled):
+            message.topic_partitions = self._listed()
+            self._told_owned, self._is_report_open = set(self.owned), True
+            self._say_owned = self._say_owned and not settled
+        self._said, self._say_all = wanted, False
+        return message
+
+    def _listed(self) -> list[_TopicPartitions]:
+        by_topic: dict[bytes, list[int]] = {}
+        for topic_id, index in sorted(self.owned):
+            by_topic.setdefault(topic_id, []).append(index)
+        return [_TopicPartitions(topic_id=topic_id, partitions=indexes) for topic_id, indexes in by_topic.items()]
+
+    # -- time ------------------------------------------------------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        times = [self._resolve_ms] if self._resolve_ms is not None else []
+        if self.state in (State.JOINING, State.MEMBER):
+            times.append(self._polled_ms + self.settings.max_poll_interval_ms)
+            if self.under_way is None:
+                times.append(self._due_ms)
+        elif self.state is State.LEAVING and self.callback is None and not self._is_leaving_sent:
+            times.append(self._due_ms)
+        self.next_ms = min(times) if times else None
+
+    def check(self) -> None:
+        if self.callback is not None:
+            kind, partitions = self.callback
+            assert partitions <= self.owned, "M1"
+        if self.state is State.JOINING:
+            assert self.epoch == 0 and not self.owned and self.callback is None, "M3"
+        if self.state is State.IDLE:
+            assert not self.owned and self.callback is None, "M4"
+        if self.state in (State.LOST, State.FATAL, State.STALE):
+            assert not self.owned or self.callback is not None, "M4"
+        if self.state in (State.JOINING, State.MEMBER) and self.under_way is None:
+            assert self.next_ms is not None, "M6"

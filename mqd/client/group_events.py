@@ -1,0 +1,121 @@
+"""What goes into a group membership core and what comes out of it. Frozen, without clock, socket or thread; the same for both protocols.
+
+The shell (group_runner.py) sends what Send says, over one connection, in order, and gives back Answered or Unanswered with the same number. Revoke, Assign and Lost are
+carried out by the application's thread, in poll(), one after the other; each is ended by Done.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+
+class Partition(NamedTuple):
+    """`topic_id`: b"" where the protocol speaks of names only (classic)."""
+
+    topic: str
+    index: int
+    topic_id: bytes = b""
+
+
+Partitions = tuple[Partition, ...]
+
+# ---- events ----
+
+
+class Subscribe(msgspec.Struct, frozen=True):
+    """Join, or change what the member wants. `regex`: RE2, matched against whole names by the coordinator; None: no expression."""
+
+    topics: tuple[str, ...]
+    regex: str | None = None
+
+
+class Leave(msgspec.Struct, frozen=True):
+    """Give everything back and go. Ends with Left."""
+
+
+class Answered(msgspec.Struct, frozen=True):
+    number: int
+    message: Any
+
+
+class Unanswered(msgspec.Struct, frozen=True):
+    """The connection ended, or the answer could not be read: the coordinator may have done it or not."""
+
+    number: int
+
+
+class Done(msgspec.Struct, frozen=True):
+    """The application has carried out the last Revoke, Assign or Lost."""
+
+
+class TopicsKnown(msgspec.Struct, frozen=True):
+    """What Resolve asked for, and everything else that is known. KIP-848: `names` of ids. Classic: `counts` of partitions by name, of all topics."""
+
+    names: dict[bytes, str] = {}
+    counts: dict[str, int] = {}
+
+
+class Polled(msgspec.Struct, frozen=True):
+    """The application has called poll()."""
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """next_ms has come. `is_polling`: the application waits in poll() at this moment."""
+
+    is_polling: bool = False
+
+
+# ---- actions ----
+
+
+class Send(msgspec.Struct, frozen=True):
+    number: int
+    api_key: int
+    message: Any
+    version_max: int = 1 << 15
+
+
+class Assign(msgspec.Struct, frozen=True):
+    """`partitions` come to what is assigned; `is_incremental` False: they are all there is (eager)."""
+
+    partitions: Partitions
+    is_incremental: bool = True
+
+
+class Revoke(msgspec.Struct, frozen=True):
+    """Commit, then stop: another member may get them as soon as this is Done."""
+
+    partitions: Partitions
+    is_incremental: bool = True
+
+
+class Lost(msgspec.Struct, frozen=True):
+    """Stop; others may work on them already, a commit would be refused."""
+
+    partitions: Partitions
+    is_incremental: bool = True
+
+
+class Resolve(msgspec.Struct, frozen=True):
+    """Answered by TopicsKnown, again until the ids are known. `topics`: the names whose partition counts are wanted; None: of all (an expression)."""
+
+    topic_ids: tuple[bytes, ...] = ()
+    topics: tuple[str, ...] | None = ()
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """For the application. `code`: Kafka's, or one of librdkafka's negative ones. Fatal: the member has given up; only a new consumer joins again."""
+
+    code: int
+    text: str
+    is_fatal: bool = False
+
+
+class Left(msgspec.Struct, frozen=True):
+    """Not a member any more, as asked."""
+
+
+Event = Subscribe | Leave | Answered | Unanswered | Done | TopicsKnown | Polled | Tick
+Action = Send | Assign | Revoke | Lost | Resolve | Problem | Left

@@ -1,0 +1,266 @@
+"""The client's group membership core (KIP-848) against the broker's own group core: requests and answers travel one connection in order, connections break before or after a
+request was heard, members die, applications do not poll, subscriptions and topics change, the coordinator is loaded anew. One seed, one history.
+
+What is held against every step
+    both cores' invariants (check())
+    W1  what a member works on is its in the coordinator's books: so no two members work on one partition
+and when faults have stopped
+    W2  the group is Stable, and every member works on exactly its target
+    W3  then nothing is sent but a heartbeat in each interval
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+from mqd.client.group_core import GroupCore, Settings, State
+from mqd.client.group_events import Answered, Assign, Done, Leave, Left, Lost, Polled, Problem, Resolve, Revoke, Send, Subscribe, Tick, TopicsKnown, Unanswered
+from mqd.coordinator.actions import Persist, Reply, Timer, TimerFired
+from mqd.group.consumer import ConsumerGroup
+from mqd.group.consumer_cluster import FixedCluster
+from mqd.group.consumer_events import ConsumerHeartbeat
+from mqd.group.consumer_requests import problem_of
+from mqd.group.settings import ConsumerSettings
+
+TOPICS = ("alpha", "beta", "gamma")
+SUBSCRIPTIONS = (Subscribe(("alpha",)), Subscribe(("alpha", "beta")), Subscribe(TOPICS), Subscribe((), "alpha.*|beta"), Subscribe(("gamma", "no-such-topic")))
+SESSION_MS, INTERVAL_MS, MAX_POLL_MS = 3_000, 300, 2_000
+
+
+class Violation(AssertionError):
+    """An invariant of the history does not hold."""
+
+
+class Consumer:
+    """A core and what surrounds it: the connection, and an application that carries things out after a while."""
+
+    def __init__(self, world: World, member_id: str, instance_id: str | None) -> None:
+        self.world, self.rng = world, world.rng
+        self.core = GroupCore(Settings("g", member_id, instance_id, max_poll_interval_ms=MAX_POLL_MS))
+        self.requests: deque[tuple[int, Send]] = deque()
+        self.answers: deque[tuple[int, int, object]] = deque()
+        self.callback: tuple[int, object] | None = None
+        self.works_on: set[tuple[bytes, int]] = set()
+        self.busy_until_ms = 0
+        self.sent_count = 0
+        self.is_closing = self.is_gone = False
+        self.problems: list[int] = []
+
+    def give(self, event: object) -> None:
+        now_ms = self.world.now_ms
+        for action in self.core.handle(event, now_ms):
+            match action:
+                case Send():
+                    self.sent_count += 1
+                    self.requests.append((now_ms + self.world.delay_ms(), action))
+                case Revoke(partitions) | Lost(partitions) | Assign(partitions):
+                    if self.callback is not None:
+                        raise Violation("M2: two things for the application at once")
+                    if isinstance(action, Assign):
+                        self.works_on |= {(one.topic_id, one.index) for one in partitions}
+                    self.callback = now_ms + self.rng.randrange(150), action
+                case Resolve(topic_ids):
+                    names = {topic_id: name for topic_id in topic_ids if (name := self.world.cluster.topic_name(topic_id)) is not None}
+                    self.answers.append((now_ms + self.world.delay_ms(), -1, TopicsKnown(names)))
+                case Problem(code, _, is_fatal):
+                    self.problems.append(code)
+                    if is_fatal:
+                        raise Violation(f"fatal: {action}")
+                case Left():
+                    self.is_gone = self.is_closing
+        self.core.check()
+        if not self.works_on <= self.core.owned:
+            raise Violation("M1: the application works on what the core does not know of")
+
+    def step(self) -> None:
+        now_ms = self.world.now_ms
+        while self.requests and self.requests[0][0] <= now_ms:
+            _, send = self.requests.popleft()
+            self.answers.append((now_ms + self.world.delay_ms(), send.number, self.world.hear(self, send.message)))
+        while self.answers and self.answers[0][0] <= now_ms:
+            _, number, message = self.answers.popleft()
+            self.give(message if number < 0 else Answered(number, message))
+        if now_ms >= self.busy_until_ms:
+            self._poll()
+        if self.core.next_ms is not None and self.core.next_ms <= now_ms:
+            self.give(Tick())
+            if self.core.next_ms is not None and self.core.next_ms < now_ms:
+                raise Violation("M5: a Tick that leaves something overdue")
+
+    def _poll(self) -> None:
+        self.give(Polled())
+        if self.callback is not None and self.callback[0] <= self.world.now_ms:
+            _, action = self.callback
+            self.callback = None
+            if not isinstance(action, Assign):
+                self.works_on -= {(one.topic_id, one.index) for one in action.partitions}
+            self.give(Done())
+
+    def break_connection(self) -> None:
+        """Of what is on its way some was heard, nothing is answered."""
+        numbers = [send.number for _, send in self.requests] + [number for _, number, _ in self.answers if number >= 0]
+        for _, send in list(self.requests)[: self.rng.randrange(len(self.requests) + 1)]:
+            self.world.hear(self, send.message)
+        self.requests.clear()
+        self.answers = deque(one for one in self.answers if one[1] < 0)
+        for number in numbers:
+            self.give(Unanswered(number))
+
+
+class World:
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.now_ms = 1_000_000
+        self.cluster = FixedCluster({name: self.rng.randrange(1, 7) for name in TOPICS}, ConsumerSettings(session_timeout_ms=SESSION_MS, heartbeat_interval_ms=INTERVAL_MS))
+        self.group = ConsumerGroup("g", self.cluster)
+        self.log: dict[bytes, bytes | None] = {}
+        self.timers: dict[str, int] = {}
+        self.consumers: list[Consumer] = []
+        self.number = self.names = 0
+        self.has_faults = True
+        self.heard: set[int] = set()
+
+    def delay_ms(self) -> int:
+        return self.rng.randrange(1, 40)
+
+    # -- the coordinator -------------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, actions: list) -> object:
+        response = None
+        for action in actions:
+            match action:
+                case Persist():
+                    self.log.update(action.records)
+                case Reply():
+                    response = action.response
+                case Timer(name, at_ms):
+                    self.timers.pop(name, None)
+                    if at_ms is not None:
+                        self.timers[name] = at_ms
+        self.group.check()
+        return response
+
+    def hear(self, consumer: Consumer, message: object) -> object:
+        self.number += 1
+        problem = problem_of(message, 1, ("uniform", "range"))
+        if problem is not None:
+            raise Violation(f"a request that is refused: {problem[1]}")
+        response = self._carry_out(self.group.handle(ConsumerHeartbeat(self.number, consumer.core.member_id, "/h", message), self.now_ms))
+        self.heard.add(response.error_code)
+        return response
+
+    def _fire(self) -> None:
+        for name, at_ms in sorted(self.timers.items()):
+            if at_ms <= self.now_ms:
+                del self.timers[name]
+                self._carry_out(self.group.handle(TimerFired(name), self.now_ms))
+
+    def _restart(self) -> None:
+        self.group = ConsumerGroup("g", self.cluster)
+        for key, value in self.log.items():
+            if value is not None:
+                self.group.replay(key, value)
+        self.timers = {}
+        self._carry_out(self.group.on_loaded(self.now_ms))
+        for consumer in self.consumers:
+            consumer.break_connection()
+
+    # -- time ------------------------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        self.now_ms += self.rng.randrange(1, 30)
+        self._fire()
+        if self.has_faults:
+            self._fault()
+        for consumer in list(self.consumers):
+            consumer.step()
+        self.consumers = [one for one in self.consumers if not one.is_gone]
+        self._check()
+
+    def _fault(self) -> None:
+        rng, dice = self.rng, self.rng.random()
+        if len(self.consumers) < 5 and dice < 0.05:
+            self._join()
+            return
+        if dice < 0.055:
+            self._restart()
+        elif dice < 0.065:
+            name = rng.choice(TOPICS)
+            topic = self.cluster.topic(name)
+            self.cluster.set(name, rng.choice((topic.partition_count + 2 if topic else 2, 0, 3)))
+        if not self.consumers:
+            return
+        consumer = rng.choice(self.consumers)
+        if dice > 0.99:
+            self.consumers.remove(consumer)  # it dies
+        elif dice > 0.98:
+            consumer.busy_until_ms = self.now_ms + rng.randrange(2 * MAX_POLL_MS)
+        elif dice > 0.96:
+            consumer.break_connection()
+        elif dice > 0.95 and not consumer.is_closing:
+            consumer.give(rng.choice(SUBSCRIPTIONS))
+        elif dice > 0.94 and not consumer.is_closing:
+            consumer.is_closing = rng.random() < 0.7
+            consumer.give(Leave())
+            if not consumer.is_closing:
+                consumer.give(rng.choice(SUBSCRIPTIONS))
+
+    def _join(self) -> None:
+        self.names += 1
+        used = {one.core.settings.instance_id for one in self.consumers}
+        instance_id = self.rng.choice(("one", "two", None, None, None))
+        consumer = Consumer(self, f"m{self.names}", None if instance_id in used else instance_id)
+        self.consumers.append(consumer)
+        consumer.give(self.rng.choice(SUBSCRIPTIONS))
+
+    def _check(self) -> None:
+        """W1. Who is silent, or was put out and does not know yet, works on by itself: its commits are refused."""
+        owners: dict[tuple[bytes, int], str] = {}
+        for consumer in self.consumers:
+            member = self.group.members.get(consumer.core.member_id)
+            if member is None or consumer.core.state is not State.MEMBER or member.epoch < consumer.core.epoch:
+                continue
+            for topic_id, index in consumer.works_on:
+                if index not in member.assigned.get(topic_id, ()) and index not in member.revoking.get(topic_id, ()):
+                    raise Violation(f"W1: {member.member_id} works on {topic_id.hex()}-{index}, which is {self.group.owners.get(topic_id, index)}'s")
+                if owners.setdefault((topic_id, index), member.member_id) != member.member_id:
+                    raise Violation("W1: two work on one partition")
+
+    # -- the end ---------------------------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        self.has_faults = False
+        for consumer in self.consumers:
+            consumer.busy_until_ms = 0
+            if not consumer.is_closing and consumer.core.subscription is None:
+                consumer.give(Subscribe(TOPICS))
+        self._run_ms(3 * SESSION_MS)
+        self._check_settled()
+        before = {one.core.member_id: one.sent_count for one in self.consumers}
+        self._run_ms(10 * INTERVAL_MS)
+        for consumer in self.consumers:
+            sent = consumer.sent_count - before[consumer.core.member_id]
+            if not 7 <= sent <= 11:
+                raise Violation(f"W3: {sent} heartbeats within ten intervals")
+
+    def _run_ms(self, time_ms: int) -> None:
+        end_ms = self.now_ms + time_ms
+        while self.now_ms < end_ms:
+            self.step()
+
+    def _check_settled(self) -> None:
+        if self.consumers and self.group.state_name != "Stable":
+            raise Violation(f"W2: the group is {self.group.state_name}")
+        for consumer in self.consumers:
+            target = {(topic_id, index) for topic_id, indexes in self.group.target.get(consumer.core.member_id, {}).items() for index in indexes}
+            if consumer.works_on != target or consumer.core.state is not State.MEMBER:
+                raise Violation(f"W2: {consumer.core.member_id} ({consumer.core.state}) works on {consumer.works_on}, not on {target}")
+
+
+def run(seed: int, steps: int = 400) -> World:
+    world = World(seed)
+    for _ in range(steps):
+        world.step()
+    world.settle()
+    return world
