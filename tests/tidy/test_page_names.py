@@ -14,7 +14,7 @@ from mqd.cli.main import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = sorted({path.parent for path in (ROOT / "mqd").glob("*/__init__.py")} | {ROOT / "native", ROOT / "native" / "tests", ROOT / "tests"})
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(room / "README.md" for room in ROOMS)])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(room / "README.md" for room in ROOMS if (room / "README.md").is_file())])
 
 
 def _name(path: Path) -> str:
