@@ -173,8 +173,11 @@ void mqd_control_on_response(struct mqd_reactor *r, const struct mqd_descriptor 
         mqd_forward_send(r, from, &release);
     if (!request)
         return;
-    if (!good && request->connection)
-        mqd_connection_fail(r, request->connection, "the acceptor's answer could not be taken over"); /* the request stays: it was sent */
+    if (!good && request->connection) {
+        mqd_connection_fail(r, request->connection, "the acceptor's answer could not be taken over");
+        if (!request_of(r, descriptor->token))
+            return; /* it was parked: it went with its connection. Another one stays, for it was sent */
+    }
     if (!(descriptor->flags & MQD_RESPONSE_MORE))
         finish(r, request, descriptor);
 }
