@@ -8,10 +8,10 @@ A batch that a coordinator appends goes to the partition's owner the same way, w
 Invariants
     K1  a piece's extent is free only after its RELEASE, or after its worker's death; a RELEASE that names no piece under way is not ours (it was meant for a predecessor)
     K2  the pieces of one response leave in order, and nothing else with that token between them
-    K3  what came from a process that has died since is not answered, and what it was lent is taken back
+    K3  what came from a process that has died since is not answered, and what it was lent is taken back; a JoinGroup or SyncGroup that came from it waits no longer
     K4  a request names the acceptor that is asked; one that lay in a ring when that one died is not carried out: its worker asks again, and its bytes may be others by now
     K5  batches to one worker leave in the order in which they were given; tokens of batches have bit 63, those of requests have not
-Bounds: the arena and the rings; what does not fit waits here, at most one response for each request that the workers have under way (4096 each), and what
+Bounds: the arena and the rings; what does not fit waits here, at most one response for each request that the workers have under way (16384 each), and what
 mqd/coordinator/log.py lets a coordinator have under way.
 
 Sleep protocol: drain until empty, prepare_sleep, and only if that says so wait for the eventfd.
@@ -41,6 +41,7 @@ EXTENT_BYTES = 4096
 DRAIN_ROUNDS = 16  # then other work of the loop gets its turn
 RETRY_S = 0.005
 PARK_S = 0.05  # what is not answered after one to two of these takes long: it gives its place in the worker's arena back
+WAIT_FOR_MEMBERS = frozenset({11, 14})  # JoinGroup, SyncGroup: may wait for minutes, and need not when their client has gone (MQD_LINK_ABANDON)
 BATCH_TOKENS = 1 << 63
 DESCRIBE_TOKENS = 1 << 62
 
@@ -57,6 +58,16 @@ class _Piece(msgspec.Struct):
     c: int = 0
     error: int = 0
     offset: int = 0  # RELEASE: of what was lent to us
+
+
+class _Asked(msgspec.Struct, frozen=True):
+    """A request that is not answered yet."""
+
+    task: asyncio.Task[None]
+    worker: int
+    token: int
+    generation: int  # of the worker's process
+    waits_for_members: bool
 
 
 class Appends(Protocol):
@@ -95,9 +106,9 @@ class Link:
         self._descriptions: list[dict[int, asyncio.Future[tuple[int, bytes]]]] = [{} for _ in range(worker_count)]  # by worker: token -> who asked
         self._described = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._young: list[tuple[asyncio.Task[None], int, Descriptor]] = []  # came since the last look, or before it
-        self._older: list[tuple[asyncio.Task[None], int, Descriptor]] = []
-        self._parked: list[dict[int, asyncio.Task[None]]] = [{} for _ in range(worker_count)]  # by worker: token -> what takes long
+        self._young: list[_Asked] = []  # came since the last look,
+        self._older: list[_Asked] = []  # or before it
+        self._parked: list[dict[int, _Asked]] = [{} for _ in range(worker_count)]  # by worker: token -> what takes long, and may be given up
         self._park: asyncio.TimerHandle | None = None
         self._turn: asyncio.Handle | None = None
         self._retry: asyncio.TimerHandle | None = None
@@ -189,17 +200,22 @@ class Link:
         task = self._loop.create_task(self._answer(worker, descriptor, frame))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        self._young.append((task, worker, descriptor))
+        self._young.append(_Asked(task, worker, descriptor.token, descriptor.generation, int.from_bytes(frame[:2], "big") in WAIT_FOR_MEMBERS))
         if self._park is None:
             self._park = self._loop.call_later(PARK_S, self._on_park)
 
     def _on_park(self) -> None:
         """Requests that wait for something else than this process (a JoinGroup for other members) must not keep the worker's arena from the others."""
-        for task, worker, descriptor in self._older:
-            if not task.done() and descriptor.generation == self._control.endpoint_generation(worker):  # K3
-                self._put(worker, _Piece(descriptor.token, b"", DescriptorKind.PARKED, 0, 0))
-                self._parked[worker][descriptor.token] = task
-                task.add_done_callback(lambda _, parked=self._parked[worker], token=descriptor.token: parked.pop(token, None))
+        for asked in self._older:
+            if asked.task.done():
+                continue
+            if asked.generation == self._control.endpoint_generation(asked.worker):
+                self._put(asked.worker, _Piece(asked.token, b"", DescriptorKind.PARKED, 0, 0))
+                if asked.waits_for_members:
+                    self._parked[asked.worker][asked.token] = asked
+                    asked.task.add_done_callback(lambda _, asked=asked: self._unpark(asked))
+            elif asked.waits_for_members:
+                asked.task.cancel()  # K3
         self._older, self._young = self._young, []
         assert self._loop is not None
         self._park = self._loop.call_later(PARK_S, self._on_park) if self._older else None
@@ -208,9 +224,14 @@ class Link:
 
     def _on_abandon(self, worker: int, token: int) -> None:
         """A JoinGroup or SyncGroup that waits for other members, and whose client has gone: what it has changed stays, nobody waits for the answer."""
-        task = self._parked[worker].get(token)
-        if task is not None:
-            task.cancel()
+        asked = self._parked[worker].get(token)
+        if asked is not None:
+            asked.task.cancel()
+
+    def _unpark(self, asked: _Asked) -> None:
+        """It is done. A successor of its worker may ask under the same token."""
+        if self._parked[asked.worker].get(asked.token) is asked:
+            del self._parked[asked.worker][asked.token]
 
     async def _answer(self, worker: int, descriptor: Descriptor, frame: bytes) -> None:
         local_ip = inet_ntoa(struct.pack("=I", descriptor.c & 0xFFFFFFFF)) if descriptor.c else ""
@@ -333,6 +354,9 @@ class Link:
             if not future.done():
                 future.set_result((int(ErrorCode.NOT_LEADER_OR_FOLLOWER), b""))
         self._descriptions[worker].clear()
+        for asked in list(self._parked[worker].values()):
+            if asked.generation != self._control.endpoint_generation(worker):
+                asked.task.cancel()
         self._send_waiting()
         self._endpoint.flush()
 

@@ -27,7 +27,7 @@ class Wire:
     """Two workers' ends and the acceptor's."""
 
     def __init__(self, broker: HandlerBroker) -> None:
-        links = mmap.mmap(-1, native.links_size_bytes(ENDPOINTS))
+        self.links = links = mmap.mmap(-1, native.links_size_bytes(ENDPOINTS))
         native.links_format(links, ENDPOINTS)
         self.eventfds = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(ENDPOINTS)]
         self.control = broker.control
@@ -37,6 +37,13 @@ class Wire:
         self.ends = [native.Endpoint(self.control, links, endpoint, ENDPOINTS, self.eventfds) for endpoint in range(3)]
         self.link = Link(broker.broker, self.control, self.ends[ACCEPTOR], self.eventfds[ACCEPTOR], self.arenas[ACCEPTOR], self.arenas, 2)
         self.link.start(asyncio.get_running_loop())
+
+    def restart(self, worker: int) -> None:
+        """The keeper has proved its death, and a successor runs; the acceptor has not heard of it."""
+        self.control.set_endpoint_state(worker, native.ProcessState.DEAD, 0)
+        self.ends[worker].close()
+        self.ends[worker] = native.Endpoint(self.control, self.links, worker, ENDPOINTS, self.eventfds)
+        self.control.set_endpoint_state(worker, native.ProcessState.RUNNING, 2)
 
     def close(self) -> None:
         self.link.stop()
@@ -73,6 +80,9 @@ class Wire:
                 return
             await asyncio.sleep(0.001)
         raise AssertionError("never came true")
+
+
+JOIN_GROUP = (11).to_bytes(2, "big") + b"what follows is not looked at"
 
 
 def everything(version: int = 9) -> bytes:
@@ -144,8 +154,8 @@ def test_a_request_that_takes_long_ends_when_its_client_goes(tmp_path: Path, mon
             wire.ends[0].flush()
 
         monkeypatch.setattr(dispatch, "answer", answer)
-        wire.ask(0, 7, everything())
-        wire.ask(0, 8, everything(), 1000)
+        wire.ask(0, 7, JOIN_GROUP)
+        wire.ask(0, 8, JOIN_GROUP, 1000)
         assert {(one.kind, one.token) for one in await wire.receive(0, 2)} == {(DescriptorKind.PARKED, 7), (DescriptorKind.PARKED, 8)}
         generation = wire.control.endpoint_generation(ACCEPTOR)
         abandon(7, generation + 1)  # meant for a predecessor
@@ -157,6 +167,44 @@ def test_a_request_that_takes_long_ends_when_its_client_goes(tmp_path: Path, mon
         assert (response.kind, response.token) == (DescriptorKind.RESPONSE, 7)
         await wire.until(lambda: wire.link.request_count == 0)
         assert not any(wire.link._parked)
+
+    run(tmp_path, scenario)
+
+
+def test_whose_worker_died_waits_no_longer_and_its_successor_may_use_the_same_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(broker: HandlerBroker, wire: Wire) -> None:
+        others, answered, ended = asyncio.Event(), [], []
+
+        async def answer(_broker: object, _address: object, frame: bytes, *_: object) -> dispatch.Outcome:
+            try:
+                await others.wait()
+            except asyncio.CancelledError:
+                ended.append(frame)
+                raise
+            answered.append(frame)
+            return dispatch.Outcome(b"at last")
+
+        monkeypatch.setattr(dispatch, "answer", answer)
+        wire.ask(0, 7, JOIN_GROUP)
+        wire.ask(0, 8, everything(), 1000)
+        wire.ask(1, 7, JOIN_GROUP)
+        await wire.receive(0, 2)
+        await wire.receive(1)
+        wire.ask(0, 9, JOIN_GROUP + b"late")  # not parked yet
+        await wire.until(lambda: wire.link.request_count == 4)
+        wire.restart(0)
+        wire.ask(0, 7, JOIN_GROUP + b"again")
+        wire.link.on_worker_death(0)
+        await wire.until(lambda: sorted(ended) == sorted([JOIN_GROUP, JOIN_GROUP + b"late"]))
+        (parked,) = await wire.receive(0)
+        assert (parked.kind, parked.token) == (DescriptorKind.PARKED, 7)
+        assert set(wire.link._parked[0]) == {7} and set(wire.link._parked[1]) == {7}
+        wire.ends[0].send(ACCEPTOR, Descriptor(kind=DescriptorKind.ABANDON, token=7, error=wire.control.endpoint_generation(ACCEPTOR)))
+        wire.ends[0].flush()
+        await wire.until(lambda: JOIN_GROUP + b"again" in ended)
+        others.set()
+        await wire.until(lambda: wire.link.request_count == 0)
+        assert sorted(answered) == sorted([everything(), JOIN_GROUP]), "a change is carried out, whoever has gone"
 
     run(tmp_path, scenario)
 
