@@ -1,0 +1,19 @@
+"""AdminClient: confluent_kafka's own. What an administrator asks is asked rarely; it goes over TCP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import confluent_kafka.admin
+
+from mqd.client import config as configuration
+
+
+class AdminClient(confluent_kafka.admin.AdminClient):
+    """confluent_kafka.admin.AdminClient; keys of this package (transport, mqd.*) in `config` are accepted and do nothing."""
+
+    def __init__(self, config: Mapping[str, Any] | None = None, /, **more: Any) -> None:
+        settings = configuration.read(config, more)
+        logger = {} if settings.logger is None else {"logger": settings.logger}
+        super().__init__(dict(settings.rdkafka), **logger)

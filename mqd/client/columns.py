@@ -1,0 +1,252 @@
+"""Records as columns: what produce_batch is given (lists, numpy arrays, Arrow arrays) as the contiguous bytes and sizes that the C core and librdkafka take.
+
+    column = pack(values, "values")      column.data     one buffer, records one after another; the caller's own memory where it has that form already
+                                         column.sizes    int32 of each, -1 = null; None: every one has column.fixed_bytes
+
+    list, tuple of bytes, str (UTF-8), None       joined: one copy
+    numpy 'S'                                     as numpy reads it: without trailing zero bytes; no copy when none has any
+    numpy uint8[n, width]                         every row a value, zeros and all; no copy when it is contiguous
+    numpy object                                  as a list
+    Arrow binary, string (also large)             no copy, unless a null entry hides bytes
+    Arrow fixed_size_binary                       no copy, unless there are nulls
+    Arrow chunked array                           one copy when it has several chunks
+
+Everything is checked before the first record is taken: whoever gets an exception from produce_batch knows that nothing was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mqd.client.messages import KafkaError, encode_headers, failure
+
+_INT32_MAX = 2**31 - 1
+
+
+class Column:
+    """One column of byte strings; see the module."""
+
+    __slots__ = ("_ends", "count", "data", "fixed_bytes", "sizes")
+
+    def __init__(self, count: int, data: Any, sizes: np.ndarray | None, fixed_bytes: int = 0) -> None:
+        self.count, self.data, self.sizes, self.fixed_bytes = count, data, sizes, fixed_bytes
+        self._ends: np.ndarray | None = None
+
+    def position(self, index: int) -> int:
+        """Where the bytes of record `index` (0 .. count) begin."""
+        if self.sizes is None:
+            return index * self.fixed_bytes
+        if index == 0:
+            return 0
+        if self._ends is None:
+            sizes = self.sizes if not self.count or self.sizes.min() >= 0 else np.maximum(self.sizes, 0)
+            self._ends = np.cumsum(sizes, dtype=np.int64)
+        return int(self._ends[index - 1])
+
+    def largest(self) -> int:
+        if self.sizes is None:
+            return self.fixed_bytes if self.count else 0
+        return int(self.sizes.max()) if self.count else 0
+
+    def part(self, start: int, end: int) -> Column:
+        """Records start .. end - 1, the same bytes."""
+        data = memoryview(self.data)[self.position(start) : self.position(end)]
+        return Column(end - start, data, None if self.sizes is None else self.sizes[start:end], self.fixed_bytes)
+
+    def items(self) -> list[bytes | None]:
+        """Python's bytes, copied out: for librdkafka."""
+        data = bytes(self.data)
+        if self.sizes is None:
+            width = self.fixed_bytes
+            return [data[start : start + width] for start in range(0, self.count * width, width)] if width else [b""] * self.count
+        found: list[bytes | None] = []
+        position = 0
+        for size in self.sizes.tolist():
+            if size < 0:
+                found.append(None)
+            else:
+                found.append(data[position : position + size])
+                position += size
+        return found
+
+
+def pack(values: Any, what: str) -> Column:
+    """Raises TypeError for what is none of the kinds of the module's table."""
+    if isinstance(values, (list, tuple)):
+        return _pack_list(values, what)
+    if isinstance(values, np.ndarray):
+        return _pack_numpy(values, what)
+    if type(values).__module__.partition(".")[0] == "pyarrow":
+        return _pack_arrow(values, what)
+    if isinstance(values, (bytes, bytearray, memoryview, str)) or not hasattr(values, "__len__") or not hasattr(values, "__getitem__"):
+        raise TypeError(f"expected {what} to be a list of bytes, a numpy or an Arrow array, not {type(values).__name__}")
+    return _pack_list(list(values), what)
+
+
+def _pack_list(values: Sequence[Any], what: str) -> Column:
+    try:
+        data = b"".join(values)
+        return Column(len(values), data, np.fromiter(map(len, values), np.int32, len(values)))
+    except TypeError:
+        pass  # str or None among them
+    items = [value.encode() if isinstance(value, str) else value for value in values]
+    for item in items:
+        if item is not None and not isinstance(item, (bytes, bytearray, memoryview)):
+            raise TypeError(f"expected {what} to be bytes, str or None, not {type(item).__name__}")
+    sizes = np.fromiter((-1 if item is None else len(item) for item in items), np.int32, len(items))
+    return Column(len(items), b"".join(item for item in items if item is not None), sizes)
+
+
+def _pack_numpy(values: np.ndarray, what: str) -> Column:
+    if values.ndim == 2 and values.dtype == np.uint8:
+        rows = np.ascontiguousarray(values)
+        return Column(rows.shape[0], rows.reshape(-1), None, rows.shape[1])
+    if values.ndim == 1 and values.dtype.kind == "S":
+        return _pack_fixed_text(np.ascontiguousarray(values))
+    if values.ndim == 1 and values.dtype.kind in "OU":
+        return _pack_list(values.tolist(), what)
+    raise TypeError(f"expected {what} to be numpy of 'S', uint8 with two dimensions or objects, not {values.dtype} with {values.ndim}")
+
+
+def _pack_fixed_text(values: np.ndarray) -> Column:
+    width = values.dtype.itemsize
+    rows = values.view(np.uint8).reshape(len(values), width) if len(values) and width else np.empty((0, 0), np.uint8)
+    if not len(values) or not width:
+        return Column(len(values), b"", None, 0)
+    if rows[:, -1].all():
+        return Column(len(values), rows.reshape(-1), None, width)
+    last = np.argmax(rows[:, ::-1] != 0, axis=1)
+    sizes = np.where(rows.any(axis=1), width - last, 0).astype(np.int32)
+    return Column(len(values), rows[np.arange(width) < sizes[:, None]], sizes)
+
+
+def _pack_arrow(values: Any, what: str) -> Column:
+    import pyarrow as pa
+
+    if isinstance(values, pa.ChunkedArray):
+        values = values.chunk(0) if values.num_chunks == 1 else values.combine_chunks()
+        if isinstance(values, pa.ChunkedArray):  # combine_chunks of an empty one, or of more than an array can hold
+            values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], values.type)
+    kind = getattr(values, "type", None)
+    if kind is None:
+        raise TypeError(f"expected {what} to be an Arrow array, not {type(values).__name__}")
+    if pa.types.is_dictionary(kind):
+        return _pack_arrow(values.dictionary_decode(), what)
+    if pa.types.is_fixed_size_binary(kind):
+        return _pack_arrow_fixed(values, kind.byte_width)
+    if pa.types.is_binary(kind) or pa.types.is_string(kind):
+        return _pack_arrow_offsets(values, np.int32)
+    if pa.types.is_large_binary(kind) or pa.types.is_large_string(kind):
+        return _pack_arrow_offsets(values, np.int64)
+    if pa.types.is_binary_view(kind) or pa.types.is_string_view(kind):
+        return _pack_arrow(values.cast(pa.large_binary() if pa.types.is_binary_view(kind) else pa.large_string()), what)
+    raise TypeError(f"expected {what} to be an Arrow array of binary, string or fixed_size_binary, not {kind}")
+
+
+def _pack_arrow_fixed(values: Any, width: int) -> Column:
+    if values.null_count:
+        return _pack_list(values.to_pylist(), "values")
+    buffer = values.buffers()[1]
+    start = values.offset * width
+    data = memoryview(buffer)[start : start + len(values) * width] if buffer is not None else b""
+    return Column(len(values), data, None, width)
+
+
+def _pack_arrow_offsets(values: Any, kind: type) -> Column:
+    count = len(values)
+    _validity, offsets_buffer, data_buffer = values.buffers()
+    if not count or offsets_buffer is None:
+        return Column(count, b"", np.zeros(count, np.int32))
+    offsets = np.frombuffer(offsets_buffer, kind)[values.offset : values.offset + count + 1]
+    sizes = np.diff(offsets)
+    if sizes.max() > _INT32_MAX:
+        raise failure(KafkaError.MSG_SIZE_TOO_LARGE)
+    sizes = sizes.astype(np.int32, copy=False)
+    if values.null_count:
+        nulls = np.asarray(values.is_null())
+        if sizes[nulls].any():  # bytes that belong to nobody lie between the others
+            return _pack_list(values.to_pylist(), "values")
+        sizes = np.where(nulls, np.int32(-1), sizes)
+    data = memoryview(data_buffer)[int(offsets[0]) : int(offsets[-1])] if data_buffer is not None else b""
+    return Column(count, data, sizes)
+
+
+# -- the smaller columns -----------------------------------------------------------------------------------------------------------
+
+
+def pack_partitions(partition: Any, count: int) -> tuple[int, np.ndarray | None]:
+    """(for all, of each or None). -1 = the partitioner's."""
+    if partition is None:
+        return -1, None
+    if isinstance(partition, (int, np.integer)):
+        return _one_partition(int(partition)), None
+    found = np.ascontiguousarray(partition)
+    if found.shape != (count,) or found.dtype.kind not in "iu":
+        raise TypeError(f"expected partition to be an int or {count} of them")
+    if count and (found.min() < -1 or found.max() > _INT32_MAX):
+        raise failure(KafkaError._UNKNOWN_PARTITION, "a partition is below -1")
+    return -1, found.astype(np.int32)
+
+
+def _one_partition(partition: int) -> int:
+    if partition > _INT32_MAX:
+        raise OverflowError("partition is too large")
+    return max(partition, -1)
+
+
+def pack_timestamps(timestamps: Any, count: int, now_ms: int) -> tuple[int, np.ndarray | None]:
+    """(milliseconds for all, of each or None). numpy's datetime64 are converted; 0 and None = now, as in confluent_kafka."""
+    if timestamps is None:
+        return now_ms, None
+    if isinstance(timestamps, (int, np.integer)):
+        return int(timestamps) or now_ms, None
+    found = np.ascontiguousarray(timestamps)
+    if found.dtype.kind == "M":
+        found = found.astype("datetime64[ms]").astype(np.int64)
+    if found.shape != (count,) or found.dtype.kind not in "iu":
+        raise TypeError(f"expected timestamps to be milliseconds, or {count} of them, or numpy datetime64")
+    found = found.astype(np.int64)
+    return now_ms, np.where(found == 0, now_ms, found) if count and not found.all() else found
+
+
+def pack_headers(headers: Any, count: int) -> Column | None:
+    """A dict or a list of (str, value): the same for all. A list of `count` such, or None: of each."""
+    if headers is None:
+        return None
+    if isinstance(headers, dict) or (isinstance(headers, list) and headers and isinstance(headers[0], tuple)):
+        encoded = encode_headers(headers)
+        return Column(count, encoded * count, np.full(count, len(encoded), np.int32))
+    if not isinstance(headers, (list, tuple)) or len(headers) != count:
+        raise TypeError(f"expected headers to be a dict, a list of (key, value) tuples, or {count} of those")
+    return _pack_list([b"\0" if each is None else encode_headers(each) for each in headers], "headers")
+
+
+def records(values: Any, keys: Any, headers: Any, partition: Any, timestamps: Any) -> list[tuple[Any, Any, int, int, Any]]:
+    """Record by record: (value, key, partition, timestamp or 0, headers or None), checked as the columns are."""
+    packed = pack(values, "values")
+    count = packed.count
+    key_items = [None] * count if keys is None else _same_length(pack(keys, "keys"), count, "keys").items()
+    one_partition, partitions = pack_partitions(partition, count)
+    one_timestamp, times = pack_timestamps(timestamps, count, 0)
+    pack_headers(headers, count)
+    same = isinstance(headers, dict) or (isinstance(headers, list) and headers and isinstance(headers[0], tuple))
+    header_items = [headers] * count if same or headers is None else headers
+    partition_items = [one_partition] * count if partitions is None else partitions.tolist()
+    time_items = [one_timestamp] * count if times is None else times.tolist()
+    return list(zip(packed.items(), key_items, partition_items, time_items, header_items, strict=True))
+
+
+def _same_length(column: Column, count: int, what: str) -> Column:
+    if column.count != count:
+        raise ValueError(f"{count} values and {column.count} {what}")
+    return column
+
+
+def checked_partition(partition: Any, count: int) -> int:
+    """What a partitioner of the user's has said. Raises KafkaException (_UNKNOWN_PARTITION)."""
+    if not isinstance(partition, (int, np.integer)) or not 0 <= partition < count:
+        raise failure(KafkaError._UNKNOWN_PARTITION, f"the partitioner chose {partition!r} of {count} partitions")
+    return int(partition)

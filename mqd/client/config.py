@@ -1,0 +1,157 @@
+"""Configuration: confluent_kafka's dictionaries and librdkafka's keys, and what this package adds to them.
+
+1. What librdkafka knows is judged by librdkafka: unknown keys, ranges and contradictions raise the KafkaException that confluent_kafka raises, whatever the transport.
+2. Keys without a meaning on shared memory (socket.*, ssl.*, sasl.*, broker.*) are accepted there and do nothing.
+3. Added keys: transport, mqd.socket.path, mqd.buffer.bytes, mqd.spin.us, and a callable as partitioner. They never reach librdkafka.
+
+`choose_transport` says which way a client goes, and why, in words.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import confluent_kafka
+
+from mqd.client.messages import KafkaError, failure
+from mqd.shm import rendezvous
+
+log = logging.getLogger("mqd.client")
+
+TRANSPORTS = ("auto", "shm", "tcp")
+_OWN = {"transport": "auto", "mqd.socket.path": None, "mqd.buffer.bytes": 0, "mqd.spin.us": 20}
+_ALIASES = {
+    "request.required.acks": "acks", "message.timeout.ms": "delivery.timeout.ms", "queue.buffering.max.ms": "linger.ms", "message.send.max.retries": "retries",
+    "compression.codec": "compression.type", "max.in.flight": "max.in.flight.requests.per.connection", "metadata.broker.list": "bootstrap.servers",
+    "dr_cb": "on_delivery", "dr_msg_cb": "on_delivery",
+}  # fmt: skip
+# librdkafka's defaults of the keys that are used on shared memory
+_PRODUCER_DEFAULTS: dict[str, Any] = {
+    "bootstrap.servers": "", "client.id": "mqd", "acks": -1, "request.timeout.ms": 30_000, "delivery.timeout.ms": 300_000, "enable.idempotence": False,
+    "enable.gapless.guarantee": False, "transactional.id": None, "transaction.timeout.ms": 60_000, "queue.buffering.max.messages": 100_000,
+    "queue.buffering.max.kbytes": 1_048_576, "linger.ms": 5.0, "retries": 2_147_483_647, "retry.backoff.ms": 100, "retry.backoff.max.ms": 1000,
+    "compression.type": "none", "compression.level": -1, "batch.num.messages": 10_000, "batch.size": 1_000_000, "message.max.bytes": 1_000_000,
+    "max.in.flight.requests.per.connection": 1_000_000, "partitioner": "consistent_random", "sticky.partitioning.linger.ms": 10, "statistics.interval.ms": 0,
+    "delivery.report.only.error": False, "topic.metadata.refresh.interval.ms": 300_000, "topic.metadata.propagation.max.ms": 30_000, "socket.timeout.ms": 60_000,
+    "security.protocol": "plaintext", "error_cb": None, "stats_cb": None, "on_delivery": None, "logger": None,
+}  # fmt: skip
+_WORDS = {"acks": {"all": -1}}
+_TRUE, _FALSE = {"true", "t", "1"}, {"false", "f", "0"}
+IDEMPOTENT_IN_FLIGHT_MAX = 5
+
+Kind = type[confluent_kafka.Producer] | type[confluent_kafka.Consumer]
+
+
+class Settings(NamedTuple):
+    """`own`: this package's keys; `rdkafka`: what librdkafka is given, as the user wrote it; `logger` or None."""
+
+    own: dict[str, Any]
+    rdkafka: dict[str, Any]
+    logger: Any
+    partitioner: Callable[[bytes | None, int], int] | None
+
+
+def read(config: Mapping[str, Any] | None, more: Mapping[str, Any] = {}) -> Settings:
+    """Takes a client's arguments apart. Raises KafkaException (_INVALID_ARG) for a wrong value of an added key, TypeError when it is no dictionary."""
+    if config is None and not more:
+        raise TypeError("expected configuration dict")
+    if config is not None and not isinstance(config, Mapping):
+        raise TypeError(f"expected configuration dict, not {type(config).__name__}")
+    given = {**(config or {}), **more}
+    logger = given.pop("logger", None)
+    own = {key: given.pop(key, default) for key, default in _OWN.items()}
+    for key in given:
+        if isinstance(key, str) and key.startswith("mqd."):
+            raise failure(KafkaError._INVALID_ARG, f'No such configuration property: "{key}"')
+    if own["transport"] not in TRANSPORTS:
+        raise failure(KafkaError._INVALID_ARG, f'Invalid value "{own["transport"]}" for configuration property "transport": auto, shm or tcp')
+    for key in ("mqd.buffer.bytes", "mqd.spin.us"):
+        own[key] = _number(key, own[key], int)
+    partitioner = given.pop("partitioner") if callable(given.get("partitioner")) else None
+    return Settings(own, given, logger, partitioner)
+
+
+def check(settings: Settings, kind: Kind) -> None:
+    """Raises what confluent_kafka raises for this configuration. Costs about 2 ms: librdkafka makes a client that talks to nobody."""
+    given = {key: value for key, value in settings.rdkafka.items() if key not in ("bootstrap.servers", "metadata.broker.list")}
+    probe = kind({**given, "log_level": 0})
+    del probe
+
+
+class ProducerConfig:
+    """The values of librdkafka's keys that a producer on shared memory uses, in their types. `config["linger.ms"]`."""
+
+    def __init__(self, settings: Settings) -> None:
+        given: dict[str, Any] = {}
+        topic = settings.rdkafka.get("default.topic.config") or {}
+        for key, value in {**topic, **settings.rdkafka}.items():
+            given[_ALIASES.get(key, key)] = value
+        self.values = {key: _typed(key, given.get(key), default) for key, default in _PRODUCER_DEFAULTS.items()}
+        self.partitioner = settings.partitioner
+        values = self.values
+        if values["transactional.id"]:
+            values["enable.idempotence"] = True
+        if values["enable.idempotence"]:
+            values["acks"] = -1
+            values["max.in.flight.requests.per.connection"] = min(values["max.in.flight.requests.per.connection"], IDEMPOTENT_IN_FLIGHT_MAX)
+        if values["transactional.id"] and "delivery.timeout.ms" not in given:
+            values["delivery.timeout.ms"] = min(values["delivery.timeout.ms"], values["transaction.timeout.ms"])
+
+    def __getitem__(self, key: str) -> Any:
+        return self.values[key]
+
+
+def _typed(key: str, value: Any, default: Any) -> Any:
+    if value is None:
+        return default
+    if isinstance(value, str) and value in _WORDS.get(key, {}):
+        return _WORDS[key][value]
+    if isinstance(default, bool):
+        return _boolean(key, value)
+    if isinstance(default, (int, float)):
+        return _number(key, value, type(default))
+    return value.lower() if key in ("compression.type", "security.protocol", "partitioner") and isinstance(value, str) else value
+
+
+def _boolean(key: str, value: Any) -> bool:
+    text = str(value).strip().lower()
+    if text in _TRUE or text in _FALSE:
+        return text in _TRUE
+    raise failure(KafkaError._INVALID_ARG, f'Expected bool value for "{key}": true or false')
+
+
+def _number(key: str, value: Any, kind: type) -> Any:
+    try:
+        return kind(float(value)) if kind is float or not isinstance(value, (int, str)) else int(value)
+    except (TypeError, ValueError):
+        raise failure(KafkaError._INVALID_ARG, f'Invalid value for configuration property "{key}"') from None
+
+
+# -- the transport -------------------------------------------------------------------------------------------------------------
+
+
+class Choice(NamedTuple):
+    """`transport` shm or tcp; `socket_path` for shm; `reason` in words, for the log and for whoever asks."""
+
+    transport: str
+    socket_path: str | None
+    reason: str
+
+
+def choose_transport(settings: Settings) -> Choice:
+    """Which way this client goes, before anything has been tried. Raises KafkaException when transport=shm cannot be."""
+    wanted = settings.own["transport"]
+    if wanted == "tcp":
+        return Choice("tcp", None, "transport=tcp")
+    servers = str(settings.rdkafka.get("bootstrap.servers") or settings.rdkafka.get("metadata.broker.list") or "")
+    protocol = str(settings.rdkafka.get("security.protocol") or "plaintext").lower()
+    if wanted == "auto" and protocol != "plaintext":
+        return Choice("tcp", None, f"security.protocol={protocol} asks for a connection with an identity of its own; transport=shm would use the process's user")
+    found = rendezvous.find(servers, settings.own["mqd.socket.path"])
+    if found.path is not None:
+        return Choice("shm", found.path, found.reason)
+    if wanted == "shm":
+        raise failure(KafkaError._TRANSPORT, f"transport=shm: {found.reason}")
+    return Choice("tcp", None, f"no shared memory: {found.reason}")

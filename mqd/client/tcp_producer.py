@@ -1,0 +1,109 @@
+"""The producer over TCP: confluent_kafka's (librdkafka), with produce_batch over it and a callable as partitioner.
+
+Nothing between the application and librdkafka where both have a method: `produce`, `poll` and the rest are the bound methods of its Producer.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import confluent_kafka
+
+from mqd.client import columns
+from mqd.client.config import Settings
+from mqd.client.messages import BatchDelivery, KafkaError, KafkaException
+
+_ROOM_WAIT_S = 0.01
+_RETRY_METADATA_S = 5.0
+
+
+class TcpProducer:
+    """What mqd.Producer stands on when the broker is elsewhere. Raises KafkaException as confluent_kafka.Producer does."""
+
+    transport = "tcp"
+
+    def __init__(self, settings: Settings) -> None:
+        more = {} if settings.logger is None else {"logger": settings.logger}
+        self._producer = producer = confluent_kafka.Producer(dict(settings.rdkafka), **more)
+        self._partitioner = settings.partitioner
+        self._partition_counts: dict[str, tuple[int, float]] = {}
+        self.produce = producer.produce if self._partitioner is None else self._produce_partitioned
+        for name in ("poll", "flush", "purge", "list_topics", "set_sasl_credentials", "init_transactions", "begin_transaction", "commit_transaction",
+                     "abort_transaction", "send_offsets_to_transaction"):  # fmt: skip
+            setattr(self, name, getattr(producer, name))
+
+    def __len__(self) -> int:
+        return len(self._producer)
+
+    def close(self) -> bool:
+        """Ends the producer; with confluent_kafka before 2.13, whose Producer has no close, what is outstanding is flushed."""
+        close = getattr(self._producer, "close", None)
+        if close is not None:
+            return bool(close())
+        self._producer.flush()
+        return True
+
+    # -- a callable as partitioner ------------------------------------------------------------------------------------------------
+
+    def _produce_partitioned(self, topic, value=None, key=None, partition=-1, *arguments: Any, **named: Any) -> None:
+        if partition is None or partition < 0:
+            partition = self._partition(topic, key.encode() if isinstance(key, str) else key)
+        self._producer.produce(topic, value, key, partition, *arguments, **named)
+
+    def _partition(self, topic: str, key: bytes | None) -> int:
+        count, good_until = self._partition_counts.get(topic, (0, 0.0))
+        if time.monotonic() >= good_until:
+            found = self._producer.list_topics(topic, 10).topics[topic]
+            if found.error is not None:
+                raise KafkaException(found.error)
+            count = len(found.partitions)
+            self._partition_counts[topic] = (count, time.monotonic() + _RETRY_METADATA_S)
+        return columns.checked_partition(self._partitioner(key, count), count)
+
+    # -- batches --------------------------------------------------------------------------------------------------------------------
+
+    def produce_batch(self, topic: str, values: Any, keys: Any = None, *, headers: Any = None, partition: Any = -1, timestamps: Any = None, on_delivery: Any = None,
+                      timeout: float = -1) -> int:  # fmt: skip
+        """As mqd.Producer.produce_batch. Waits for room by serving delivery reports, as an application would by poll()."""
+        batch = columns.records(values, keys, headers, partition, timestamps)
+        deadline = time.monotonic() + timeout if timeout >= 0 else float("inf")
+        report = _Report(topic, on_delivery) if on_delivery is not None else None
+        for index, (value, key, where, timestamp, header) in enumerate(batch):
+            more: dict[str, Any] = {}
+            if header is not None:
+                more["headers"] = header
+            if timestamp:
+                more["timestamp"] = timestamp
+            if report is not None:
+                more["on_delivery"] = report.one(index)
+            while True:
+                try:
+                    self.produce(topic, value, key, where, **more)
+                    break
+                except BufferError:
+                    if time.monotonic() >= deadline:
+                        return index
+                    self._producer.poll(min(_ROOM_WAIT_S, max(deadline - time.monotonic(), 0)))
+                except KafkaException:
+                    if index == 0:
+                        raise
+                    return index
+        return len(batch)
+
+
+class _Report:
+    """librdkafka reports record by record: each becomes a BatchDelivery of one."""
+
+    def __init__(self, topic: str, on_delivery: Any) -> None:
+        self.topic, self.on_delivery, self.began = topic, on_delivery, time.monotonic()
+
+    def one(self, index: int) -> Any:
+        def report(error: KafkaError | None, message: Any) -> None:
+            offset = message.offset()
+            known = error is None and offset is not None and offset >= 0
+            self.on_delivery(error, BatchDelivery(self.topic, message.partition(), offset if known else None, (index,), time.monotonic() - self.began))
+
+        return report
+
+
