@@ -3,7 +3,10 @@
     python -m perf                   everything, about ten minutes; appends one line to perf/history.jsonl
     python -m perf produce fetch     these cases only; nothing is appended unless --record
     python -m perf settings          what the settings buy; fills docs/performance.md
+    python -m perf scaling           how rate and CPU grow with workers and clients; fills docs/performance.md, perf/scaling.json, docs/scaling.svg
+    python -m perf --figures         fills mqd/cli/sizing.json, the costs that `mqd size` reckons with, from the last line of perf/history.jsonl and perf/scaling.json
     python -m perf --readme          fills README.md from the last line of perf/history.jsonl
+    python -m perf peers ...         mqd beside its peers; `python -m perf peers --help`
 """
 
 from __future__ import annotations
@@ -11,21 +14,22 @@ from __future__ import annotations
 import argparse
 import datetime
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
-from perf import report
+from perf import report, scaling, sizing
 from perf.accounting import machine, wait_quiet
 from perf.bench import Bench
 from perf.brokers import Brokers
 from perf.cases import CASES
 from perf.loading import ROOT, LoadFailed, build
+from perf.revision import commit
 from perf.settings import settings_page
 
 HISTORY = ROOT / "perf" / "history.jsonl"
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "performance.md"
+PAGES = ("settings", "scaling")  # asked for by name, beside the cases
 
 
 def _say(line: str) -> None:
@@ -35,26 +39,18 @@ def _say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def _commit() -> str:
-    """Of the tree; ends in -dirty when files that matter differ from it."""
-    def git(*words: str) -> str:
-        return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True).stdout.strip()
-
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", "mqd", "native", "perf/*.py", "perf/native")
-    return (git("rev-parse", "HEAD") or "unknown") + ("-dirty" if changed else "")
-
-
 def _arguments(words: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m perf", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"settings, or any of: {', '.join(CASES)} (all of these unless told)")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"{', '.join(PAGES)}, or any of: {', '.join(CASES)} (all of these unless told)")
     parser.add_argument("--readme", action="store_true", help="only fill README.md from the last run")
+    parser.add_argument("--figures", action="store_true", help="only fill mqd/cli/sizing.json from the last runs")
     parser.add_argument("--quick", action="store_true", help="two repetitions and 1 GB instead of 10: to try the bench, not to judge the broker")
     parser.add_argument("--record", action=argparse.BooleanOptionalAction, default=None, help="append to perf/history.jsonl (the default for a whole run that is not --quick)")
     parser.add_argument("--directory", type=Path, help="where the brokers keep their data while they are measured (default: .build/perf, or MQD_PERF_DIR)")
     arguments = parser.parse_args(words)
-    unknown = [case for case in arguments.cases if case not in (*CASES, "settings")]
+    unknown = [case for case in arguments.cases if case not in (*CASES, *PAGES)]
     if unknown:
-        parser.error(f"no case {unknown[0]}; there are: settings, {', '.join(CASES)}")
+        parser.error(f"no case {unknown[0]}; there are: {', '.join((*PAGES, *CASES))}")
     return arguments
 
 
@@ -65,13 +61,21 @@ def _measure(bench: Bench, names: list[str]) -> None:
 
 
 def main(words: list[str] | None = None) -> int:
+    words = sys.argv[1:] if words is None else words
+    if words[:1] == ["peers"]:
+        from perf.peers import command  # here: what it imports is not needed for mqd alone
+
+        return command.main(words[1:])
     arguments = _arguments(words)
     if arguments.readme:
         README.write_text(report.replace_block(README.read_text(), "perf", report.readme_block(report.last_run(HISTORY))))
         return 0
+    if arguments.figures:
+        sizing.write(report.last_run(HISTORY), scaling.RESULT)
+        return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended from outside, it still stops its brokers and deletes their data
     build()
-    names = [case for case in arguments.cases if case != "settings"] or ([] if arguments.cases else list(CASES))
+    names = [case for case in arguments.cases if case not in PAGES] or ([] if arguments.cases else list(CASES))
     busy = wait_quiet(5.0)
     if busy > 0.2:
         print(f"Other programs use {busy:.0%} of the CPUs: rates and latencies will be theirs as much as ours; CPU time is less affected.", file=sys.stderr)
@@ -83,6 +87,8 @@ def main(words: list[str] | None = None) -> int:
                 for block, text in settings_page(bench).items():
                     page = report.replace_block(page, block, text)
                 PAGE.write_text(page)
+            if "scaling" in arguments.cases:
+                scaling.write(scaling.measure(bench), PAGE)
             if names:
                 _measure(bench, names)
     except LoadFailed as error:
@@ -98,7 +104,7 @@ def main(words: list[str] | None = None) -> int:
         facts = {**machine(), "disturbed": f"{bench.disturbed} of {bench.measured}"}
         date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         with HISTORY.open("a") as history:
-            history.write(report.history_line(date, _commit(), facts, bench.figures) + "\n")
+            history.write(report.history_line(date, commit(), facts, bench.figures) + "\n")
         print(f"Added to {HISTORY.relative_to(ROOT)}; `python -m perf --readme` shows it in README.md.")
     return 0
 

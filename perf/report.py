@@ -107,11 +107,12 @@ def history_line(date: str, commit: str, machine: dict, figures: Iterable[Figure
 
 
 def last_run(history: Path) -> dict:
-    """Raises ValueError when there is none."""
-    lines = [line for line in history.read_text().splitlines() if line.strip()] if history.exists() else []
-    if not lines:
+    """The last of `make bench`: lines of another kind (that of `make bench-peers`) say so and are passed over. Raises ValueError when there is none."""
+    lines = [json.loads(line) for line in history.read_text().splitlines() if line.strip()] if history.exists() else []
+    found = [line for line in lines if "kind" not in line]
+    if not found:
         raise ValueError(f"{history} has no line yet: run `make bench` first")
-    return json.loads(lines[-1])
+    return found[-1]
 
 
 # -- pages -----------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,158 @@
+"""`make bench-peers`, or `python -m perf peers`: mqd beside its peers, the same load on this machine, without a hand on it.
+
+    python -m perf peers                 the base point and one factor varied at a time, three rounds, 25 minutes at most; appends to perf/history.jsonl, fills the pages, draws the charts
+    python -m perf peers --full          every combination instead of the star (hours: give --minutes)
+    python -m perf peers --quick         to try the laboratory, not to judge anybody: short measurements, one round, nothing is recorded
+    python -m perf peers --only mqd --only kafka
+    python -m perf peers --prepare       only gets what the peers need (jars, packages), and says what cannot be had
+    python -m perf peers --pages         only fills the pages and draws the charts from the last comparison in perf/history.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from perf import loading
+from perf.accounting import machine, wait_quiet
+from perf.peers import charts, plan, report, results
+from perf.peers.apache_kafka import ApacheKafka
+from perf.peers.driving import BUILD, Driver, KafkaTools, Librdkafka
+from perf.peers.measuring import Bounds, Laboratory
+from perf.peers.mqd_broker import Mqd
+from perf.peers.peer import Peer, Unavailable
+from perf.peers.results import PeerFacts, Run
+from perf.report import replace_block
+from perf.revision import commit
+
+HISTORY = loading.ROOT / "perf" / "history.jsonl"
+README = loading.ROOT / "README.md"
+PAGE = loading.ROOT / "docs" / "performance.md"
+IMAGES = loading.ROOT / "docs" / "images"
+PEERS: dict[str, type[Peer]] = {"mqd": Mqd, "kafka": ApacheKafka}
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _arguments(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m perf peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one round of short measurements; nothing is recorded unless --record")
+    parser.add_argument("--full", action="store_true", help="every combination of sizes, acks, codecs, partitions and fsync")
+    parser.add_argument("--only", action="append", choices=PEERS, metavar="PEER", help=f"measure these peers only: {', '.join(PEERS)}")
+    parser.add_argument("--minutes", type=float, help="time bound of the whole run (default 25; 5 with --quick; 300 with --full)")
+    parser.add_argument("--rounds", type=int, help="rounds at most (default 3; 1 with --quick); as many as the time allows")
+    parser.add_argument("--heap", default="1G", help="heap of Java peers (default 1G, that of Kafka's own start script)")
+    parser.add_argument("--record", action=argparse.BooleanOptionalAction, default=None, help="append to perf/history.jsonl and fill the pages (the default unless --quick or --only)")
+    parser.add_argument("--directory", type=Path, help="where the peers keep their data while they are measured (default: .build/perf, or MQD_PERF_DIR); 40 GB")
+    parser.add_argument("--prepare", action="store_true", help="only get what the peers need")
+    parser.add_argument("--pages", action="store_true", help="only fill the pages from the last comparison")
+    arguments = parser.parse_args(words)
+    arguments.minutes = arguments.minutes or (5 if arguments.quick else 300 if arguments.full else 25)
+    arguments.rounds = arguments.rounds or (1 if arguments.quick else 3)
+    if arguments.record is None:
+        arguments.record = not arguments.quick and not arguments.only
+    return arguments
+
+
+def _prepare(directory: Path, names: list[str], heap: str) -> tuple[list[Peer], list[PeerFacts]]:
+    """Those that can be had, and those that cannot, with the reason."""
+    there: list[Peer] = []
+    skipped: list[PeerFacts] = []
+    for name in names:
+        peer = PEERS[name](directory / name, heap)
+        try:
+            peer.prepare()
+            there.append(peer)
+        except (Unavailable, OSError) as error:
+            _say(f"{peer.name}: not measured: {error}")
+            skipped.append(PeerFacts(peer.name, skipped=str(error)))
+    return there, skipped
+
+
+def _drivers(peers: list[Peer]) -> tuple[dict[str, Driver], Driver | None]:
+    """The neutral driver of each protocol that is needed, and Kafka's tools if they can be had."""
+    neutral: dict[str, Driver] = {}
+    if any(peer.protocol == "kafka" for peer in peers):
+        neutral["kafka"] = Librdkafka()
+    try:
+        return neutral, KafkaTools()
+    except Unavailable as error:
+        _say(f"Apache Kafka's own tools are not used: {error}")
+        return neutral, None
+
+
+def fill_pages(run: Run) -> None:
+    README.write_text(replace_block(README.read_text(), "peers", report.readme_block(run)))
+    page = PAGE.read_text()
+    for block, text in report.page_blocks(run).items():
+        page = replace_block(page, block, text)
+    PAGE.write_text(page)
+    if reason := charts.draw(run, IMAGES):
+        _say(f"No charts: {reason}")
+
+
+def _measure(arguments: argparse.Namespace, directory: Path) -> str:
+    """The history line of one run."""
+    began = time.monotonic()
+    peers, skipped = _prepare(directory, arguments.only or list(PEERS), arguments.heap)
+    neutral, tools = _drivers(peers)
+    samples_file = BUILD / f"samples-{datetime.datetime.now():%Y%m%d-%H%M%S}.jsonl"
+    bounds = Bounds.quick() if arguments.quick else Bounds()
+    laboratory = Laboratory(peers, neutral, tools, say=_say, seconds=arguments.minutes * 60 - (time.monotonic() - began), bounds=bounds, samples_file=samples_file)
+    try:
+        laboratory.warm()
+        laboratory.run(plan.steps(arguments.full, arguments.quick), arguments.rounds)
+        facts = laboratory.facts()
+    finally:
+        for peer in peers:
+            peer.drop()
+    how = {"rounds": laboratory.rounds, "minutes": round((time.monotonic() - began) / 60, 1), "quick": arguments.quick, "full": arguments.full, "heap": arguments.heap}
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return results.history_line(date, commit(), machine(), [*facts, *skipped], laboratory.samples, laboratory.failures, how)
+
+
+def main(words: list[str]) -> int:
+    arguments = _arguments(words)
+    if arguments.pages:
+        fill_pages(Run(results.last_run(HISTORY)))
+        return 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended from outside, it still stops its peers and deletes their data
+    place = Path(arguments.directory or os.environ.get("MQD_PERF_DIR") or loading.BUILD)
+    place.mkdir(parents=True, exist_ok=True)
+    directory = Path(tempfile.mkdtemp(prefix="peers-", dir=place))
+    try:
+        if arguments.prepare:
+            peers, skipped = _prepare(directory, arguments.only or list(PEERS), arguments.heap)
+            for peer in peers:
+                print(f"{peer.name} {peer.version()}: ready")
+            return 1 if skipped else 0
+        busy = wait_quiet(5.0)
+        if busy > 0.2:
+            _say(f"Other programs use {busy:.0%} of the CPUs: every figure of this run will be theirs as much as the peers'.")
+        line = _measure(arguments, directory)
+    except (KeyboardInterrupt, Unavailable) as error:
+        if isinstance(error, Unavailable):
+            _say(f"Cannot measure: {error}")
+            return 1
+        return 130
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    run = Run(json.loads(line))
+    print(report.table(run, report.headline_rows(), "1 KiB records", markdown=False))
+    print(report.skipped_text(run))
+    if arguments.record:
+        with HISTORY.open("a") as history:
+            history.write(line + "\n")
+        fill_pages(run)
+        print(f"Added to {HISTORY.relative_to(loading.ROOT)}; README.md, docs/performance.md and docs/images/ are filled from it.")
+    return 0

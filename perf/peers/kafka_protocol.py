@@ -1,0 +1,33 @@
+"""Peers that speak Kafka's protocol: topics are made and the broker is asked by mqd's own test connection, which is not part of what is measured."""
+
+from __future__ import annotations
+
+from mqd.protocol.messages import CreateTopicsRequest, DeleteTopicsRequest, MetadataRequest
+from perf.peers.peer import Load, Peer
+from perf.peers.processes import PeerFailed
+from tests.kafka_connection import KafkaConnection
+
+METADATA, CREATE_TOPICS, DELETE_TOPICS = 3, 19, 20
+
+
+class KafkaProtocolPeer(Peer):
+    protocol = "kafka"
+
+    def topic_config(self, load: Load) -> dict[str, str]:
+        raise NotImplementedError
+
+    def answers(self) -> bool:
+        with KafkaConnection("127.0.0.1", self.port, timeout_s=2) as kafka:
+            return bool(kafka.call(METADATA, 5, MetadataRequest(topics=[])).brokers)
+
+    def make_topic(self, name: str, load: Load) -> None:
+        configs = [CreateTopicsRequest.Config(name=key, value=value) for key, value in self.topic_config(load).items()]
+        wanted = CreateTopicsRequest.Topic(name=name, num_partitions=load.partitions, replication_factor=1, configs=configs)
+        with KafkaConnection("127.0.0.1", self.port, timeout_s=60) as kafka:
+            result = kafka.call(CREATE_TOPICS, 5, CreateTopicsRequest(topics=[wanted], timeout_ms=60000)).topics[0]
+        if result.error_code:
+            raise PeerFailed(f"{self.name}: cannot create {name}: error {result.error_code} {result.error_message}")
+
+    def drop_topic(self, name: str) -> None:
+        with KafkaConnection("127.0.0.1", self.port, timeout_s=60) as kafka:
+            kafka.call(DELETE_TOPICS, 5, DeleteTopicsRequest(topic_names=[name], timeout_ms=60000))

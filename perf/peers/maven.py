@@ -1,0 +1,57 @@
+"""Java peers' jars, through Maven and whatever registry it is configured for, copied into a cache below .build."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from perf.loading import ROOT
+from perf.peers.peer import Unavailable
+
+CACHE = ROOT / ".build" / "peers"
+MAVEN_SECONDS = 300
+
+
+def java() -> str:
+    """The program. Raises Unavailable when there is none, or it is older than 17 (Kafka 4's minimum)."""
+    program = shutil.which("java")
+    if program is None:
+        raise Unavailable("no java on the PATH")
+    said = subprocess.run([program, "-version"], capture_output=True, text=True).stderr
+    if java_major(said) < 17:
+        raise Unavailable(f"needs Java 17; there is {said.splitlines()[0] if said else 'an unknown one'}")
+    return program
+
+
+def java_major(said: str) -> int:
+    """Of `java -version`'s text; 0 when it cannot be read."""
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', said)
+    if not found:
+        return 0
+    return int(found[2] or 0) if found[1] == "1" else int(found[1])
+
+
+def jars(pom: Path, offline_only: bool = False) -> Path:
+    """The directory with the jars of a pom's runtime dependencies; filled when it is not there yet. Raises Unavailable."""
+    content = pom.read_bytes()
+    directory = CACHE / f"{pom.parent.name}-{hashlib.sha256(content).hexdigest()[:12]}"
+    if (directory / "complete").exists():
+        return directory
+    if offline_only:
+        raise Unavailable(f"its jars are not there yet; `python -m perf peers --prepare` gets them ({pom.relative_to(ROOT)})")
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise Unavailable("no mvn on the PATH to get its jars with")
+    command = [maven, "--batch-mode", "--quiet", "--file", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={directory}", "-DincludeScope=runtime"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=MAVEN_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise Unavailable(f"Maven did not get its jars within {MAVEN_SECONDS} s") from None
+    if done.returncode:
+        reason = next((line for line in done.stdout.splitlines() if "ERROR" in line), "no reason given")
+        raise Unavailable(f"Maven could not get its jars: {reason[:200]}")
+    (directory / "complete").touch()
+    return directory

@@ -1,0 +1,246 @@
+"""One run of the laboratory: rounds over the plan, every step on every peer in turn, until the rounds or the time are over.
+
+It needs no hand: a measurement that fails is written down with its reason, a peer that died is started anew, one that fails over and over is left out of the rest with the
+reason; every sample goes to a file as soon as it is there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from perf.accounting import wait_quiet
+from perf.peers import plan
+from perf.peers.driving import KAFKA_TOOLS, NEUTRAL, Driver, LoadFailed
+from perf.peers.peer import Load, Peer
+from perf.peers.plan import Step
+from perf.peers.processes import PeerFailed
+from perf.peers.results import Failure, PeerFacts, Sample, latency_values, throughput_values
+
+FAILURES_MAX = 4  # of one peer, one after the other: then it is left out
+SYNC_SECONDS = 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounds:
+    """Of one measurement."""
+
+    throughput_ms: int = 3000
+    latency_ms: int = 4000
+    latency_warm_ms: int = 1000
+    warm_ms: int = 8000  # of load for each peer, once it has started: compilers, page cache, connections
+    payload_bytes: int = 1_500_000_000
+    tools_seconds: float = 4.0
+    tools_records_max: int = 4_000_000
+
+    @classmethod
+    def quick(cls) -> Bounds:
+        return cls(1000, 1000, 500, 1000, 200_000_000, 1.5, 300_000)
+
+
+class Laboratory:
+    """`say` shows progress. `neutral` gives the driver of a protocol; `tools` drives what speaks Kafka's, or is None."""
+
+    def __init__(
+        self, peers: list[Peer], neutral: dict[str, Driver], tools: Driver | None, *, say: Callable[[str], None], seconds: float, bounds: Bounds = Bounds(), samples_file: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.peers = {peer.name: peer for peer in peers}
+        self.samples: list[Sample] = []
+        self.failures: list[Failure] = []
+        self.left_out: dict[str, str] = {}
+        self.rounds = 0
+        self._neutral, self._tools, self._bounds = neutral, tools, bounds
+        self._say, self._clock, self._samples_file = say, clock, samples_file
+        self._began = clock()
+        self._deadline = self._began + seconds
+        self._serial = 0
+        self._strikes = dict.fromkeys(self.peers, 0)
+        self._took: dict[tuple[str, Step], float] = {}
+
+    # -- the run --
+
+    def warm(self) -> None:
+        for peer in list(self.peers.values()):
+            self._guarded(peer, Step(plan.THROUGHPUT), 0, lambda peer=peer: self._warm_peer(peer))
+
+    def run(self, steps: list[Step], rounds: int) -> None:
+        for number in range(rounds):
+            for step in steps:
+                for name in plan.order(list(self.peers), number):
+                    if not self._wanted(self.peers[name], step):
+                        continue
+                    if number and self._took.get((name, step), 0.0) > self._deadline - self._clock():
+                        continue  # no time for it any more; a shorter one may still fit
+                    if self._clock() > self._deadline:
+                        self._say(f"The time is over in round {number + 1}.")
+                        return
+                    self._measure(self.peers[name], step, number)
+            self.rounds = number + 1
+            if self._clock() > self._deadline:
+                return
+
+    def facts(self) -> list[PeerFacts]:
+        return [
+            PeerFacts(name, peer.version(), peer.settings, peer.flush_settings, self._neutral[peer.protocol].name, self.left_out.get(name, "") if not self._has_samples(name) else "")
+            for name, peer in self.peers.items()
+        ]
+
+    def _has_samples(self, name: str) -> bool:
+        return any(sample.peer == name for sample in self.samples)
+
+    # -- one measurement --
+
+    def _wanted(self, peer: Peer, step: Step) -> bool:
+        if peer.name in self.left_out or (peer.protocol != "kafka" and not step.everyone):
+            return False
+        if step.driver == KAFKA_TOOLS and self._tools is None:
+            return False
+        return not (step.kind != plan.START and peer.can(step.load))
+
+    def _driver(self, peer: Peer, step: Step) -> Driver:
+        if step.driver == NEUTRAL:
+            return self._neutral[peer.protocol]
+        assert self._tools is not None
+        return self._tools
+
+    def _measure(self, peer: Peer, step: Step, number: int) -> None:
+        began = self._clock()
+        self._say(f"{(began - self._began) / 60:5.1f} min  round {number + 1}  {peer.name:<18} {step.label()}")
+        values = self._guarded(peer, step, number, lambda: self._values(peer, step))
+        self._took[(peer.name, step)] = self._clock() - began
+        if values:
+            sample = Sample(peer.name, step, number, values)
+            self.samples.append(sample)
+            self._keep({"peer": peer.name, "step": step.label(), "round": number, "values": values})
+
+    def _guarded(self, peer: Peer, step: Step, number: int, measure: Callable[[], dict | None]) -> dict | None:
+        try:
+            if not peer.running():
+                peer.start()
+            found = measure()
+        except (LoadFailed, PeerFailed, OSError, EOFError, ValueError, KeyError) as error:
+            reason = f"{error}".strip().splitlines()[0][:300] if f"{error}".strip() else type(error).__name__
+            self._say(f"           {peer.name}: {reason}")
+            self.failures.append(Failure(peer.name, step, number, reason))
+            self._keep({"peer": peer.name, "step": step.label(), "round": number, "failed": reason})
+            self._strike(peer, reason)
+            return None
+        self._strikes[peer.name] = 0
+        return found
+
+    def _strike(self, peer: Peer, reason: str) -> None:
+        self._strikes[peer.name] += 1
+        if self._strikes[peer.name] >= FAILURES_MAX:
+            self.left_out[peer.name] = f"failed {FAILURES_MAX} times in a row, the last time: {reason}"
+            self._say(f"           {peer.name} is left out of the rest: it {self.left_out[peer.name]}")
+            peer.stop()
+
+    def _values(self, peer: Peer, step: Step) -> dict[str, float] | None:
+        if step.kind == plan.START:
+            return self._start(peer)
+        settle()
+        topic = self._topic(peer, step.load)
+        try:
+            if step.kind == plan.LATENCY:
+                return self._latency(peer, step, topic)
+            return self._throughput(peer, step, topic)
+        finally:
+            peer.drop_topic(topic)
+
+    def _start(self, peer: Peer) -> dict[str, float]:
+        """Of a second instance on an empty directory beside the one that is measured, so that the warm one stays warm. Its memory is of a broker that nobody has used."""
+        settle()
+        self._serial += 1
+        other = type(peer)(peer.directory.parent / f"{peer.directory.name}-start-{self._serial}", peer.heap)
+        try:
+            other.prepare()
+            other.start()
+            return {"start_seconds": other.start_seconds, "idle_pss_mb": other.pss_bytes() / 1e6}
+        finally:
+            other.drop()
+
+    def _throughput(self, peer: Peer, step: Step, topic: str) -> dict[str, float]:
+        driver, load = self._driver(peer, step), step.load
+        along = step.kind == plan.ALONG
+        disk, cpu = peer.topic_disk_bytes(topic), peer.cpu_seconds()
+        produced = driver.produce(peer, topic, load, records=self._records(peer, step), milliseconds=self._bounds.throughput_ms, reading=along)
+        values = throughput_values(produced, peer.cpu_seconds() - cpu, load)
+        if "acknowledged" in produced:
+            values |= {f"acknowledged_{key}": value for key, value in produced["acknowledged"].items() if key != "count"}
+        if not along:
+            values["disk_bytes_per_record"] = (peer.topic_disk_bytes(topic) - disk) / produced["stored"]
+            values["pss_mb"] = peer.pss_bytes() / 1e6
+            cpu = peer.cpu_seconds()
+            consumed = driver.consume(peer, topic, load, records=produced["stored"])
+            values |= {f"consume_{key}": value for key, value in throughput_values(consumed, peer.cpu_seconds() - cpu, load).items()}
+        return values
+
+    def _records(self, peer: Peer, step: Step) -> int:
+        """The neutral clients are bounded by time and bytes; Kafka's tool wants a count: what the neutral client's rate would do in a few seconds."""
+        by_bytes = self._bounds.payload_bytes // step.load.record_bytes
+        if step.driver == NEUTRAL:
+            return by_bytes
+        rate = self._median(peer.name, Step(plan.THROUGHPUT, step.load), "records_per_s") or 50_000
+        return max(1000, min(by_bytes, self._bounds.tools_records_max, int(rate * self._bounds.tools_seconds)))
+
+    def _latency(self, peer: Peer, step: Step, topic: str) -> dict[str, float] | None:
+        rate = 1
+        if step.driver == NEUTRAL:
+            assert step.share is not None
+            maximum = self._lowest_maximum(step.load) if step.common else self._median(peer.name, Step(plan.ALONG, step.load), "records_per_s")
+            if maximum is None:
+                raise LoadFailed("its maximum is not known: it could not be measured")
+            rate = max(1, int(maximum * step.share))
+        cpu = peer.cpu_seconds()
+        measured = self._driver(peer, step).latency(peer, topic, step.load, rate=rate, milliseconds=self._bounds.latency_ms, warm_milliseconds=self._bounds.latency_warm_ms)
+        return latency_values(measured, peer.cpu_seconds() - cpu)
+
+    def _median(self, name: str, step: Step, value: str) -> float | None:
+        step = dataclasses.replace(step, everyone=False)
+        found = [sample.values[value] for sample in self.samples if sample.peer == name and dataclasses.replace(sample.step, everyone=False) == step and value in sample.values]
+        return statistics.median(found) if found else None
+
+    def _lowest_maximum(self, load: Load) -> float | None:
+        names = [name for name, peer in self.peers.items() if peer.protocol == "kafka"]
+        found = [self._median(name, Step(plan.ALONG, load), "records_per_s") for name in names]
+        return min((value for value in found if value is not None), default=None)
+
+    # -- around it --
+
+    def _topic(self, peer: Peer, load: Load) -> str:
+        self._serial += 1
+        name = f"peers{self._serial:05}"  # of one length: none is part of another
+        peer.make_topic(name, load)
+        return name
+
+    def _warm_peer(self, peer: Peer) -> dict:
+        """Load that does not count, by every driver's way in: a JVM has compiled its hot paths afterwards, and everybody's memory is touched."""
+        self._say(f"{(self._clock() - self._began) / 60:5.1f} min  warming  {peer.name}")
+        driver = self._neutral[peer.protocol]
+        topic = self._topic(peer, plan.BASE)
+        try:
+            stored = driver.produce(peer, topic, plan.BASE, records=self._bounds.payload_bytes * 2 // plan.BASE.record_bytes, milliseconds=self._bounds.warm_ms, reading=True)["stored"]
+            driver.consume(peer, topic, plan.BASE, records=stored)
+        finally:
+            peer.drop_topic(topic)
+        return {}
+
+    def _keep(self, line: dict) -> None:
+        if self._samples_file is not None:
+            with self._samples_file.open("a") as out:
+                out.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def settle() -> None:
+    """What the one before left to be written back is written now, so that the next one does not pay for it; within bounds, since a disk may be slow."""
+    writer = threading.Thread(target=os.sync, daemon=True)
+    writer.start()
+    writer.join(SYNC_SECONDS)
+    wait_quiet(1.0)

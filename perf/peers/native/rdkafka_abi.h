@@ -1,0 +1,61 @@
+/* The part of librdkafka's C interface that rdkafka_load.c calls, declared here because the wheel of confluent-kafka holds the library without its header.
+ * The interface is stable by librdkafka's own promise since 0.8 (its ABI policy); only documented, public functions are named.
+ */
+#ifndef MQD_PEERS_RDKAFKA_ABI_H
+#define MQD_PEERS_RDKAFKA_ABI_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+typedef struct rd_kafka_s rd_kafka_t;
+typedef struct rd_kafka_topic_s rd_kafka_topic_t;
+typedef struct rd_kafka_conf_s rd_kafka_conf_t;
+typedef struct rd_kafka_topic_conf_s rd_kafka_topic_conf_t;
+typedef struct rd_kafka_queue_s rd_kafka_queue_t;
+typedef struct rd_kafka_topic_partition_list_s rd_kafka_topic_partition_list_t;
+
+typedef struct rd_kafka_message_s {
+    int err; /* rd_kafka_resp_err_t */
+    rd_kafka_topic_t *rkt;
+    int32_t partition;
+    void *payload;
+    size_t len;
+    void *key;
+    size_t key_len;
+    int64_t offset;
+    void *_private; /* the opaque of rd_kafka_produce */
+} rd_kafka_message_t;
+
+typedef struct rd_kafka_topic_partition_s rd_kafka_topic_partition_t;
+
+enum { RD_KAFKA_PRODUCER = 0, RD_KAFKA_CONSUMER = 1 };
+enum { RD_KAFKA_CONF_OK = 0 };
+#define RD_KAFKA_PARTITION_UA ((int32_t)-1)
+#define RD_KAFKA_MSG_F_COPY 0x2
+#define RD_KAFKA_OFFSET_BEGINNING (-2)
+#define RD_KAFKA_RESP_ERR__PARTITION_EOF (-191)
+#define RD_KAFKA_RESP_ERR__QUEUE_FULL (-184)
+
+const char *rd_kafka_version_str(void);
+const char *rd_kafka_err2str(int error);
+int rd_kafka_last_error(void);
+rd_kafka_conf_t *rd_kafka_conf_new(void);
+int rd_kafka_conf_set(rd_kafka_conf_t *conf, const char *name, const char *value, char *error, size_t error_size);
+void rd_kafka_conf_set_dr_msg_cb(rd_kafka_conf_t *conf, void (*callback)(rd_kafka_t *, const rd_kafka_message_t *, void *opaque));
+rd_kafka_t *rd_kafka_new(int type, rd_kafka_conf_t *conf, char *error, size_t error_size);
+rd_kafka_topic_t *rd_kafka_topic_new(rd_kafka_t *rk, const char *topic, rd_kafka_topic_conf_t *conf);
+int rd_kafka_produce(rd_kafka_topic_t *topic, int32_t partition, int flags, void *payload, size_t size, const void *key, size_t key_size, void *opaque);
+int rd_kafka_poll(rd_kafka_t *rk, int timeout_ms);
+int rd_kafka_flush(rd_kafka_t *rk, int timeout_ms);
+int rd_kafka_query_watermark_offsets(rd_kafka_t *rk, const char *topic, int32_t partition, int64_t *low, int64_t *high, int timeout_ms);
+int rd_kafka_poll_set_consumer(rd_kafka_t *rk);
+rd_kafka_topic_partition_list_t *rd_kafka_topic_partition_list_new(int size);
+rd_kafka_topic_partition_t *rd_kafka_topic_partition_list_add(rd_kafka_topic_partition_list_t *list, const char *topic, int32_t partition);
+int rd_kafka_topic_partition_list_set_offset(rd_kafka_topic_partition_list_t *list, const char *topic, int32_t partition, int64_t offset);
+int rd_kafka_assign(rd_kafka_t *rk, const rd_kafka_topic_partition_list_t *list);
+rd_kafka_queue_t *rd_kafka_queue_get_consumer(rd_kafka_t *rk);
+ssize_t rd_kafka_consume_batch_queue(rd_kafka_queue_t *queue, int timeout_ms, rd_kafka_message_t **messages, size_t size);
+void rd_kafka_message_destroy(rd_kafka_message_t *message);
+
+#endif

@@ -1,0 +1,155 @@
+"""What every peer has in common: it is found or not, started, asked, stopped, and accounted for."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+from perf.accounting import pss_bytes
+from perf.peers import processes
+from perf.peers.processes import PeerFailed
+
+START_SECONDS = 60.0
+
+
+class Unavailable(RuntimeError):
+    """The peer cannot be had on this machine; the message says why, and goes into the table."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """One point of the comparison. `durable`: on disk before it is acknowledged. `acks`: Kafka's 0, 1 or all; peers without that choice acknowledge."""
+
+    record_bytes: int = 1024
+    acks: str = "all"
+    compression: str = "none"
+    partitions: int = 6
+    durable: bool = False
+
+    def label(self) -> str:
+        size = f"{self.record_bytes // 1024} KiB" if self.record_bytes % 1024 == 0 else f"{self.record_bytes} B"
+        parts = [size, f"acks={self.acks}"]
+        if self.compression != "none":
+            parts.append(self.compression)
+        parts.append(f"{self.partitions} partition{'s' if self.partitions != 1 else ''}")
+        parts.append("fsync before the acknowledgement" if self.durable else "no fsync")
+        return ", ".join(parts)
+
+
+class Peer(abc.ABC):
+    """One server on loopback with a data directory of its own, deleted when it is dropped.
+
+    `name` is how tables call it; `protocol` is which load generator drives it. Subclasses give `prepare`, `command`, `answers`, and the topics.
+    """
+
+    name: str
+    protocol: str
+    settings: str  # for docs/performance.md: what differs from an empty configuration, and whose recommendation it is
+    flush_settings: str = ""  # how `durable` is asked for; "" when it cannot be
+
+    def __init__(self, directory: Path, heap: str = "1G") -> None:
+        self.directory = directory
+        self.heap = heap
+        self.port = 0
+        self.start_seconds = 0.0
+        self.process: subprocess.Popen | None = None
+        self._others: list[subprocess.Popen] = []  # helpers that are its processes too
+
+    # -- what a peer says of itself --
+
+    @abc.abstractmethod
+    def prepare(self) -> None:
+        """Gets programs and writes configuration. Raises Unavailable."""
+
+    @abc.abstractmethod
+    def version(self) -> str: ...
+
+    @abc.abstractmethod
+    def command(self) -> list[str]: ...
+
+    @abc.abstractmethod
+    def answers(self) -> bool:
+        """A client could work with it now. May raise OSError, EOFError, ValueError: not yet."""
+
+    @abc.abstractmethod
+    def make_topic(self, name: str, load: Load) -> None: ...
+
+    @abc.abstractmethod
+    def drop_topic(self, name: str) -> None: ...
+
+    def environment(self) -> dict[str, str]:
+        return {}
+
+    def can(self, load: Load) -> str:
+        """"" or why this load cannot be asked of it."""
+        if load.durable and not self.flush_settings:
+            return "does not fsync before it acknowledges"
+        return ""
+
+    # -- life --
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def data(self) -> Path:
+        return self.directory / "data"
+
+    def start(self) -> None:
+        """From the command to the first answer is start_seconds. Raises PeerFailed."""
+        self.data.mkdir(parents=True, exist_ok=True)
+        log = open(self.directory / "output.log", "ab")
+        began = time.monotonic()
+        with log:
+            self.process = subprocess.Popen(
+                self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **self.environment()}, cwd=self.directory, start_new_session=True
+            )
+        try:
+            processes.wait_answering(self.answers, self._dead, START_SECONDS)
+        except PeerFailed as error:
+            self.stop()
+            raise PeerFailed(f"{self.name} {error}\n{self.log_tail()}") from None
+        self.start_seconds = time.monotonic() - began
+
+    def _dead(self) -> str:
+        assert self.process is not None
+        code = self.process.poll()
+        return "" if code is None else f"ended with exit code {code}"
+
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def stop(self) -> None:
+        roots = [process.pid for process in (self.process, *self._others) if process is not None]
+        processes.stop(roots)
+        self.process = None
+        self._others = []
+
+    def drop(self) -> None:
+        self.stop()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def log_tail(self, lines: int = 15) -> str:
+        path = self.directory / "output.log"
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else ""
+
+    # -- accounting --
+
+    def pids(self) -> list[int]:
+        return processes.tree([process.pid for process in (self.process, *self._others) if process is not None])
+
+    def cpu_seconds(self) -> float:
+        return processes.cpu_seconds(self.pids())
+
+    def pss_bytes(self) -> int:
+        return pss_bytes(self.pids())
+
+    def topic_disk_bytes(self, topic: str) -> int:
+        """Of one topic: of all directories that bear its name. Other topics are being deleted meanwhile, so that a difference of everything would mean nothing."""
+        return sum(processes.disk_bytes(place) for place in self.data.rglob(f"*{topic}*") if place.is_dir())

@@ -1,0 +1,95 @@
+"""What is compared: a base point and one factor varied at a time (a star), or every combination (--full).
+
+A step is measured for every peer that can do it before the next step begins, and the order of peers turns with every round: A-B, then B-A. Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Sequence
+
+from perf.peers.driving import KAFKA_TOOLS, NEUTRAL
+from perf.peers.peer import Load
+
+BASE = Load()
+RECORD_BYTES = (100, 1024, 16384)
+ACKS = ("0", "1", "all")
+COMPRESSIONS = ("none", "lz4", "zstd")
+PARTITIONS = (1, 6, 100)
+SHARES = (0.25, 0.5, 0.75)
+
+THROUGHPUT = "throughput"  # produce, then read it all
+ALONG = "along"  # produce with a consumer reading along: the maximum that shares are of
+LATENCY = "latency"  # open loop, produced and read at once
+START = "start"  # from the command to the first answer
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """`share` of a latency step: of the peer's own maximum of ALONG; `common`: of the lowest maximum among the peers of Kafka's protocol, so that all get the same rate."""
+
+    kind: str
+    load: Load = BASE
+    driver: str = NEUTRAL
+    share: float | None = None
+    common: bool = False
+    everyone: bool = False  # peers that do not speak Kafka's protocol too
+
+    def label(self) -> str:
+        what = {THROUGHPUT: "throughput", ALONG: "produced and read at once", LATENCY: "latency", START: "start-up"}[self.kind]
+        if self.kind == START:
+            return what
+        rate = "" if self.share is None else f" at {self.share:.0%} of {'the same' if self.common else 'its'} maximum"
+        tools = " by Kafka's tools" if self.driver == KAFKA_TOOLS else ""
+        return f"{what}{rate}{tools}: {self.load.label()}"
+
+
+def vary(base: Load) -> list[Load]:
+    """The base and its neighbours: one factor differs. acks=0 and 1 cannot wait for the disk, so a durable base varies no acks."""
+    found = [base]
+    found += [dataclasses.replace(base, record_bytes=size) for size in RECORD_BYTES if size != base.record_bytes]
+    found += [dataclasses.replace(base, acks=acks) for acks in ACKS if acks != base.acks and not base.durable]
+    found += [dataclasses.replace(base, compression=codec) for codec in COMPRESSIONS if codec != base.compression]
+    found += [dataclasses.replace(base, partitions=count) for count in PARTITIONS if count != base.partitions]
+    return found
+
+
+def every() -> list[Load]:
+    """The whole product, without what means nothing (fsync before an acknowledgement that does not wait)."""
+    points = itertools.product(RECORD_BYTES, ACKS, COMPRESSIONS, PARTITIONS, (False, True))
+    return [Load(size, acks, codec, count, durable) for size, acks, codec, count, durable in points if not durable or acks == "all"]
+
+
+def _steps_for(load: Load, shares: Sequence[float], everyone: bool) -> list[Step]:
+    found = [Step(ALONG, load, everyone=everyone)]
+    found += [Step(LATENCY, load, share=share, everyone=everyone) for share in shares]
+    return [*found, Step(LATENCY, load, share=0.5, common=True, everyone=everyone)]
+
+
+def steps(full: bool = False, quick: bool = False) -> list[Step]:
+    """In the order in which a round makes them: what matters most first, since a round may be cut by the time bound."""
+    durable = dataclasses.replace(BASE, durable=True)
+    if quick:
+        return [Step(START, everyone=True), Step(THROUGHPUT, everyone=True), Step(ALONG, everyone=True), Step(LATENCY, share=0.5, everyone=True), Step(THROUGHPUT, driver=KAFKA_TOOLS)]
+    found = [Step(START, everyone=True)]
+    for load in (BASE, durable):
+        found.append(Step(THROUGHPUT, load, everyone=True))
+        found += _steps_for(load, SHARES, everyone=True)
+        found += [Step(THROUGHPUT, load, KAFKA_TOOLS), Step(LATENCY, load, KAFKA_TOOLS)]
+    others = every() if full else vary(BASE)[1:]
+    return found + [Step(THROUGHPUT, load, everyone=_everyone_can(load)) for load in others if load not in (BASE, durable)]
+
+
+def _everyone_can(load: Load) -> bool:
+    """Codecs, acks and many partitions are Kafka's notions: other peers are compared at the record sizes."""
+    return dataclasses.replace(load, record_bytes=BASE.record_bytes) in (BASE, dataclasses.replace(BASE, durable=True))
+
+
+def order(names: Sequence[str], round_number: int) -> list[str]:
+    """A-B-C, then C-B-A: whoever comes first has no advantage over the rounds."""
+    return list(names) if round_number % 2 == 0 else list(reversed(names))
+
+
+def count_of(found: Iterable[Step], kind: str) -> int:
+    return sum(step.kind == kind for step in found)

@@ -1,0 +1,224 @@
+"""The comparison as tables: for the terminal, README.md and docs/performance.md. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from perf.peers import plan
+from perf.peers.driving import KAFKA_TOOLS
+from perf.peers.peer import Load
+from perf.peers.plan import BASE, Step
+from perf.peers.results import PeerFacts, Run, saturated
+from perf.report import markdown_table, number
+
+DURABLE = dataclasses.replace(BASE, durable=True)
+NOT_MEASURED = "–"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One line of a table: a figure of a step, and which end of it is the better one."""
+
+    label: str
+    step: Step
+    value: str
+    unit: str = ""
+    more_is_better: bool = False
+    scale: float = 1.0
+
+
+def _latency(load: Load, share: float, common: bool = False) -> Step:
+    return Step(plan.LATENCY, load, share=share, common=common)
+
+
+def headline_rows() -> list[Row]:
+    rows = []
+    for load, spoken in ((BASE, "no fsync"), (DURABLE, "fsync before the acknowledgement")):
+        rows.append(Row(f"produce, {spoken}", Step(plan.THROUGHPUT, load), "records_per_s", "records/s", True))
+        rows.append(Row(f"broker CPU to produce, {spoken}", Step(plan.THROUGHPUT, load), "broker_cpu_s_per_million", "CPU-s per million"))
+        rows.append(Row(f"acknowledged, p99 at half of its maximum, {spoken}", _latency(load, 0.5), "acknowledged_p99_us", "ms", scale=1e-3))
+    rows += [
+        Row("read back", Step(plan.THROUGHPUT), "consume_records_per_s", "records/s", True),
+        Row("broker CPU to read", Step(plan.THROUGHPUT), "consume_broker_cpu_s_per_million", "CPU-s per million"),
+        Row("produced to read, p99 at half of its maximum, no fsync", _latency(BASE, 0.5), "consumed_p99_us", "ms", scale=1e-3),
+        Row("produced to read, p99 at the same rate, no fsync", _latency(BASE, 0.5, common=True), "consumed_p99_us", "ms", scale=1e-3),
+        Row("produce, by Kafka's own tool", Step(plan.THROUGHPUT, BASE, KAFKA_TOOLS), "records_per_s", "records/s", True),
+        Row("read back, by Kafka's own tool", Step(plan.THROUGHPUT, BASE, KAFKA_TOOLS), "consume_records_per_s", "records/s", True),
+        Row("one record there and back, average, by Kafka's own tool", Step(plan.LATENCY, BASE, KAFKA_TOOLS), "end_to_end_average_us", "ms", scale=1e-3),
+        Row("memory after load, all processes", Step(plan.THROUGHPUT), "pss_mb", "MB (PSS)"),
+        Row("memory unused, all processes", Step(plan.START), "idle_pss_mb", "MB (PSS)"),
+        Row("start-up on an empty directory", Step(plan.START), "start_seconds", "s"),
+        Row("disk for a record", Step(plan.THROUGHPUT), "disk_bytes_per_record", "bytes"),
+    ]
+    return rows
+
+
+def _is_saturated(run: Run, peer: str, step: Step) -> bool:
+    return step.kind == plan.LATENCY and saturated(run.medians(peer, step))
+
+
+def cell(run: Run, peer: str, row: Row, best: bool) -> str:
+    """The median; bold when it is the best of its row; * when the rate was not kept up."""
+    found = run.value(peer, row.step, row.value)
+    if found is None:
+        return "failed" if run.failure(peer, row.step) else NOT_MEASURED
+    text = number(found["median"] * row.scale)
+    text = f"**{text}**" if best else text
+    return text + ("*" if _is_saturated(run, peer, row.step) else "")
+
+
+def _best(run: Run, peers: Sequence[PeerFacts], row: Row) -> str | None:
+    """Whose figure is the best; None when there are not two to compare. A rate that was not kept up is no figure to win with."""
+    found = {facts.name: run.value(facts.name, row.step, row.value) for facts in peers}
+    medians = {name: value["median"] for name, value in found.items() if value is not None}
+    kept = {name: median for name, median in medians.items() if not _is_saturated(run, name, row.step)}
+    if len(medians) < 2 or not kept:
+        return None
+    choose: Callable[..., str] = max if row.more_is_better else min
+    return choose(kept, key=lambda name: kept[name])
+
+
+def table(run: Run, rows: Sequence[Row], heading: str, markdown: bool = True) -> str:
+    peers = run.measured()
+    lines = []
+    for row in rows:
+        if all(run.value(facts.name, row.step, row.value) is None and not run.failure(facts.name, row.step) for facts in peers):
+            continue
+        best = _best(run, peers, row)
+        lines.append((row.label, row.unit, *(cell(run, facts.name, row, facts.name == best) for facts in peers)))
+    headings = (heading, "", *(facts.name for facts in peers))
+    if markdown:
+        return markdown_table(headings, lines, right=range(2, len(headings)))
+    return plain(headings, lines)
+
+
+def plain(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    every = [[text.replace("**", "") for text in line] for line in (headings, *lines)]
+    widths = [max(len(line[column]) for line in every) for column in range(len(headings))]
+    text = ["  ".join(word.ljust(width) if column < 2 else word.rjust(width) for column, (word, width) in enumerate(zip(line, widths, strict=True))).rstrip() for line in every]
+    text.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(text)
+
+
+def skipped_text(run: Run) -> str:
+    lines = [f"{facts.name}: not measured: {facts.skipped}." for facts in run.peers if facts.skipped]
+    return "\n".join(lines)
+
+
+def versions_text(run: Run) -> str:
+    return ", ".join(f"{facts.name} {facts.version}" for facts in run.measured())
+
+
+def _notes(run: Run) -> list[str]:
+    """What a reader of the tables must know; only what they show."""
+    notes = ["Medians; bold is the best of a row"]
+    if any(_is_saturated(run, result["peer"], _step_of(result)) for result in run.line["results"]):
+        notes.append("* the rate was not kept up, so that this is a queue's length")
+    if any(facts.flush_settings == "" for facts in run.measured()):
+        lacking = " and ".join(facts.name for facts in run.measured() if not facts.flush_settings)
+        notes.append(f"{NOT_MEASURED} not asked of it, or it cannot be asked ({lacking}: no fsync before an acknowledgement)")
+    return notes
+
+
+def _step_of(result: dict) -> Step:
+    return Step(result["kind"], Load(**result["load"]), result["driver"], result["share"], result["common"])
+
+
+def head_text(run: Run) -> str:
+    line = run.line
+    machine, how = line["machine"], line["run"]
+    return (
+        f"`make bench-peers` on {machine['cores']} cores of {machine['cpu']}, Linux {machine['kernel']}, {line['date'][:10]}, commit {line['commit'][:10]}: broker and client share them. "
+        f"{versions_text(run)}. 1 KiB records, acks=all, 6 partitions, uncompressed; {how['rounds']} round{'s' if how['rounds'] != 1 else ''}, peers in turn."
+    )
+
+
+def readme_block(run: Run) -> str:
+    parts = [head_text(run), table(run, headline_rows(), "1 KiB records"), ". ".join(_notes(run)) + ".", skipped_text(run)]
+    return "\n\n".join(part for part in parts if part)
+
+
+# -- docs/performance.md ---------------------------------------------------------------------------------------------------
+
+
+def _throughput_rows(loads: Sequence[Load]) -> list[Row]:
+    rows = []
+    for load in loads:
+        step, label = Step(plan.THROUGHPUT, load), load.label()
+        rows += [
+            Row(label, step, "records_per_s", "produced/s", True), Row(label, step, "broker_cpu_s_per_million", "CPU-s per million produced"),
+            Row(label, step, "consume_records_per_s", "read/s", True), Row(label, step, "consume_broker_cpu_s_per_million", "CPU-s per million read"),
+            Row(label, step, "disk_bytes_per_record", "bytes on disk"),
+        ]
+    return rows
+
+
+def _latency_rows(loads: Sequence[Load]) -> list[Row]:
+    rows = []
+    for load in loads:
+        spoken = "fsync" if load.durable else "no fsync"
+        for share, common in [*((share, False) for share in plan.SHARES), (0.5, True)]:
+            step = _latency(load, share, common)
+            label = f"{spoken}, {share:.0%} of {'the lowest' if common else 'its'} maximum"
+            rows.append(Row(label, step, "rate", "records/s", True))
+            for what, words in (("acknowledged", "acknowledged"), ("consumed", "read")):
+                rows += [Row(label, step, f"{what}_{rank}_us", f"ms {words}, {shown}", scale=1e-3) for rank, shown in (("p50", "p50"), ("p99", "p99"), ("p999", "p99.9"))]
+            rows.append(Row(label, step, "broker_cpu_s_per_million", "CPU-s per million"))
+    return rows
+
+
+def _tool_rows(loads: Sequence[Load]) -> list[Row]:
+    rows = []
+    for load in loads:
+        label = load.label()
+        through, latency = Step(plan.THROUGHPUT, load, KAFKA_TOOLS), Step(plan.LATENCY, load, KAFKA_TOOLS)
+        rows += [
+            Row(label, through, "records_per_s", "ProducerPerformance, records/s", True), Row(label, through, "acknowledged_p99_us", "its p99 at full speed, ms", scale=1e-3),
+            Row(label, through, "broker_cpu_s_per_million", "broker CPU-s per million produced"), Row(label, through, "consume_records_per_s", "ConsumerPerformance, records/s", True),
+            Row(label, through, "consume_broker_cpu_s_per_million", "broker CPU-s per million read"), Row(label, latency, "end_to_end_average_us", "EndToEndLatency, average, ms", scale=1e-3),
+            Row(label, latency, "end_to_end_p99_us", "EndToEndLatency, p99, whole ms", scale=1e-3),
+        ]
+    return rows
+
+
+def footprint_rows() -> list[Row]:
+    return [
+        Row("start-up on an empty directory", Step(plan.START), "start_seconds", "s"), Row("memory unused, all processes", Step(plan.START), "idle_pss_mb", "MB (PSS)"),
+        Row("memory after load, all processes", Step(plan.THROUGHPUT), "pss_mb", "MB (PSS)"),
+    ]
+
+
+def spread_table(run: Run) -> str:
+    """How far the rounds were apart, for the figures of the README's table."""
+    peers = run.measured()
+    lines = []
+    for row in headline_rows():
+        cells = []
+        for facts in peers:
+            found = run.value(facts.name, row.step, row.value)
+            cells.append(f"{number(found['min'] * row.scale)}–{number(found['max'] * row.scale)} ({found['count']})" if found else NOT_MEASURED)
+        if any(text != NOT_MEASURED for text in cells):
+            lines.append((row.label, row.unit, *cells))
+    return markdown_table(("lowest–highest (measurements)", "", *(facts.name for facts in peers)), lines, right=range(2, 2 + len(peers)))
+
+
+def settings_table(run: Run) -> str:
+    lines = [(facts.name, facts.version, facts.driver, facts.settings, facts.flush_settings or "cannot") for facts in run.measured()]
+    return markdown_table(("peer", "version", "driven by", "settings", "fsync before the acknowledgement"), lines)
+
+
+def page_blocks(run: Run) -> dict[str, str]:
+    """The blocks of docs/performance.md, by their marks."""
+    neutral = run.loads(plan.THROUGHPUT, plan.NEUTRAL)
+    tools = run.loads(plan.THROUGHPUT, KAFKA_TOOLS)
+    latencies = run.loads(plan.LATENCY, plan.NEUTRAL)
+    notes = ". ".join(_notes(run)) + "."
+    return {
+        "peers-settings": "\n\n".join(part for part in (head_text(run), settings_table(run), skipped_text(run)) if part),
+        "peers-throughput": f"{table(run, _throughput_rows(neutral), 'load')}\n\n{notes}",
+        "peers-latency": table(run, _latency_rows(latencies), "latency"),
+        "peers-tools": table(run, _tool_rows(tools), "load"),
+        "peers-footprint": table(run, footprint_rows(), "footprint"),
+        "peers-spread": spread_table(run),
+    }

@@ -1,0 +1,150 @@
+"""What was measured: samples, their medians and spreads, and the line of perf/history.jsonl. Pure but for the files it is told to read or write.
+
+A sample is one measurement of one step on one peer; a result is all samples of the same (peer, driver, step), each figure with median, minimum, maximum and count.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+
+from perf.peers.peer import Load
+from perf.peers.plan import Step
+from perf.report import rounded
+
+KIND = "peers"
+
+
+@dataclasses.dataclass
+class Sample:
+    peer: str
+    step: Step
+    round: int
+    values: dict[str, float]
+
+
+@dataclasses.dataclass
+class Failure:
+    peer: str
+    step: Step
+    round: int
+    reason: str
+
+
+@dataclasses.dataclass
+class PeerFacts:
+    """`skipped`: why it was not measured, or "" ."""
+
+    name: str
+    version: str = ""
+    settings: str = ""
+    flush_settings: str = ""
+    driver: str = ""
+    skipped: str = ""
+
+
+def throughput_values(produced: dict, broker_cpu: float, load: Load) -> dict[str, float]:
+    """Of one producing run: records/s, MB/s of payload, broker and client CPU-seconds per million records."""
+    rate = produced["records"] / produced["seconds"]
+    values = {"records_per_s": rate, "mb_per_s": rate * load.record_bytes / 1e6, "broker_cpu_s_per_million": broker_cpu / produced["records"] * 1e6, "broker_cores": broker_cpu / produced["seconds"]}
+    if "client_cpu_seconds" in produced:
+        values["client_cores"] = produced["client_cpu_seconds"] / produced["seconds"]
+    return values
+
+
+def latency_values(measured: dict, broker_cpu: float) -> dict[str, float]:
+    """Percentiles as `acknowledged_p99_us`; `reached` of `rate`; CPU of the whole run, its warm-up included, over all its records."""
+    values: dict[str, float] = {"broker_cpu_s_per_million": broker_cpu / measured["records"] * 1e6}
+    for what in ("acknowledged", "consumed", "end_to_end", "late"):
+        for key, value in measured.get(what, {}).items():
+            if key != "count":
+                values[f"{what}_{key}"] = value
+    for key in ("rate", "reached"):
+        if key in measured:
+            values[key] = measured[key]
+    if "client_cpu_seconds" in measured:
+        values["client_cores"] = measured["client_cpu_seconds"] / measured["seconds"]
+    return values
+
+
+def saturated(values: dict[str, float]) -> bool:
+    """The rate was not kept up: the latencies are those of a queue that grew."""
+    return values.get("reached", 1.0) < 0.97 * values.get("rate", 1.0) or values.get("consumed_p50_us", 0.0) > 500_000
+
+
+def summary(values: list[float]) -> dict[str, float]:
+    return {"median": rounded(statistics.median(values)), "min": rounded(min(values)), "max": rounded(max(values)), "count": len(values)}
+
+
+def step_json(step: Step) -> dict:
+    return {"kind": step.kind, "driver": step.driver, "share": step.share, "common": step.common, "load": dataclasses.asdict(step.load)}
+
+
+def aggregate(samples: Iterable[Sample]) -> list[dict]:
+    """One dict for each peer and step, in the order of their first samples. Steps that differ only in `everyone` are the same."""
+    grouped: dict[tuple, list[Sample]] = {}
+    for sample in samples:
+        grouped.setdefault((sample.peer, dataclasses.replace(sample.step, everyone=False)), []).append(sample)
+    found = []
+    for (peer, step), group in grouped.items():
+        names = list(dict.fromkeys(name for sample in group for name in sample.values))
+        values = {name: summary([sample.values[name] for sample in group if name in sample.values]) for name in names}
+        found.append({"peer": peer, **step_json(step), "values": values})
+    return found
+
+
+def history_line(date: str, commit: str, machine: dict, peers: Iterable[PeerFacts], samples: Iterable[Sample], failures: Iterable[Failure], run: dict) -> str:
+    """`run`: rounds, minutes, and whatever else says how it was measured."""
+    failed = [{"peer": failure.peer, **step_json(failure.step), "round": failure.round, "reason": failure.reason} for failure in failures]
+    line = {
+        "kind": KIND, "date": date, "commit": commit, "machine": machine, "run": run, "peers": [dataclasses.asdict(facts) for facts in peers],
+        "results": aggregate(samples), "failures": failed,
+    }
+    return json.dumps(line, ensure_ascii=False)
+
+
+def last_run(history: Path) -> dict:
+    """The last line of kind peers. Raises ValueError when there is none."""
+    lines = [json.loads(line) for line in history.read_text().splitlines() if line.strip()] if history.exists() else []
+    found = [line for line in lines if line.get("kind") == KIND]
+    if not found:
+        raise ValueError(f"{history} has no comparison yet: run `make bench-peers` first")
+    return found[-1]
+
+
+class Run:
+    """A history line, asked by peer and step."""
+
+    def __init__(self, line: dict) -> None:
+        self.line = line
+        self.peers = [PeerFacts(**facts) for facts in line["peers"]]
+        self._results = {self._key(result["peer"], result["kind"], result["driver"], result["share"], result["common"], Load(**result["load"])): result["values"] for result in line["results"]}
+
+    @staticmethod
+    def _key(peer: str, kind: str, driver: str, share: float | None, common: bool, load: Load) -> tuple:
+        return peer, kind, driver, share, common, load
+
+    def measured(self) -> list[PeerFacts]:
+        return [facts for facts in self.peers if not facts.skipped]
+
+    def value(self, peer: str, step: Step, name: str) -> dict | None:
+        """Median, min, max, count; None when it was not measured."""
+        values = self._results.get(self._key(peer, step.kind, step.driver, step.share, step.common, step.load))
+        return None if values is None else values.get(name)
+
+    def medians(self, peer: str, step: Step) -> dict[str, float]:
+        values = self._results.get(self._key(peer, step.kind, step.driver, step.share, step.common, step.load), {})
+        return {name: found["median"] for name, found in values.items()}
+
+    def failure(self, peer: str, step: Step) -> str:
+        """The last reason, or ""."""
+        wanted = step_json(step)
+        reasons = [failed["reason"] for failed in self.line["failures"] if failed["peer"] == peer and all(failed[key] == value for key, value in wanted.items())]
+        return reasons[-1] if reasons else ""
+
+    def loads(self, kind: str, driver: str) -> list[Load]:
+        found = [Load(**result["load"]) for result in self.line["results"] if result["kind"] == kind and result["driver"] == driver]
+        return list(dict.fromkeys(found))

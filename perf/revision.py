@@ -1,0 +1,16 @@
+"""Which version of the tree is measured."""
+
+from __future__ import annotations
+
+import subprocess
+
+from perf.loading import ROOT
+
+
+def commit() -> str:
+    """Of the tree; ends in -dirty when files that matter differ from it."""
+    def git(*words: str) -> str:
+        return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True).stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", "mqd", "native", "perf/*.py", "perf/native")
+    return (git("rev-parse", "HEAD") or "unknown") + ("-dirty" if changed else "")
