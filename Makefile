@@ -25,7 +25,7 @@ native-test:
 	$(MAKE) -C native/tests check
 
 test: venv native-test
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m tests.run_quick
 
 test-long: venv
 	$(MAKE) -C native/tests check-long

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from mqd.log import compaction_report
 from mqd.protocol.records import Record, decode_records, encode_batch
 from tests.broker import Broker
+from tests.broker_files import bytes_of
 from tests.crash.processes import kill_and_wait
 from tests.interaction.traffic import create_topic, delete_records, delete_topic, eventually, fetch, log_end, produce
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
@@ -135,7 +136,7 @@ def worker_logs(broker: Broker) -> str:
 
 def sealed_bytes(broker: Broker, topic: str, partition: int = 0) -> int:
     logs = sorted((broker.data_dir / "log" / f"{topic}-{partition}").glob("*.log"))
-    return sum(path.stat().st_size for path in logs[:-1])
+    return bytes_of(logs[:-1])
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import pytest
 
 from mqd.protocol.records import Record
 from tests.broker import Broker
+from tests.broker_files import bytes_of
 from tests.crash.processes import kill_and_wait
 from tests.interaction.traffic import eventually
 from tests.interaction.transactional import RETRIABLE_AT_START, RawProducer, connect, fetch_committed, producers, read_committed_records, topic_of
@@ -129,7 +130,7 @@ class Reader(threading.Thread):
 
 def sealed_bytes(broker: Broker, topic: str, partition: int) -> int:
     logs = sorted((broker.data_dir / "log" / f"{topic}-{partition}").glob("*.log"))
-    return sum(path.stat().st_size for path in logs[:-1])
+    return bytes_of(logs[:-1])
 
 
 @pytest.mark.parametrize(("seed", "turns"), [(7, 4), *(pytest.param(seed, 10, marks=pytest.mark.slow) for seed in range(8, 14))])

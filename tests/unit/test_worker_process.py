@@ -24,6 +24,7 @@ from mqd.cluster import controller_messages as messages
 from mqd.log import checkpoints, lookup
 from mqd.shm import credits, segments
 from mqd.shm.attach import KeeperClient
+from tests.broker_files import bytes_of
 from tests.kafka_connection import KafkaConnection
 from tests.unit.log_files import encode_batch
 
@@ -303,7 +304,7 @@ def test_retention_by_size_deletes_old_segments(host: Host) -> None:
     for _ in range(60):
         host.produce(topic, 0, [now] * 30)
     wait_for(lambda: host.view(topic).log_start_offset > 0, f"retention\n{host.log('worker-0')}{host.log('worker-1')}")
-    wait_for(lambda: sum(path.stat().st_size for path in host.directory(topic).glob("*.log")) < 8192 + 2 * 4096, "old segments deleted")
+    wait_for(lambda: bytes_of(host.directory(topic).glob("*.log")) < 8192 + 2 * 4096, "old segments deleted")
     view = host.view(topic)
     assert min(lookup.segments.base_offsets(host.directory(topic))) <= view.log_start_offset < view.high_watermark == 1800
 
