@@ -67,8 +67,9 @@ BOTH(what_takes_long_leaves_the_arena_to_the_others)
     for (int i = COUNT; i-- > 0;) {
         /* the frame is not there any more: an answer that begins with what the test keeps */
         uint32_t correlation_id = htobe32((uint32_t)i);
-        memcpy(b->arenas[ACCEPTOR] + 64, &correlation_id, 4);
-        bench_say(b, ACCEPTOR, 0, (struct mqd_descriptor){.kind = MQD_LINK_RESPONSE, .token = asks[i].token, .offset = 64, .size_bytes = 4});
+        uint64_t at = 64 * (1 + (uint64_t)i);
+        memcpy(b->arenas[ACCEPTOR] + at, &correlation_id, 4);
+        bench_say(b, ACCEPTOR, 0, (struct mqd_descriptor){.kind = MQD_LINK_RESPONSE, .token = asks[i].token, .offset = at, .size_bytes = 4});
         CHECK(is_answered(&clients[i], i));
         client_close(&clients[i]);
     }

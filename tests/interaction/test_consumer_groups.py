@@ -87,6 +87,19 @@ def shares(*consumers: Consumer) -> list[int]:
     return sorted(len(held(consumer)) for consumer in consumers)
 
 
+def commit(consumer: Consumer, **what: object) -> None:
+    """A member's epoch rises before the member hears of it, by the answer to its heartbeat: what it commits in between has a stale one and is to be tried again (KIP-848)."""
+    deadline = time.monotonic() + SECONDS
+    while True:
+        try:
+            consumer.commit(**what, asynchronous=False)
+            return
+        except KafkaException as error:
+            if error.args[0].code() != E.STALE_MEMBER_EPOCH or time.monotonic() > deadline:
+                raise
+        time.sleep(0.01)
+
+
 def test_members_join_share_and_leave(admin: AdminClient, consumers: Callable[..., Consumer]) -> None:
     topic, group = create(admin, name("t"), 6), name("g")
     first = consumers(group, topic)
@@ -122,7 +135,7 @@ def test_records_are_read_once_over_rebalances(broker: Broker, admin: AdminClien
             message = reader.poll(0.02)
             if message is not None and message.error() is None:
                 seen.append(message.value())
-                reader.commit(message, asynchronous=False)
+                commit(reader, message=message)
 
     readers = [consumers(group, topic, enable_auto_commit=False)]
     wait(lambda: shares(*readers) == [4], *readers)
@@ -204,7 +217,7 @@ def test_the_group_outlives_the_acceptor(broker: Broker, admin: AdminClient, con
     one, two = consumers(group, topic), consumers(group, topic)
     wait(lambda: shares(one, two) == [2, 2], one, two)
     before = held(one), held(two)
-    one.commit(offsets=[TopicPartition(topic, next(iter(held(one)))[1], 3)], asynchronous=False)
+    commit(one, offsets=[TopicPartition(topic, next(iter(held(one)))[1], 3)])
     os.kill(broker.pids("acceptor")[0], signal.SIGKILL)
     broker.wait_until_ready()
     deadline = time.monotonic() + 3
