@@ -1,0 +1,56 @@
+"""The costs that `mqd size` reckons with, out of what was measured: mqd/cli/sizing.json. Pure but for the files it is told to read and write."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from mqd.cli.sizing import SHIPPED, Figures, figures_from
+from perf import scaling, usl
+from perf.report import rounded
+
+APPEND = {1024: "1 KiB batch appended, io_uring", 16384: "16 KiB batch appended, io_uring"}
+APPEND_SMALL = 200, "200-byte batch appended, io_uring"  # as batches per CPU-second
+FORWARD = {1024: "forwarding a 1 KiB batch costs", 16384: "forwarding a 16 KiB batch costs"}
+FETCH = {65536: "fetch of 64 KiB, io_uring", 1 << 20: "fetch of 1 MiB, io_uring"}
+
+
+def figures(run: dict, scaled: dict) -> Figures:
+    """`run`: a line of perf/history.jsonl; `scaled`: perf/scaling.json. KeyError when a figure is missing. Noise does not make larger batches cheaper, nor a
+    difference negative; of the scalability law the upper ends of the intervals count: whoever buys by them has too much rather than too little."""
+    def of(name: str) -> float:
+        return run["figures"][name]["median"]
+
+    def growing(costs: dict[int, float]) -> dict[int, float]:
+        found, least = {}, 0.0
+        for size in sorted(costs):
+            found[size] = least = max(least, costs[size])
+        return found
+
+    machine, law = run["machine"], usl.fit(scaling.by_workers(scaled))
+    broker, worker = scaling.memory_of(scaled)
+    size, small = APPEND_SMALL
+    return Figures(
+        source=f"make bench, commit {run['commit'][:10]}, one worker core of {machine['cpu']}, Linux {machine['kernel']}, io_uring; scaling: {scaled['cores']} cores, {scaled['date'][:10]}",
+        date=run["date"][:10],
+        append_cpu_us=growing({size: rounded(1e6 / of(small)), **{at: of(name) for at, name in APPEND.items()}}),
+        forward_cpu_us=growing({at: of(name) for at, name in FORWARD.items()}),
+        fetch_cpu_us=growing({at: of(name) for at, name in FETCH.items()}),
+        broker_memory_bytes=broker, worker_memory_bytes=worker, contention=rounded(law.interval("contention").high), coherency=rounded(law.interval("coherency").high),
+        workers_measured=max(count for count in scaling.by_workers(scaled) if count <= scaled["cores"]),
+    )
+
+
+def spelled(found: Figures) -> str:
+    """As the file is kept: one field on a line."""
+    fields = {name: getattr(found, name) for name in found.__struct_fields__}
+    return "{\n" + ",\n".join(f"  {json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in fields.items()) + "\n}\n"
+
+
+def write(run: dict, scaled: Path, target: Path = SHIPPED) -> None:
+    """ValueError when nothing has been measured yet."""
+    if not scaled.exists():
+        raise ValueError(f"{scaled} is not there: run `python -m perf scaling` first")
+    text = spelled(figures(run, json.loads(scaled.read_text())))
+    figures_from(text.encode())
+    target.write_text(text)
