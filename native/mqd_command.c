@@ -436,6 +436,13 @@ int mqd_reactor_endpoint_died(struct mqd_reactor *r, uint64_t token, uint32_t en
 }
 
 /* A single word: no event. Connections above a lowered budget stay; new ones are refused. */
+int mqd_reactor_set_local_max(struct mqd_reactor *r, uint32_t count, uint64_t size_bytes)
+{
+    mqd_store_relaxed(&r->local_count_max, count < MQD_LOCAL_COUNT_MAX ? count : MQD_LOCAL_COUNT_MAX);
+    mqd_store_relaxed(&r->local_bytes_max, size_bytes);
+    return 0;
+}
+
 int mqd_reactor_set_connection_max(struct mqd_reactor *r, uint32_t count)
 {
     mqd_store_relaxed(&r->connection_count_max, count < r->connection_capacity ? count : r->connection_capacity);

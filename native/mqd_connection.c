@@ -14,6 +14,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "mqd_local.h"
 #include "mqd_reactor.h"
 
 #define LARGE_FRAME_BYTES 32768
@@ -36,17 +37,20 @@ struct handoff {
 };
 _Static_assert(sizeof(struct handoff) == 64, "the acceptor packs 64 bytes");
 
-static struct mqd_connection *connection_new(struct mqd_reactor *r, int fd, const struct handoff *handoff)
+static struct mqd_connection *connection_new(struct mqd_reactor *r, int fd)
 {
     struct mqd_connection *c = NULL;
-    if (r->connection_count >= mqd_load_relaxed(&r->connection_count_max) || !r->free_index_count)
+    if (r->connection_count >= mqd_load_relaxed(&r->connection_count_max) || !r->free_index_count) {
+        mqd_error_set(MQD_E_FULL, "%u connections are open, the limit is %u", r->connection_count, r->connection_count_max);
         return NULL;
+    }
     uint32_t index = r->free_indexes[--r->free_index_count];
     c = r->connections[index];
     if (!c) {
         c = calloc(1, sizeof *c);
         if (!c) {
             r->free_index_count++;
+            mqd_error_set(ENOMEM, "out of memory");
             return NULL;
         }
         r->connections[index] = c;
@@ -65,13 +69,28 @@ static struct mqd_connection *connection_new(struct mqd_reactor *r, int fd, cons
     c->run_offset = -1;
     c->writable = c->readable = 1;
     c->last_active_ms = r->now_ms;
-    c->listener_id = handoff->listener_id;
-    c->local_port = handoff->local_port;
-    static const uint8_t mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
-    if (memcmp(handoff->local_ip, mapped, 12) == 0)
-        memcpy(&c->local_ipv4, handoff->local_ip + 12, 4);
-    if (memcmp(handoff->peer_ip, mapped, 12) == 0)
-        memcpy(&c->peer_ipv4, handoff->peer_ip + 12, 4);
+    return c;
+}
+
+/* NULL with the reason; fd stays the caller's then. */
+struct mqd_connection *mqd_connection_open(struct mqd_reactor *r, int fd, uint16_t listener_id)
+{
+    struct mqd_connection *c = connection_new(r, fd);
+    if (!c) {
+        mqd_stat(r, MQD_COUNT_CONNECTIONS_REFUSED, 1);
+        return NULL;
+    }
+    c->listener_id = listener_id;
+    if (mqd_poll_add(r->poll, fd, mqd_token(MQD_TOKEN_CONNECTION, (uint64_t)c->generation << 24 | c->index)) < 0) {
+        r->free_indexes[r->free_index_count++] = c->index;
+        c->fd = -1;
+        return NULL;
+    }
+    r->connection_count++;
+    mqd_store_relaxed(&r->slot->connection_count, r->connection_count);
+    mqd_stat(r, MQD_COUNT_CONNECTIONS_ACCEPTED, 1);
+    mqd_log(r, 7, c->id, UINT32_MAX, "connection opened");
+    mqd_list_append(&r->ready, &c->ready_node); /* bytes may have come before the edge was armed */
     return c;
 }
 
@@ -83,25 +102,18 @@ static void adopt(struct mqd_reactor *r, int fd, const struct handoff *handoff)
         close(fd);
         return;
     }
-    struct mqd_connection *c = connection_new(r, fd, handoff);
+    struct mqd_connection *c = mqd_connection_open(r, fd, handoff->listener_id);
     if (!c) {
-        mqd_stat(r, MQD_COUNT_CONNECTIONS_REFUSED, 1);
-        mqd_log(r, 4, 0, UINT32_MAX, "connection refused: %u connections are open, the limit is %u (max.connections)", r->connection_count, r->connection_count_max);
+        mqd_log(r, 4, 0, UINT32_MAX, "connection refused (max.connections): %s", mqd_error_message());
         close(fd);
         return;
     }
-    if (mqd_poll_add(r->poll, fd, mqd_token(MQD_TOKEN_CONNECTION, (uint64_t)c->generation << 24 | c->index)) < 0) {
-        mqd_log(r, 3, c->id, UINT32_MAX, "connection refused: %s", mqd_error_message());
-        r->free_indexes[r->free_index_count++] = c->index;
-        c->fd = -1;
-        close(fd);
-        return;
-    }
-    r->connection_count++;
-    mqd_store_relaxed(&r->slot->connection_count, r->connection_count);
-    mqd_stat(r, MQD_COUNT_CONNECTIONS_ACCEPTED, 1);
-    mqd_log(r, 7, c->id, UINT32_MAX, "connection opened");
-    mqd_list_append(&r->ready, &c->ready_node); /* bytes may have come before the edge was armed */
+    c->local_port = handoff->local_port;
+    static const uint8_t mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+    if (memcmp(handoff->local_ip, mapped, 12) == 0)
+        memcpy(&c->local_ipv4, handoff->local_ip + 12, 4);
+    if (memcmp(handoff->peer_ip, mapped, 12) == 0)
+        memcpy(&c->peer_ipv4, handoff->peer_ip + 12, 4);
 }
 
 /* Not before the process is ready: it would say of every topic that it does not exist. Connections wait in the channel meanwhile. */
@@ -111,7 +123,7 @@ void mqd_handoff_accept(struct mqd_reactor *r)
         return;
     r->serving = true;
     for (;;) { /* to the end: the socket is edge-triggered; its buffer bounds what can wait */
-        struct handoff handoff;
+        union { struct handoff tcp; struct mqd_local_handoff local; } handoff;
         union { struct cmsghdr header; char bytes[CMSG_SPACE(sizeof(int))]; } control;
         struct iovec iov = {&handoff, sizeof handoff};
         struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
@@ -124,11 +136,13 @@ void mqd_handoff_accept(struct mqd_reactor *r)
             memcpy(&fd, CMSG_DATA(header), sizeof fd);
         if (n == 0 && fd < 0)
             return; /* the keeper is gone; its pidfd tells the main thread */
-        if (fd >= 0 && (n != sizeof handoff || handoff.magic != HANDOFF_MAGIC)) {
+        if (fd >= 0 && (n != sizeof handoff || handoff.tcp.magic != HANDOFF_MAGIC)) {
             close(fd);
             mqd_log(r, 3, 0, UINT32_MAX, "hand-off message of %zd bytes is not of this version; restart acceptor and workers together", n);
+        } else if (fd >= 0 && handoff.tcp.flags & MQD_HANDOFF_LOCAL) {
+            mqd_local_adopt(r, fd, &handoff.local);
         } else if (fd >= 0) {
-            adopt(r, fd, &handoff);
+            adopt(r, fd, &handoff.tcp);
         }
     }
 }
@@ -159,6 +173,8 @@ void mqd_connection_close(struct mqd_reactor *r, struct mqd_connection *c, const
     if (c->fd < 0)
         return;
     mqd_log(r, 7, c->id, UINT32_MAX, "connection closed: %s", reason ? reason : "done");
+    if (c->local)
+        mqd_local_close(r, c);
     mqd_poll_remove(r->poll, c->fd, mqd_token(MQD_TOKEN_CONNECTION, (uint64_t)c->generation << 24 | c->index));
     close(c->fd);
     c->fd = -1;
@@ -248,16 +264,21 @@ static bool partial_keep(struct mqd_reactor *r, struct mqd_connection *c, const 
     return true;
 }
 
-/* A run of extents for one whole frame of `total` bytes (with its length word); what is there of it moves in. Some extents stay for windows: large frames
- * that do not end must not stop the small ones. */
-static bool run_begin(struct mqd_reactor *r, struct mqd_connection *c, uint32_t total, const uint8_t *bytes, uint32_t size_bytes)
+/* Some extents stay for windows: large frames that do not end must not stop the small ones. -1: none now. */
+static int64_t run_allocate(struct mqd_reactor *r, const struct mqd_connection *c, uint32_t total)
 {
     if (r->run_first && r->run_first != c)
-        return false; /* a short run now would be taken from a long one that waits */
+        return -1; /* a short run now would be taken from a long one that waits */
     uint32_t extents = mqd_arena_extents_total(r->arena), wanted = (total + MQD_EXTENT_BYTES - 1) / MQD_EXTENT_BYTES;
     if (mqd_arena_extents_used(r->arena) + wanted > extents - extents / WINDOW_SHARE)
-        return false;
-    int64_t offset = mqd_arena_allocate(r->arena, total);
+        return -1;
+    return mqd_arena_allocate(r->arena, total);
+}
+
+/* A run of extents for one whole frame of `total` bytes (with its length word); what is there of it moves in. */
+static bool run_begin(struct mqd_reactor *r, struct mqd_connection *c, uint32_t total, const uint8_t *bytes, uint32_t size_bytes)
+{
+    int64_t offset = run_allocate(r, c, total);
     if (offset < 0)
         return false;
     memcpy(r->options.arenas[r->options.self] + offset, bytes, size_bytes);
@@ -329,6 +350,27 @@ static bool window_ready(struct mqd_reactor *r, uint32_t need)
     return r->window_offset >= 0;
 }
 
+bool mqd_connection_window(struct mqd_reactor *r, struct mqd_connection *c, uint32_t need)
+{
+    if (window_ready(r, need))
+        return true;
+    stall(r, c);
+    return false;
+}
+
+int64_t mqd_connection_run(struct mqd_reactor *r, struct mqd_connection *c, uint32_t size_bytes)
+{
+    int64_t offset = run_allocate(r, c, size_bytes);
+    if (offset < 0) {
+        if (!r->run_first)
+            r->run_first = c;
+        stall(r, c);
+    } else if (r->run_first == c) {
+        r->run_first = NULL;
+    }
+    return offset;
+}
+
 /* 1: got bytes, 0: none now, -1: closed. */
 static int receive(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *at, uint32_t capacity, uint32_t *got)
 {
@@ -350,7 +392,7 @@ static int receive(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *at,
     return -1;
 }
 
-static void frame_on(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *frame, uint32_t size_bytes, int64_t arena_offset)
+void mqd_connection_frame(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *frame, uint32_t size_bytes, int64_t arena_offset)
 {
     if (r->quota_kinds)
         mqd_throttle_frame_on(r, c, frame, size_bytes, arena_offset);
@@ -371,7 +413,7 @@ static void read_run(struct mqd_reactor *r, struct mqd_connection *c)
         return;
     int64_t offset = c->run_offset;
     c->run_offset = -1;
-    frame_on(r, c, frame + 4, c->run_bytes - 4, offset + 4);
+    mqd_connection_frame(r, c, frame + 4, c->run_bytes - 4, offset + 4);
     mqd_arena_release(r->arena, (uint64_t)offset);
 }
 
@@ -417,7 +459,7 @@ static void handle_window(struct mqd_reactor *r, struct mqd_connection *c, uint3
         }
         c->expects_large = length + 4 > LARGE_FRAME_BYTES;
         r->window_used = at + 4 + length; /* whatever becomes of the connection: a staged batch lies here until it is written */
-        frame_on(r, c, arena + at + 4, length, window + at + 4);
+        mqd_connection_frame(r, c, arena + at + 4, length, window + at + 4);
         if (c->fd < 0)
             return;
         at += 4 + length;
@@ -454,6 +496,10 @@ void mqd_connection_read(struct mqd_reactor *r, struct mqd_connection *c)
 {
     if (!c->readable || !mqd_connection_may_read(r, c) || !mqd_throttle_admit(r, c, NULL, 0))
         return;
+    if (c->local) {
+        mqd_local_read(r, c);
+        return;
+    }
     uint32_t total = 0;
     if (c->run_offset < 0 && c->partial_bytes >= 4) {
         total = 4 + read_length(c->partial);
@@ -489,11 +535,14 @@ void mqd_connection_read(struct mqd_reactor *r, struct mqd_connection *c)
 void mqd_connections_sweep(struct mqd_reactor *r)
 {
     int64_t oldest = r->now_ms - r->options.connection_idle_ms_max;
+    for (uint32_t i = r->local_count; i-- > 0;) /* closing takes the last one's place */
+        if (mqd_local_overdue(r->locals[i]))
+            mqd_connection_close(r, r->locals[i]->connection, "the local client has ended");
     if (!r->options.connection_idle_ms_max)
         return;
     for (uint32_t i = 0; i < r->connection_capacity; i++) {
         struct mqd_connection *c = r->connections[i];
-        if (c && c->fd >= 0 && !c->muted && c->last_active_ms < oldest && (!c->inflight || c->hangup || c->closing || c->chunk_count || mqd_output_pending_bytes(c))) /* hung up, or takes no answer: may wait for ever */
+        if (c && c->fd >= 0 && !c->muted && c->last_active_ms < oldest && (!c->local || mqd_output_pending_bytes(c)) && (!c->inflight || c->hangup || c->closing || c->chunk_count || mqd_output_pending_bytes(c))) /* hung up, or takes no answer: may wait for ever */
             mqd_connection_close(r, c, "idle longer than connections.max.idle.ms");
     }
 }

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "mqd_local.h"
 #include "mqd_reactor.h"
 
 #define CONTROL_SHARE 2 /* of the control arena, for one request */
@@ -98,6 +99,10 @@ static bool send_one(struct mqd_reactor *r, struct mqd_request *request)
     struct mqd_connection *c = request->connection;
     struct mqd_descriptor ask = {.kind = MQD_LINK_REQUEST, .slot = c->local_port, .token = token_of(r, request), .offset = r->control_arena_base + (uint64_t)request->control_offset, .size_bytes = request->frame_bytes, .error = (int32_t)(generation & 0x7fffffff), .a = c->listener_id,
                                  .b = (int64_t)c->id, .c = (int64_t)((uint64_t)c->peer_ipv4 << 32 | c->local_ipv4)};
+    if (c->local) { /* listener MQD_LISTENER_LOCAL: who it is, instead of where */
+        ask.slot = (uint32_t)c->local->pid;
+        ask.c = (int64_t)((uint64_t)c->local->uid << 32);
+    }
     mqd_forward_send(r, acceptor, &ask);
     request->sent = 1;
     request->control_generation = generation;

@@ -90,7 +90,8 @@ void mqd_fetch_on(struct mqd_reactor *r, struct mqd_connection *c, const struct 
     request->wait_ms = fetch.wait_ms_max;
     request->bytes_min = fetch.bytes_min;
     request->bytes_max = fetch.bytes_max < 0 || (uint32_t)fetch.bytes_max > r->options.fetch_bytes_max ? (int32_t)r->options.fetch_bytes_max : fetch.bytes_max;
-    if (r->quota_kinds) {
+    request->positions_only = c->local && fetch.bytes_max == 0;
+    if (r->quota_kinds && !request->positions_only) {
         request->bytes_max = mqd_throttle_fetch_bytes_max(r, c, request->bytes_max);
         request->bytes_min = request->bytes_min < request->bytes_max ? request->bytes_min : request->bytes_max > 0 ? request->bytes_max : 1;
     }
@@ -158,14 +159,14 @@ static void ready_again(struct mqd_fetch_entry *entry)
 
 /* ---- evaluation ---- */
 
-static void ensure_path(struct mqd_reactor *r, const struct mqd_fetch_entry *entry, uint32_t slot)
+void mqd_fetch_ensure_path(struct mqd_reactor *r, const struct mqd_topic *topic, int32_t partition_index, uint32_t slot)
 {
     uint8_t log_dir = mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->log_dir) % MQD_LOG_DIR_COUNT_MAX;
     if (r->path_known[slot] == log_dir + 1)
         return;
     struct mqd_log_directory *dir = &r->log_dirs[log_dir]; /* the partition may have moved to another one */
     char *path = NULL;
-    if (dir->path && asprintf(&path, "%s/%s-%d", dir->path, entry->topic->name, entry->partition_index) > 0 && mqd_reader_set_path(r->reader, slot, path) == 0)
+    if (dir->path && asprintf(&path, "%s/%s-%d", dir->path, topic->name, partition_index) > 0 && mqd_reader_set_path(r->reader, slot, path) == 0)
         r->path_known[slot] = (uint8_t)(log_dir + 1);
     free(path);
 }
@@ -177,14 +178,14 @@ static int64_t entry_available(struct mqd_reactor *r, const struct mqd_request *
     int64_t end_offset = readable_end(request, published);
     uint64_t generation = mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation);
     if (end_offset < positions.high_watermark) {
-        ensure_path(r, entry, slot);
+        mqd_fetch_ensure_path(r, entry->topic, entry->partition_index, slot);
         if (mqd_reader_bound(r->reader, slot, generation, end_offset, &positions))
             return entry->bytes_max; /* the look for the range tells why */
     }
     uint64_t bytes = mqd_reader_available_bytes(r->reader, slot, &positions, entry->fetch_offset, &entry->cursor);
     if (bytes == UINT64_MAX) {
         struct mqd_range none; /* of no bytes, so it holds no segment */
-        ensure_path(r, entry, slot);
+        mqd_fetch_ensure_path(r, entry->topic, entry->partition_index, slot);
         if (mqd_reader_find(r->reader, slot, &positions, generation, entry->fetch_offset, 0, false, &entry->cursor, &none) == 0)
             bytes = mqd_reader_available_bytes(r->reader, slot, &positions, entry->fetch_offset, &entry->cursor);
     }
@@ -285,7 +286,7 @@ static int16_t find_once(struct mqd_reactor *r, struct mqd_request *request, str
 
 static void find_range(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry, uint32_t slot, struct mqd_positions *positions, int64_t *budget, bool *first)
 {
-    ensure_path(r, entry, slot);
+    mqd_fetch_ensure_path(r, entry->topic, entry->partition_index, slot);
     cursor_recall(r, entry);
     uint32_t size_max = entry->bytes_max < *budget ? (uint32_t)(entry->bytes_max < 0 ? 0 : entry->bytes_max) : (uint32_t)(*budget < 0 ? 0 : *budget);
     int16_t error = -1;
@@ -306,6 +307,37 @@ static void find_range(struct mqd_reactor *r, struct mqd_request *request, struc
         cursor_keep(r, entry);
         mqd_stat(r, MQD_COUNT_FETCH_BYTES, entry->range.size_bytes);
     }
+}
+
+/* A local client reads the files itself: of what is there it is told the aborted transactions alone. When they are many, only those of a nearer range, whose end
+ * then stands for the last stable offset. */
+static void find_aborted(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry, uint32_t slot, struct mqd_positions *positions)
+{
+    mqd_fetch_ensure_path(r, entry->topic, entry->partition_index, slot);
+    int64_t end_offset = positions->last_stable_offset;
+    int16_t error = -1;
+    for (int tries = 0; tries < 4 && error == -1; tries++) {
+        uint64_t generation = mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation);
+        mqd_slot_positions(mqd_control_partition(r->options.control, slot), positions);
+        end_offset = positions->last_stable_offset;
+        error = mqd_reader_aborted(r->reader, slot, positions, generation, entry->fetch_offset, end_offset, &entry->aborted);
+        while (error == 0 && entry->aborted.count > ABORTED_COUNT_MAX && end_offset > entry->fetch_offset + 1) {
+            end_offset = entry->fetch_offset + (end_offset - entry->fetch_offset) / 2;
+            error = mqd_reader_aborted(r->reader, slot, positions, generation, entry->fetch_offset, end_offset, &entry->aborted);
+        }
+        if (error == 0 && mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation) != generation)
+            error = -1;
+    }
+    if (error == 0 && entry->aborted.count && !mqd_request_hold(r, request, entry->aborted.count * sizeof *entry->aborted.entries)) {
+        entry_release(r, entry);
+        end_offset = entry->fetch_offset; /* no memory for it now: nothing this time */
+    }
+    positions->last_stable_offset = end_offset;
+    entry->outcome.error = error == -1 ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : error;
+    if (!entry->outcome.error)
+        return;
+    entry_release(r, entry);
+    mqd_log(r, 4, request->connection->id, slot, "aborted transactions from offset %lld: %s", (long long)entry->fetch_offset, mqd_error_message());
 }
 
 static bool include(struct mqd_fetch_set *set, struct mqd_fetch_entry *entry)
@@ -331,7 +363,9 @@ static void collect_one(struct mqd_reactor *r, struct mqd_request *request, stru
     entry->outcome.committed = request->isolation_level != 0;
     entry->outcome.error = entry_check(r, entry, &slot, &positions);
     bool has_data = entry->outcome.error == 0 && entry->fetch_offset < readable_end(request, &positions);
-    if (has_data && (*budget > 0 || *first))
+    if (has_data && request->positions_only && request->isolation_level)
+        find_aborted(r, request, entry, slot, &positions);
+    else if (has_data && !request->positions_only && (*budget > 0 || *first))
         find_range(r, request, entry, slot, &positions, budget, first);
     bool bare = entry->outcome.error && entry->outcome.error != MQD_KAFKA_OFFSET_OUT_OF_RANGE;
     entry->outcome.high_watermark = bare ? -1 : positions.high_watermark;
@@ -339,7 +373,8 @@ static void collect_one(struct mqd_reactor *r, struct mqd_request *request, stru
     entry->outcome.log_start_offset = bare ? -1 : positions.log_start_offset;
     bool changed = !entry->sent_once || entry->outcome.error != entry->sent_error || entry->outcome.high_watermark != entry->sent_high_watermark ||
                    entry->outcome.log_start_offset != entry->sent_log_start || entry->outcome.last_stable_offset != entry->sent_last_stable;
-    if ((request->full || entry->range.size_bytes || entry->outcome.error || changed) && !include(request->set, entry))
+    bool tell = request->full || entry->range.size_bytes || entry->outcome.error || changed || (request->positions_only && has_data);
+    if (tell && !include(request->set, entry))
         entry_release(r, entry);
     if (request->set->session_id && !has_data && !entry->outcome.error && mqd_list_linked(&entry->ready) && entry_wait(r, request, entry, slot, &positions))
         mqd_list_remove(&entry->ready);

@@ -63,6 +63,8 @@ void mqd_fetch_on(struct mqd_reactor *r, struct mqd_connection *c, const struct 
 void mqd_fetch_evaluate(struct mqd_reactor *r, struct mqd_request *request, bool expired); /* request is at the head of its connection */
 void mqd_fetch_encode(struct mqd_reactor *r, struct mqd_request *request);
 void mqd_fetch_abandon(struct mqd_reactor *r, struct mqd_request *request);
+/* The reader of this worker knows where the partition lies. */
+void mqd_fetch_ensure_path(struct mqd_reactor *r, const struct mqd_topic *topic, int32_t partition_index, uint32_t slot);
 void mqd_fetch_wake_slot(struct mqd_reactor *r, uint32_t slot);
 void mqd_fetch_run_woken(struct mqd_reactor *r);
 void mqd_fetch_on_read_ahead(struct mqd_reactor *r, uint64_t id, int result);

@@ -65,6 +65,7 @@ struct mqd_partition_view { /* a consistent copy of a partition slot, for Python
 
 size_t mqd_control_size_bytes(void);
 uint64_t mqd_abi_hash(void);
+uint64_t mqd_local_abi_hash(void); /* of what is shared with local clients (mqd_local_layout.h) */
 /* keeper, once, on zeroed memory */
 int mqd_control_format(void *control, size_t size_bytes, uint32_t worker_count, const uint8_t boot_id[16], uint64_t generation, int64_t now_ms);
 /* everybody else; -1 MQD_E_LAYOUT with the way out when magic, version, hash or size differ */
@@ -97,11 +98,13 @@ enum mqd_counter {
     MQD_COUNT_BYTES_APPENDED, MQD_COUNT_BATCHES_FORWARDED, MQD_COUNT_BATCHES_REFUSED, MQD_COUNT_DUPLICATES, MQD_COUNT_FETCH_BYTES, MQD_COUNT_FETCH_SENDFILE_BYTES,
     MQD_COUNT_FETCH_PARKED, MQD_COUNT_FETCH_COLD, MQD_COUNT_SYNCS, MQD_COUNT_SYNC_FAILURES, MQD_COUNT_ROLLS, MQD_COUNT_CONNECTIONS_ACCEPTED,
     MQD_COUNT_CONNECTIONS_CLOSED, MQD_COUNT_CONNECTIONS_REFUSED, MQD_COUNT_PROTOCOL_ERRORS, MQD_GAUGE_ARENA_EXTENTS_USED, MQD_GAUGE_ARENA_EXTENTS_TOTAL,
-    MQD_GAUGE_HEAP_BYTES, MQD_GAUGE_SESSIONS, MQD_GAUGE_PRODUCERS, MQD_COUNT_ARENA_STALLS, MQD_COUNT_LINK_STALLS, MQD_COUNT_THROTTLED, MQD_COUNTER_COUNT
+    MQD_GAUGE_HEAP_BYTES, MQD_GAUGE_SESSIONS, MQD_GAUGE_PRODUCERS, MQD_COUNT_ARENA_STALLS, MQD_COUNT_LINK_STALLS, MQD_COUNT_THROTTLED,
+    MQD_GAUGE_LOCAL_ATTACHMENTS, MQD_GAUGE_LOCAL_BYTES, MQD_COUNT_LOCAL_ATTACHED, MQD_COUNT_LOCAL_REFUSED, MQD_COUNT_LOCAL_REQUESTS, MQD_COUNT_LOCAL_ASKS, MQD_COUNTER_COUNT
 };
 enum mqd_histogram { MQD_TIME_PRODUCE, MQD_TIME_FETCH, MQD_TIME_LOOP, MQD_TIME_SYNC, MQD_TIME_CONTROL, MQD_HISTOGRAM_COUNT };
 /* copies out counters[MQD_COUNTER_COUNT] and histograms[MQD_HISTOGRAM_COUNT][128] of one worker */
 void mqd_stats_read(void *control, uint32_t worker, uint64_t *counters, uint64_t *histograms);
+uint64_t mqd_counter_read(void *control, uint32_t worker, uint32_t counter); /* one alone */
 
 /* ---- quotas by client id (mqd_quota.h) ------------------------------------------------------------------------------ */
 
@@ -368,6 +371,7 @@ struct mqd_reactor_options {
     uint32_t group_commit_us;        /* wait this long for more before a flush starts; 0 = flush as soon as the last one ended */
     uint32_t sendfile_bytes_min;     /* smaller ranges are copied */
     uint32_t read_fd_count_max;      /* LRU of open segments for reading */
+    int control_fd;                  /* the control segment, opened read-only, for local clients; 0 or less = none are served */
 };
 enum mqd_backend { MQD_BACKEND_AUTO, MQD_BACKEND_IO_URING, MQD_BACKEND_EPOLL };
 
@@ -397,6 +401,8 @@ int mqd_reactor_set_leader_epoch(struct mqd_reactor *reactor, uint64_t token, ui
 int mqd_reactor_endpoint_died(struct mqd_reactor *reactor, uint64_t token, uint32_t endpoint); /* keeper's proof of death: loans and waits on it end */
 /* The most connections this worker may hold (what it has leased of the broker's budget); those above it stay, new ones are refused. No event, in force at once. */
 int mqd_reactor_set_connection_max(struct mqd_reactor *reactor, uint32_t count);
+/* The same for attachments by shared memory (0 at first): how many, and how much memory for all of them. */
+int mqd_reactor_set_local_max(struct mqd_reactor *reactor, uint32_t count, uint64_t size_bytes);
 
 enum mqd_event_kind {
     MQD_EVENT_NONE,

@@ -11,6 +11,7 @@
 #include <sys/sendfile.h>
 #include <sys/socket.h>
 
+#include "mqd_local.h"
 #include "mqd_reactor.h"
 
 #define OUT_KEEP_BYTES 8192     /* an idle connection keeps no larger buffer */
@@ -126,30 +127,50 @@ static void out_compact(struct mqd_connection *c)
     c->out_base = c->out_sent;
 }
 
-/* 1: went on, 0: the socket is full, -1: the connection is broken. */
-static int send_memory(struct mqd_reactor *r, struct mqd_connection *c, uint64_t end, bool more)
+static int sent(struct mqd_reactor *r, struct mqd_connection *c, ssize_t n, uint64_t end)
 {
-    ssize_t n;
-    do /* no signal comes to this thread, but a tracer's */
-        n = send(c->fd, c->out.bytes + (c->out_sent - c->out_base), end - c->out_sent, MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0));
-    while (n < 0 && errno == EINTR);
     if (n < 0)
-        return errno == EAGAIN ? 0 : -1;
+        return -1;
     mqd_stat(r, MQD_COUNT_BYTES_OUT, (uint64_t)n);
     c->out_sent += (uint64_t)n;
     return c->out_sent == end ? 1 : 0;
 }
 
-static int send_range(struct mqd_reactor *r, struct mqd_connection *c, struct mqd_range *range)
+/* 1: went on, 0: the socket (the ring) is full, -1: the connection is broken. */
+static int send_memory(struct mqd_reactor *r, struct mqd_connection *c, uint64_t end, bool more)
 {
+    ssize_t n;
+    if (c->local)
+        return sent(r, c, mqd_local_send(r, c, c->out.bytes + (c->out_sent - c->out_base), end - c->out_sent), end);
+    do /* no signal comes to this thread, but a tracer's */
+        n = send(c->fd, c->out.bytes + (c->out_sent - c->out_base), end - c->out_sent, MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0));
+    while (n < 0 && errno == EINTR);
+    return n < 0 && errno == EAGAIN ? 0 : sent(r, c, n, end);
+}
+
+/* As sendfile: 0 = *file_end or, when that is not set, no room now. */
+static ssize_t transfer(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_range *range, bool *file_end)
+{
+    if (c->local)
+        return mqd_local_send_file(r, c, range, file_end);
     off_t position = range->position;
     uint32_t step = range->size_bytes < SENDFILE_STEP_BYTES ? range->size_bytes : SENDFILE_STEP_BYTES;
     ssize_t n;
     do
         n = sendfile(c->fd, mqd_segment_ref_fd(range->segment), &position, step);
     while (n < 0 && errno == EINTR);
+    *file_end = n == 0;
+    return n < 0 && errno == EAGAIN ? 0 : n;
+}
+
+static int send_range(struct mqd_reactor *r, struct mqd_connection *c, struct mqd_range *range)
+{
+    bool file_end;
+    ssize_t n = transfer(r, c, range, &file_end);
     if (n < 0)
-        return errno == EAGAIN ? 0 : -1;
+        return -1;
+    if (n == 0 && !file_end)
+        return 0;
     if (n == 0) { /* shorter than published: the file was damaged under us; half an answer cannot be mended */
         mqd_log(r, 3, c->id, UINT32_MAX, "a segment file ended %u bytes before its published end; closing the connection", range->size_bytes);
         return -1;
@@ -193,6 +214,8 @@ void mqd_output_send(struct mqd_reactor *r, struct mqd_connection *c)
         else
             c->last_active_ms = r->now_ms;
     }
+    if (c->local)
+        mqd_local_publish(c->local);
     if (began_ns)
         mqd_throttle_work_end(r, c, began_ns);
     if (!c->chunk_count && !mqd_output_pending_bytes(c)) {

@@ -76,6 +76,10 @@ static void on_event(struct mqd_reactor *r, const struct mqd_poll_event *event)
             if (c->head && c->head->kind == MQD_REQUEST_FETCH && c->head->set && c->head->set->request == c->head)
                 mqd_fetch_evaluate(r, c->head, true);
         }
+        if (c->local) {
+            mqd_local_on_event(r, c, event->flags);
+            return;
+        }
         if (event->flags & (MQD_POLL_READABLE | MQD_POLL_HANGUP))
             c->readable = 1;
         if (event->flags & MQD_POLL_WRITABLE) {
@@ -86,7 +90,13 @@ static void on_event(struct mqd_reactor *r, const struct mqd_poll_event *event)
         mqd_connection_resume(r, c);
         return;
     }
-    case MQD_TOKEN_WAKE: /* links and commands are looked at every turn; an edge needs no read of the eventfd */
+    case MQD_TOKEN_LOCAL_END: {
+        struct mqd_connection *c = mqd_connection_by_token(r, value);
+        if (c && c->local)
+            mqd_local_on_end(r, c);
+        return;
+    }
+    case MQD_TOKEN_WAKE: /* links, attachments and commands are looked at every turn; an edge needs no read of the eventfd */
     case MQD_TOKEN_COMMAND:
         return;
     case MQD_TOKEN_HANDOFF:
@@ -203,8 +213,12 @@ static void turn(struct mqd_reactor *r, const struct mqd_poll_event *events, int
     sweep_segments(r);
     if (!mqd_list_empty(&r->stalled))
         mqd_connections_resume_stalled(r);
+    if (r->local_count)
+        mqd_locals_look(r);
     if (!r->stop)
         read_ready(r);
+    if (!mqd_list_empty(&r->asking))
+        mqd_locals_answer(r);
     mqd_links_drain(r); /* a fetch that was just read must see what was acknowledged before it was sent: the note may have come meanwhile */
     mqd_owner_write_all(r);
     mqd_owner_wake_all(r);
@@ -226,7 +240,7 @@ static void turn(struct mqd_reactor *r, const struct mqd_poll_event *events, int
 static int64_t sleep_ns(struct mqd_reactor *r)
 {
     if (!mqd_list_empty(&r->ready) || !mqd_list_empty(&r->to_answer) || !mqd_list_empty(&r->to_send) || !mqd_list_empty(&r->woken) || !mqd_list_empty(&r->to_write) ||
-        !mqd_list_empty(&r->to_wake) ||
+        !mqd_list_empty(&r->to_wake) || !mqd_list_empty(&r->asking) ||
         mqd_load_acquire(&r->command_waiting))
         return r->stop ? 1000000 : 0;
     int64_t until_ns = r->now_ns + HOUSEKEEPING_MS * 1000000ll;
@@ -251,12 +265,12 @@ static int wait_events(struct mqd_reactor *r, struct mqd_poll_event *events)
         int64_t end_ns = r->now_ns + (int64_t)r->options.spin_us * 1000;
         while (r->now_ns < end_ns) {
             int count = mqd_poll_wait(r->poll, events, EVENTS_PER_WAIT, 0);
-            if (count || mqd_endpoint_waiting(r->endpoint))
+            if (count || mqd_endpoint_waiting(r->endpoint) || mqd_locals_waiting(r))
                 return count;
             mqd_reactor_refresh_clock(r);
         }
     }
-    if (mqd_endpoint_prepare_sleep(r->endpoint))
+    if (mqd_endpoint_prepare_sleep(r->endpoint) || mqd_locals_waiting(r))
         timeout_ns = 0;
     int count = mqd_poll_wait(r->poll, events, EVENTS_PER_WAIT, timeout_ns);
     mqd_endpoint_awake(r->endpoint);

@@ -24,6 +24,7 @@
 #include "mqd_error.h"
 #include "mqd_fetch.h"
 #include "mqd_list.h"
+#include "mqd_local.h"
 #include "mqd_native.h"
 #include "mqd_partition.h"
 #include "mqd_poll.h"
@@ -174,6 +175,11 @@ struct mqd_reactor {
     uint64_t next_connection_id;
     struct mqd_node ready, stalled, to_send, to_answer;
 
+    struct mqd_local *locals[MQD_LOCAL_COUNT_MAX]; /* attachments, in no order */
+    uint32_t local_count, local_count_max; /* the latter and local_bytes_max: main thread writes */
+    uint64_t local_bytes, local_bytes_max;
+    struct mqd_node asking;          /* attachments with questions */
+
     uint8_t quota_kinds;             /* what any quota limits; 0 = there are none */
     struct mqd_quota_limits *quota_limits;
     uint64_t quota_version;          /* of quota_limits */
@@ -245,7 +251,7 @@ struct mqd_reactor {
 
 /* tokens of mqd_poll: kind in bits 56..62, the rest is the kind's own */
 enum mqd_token_kind { MQD_TOKEN_CONNECTION = 1, MQD_TOKEN_WAKE, MQD_TOKEN_COMMAND, MQD_TOKEN_HANDOFF, MQD_TOKEN_SYNC, MQD_TOKEN_SYNCFS, MQD_TOKEN_PREALLOCATE,
-                      MQD_TOKEN_READ_AHEAD, MQD_TOKEN_SNAPSHOT };
+                      MQD_TOKEN_READ_AHEAD, MQD_TOKEN_SNAPSHOT, MQD_TOKEN_LOCAL_END };
 static inline uint64_t mqd_token(enum mqd_token_kind kind, uint64_t value) { return (uint64_t)kind << 56 | (value & 0xffffffffffffffull); }
 static inline enum mqd_token_kind mqd_token_kind_of(uint64_t token) { return (enum mqd_token_kind)(token >> 56); }
 static inline uint64_t mqd_token_value(uint64_t token) { return token & 0xffffffffffffffull; }
@@ -267,7 +273,11 @@ void mqd_command_done(struct mqd_reactor *r, uint64_t token, int error, uint32_t
 /* mqd_connection.c */
 void mqd_handoff_accept(struct mqd_reactor *r);
 struct mqd_connection *mqd_connection_by_token(struct mqd_reactor *r, uint64_t value);
+struct mqd_connection *mqd_connection_open(struct mqd_reactor *r, int fd, uint16_t listener_id);
 void mqd_connection_read(struct mqd_reactor *r, struct mqd_connection *c);
+void mqd_connection_frame(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *frame, uint32_t size_bytes, int64_t arena_offset); /* it is whole; may close c */
+bool mqd_connection_window(struct mqd_reactor *r, struct mqd_connection *c, uint32_t need);      /* `need` bytes fit at window_used; false: c is stalled */
+int64_t mqd_connection_run(struct mqd_reactor *r, struct mqd_connection *c, uint32_t size_bytes); /* a run of extents, held once; -1: c is stalled */
 void mqd_connection_close(struct mqd_reactor *r, struct mqd_connection *c, const char *reason);
 void mqd_connection_fail(struct mqd_reactor *r, struct mqd_connection *c, const char *reason); /* the peer broke the protocol: logs, closes */
 void mqd_connection_resume(struct mqd_reactor *r, struct mqd_connection *c); /* reading may go on */

@@ -11,7 +11,7 @@
 
 static void init_lists(struct mqd_reactor *r)
 {
-    struct mqd_node *lists[] = {&r->ready, &r->stalled, &r->to_send, &r->to_answer, &r->to_write, &r->to_wake, &r->sessions, &r->woken, &r->control_queue, &r->check_queue};
+    struct mqd_node *lists[] = {&r->ready, &r->stalled, &r->to_send, &r->to_answer, &r->to_write, &r->to_wake, &r->sessions, &r->woken, &r->control_queue, &r->check_queue, &r->asking};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
         mqd_list_init(lists[i]);
     for (uint32_t i = 0; i < MQD_PARTITION_SLOT_COUNT; i++)
@@ -94,6 +94,8 @@ struct mqd_reactor *mqd_reactor_create(const struct mqd_reactor_options *options
         return NULL;
     }
     mqd_store_relaxed(&r->slot->connection_count, 0u);
+    mqd_gauge(r, MQD_GAUGE_LOCAL_ATTACHMENTS, 0); /* a predecessor's */
+    mqd_gauge(r, MQD_GAUGE_LOCAL_BYTES, 0);
     mqd_store_relaxed(&r->slot->partition_count, 0u);
     return r;
 }

@@ -57,6 +57,16 @@ int16_t mqd_reader_bound(struct mqd_reader *reader, uint32_t slot, uint64_t segm
  * offset. `out` is overwritten, its memory used again; the caller frees entries. Codes as mqd_reader_find. */
 int16_t mqd_reader_aborted(struct mqd_reader *reader, uint32_t slot, const struct mqd_positions *positions, uint64_t segments_generation, int64_t from_offset,
                            int64_t to_offset, struct mqd_aborted_list *out);
+struct mqd_segment_place {
+    struct mqd_segment_ref *segment; /* referenced: mqd_segment_place_release */
+    int64_t base_offset, next_base_offset; /* INT64_MAX: there is none after it */
+    uint32_t position;       /* of the batch that holds the offset; the end of what is readable where the offset is the high watermark */
+    uint32_t readable_bytes; /* of the file */
+};
+/* Where `offset`, between log start and high watermark, lies. Codes as mqd_reader_find. */
+int16_t mqd_reader_place(struct mqd_reader *reader, uint32_t slot, const struct mqd_positions *positions, uint64_t segments_generation, int64_t offset,
+                         struct mqd_segment_place *out);
+void mqd_segment_place_release(struct mqd_reader *reader, struct mqd_segment_place *place);
 int mqd_segment_ref_fd(const struct mqd_segment_ref *segment);
 void mqd_range_release(struct mqd_reader *reader, struct mqd_range *range);
 /* cachestat: are all pages of the range in the page cache? 1 yes, 0 no; 1 when the kernel cannot tell. */

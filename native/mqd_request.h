@@ -10,6 +10,7 @@
 struct mqd_check;
 struct mqd_connection;
 struct mqd_fetch_set;
+struct mqd_local;
 struct mqd_request;
 
 /* ---- appends: one batch on its way into a partition, for a request of ours or for a peer that forwarded it ---- */
@@ -117,6 +118,7 @@ struct mqd_request {
     struct mqd_fetch_set *set;
     int32_t wait_ms, bytes_min, bytes_max;
     int8_t isolation_level;
+    uint8_t positions_only;               /* of a local client that reads the files itself */
     uint8_t evaluated;                    /* ranges are found; only cold reads are awaited */
     uint8_t full;                         /* answer names every partition */
     int16_t fetch_error;
@@ -140,7 +142,7 @@ struct mqd_chunk { /* bytes of `out` up to memory_end, then the file range (if a
 };
 
 struct mqd_connection {
-    int fd;
+    int fd;                      /* of a local client: its Unix socket */
     uint32_t index;
     uint32_t generation;
     uint64_t id;
@@ -154,6 +156,7 @@ struct mqd_connection {
     uint32_t peer_ipv4;          /* the same; for those who describe members */
     uint16_t local_port;         /* host order */
     uint16_t listener_id;
+    struct mqd_local *local;     /* bytes come and go through shared memory (mqd_local.h); NULL = by TCP */
     int64_t last_active_ms;
     /* receiving: a frame that is not whole yet is on the heap (small) or in a run of arena extents (large) */
     uint8_t *partial;

@@ -285,6 +285,12 @@ uint32_t mqd_worker_connection_count(void *control, uint32_t worker)
     return slot ? mqd_load_relaxed(&slot->connection_count) : 0;
 }
 
+uint64_t mqd_counter_read(void *control, uint32_t worker, uint32_t counter)
+{
+    const struct mqd_worker_stats *stats = mqd_control_stats(control, worker);
+    return stats && counter < MQD_COUNTER_COUNT ? mqd_load_relaxed(&stats->counter[counter]) : 0;
+}
+
 void mqd_stats_read(void *control, uint32_t worker, uint64_t *counters, uint64_t *histograms)
 {
     struct mqd_worker_stats *stats = mqd_control_stats(control, worker);

@@ -16,6 +16,7 @@ from mqd.acceptor.checks import Checks
 from mqd.acceptor.controller_client import ControllerClient
 from mqd.acceptor.handlers import api_versions
 from mqd.acceptor.link import Link
+from mqd.acceptor.local import LocalClients
 from mqd.acceptor.metadata import Metadata
 from mqd.acceptor.metrics import Metrics
 from mqd.acceptor.transactions import coordinate
@@ -66,7 +67,12 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
     checks = link.checks = Checks(broker.transactions)
     handoffs = [socket.socket(fileno=fd) for fd in client.handoff_fds]
     control = client.control
-    acceptor = Acceptor(client.listeners, handoffs, control.connection_count, lambda worker: control.endpoint_state(worker) == ProcessState.RUNNING)
+
+    def running(worker: int) -> bool:
+        return control.endpoint_state(worker) == ProcessState.RUNNING
+
+    acceptor = Acceptor(client.listeners, handoffs, control.connection_count, running)
+    local = LocalClients(client.local_listener, handoffs, lambda worker: control.local_usage(worker)[0], running)
 
     def on_death(death) -> None:
         if death.role == "worker":
@@ -84,10 +90,12 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
         link.start(loop)
         coordinators.start()
         acceptor.start(loop)
+        local.start(loop)
         client.ready(f"metrics_port={port}")
         log.info("acceptor serves", listeners=", ".join(f"{name}://{host}:{number}" for name, host, number in broker.listeners), metrics_port=port)
         await asyncio.wait({receiving, ended}, return_when=asyncio.FIRST_COMPLETED)
     acceptor.stop()
+    local.stop()
     coordinators.stop()
     link.stop()
     checks.close()

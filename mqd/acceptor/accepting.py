@@ -1,6 +1,7 @@
 """Connections: accepted here, handed to the worker with the fewest.
 
-With each descriptor goes one packet of 64 bytes (little-endian): magic "ONC1" uint32, listener id uint16, flags uint16, peer address 16 bytes, peer port uint16, local
+With each descriptor goes one packet of 64 bytes (little-endian): magic "ONC1" uint32, listener id uint16, flags uint16 (1: a local client, then the rest is as in
+mqd/acceptor/local.py), peer address 16 bytes, peer port uint16, local
 port uint16, local address 16 bytes, padding. IPv4 addresses are mapped (::ffff:a.b.c.d).
 
 Nothing accepted is dropped: when every hand-off socket is full, at most BATCH_COUNT connections wait here and accepting pauses; clients then wait in the kernel's
@@ -120,6 +121,10 @@ class Acceptor:
         except OSError:
             connection.close()  # reset meanwhile
             return
+        self.hand(connection, message)
+
+    def hand(self, connection: socket.socket, message: bytes) -> None:
+        """To a worker, now or when one has room; the socket is no longer the caller's."""
         self.accepted_count += 1
         if self._waiting or not self._hand_over(connection, message):
             self._waiting.append((connection, message))

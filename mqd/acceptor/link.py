@@ -40,6 +40,7 @@ PIECE_BYTES = 1 << 20
 EXTENT_BYTES = 4096
 DRAIN_ROUNDS = 16  # then other work of the loop gets its turn
 RETRY_S = 0.005
+LISTENER_LOCAL = 0xFFFF  # MQD_LISTENER_LOCAL
 PARK_S = 0.05  # what is not answered after one to two of these takes long: it gives its place in the worker's arena back
 WAIT_FOR_MEMBERS = frozenset({11, 14})  # JoinGroup, SyncGroup: may wait for minutes, and need not when their client has gone (MQD_LINK_ABANDON)
 BATCH_TOKENS = 1 << 63
@@ -74,6 +75,15 @@ class Appends(Protocol):
     """mqd/coordinator/log.py, as far as the link tells it."""
 
     def produced(self, token: int, error: int, base_offset: int) -> bool: ...
+
+
+def _address(descriptor: Descriptor) -> Address:
+    """Where the client is connected. Addresses lie as in a sockaddr; a local client's uid and pid stand in their place."""
+    if descriptor.a == LISTENER_LOCAL:
+        return Address(LISTENER_LOCAL, peer_ip="127.0.0.1", uid=descriptor.c >> 32 & 0xFFFFFFFF, pid=descriptor.slot)
+    local_ip = inet_ntoa(struct.pack("=I", descriptor.c & 0xFFFFFFFF)) if descriptor.c else ""
+    peer_ip = inet_ntoa(struct.pack("=I", descriptor.c >> 32 & 0xFFFFFFFF)) if descriptor.c >> 32 else ""
+    return Address(descriptor.a, local_ip, descriptor.slot, peer_ip)
 
 
 class Link:
@@ -234,8 +244,7 @@ class Link:
             del self._parked[asked.worker][asked.token]
 
     async def _answer(self, worker: int, descriptor: Descriptor, frame: bytes) -> None:
-        local_ip = inet_ntoa(struct.pack("=I", descriptor.c & 0xFFFFFFFF)) if descriptor.c else ""
-        address = Address(descriptor.a, local_ip, descriptor.slot, inet_ntoa(struct.pack("=I", descriptor.c >> 32 & 0xFFFFFFFF)) if descriptor.c >> 32 else "")
+        address = _address(descriptor)
         version = self._broker.metadata.version
         outcome = await dispatch.answer(self._broker, address, frame, descriptor.b, self._observer)
         if descriptor.generation != self._control.endpoint_generation(worker):

@@ -7,7 +7,7 @@
       logs/              what the processes have to say (logs/mqd-worker-0.log, logs/supervisord.log)
       metadata/          the controller's metadata log
       log/               the records, unless log.dirs names other directories
-      run/               sockets and what tools read: keeper.sock, controller.sock, broker.json, damage.W.json
+      run/               sockets and what tools read: keeper.sock, controller.sock, client.sock (local clients), broker.json, damage.W.json
 
 A Unix socket's name is at most 107 bytes. Where DATA_DIR/run would be too long, run is a directory of this user in /tmp whose name depends on DATA_DIR
 alone, so that every process and tool finds it without being told.
@@ -38,6 +38,7 @@ class Layout(NamedTuple):
     resolved_config: Path  # what `mqd up` made of file, environment and command line
     supervisor_lock: Path
     supervisor_pid: Path
+    client_socket: Path  # local clients: shared memory instead of TCP
 
 
 def default_data_dir() -> Path:
@@ -77,6 +78,7 @@ def layout(data_dir: str | os.PathLike[str]) -> Layout:
         resolved_config=run / "resolved.json",
         supervisor_lock=run / "supervisord.lock",
         supervisor_pid=run / "supervisord.pid",
+        client_socket=run / "client.sock",
     )
 
 

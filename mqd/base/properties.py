@@ -68,6 +68,19 @@ def _listeners() -> list[Property]:
             "queued.max.request.bytes", "long", "67108864",
             "Memory that one worker keeps for requests and connections beside its receive arena; then it reads no more from them.", minimum=1 << 20,
         ),
+        Property(
+            "local.attachments.max", "int", "1024",
+            "(mqd) Clients on this host that the broker serves through shared memory; more connect by TCP. 0: none, and no client socket.", minimum=0, maximum=65536,
+        ),
+        Property(
+            "local.memory.max.bytes", "long", "1073741824",
+            "(mqd) Shared memory for all of these clients together (a client asks for 16 MiB unless told otherwise). What is not used is not taken.", minimum=1 << 20, maximum=1 << 40,
+        ),
+        Property(
+            "local.socket.permissions", "enum", "0600",
+            "(mqd) Who may connect to the client socket, run/client.sock in the data directory: permissions of the file. Whoever may can read and write everything, as"
+            " whoever reaches a listener can.", choices=("0600", "0660", "0666"),
+        ),
         Property("admin.port", "int", "0", "(mqd) Port of metrics on the loopback address. 0: the clients' port + 552, or a free one when that is taken (mqd status shows it); -1: none.", minimum=-1, maximum=65535),
     ]
 

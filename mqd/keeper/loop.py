@@ -313,11 +313,12 @@ class Keeper:
 
     def _welcome_of(self, process: Process) -> tuple[Welcome, list[int]]:
         made = self.resources
-        handoffs, listeners, lock_fds = [], [], []
+        handoffs, listeners, lock_fds, local = [], [], [], []
         if process.role == "worker":
             handoffs, lock_fds = [made.handoffs[process.index][1]], made.lock_fds
         elif process.role == "acceptor":
             handoffs, listeners = [pair[0] for pair in made.handoffs], made.listeners
+            local = [made.local_listener] if made.local_listener is not None else []
         message = Welcome(
             endpoint=process.endpoint,
             generation=made.generation,
@@ -333,9 +334,10 @@ class Keeper:
             handoff_count=len(handoffs),
             listener_count=len(listeners),
             lock_count=len(lock_fds),
+            local_listener_count=len(local),
             config=self.settings.config,
         )
-        return message, [*made.eventfds, *(one.fileno() for one in handoffs), *(one.fileno() for one in listeners), *lock_fds]
+        return message, [*made.eventfds, *(one.fileno() for one in handoffs), *(one.fileno() for one in listeners), *lock_fds, *(one.fileno() for one in local)]
 
     def _on_ready(self, process: Process, message: Ready) -> None:
         process.state, process.detail = "running", message.detail

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+from pathlib import Path
 
 import msgspec
 
@@ -16,7 +17,7 @@ from mqd.base import logging
 from mqd.base.clock import now_ms
 from mqd.keeper import identity, sockets
 from mqd.keeper.settings import Settings
-from mqd.shm import locks, segments
+from mqd.shm import locks, rendezvous, segments
 
 log = logging.get("keeper")
 
@@ -30,6 +31,8 @@ class Resources(msgspec.Struct):
     listeners: list[socket.socket]
     addresses: list[tuple[str, int]]  # what the listeners are bound to
     keeper_socket: socket.socket
+    local_listener: socket.socket | None  # None: no local clients (local.attachments.max=0)
+    rendezvous: list[Path]  # links by which they find it
     eventfds: list[int]
     handoffs: list[tuple[socket.socket, socket.socket]]  # by worker: acceptor's end, worker's end
     control: native.Control
@@ -75,13 +78,17 @@ def make(settings: Settings) -> Resources:
     except BaseException:
         segments.clean(base)
         raise
+    addresses = [_address(listener) for listener in listeners]
+    local_listener, links_made = _listen_local(settings, addresses)
     return Resources(
         generation=generation,
         identity=who,
         lock_fds=lock_fds,
         listeners=listeners,
-        addresses=[_address(listener) for listener in listeners],
+        addresses=addresses,
         keeper_socket=sockets.listen_keeper(places.keeper_socket),
+        local_listener=local_listener,
+        rendezvous=links_made,
         eventfds=[os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(endpoint_count)],
         handoffs=[sockets.handoff_pair() for _ in range(worker_count)],
         control=control,
@@ -93,12 +100,25 @@ def make(settings: Settings) -> Resources:
     )
 
 
+def _listen_local(settings: Settings, addresses: list[tuple[str, int]]) -> tuple[socket.socket | None, list[Path]]:
+    """The client socket, and where it was made known."""
+    path = settings.places.client_socket
+    if int(settings.config.get("local.attachments.max", "1024")) == 0:
+        path.unlink(missing_ok=True)
+        return None, []
+    listener = sockets.listen_local(path, int(settings.config.get("local.socket.permissions", "0600"), 8))
+    return listener, rendezvous.publish(addresses, path)
+
+
 def remove(settings: Settings, resources: Resources) -> None:
     """At the end: names go, the locks last. Mappings of processes that are still ending stay valid."""
     for listener in resources.listeners:
         listener.close()
+    rendezvous.withdraw(resources.rendezvous, settings.places.client_socket)
+    if resources.local_listener is not None:
+        resources.local_listener.close()
     resources.keeper_socket.close()
-    for path in (settings.places.keeper_socket, settings.places.broker_json):
+    for path in (settings.places.client_socket, settings.places.keeper_socket, settings.places.broker_json):
         path.unlink(missing_ok=True)
     segments.clean(segments.prefix(settings.places.data_dir))
     try:

@@ -17,7 +17,7 @@ import msgspec
 from mqd.base.paths import Layout, default_data_dir, layout
 
 # Variables of our prefix that are not properties: read by supervisord.conf, by the file layer and by the processes themselves.
-_NOT_PROPERTIES = ("MQD_WORKERS", "MQD_PYTHON", "MQD_RUN_", "MQD_FILE_")
+_NOT_PROPERTIES = ("MQD_WORKERS", "MQD_PYTHON", "MQD_RUN_", "MQD_FILE_", "MQD_SOCKET")
 
 
 class Settings(msgspec.Struct, frozen=True):

@@ -128,6 +128,18 @@ def listen_keeper(path: Path) -> socket.socket:
     return listener
 
 
+def listen_local(path: Path, permissions: int) -> socket.socket:
+    """Where clients of this host ask for shared memory (mqd/acceptor/local.py). Only for whoever holds the data directory's lock. Where others than this user may
+    connect, they may pass through the directory too: it shows them nothing, and every other socket in it is this user's alone."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    listener.bind(os.fspath(path))
+    os.chmod(path, permissions)
+    os.chmod(path.parent, 0o700 | (0o010 if permissions & 0o060 else 0) | (0o001 if permissions & 0o006 else 0))
+    listener.listen(BACKLOG)
+    return listener
+
+
 def handoff_pair() -> tuple[socket.socket, socket.socket]:
     """(acceptor's end, worker's end). The keeper keeps both, so what is under way survives a restart of either side."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)

@@ -50,6 +50,7 @@ from mqd.native.control import (
     WORKER_COUNT_MAX,
     abi_hash,
     control_size_bytes,
+    local_abi_hash,
 )
 from mqd.native.core import (
     E_CORRUPT,
@@ -189,6 +190,7 @@ __all__ = [
     "lib",
     "links_format",
     "links_size_bytes",
+    "local_abi_hash",
     "producer_views",
     "records_unkeyed",
     "segment_scan",

@@ -38,6 +38,11 @@ def abi_hash() -> int:
     return lib.mqd_abi_hash()
 
 
+def local_abi_hash() -> int:
+    """Of what local clients and the broker share (mqd_local_layout.h)."""
+    return int(lib.mqd_local_abi_hash())
+
+
 def control_size_bytes() -> int:
     return lib.mqd_control_size_bytes()
 
@@ -182,6 +187,11 @@ class Control:
             if read(memory, slot, view) == 0 and view.state != free and view.owner < len(counts):
                 counts[view.owner] += 1
         return counts
+
+    def local_usage(self, worker: int) -> tuple[int, int]:
+        """(attachments by shared memory, bytes of their memory) of one worker."""
+        read = lib.mqd_counter_read
+        return read(self._memory, worker, Counter.GAUGE_LOCAL_ATTACHMENTS), read(self._memory, worker, Counter.GAUGE_LOCAL_BYTES)
 
     def stats(self, worker: int) -> tuple[numpy.ndarray, numpy.ndarray]:
         """Copies of one worker's counters uint64[len(Counter)] and histograms uint64[len(Histogram), 128] (log-linear, microseconds)."""

@@ -47,6 +47,7 @@ class ReactorOptions(msgspec.Struct, kw_only=True):
     group_commit_us: int = 0
     sendfile_bytes_min: int = 8192
     read_fd_count_max: int = 512
+    control_fd: int = -1
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -92,6 +93,10 @@ class Reactor:
     def backend(self) -> Backend:
         """The one in use."""
         return Backend(lib.mqd_reactor_backend(self._reactor))
+
+    def set_local_max(self, count: int, size_bytes: int) -> None:
+        """Attachments by shared memory that this worker may serve, and their memory; in force at once."""
+        check(lib.mqd_reactor_set_local_max(self._reactor, count, size_bytes))
 
     def start(self) -> None:
         check(lib.mqd_reactor_start(self._reactor))

@@ -112,6 +112,7 @@ class KeeperClient:
     arenas              mappings by endpoint, None = has none; `arena` is the own one
     handoff_fds         worker: [own end]; acceptor: one per worker, by worker index
     listeners           acceptor: the listening sockets, in the order of welcome.listeners
+    local_listener      acceptor: where clients of this host ask for shared memory; None = nowhere
     lock_fds            held open, so that the directory locks last as long as this process
     """
 
@@ -127,6 +128,7 @@ class KeeperClient:
         self.handoff_fds = [next(take) for _ in range(welcome.handoff_count)]
         self.listeners = [socket.socket(fileno=next(take)) for _ in range(welcome.listener_count)]
         self.lock_fds = [next(take) for _ in range(welcome.lock_count)]
+        self.local_listener = next((socket.socket(fileno=fd) for fd in take), None)
         self.endpoint_index = welcome.endpoint
         self.endpoint_count = welcome.eventfd_count
         self._map()
@@ -152,7 +154,7 @@ class KeeperClient:
                 raise KeeperError(f"the broker is shutting down: {answer.reason}")
             if not isinstance(answer, Welcome):
                 raise KeeperError(f"the keeper answered Hello with {type(answer).__name__}")
-            if len(fds) != answer.eventfd_count + answer.handoff_count + answer.listener_count + answer.lock_count:
+            if len(fds) != answer.eventfd_count + answer.handoff_count + answer.listener_count + answer.lock_count + answer.local_listener_count:
                 raise KeeperError(f"the keeper sent {len(fds)} descriptors, not what it announced")
             return cls(connection, role, index, answer, fds)
         except TimeoutError as error:

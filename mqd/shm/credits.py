@@ -1,4 +1,4 @@
-"""Connection credits: the broker's max.connections as a SysV semaphore from which each worker leases blocks, with SEM_UNDO.
+"""Credits: the broker's max.connections, and the memory of its local clients, each a SysV semaphore from which each worker leases blocks, with SEM_UNDO.
 
 What a worker holds when it dies, however it dies, the kernel gives back; nobody keeps books, so none can be wrong.
 
@@ -8,7 +8,9 @@ K2  it is made anew for each life of the keeper (`generation`), under a lock fil
 K3  a worker may hold connections up to `granted`; it leases ahead, since connections come faster than it looks, and gives back what it does not use when the
     budget runs out, so that no worker starves beside an idle one.
 
-Keys follow from the broker's shared-memory name. SysV identifiers outlive processes: two small ones per data directory remain after a kill -9 of everything, and
+Said of connections; of memory (local.memory.max.bytes) it is the same, in MiB.
+
+Keys follow from the broker's shared-memory name. SysV identifiers outlive processes: four small ones per data directory remain after a kill -9 of everything, and
 the next start uses them again; the keeper removes them at its clean end (`remove`).
 """
 
@@ -68,15 +70,15 @@ class Credits:
         self.held_blocks = 0
 
     @classmethod
-    def attach(cls, name: str, generation: int, lock_path: Path, connection_count_max: int, worker_count: int) -> "Credits":
-        """`name`: the broker's control segment; `lock_path`: a file that the workers of one broker share. Raises OSError with the way out."""
+    def attach(cls, name: str, generation: int, lock_path: Path, connection_count_max: int, worker_count: int, what: str = "max.connections") -> "Credits":
+        """`name`: the broker's control segment, or `local_memory` of it; `lock_path`: a file that the workers of one broker share. Raises OSError with the way out."""
         budget = Budget.of(connection_count_max, worker_count)
         fd = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             return cls(_current(name, generation, budget.block_count), budget, worker_count)
         except sysv_ipc.Error as error:
-            raise OSError(f"cannot get the semaphore of max.connections: {error}; see the limits in /proc/sys/kernel/sem and `ipcs -s`") from error
+            raise OSError(f"cannot get the semaphore of {what}: {error}; see the limits in /proc/sys/kernel/sem and `ipcs -s`") from error
         finally:
             os.close(fd)
 
@@ -152,10 +154,16 @@ def _current(name: str, generation: int, block_count: int) -> sysv_ipc.Semaphore
     return credits
 
 
+def local_memory(name: str) -> str:
+    """What the credits of local clients' memory are called, beside the connections'."""
+    return f"{name}:local"
+
+
 def remove(name: str) -> None:
     """At the clean end of a broker. Whoever still holds credits of it has nothing to give back any more."""
-    for number in (0, 1):
-        try:
-            sysv_ipc.Semaphore(_key(name, number)).remove()
-        except sysv_ipc.ExistentialError:
-            pass
+    for which in (name, local_memory(name)):
+        for number in (0, 1):
+            try:
+                sysv_ipc.Semaphore(_key(which, number)).remove()
+            except sysv_ipc.ExistentialError:
+                pass

@@ -16,7 +16,8 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
 
 class Welcome(msgspec.Struct, tag=True, frozen=True):
     """Descriptors that follow, in this order: one eventfd per endpoint; for a worker its end of the hand-off socket; for the acceptor its end of the hand-off
-    socket of every worker, then the listening sockets; for all but the acceptor and the controller the locked directory descriptors."""
+    socket of every worker, then the listening sockets; for all but the acceptor and the controller the locked directory descriptors; for the acceptor the client
+    socket of local clients."""
 
     endpoint: int
     generation: int
@@ -33,6 +34,7 @@ class Welcome(msgspec.Struct, tag=True, frozen=True):
     listener_count: int
     lock_count: int
     config: dict[str, str]  # the broker's properties, resolved and validated
+    local_listener_count: int = 0
 
 
 class Refused(msgspec.Struct, tag=True, frozen=True):

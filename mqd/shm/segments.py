@@ -70,6 +70,14 @@ def create(name: str, size_bytes: int) -> mmap.mmap:
         memory.close_fd()
 
 
+def open_read_only(name: str) -> int:
+    """A descriptor of an existing segment that can be mapped for reading alone; to be given to others. Raises SegmentError."""
+    try:
+        return os.open(f"{SHM_DIRECTORY}{name}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise SegmentError(error.errno or errno.EIO, f"cannot open the shared memory segment {name}: {error.strerror}") from error
+
+
 def attach(name: str, size_bytes: int | None = None, writable: bool = True) -> mmap.mmap:
     """Maps an existing segment, whole. `size_bytes`: what it must have at least. Raises SegmentError."""
     try:

@@ -1,7 +1,7 @@
 """What a worker does by the clock: space, checkpoints, retention, connection credits. Decisions are pure (mqd/log/retention, space; mqd/shm/credits); here they
 meet the clock, the disk and the reactor.
 
-    every second       free space of each log directory; connection credits; settling of checkpoints
+    every second       free space of each log directory; credits of connections and of local memory; settling of checkpoints
     CHECKPOINT_S       checkpoints, when an offset moved; soon after a roll
     FREE_SPACE_S       retention by free space, when configured
     log.retention.check.interval.ms   retention by age and size
@@ -29,6 +29,7 @@ from mqd.log.segments import Segment
 from mqd.shm.credits import Credits
 from mqd.worker.background import Background
 from mqd.worker.commands import ReactorCommands
+from mqd.worker.local import LocalBudget
 from mqd.worker.log_directory import LogDirectory
 from mqd.worker.partitions import OpenPartition, PartitionSet
 
@@ -53,7 +54,7 @@ def scan_max_timestamp(path: Path, base_offset: int, from_position: int) -> tupl
 class Upkeep:
     def __init__(
         self, worker: int, worker_count: int, control: native.Control, reactor: native.Reactor, commands: ReactorCommands, partitions: PartitionSet,
-        background: Background, credits: Credits, connection_count_max: int, files: Files,
+        background: Background, credits: Credits, local: LocalBudget, connection_count_max: int, files: Files,
     ):
         self._worker = worker
         self._worker_count = worker_count
@@ -63,6 +64,7 @@ class Upkeep:
         self._partitions = partitions
         self._background = background
         self._credits = credits
+        self._local = local
         self._connection_count_max = connection_count_max  # what the process's descriptors allow
         self._files = files
         self._wake_checkpoints = asyncio.Event()
@@ -100,6 +102,8 @@ class Upkeep:
         """Also when connections were refused. `granted` is bounded by what the process's descriptors allow."""
         if self._credits.adjust(self._control.connection_count(self._worker)):
             self._reactor.set_connection_max(min(self._credits.granted, self._connection_count_max))
+        if self._local.adjust(self._control.local_usage(self._worker)[1]):
+            self._local.apply(self._reactor)
 
     async def _look_at_space(self, log_dir: LogDirectory) -> None:
         config = self._partitions.broker_config

@@ -29,6 +29,7 @@ from mqd.worker.catalog import Catalog, Changes
 from mqd.worker.commands import ReactorCommands
 from mqd.worker.compaction import Compactor
 from mqd.worker.controller_link import ControllerLink
+from mqd.worker.local import LocalBudget
 from mqd.worker.log_directory import LogDirectory
 from mqd.worker.moving import Mover
 from mqd.worker.options import reactor_options
@@ -91,23 +92,25 @@ class Worker:
             client.welcome.control_name, client.welcome.generation, self._run_dir / "credits.lock", int(broker_value(config, "max.connections")), worker_count  # type: ignore[arg-type]
         )
         self._credits.adjust(0)
+        self._local = LocalBudget.attach(client, self._run_dir / "credits.lock", config, worker_count)
         reading = int(broker_value(config, "read.fd.count.max"))  # type: ignore[arg-type]
         connection_max = min(self._credits.budget.connection_count, max(16, descriptors - reading - _DESCRIPTORS_SPARE))
         own_arena_bytes = client.welcome.arena_bytes[client.endpoint_index]
         self._reactor = native.Reactor(
             native.ReactorOptions(
                 control=client.control, links=client.links, index=client.endpoint_index, endpoint_count=client.endpoint_count, eventfds=client.eventfds,
-                arenas=client.arenas, handoff_fd=client.handoff_fds[0],
+                arenas=client.arenas, handoff_fd=client.handoff_fds[0], control_fd=self._local.control_fd,
                 **reactor_options(config, self._index, own_arena_bytes, connection_max),  # room for so many; how many it may hold is a matter of credits
             )
         )
         self._reactor.set_connection_max(min(self._credits.granted, connection_max))
+        self._local.apply(self._reactor)
         self._commands = ReactorCommands(self._reactor, loop, self._on_event)
         self._partitions = PartitionSet(
             self._index, self._log_dirs, self._control, self._reactor, self._commands, self._background, self._catalog, config, files
         )
         self._upkeep = Upkeep(
-            self._index, worker_count, self._control, self._reactor, self._commands, self._partitions, self._background, self._credits, connection_max, files
+            self._index, worker_count, self._control, self._reactor, self._commands, self._partitions, self._background, self._credits, self._local, connection_max, files
         )
         self._scrubber = Scrubber(self._index, self._control, self._partitions, self._background, self._run_dir, config)
         self._compactor = Compactor(
@@ -145,6 +148,7 @@ class Worker:
         self._reactor.destroy()
         self._background.close()
         self._credits.close()
+        self._local.close()
         self._log.info("stopped")
 
     # -- the controller ------------------------------------------------------------------------------------------------------

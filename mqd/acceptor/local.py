@@ -1,0 +1,227 @@
+"""Clients of this host: accepted on the client socket, asked who they are, handed to the worker that serves the fewest of them.
+
+    connect -> hello (struct mqd_local_hello) -> refused here: struct mqd_local_welcome with the reason, and the end
+                                              -> handed over: the worker makes the memory and welcomes
+
+What is checked here is what can be said without a worker: the layout's version and hash. Who the client is says the kernel (SO_PEERCRED), not the client; it goes with
+the socket, to be in the worker's log and in every request that comes back here.
+
+Hand-off packet, 64 bytes (struct mqd_local_handoff): magic, listener id 0xffff, flags 1, then data bytes uint64, reply bytes, submission count, uid uint32, pid int32, client id
+32 bytes, NUL-terminated.
+
+Bounds: HELLO_COUNT_MAX clients that have not said hello, each for HELLO_S; beyond, the oldest goes. WAITING_COUNT_MAX that no worker has room for in its hand-off socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from mqd import native
+from mqd.acceptor.accepting import BATCH_COUNT, MAGIC, PAUSE_S
+from mqd.acceptor.link import LISTENER_LOCAL
+from mqd.base import logging
+from mqd.shm.attach import peer_pid
+
+LAYOUT_MAGIC = 0x314C434F4C44514D  # MQD_LOCAL_MAGIC
+LAYOUT_VERSION = 1  # MQD_LOCAL_LAYOUT_VERSION
+HELLO = struct.Struct("<QIIQQII64s")
+WELCOME = struct.Struct("<QQIi232s")
+HANDOFF = struct.Struct("<IHHQIIIi32s")
+FLAG_LOCAL = 1
+HELLO_S = 5.0
+HELLO_COUNT_MAX = 128
+WAITING_COUNT_MAX = 64
+
+log = logging.get("acceptor.local")
+assert (HELLO.size, WELCOME.size, HANDOFF.size) == (104, 256, 64)
+
+
+class Hello(NamedTuple):
+    """struct mqd_local_hello, as far as it is looked at."""
+
+    submission_count: int
+    data_bytes: int
+    reply_bytes: int
+    client_id: bytes
+
+
+def parse(packet: bytes, abi_hash: int) -> Hello | str | None:
+    """What a client said; why it is refused; None = it speaks something else."""
+    if len(packet) < 16:
+        return None
+    magic, version = struct.unpack_from("<QI", packet)
+    if magic != LAYOUT_MAGIC:
+        return None
+    if version != LAYOUT_VERSION:
+        return f"the client has layout version {version}, this broker {LAYOUT_VERSION}: install the same version of mqd for both, or connect by TCP"
+    if len(packet) != HELLO.size:
+        return f"the client's hello has {len(packet)} bytes, not {HELLO.size}: install the same version of mqd for both, or connect by TCP"
+    _, _, submission_count, client_hash, data_bytes, reply_bytes, _, client_id = HELLO.unpack(packet)
+    if client_hash != abi_hash:
+        return "the client was built from other sources than this broker (their layouts differ): install the same version of mqd for both, or connect by TCP"
+    return Hello(submission_count, data_bytes, reply_bytes, client_id.split(b"\0")[0])
+
+
+def handoff(hello: Hello, uid: int, pid: int) -> bytes:
+    return HANDOFF.pack(
+        MAGIC, LISTENER_LOCAL, FLAG_LOCAL, hello.data_bytes, hello.reply_bytes, hello.submission_count, uid & 0xFFFFFFFF, pid, hello.client_id[:31]
+    )
+
+
+def refuse(connection: socket.socket, error: int, reason: str) -> None:
+    """Says why, and ends it."""
+    try:
+        connection.send(WELCOME.pack(LAYOUT_MAGIC, 0, 0, error, reason.encode()[:231]), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    except OSError:
+        pass  # gone already
+    connection.close()
+
+
+class LocalClients:
+    """`listener` None: there are none. `attachment_count(worker)` and `running(worker)` come from the control segment."""
+
+    def __init__(
+        self,
+        listener: socket.socket | None,
+        handoffs: Sequence[socket.socket],
+        attachment_count: Callable[[int], int],
+        running: Callable[[int], bool],
+    ) -> None:
+        self._listener = listener
+        self._handoffs = handoffs
+        self._attachment_count = attachment_count
+        self._running = running
+        self._abi_hash = native.local_abi_hash()
+        self._greeting: dict[socket.socket, asyncio.TimerHandle] = {}  # have not said hello, oldest first
+        self._waiting: deque[tuple[socket.socket, bytes]] = deque()  # no worker's hand-off socket had room
+        self._handed = [0] * len(handoffs)  # that attachment_count may not know of yet
+        self._counted = [0] * len(handoffs)
+        self._retry: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        if self._listener is not None:
+            self._listener.setblocking(False)
+            loop.add_reader(self._listener.fileno(), self._on_readable, self._listener)
+
+    def stop(self) -> None:
+        """Who has not been handed over must come again."""
+        if self._loop is None:
+            return
+        if self._listener is not None:
+            self._loop.remove_reader(self._listener.fileno())
+        for connection in list(self._greeting):
+            self._forget(connection)
+            connection.close()
+        for connection, _ in self._waiting:
+            connection.close()
+        self._waiting.clear()
+        if self._retry is not None:
+            self._retry.cancel()
+        self._loop = None
+
+    # -- hello -------------------------------------------------------------------------------------------------------------
+
+    def _on_readable(self, listener: socket.socket) -> None:
+        assert self._loop is not None
+        for _ in range(BATCH_COUNT):
+            try:
+                connection, _ = listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                if error.errno in (errno.ECONNABORTED, errno.EINVAL):
+                    continue
+                log.error("cannot accept local clients for now; raise the limit of open files (ulimit -n)", reason=str(error))
+                self._loop.remove_reader(listener.fileno())
+                self._loop.call_later(PAUSE_S, self._start_again, listener)
+                return
+            connection.setblocking(False)
+            if len(self._greeting) >= HELLO_COUNT_MAX:
+                self._drop(next(iter(self._greeting)), "others wait to say hello")
+            self._greeting[connection] = self._loop.call_later(HELLO_S, self._drop, connection, f"no hello within {HELLO_S:.0f} s")
+            self._loop.add_reader(connection.fileno(), self._on_hello, connection)
+
+    def _start_again(self, listener: socket.socket) -> None:
+        if self._loop is not None:
+            self._loop.add_reader(listener.fileno(), self._on_readable, listener)
+
+    def _forget(self, connection: socket.socket) -> None:
+        assert self._loop is not None
+        self._greeting.pop(connection).cancel()
+        self._loop.remove_reader(connection.fileno())
+
+    def _drop(self, connection: socket.socket, reason: str) -> None:
+        log.warning("a local client was dropped", reason=reason, pid=peer_pid(connection)[0])
+        self._forget(connection)
+        connection.close()
+
+    def _on_hello(self, connection: socket.socket) -> None:
+        try:
+            packet = connection.recv(4096)  # descriptors that come with it are closed by the kernel
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            packet = b""
+        self._forget(connection)
+        if not packet:
+            connection.close()  # it only looked whether somebody listens
+            return
+        pid, uid = peer_pid(connection)
+        said = parse(packet, self._abi_hash)
+        if isinstance(said, Hello):
+            self._hand(connection, handoff(said, uid, pid))
+            return
+        if said is not None:
+            refuse(connection, native.E_LAYOUT, said)
+        else:
+            connection.close()
+        log.warning("a local client was refused", pid=pid, uid=uid, reason=said or "what it said is no hello of an mqd client")
+
+    # -- handing over ------------------------------------------------------------------------------------------------------
+
+    def _order(self) -> list[int]:
+        """Workers by how many local clients they serve; those that do not run come last: the keeper holds their sockets for the successor."""
+        counts = [self._attachment_count(worker) for worker in range(len(self._handoffs))]
+        for worker, count in enumerate(counts):
+            if count != self._counted[worker]:
+                self._counted[worker], self._handed[worker] = count, 0
+        return sorted(range(len(counts)), key=lambda worker: (not self._running(worker), counts[worker] + self._handed[worker]))
+
+    def _send(self, connection: socket.socket, message: bytes) -> bool:
+        for worker in self._order():
+            try:
+                socket.send_fds(self._handoffs[worker], [message], [connection.fileno()], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            except OSError:
+                continue  # full, or its worker is being replaced
+            self._handed[worker] += 1
+            connection.close()  # the worker's copy lives
+            return True
+        return False
+
+    def _hand(self, connection: socket.socket, message: bytes) -> None:
+        if not self._waiting and self._send(connection, message):
+            return
+        if len(self._waiting) >= WAITING_COUNT_MAX:
+            refuse(connection, native.E_FULL, "the workers are too busy to take another client; try again, or connect by TCP")
+            return
+        self._waiting.append((connection, message))
+        self._try_later()
+
+    def _try_later(self) -> None:
+        if self._retry is None and self._loop is not None:
+            self._retry = self._loop.call_later(PAUSE_S, self._hand_waiting)
+
+    def _hand_waiting(self) -> None:
+        self._retry = None
+        while self._waiting and self._send(*self._waiting[0]):
+            self._waiting.popleft()
+        if self._waiting:
+            self._try_later()

@@ -1,0 +1,59 @@
+"""What a worker may give to local clients (those that attach by shared memory): how many, and how much memory, leased from the whole broker's budget.
+
+Memory is leased in MiB by the same rules as connections (mqd/shm/credits.py): ahead of need, given back when others need it, and by the kernel when the worker dies.
+The number is divided evenly; the acceptor gives each client to the worker that has the fewest.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from mqd import native
+from mqd.base.config import broker_value
+from mqd.shm import segments
+from mqd.shm.attach import KeeperClient
+from mqd.shm.credits import Credits, local_memory
+
+MEBIBYTE = 1 << 20
+
+
+def attachment_share(attachment_count_max: int, worker_count: int) -> int:
+    """Of one worker: together they may serve a few more than the broker's limit, never fewer."""
+    return -(-attachment_count_max // worker_count)
+
+
+class LocalBudget:
+    """One worker's. `control_fd`: the control segment opened read-only, what clients are given of it; -1 where there are no local clients."""
+
+    def __init__(self, control_fd: int, attachment_count_max: int, credits: Credits | None):
+        self.control_fd = control_fd
+        self._attachment_count_max = attachment_count_max
+        self._credits = credits
+
+    @classmethod
+    def attach(cls, client: KeeperClient, lock_path: Path, config: Mapping[str, str], worker_count: int) -> LocalBudget:
+        """Raises OSError with the way out."""
+        attachment_count_max = int(broker_value(config, "local.attachments.max"))  # type: ignore[arg-type]
+        if attachment_count_max == 0:
+            return cls(-1, 0, None)
+        mebibytes = int(broker_value(config, "local.memory.max.bytes")) // MEBIBYTE  # type: ignore[arg-type]
+        name = client.welcome.control_name
+        credits = Credits.attach(local_memory(name), client.welcome.generation, lock_path, mebibytes, worker_count, "local.memory.max.bytes")
+        credits.adjust(0)
+        return cls(segments.open_read_only(name), attachment_share(attachment_count_max, worker_count), credits)
+
+    def adjust(self, used_bytes: int) -> bool:
+        """Leases or gives back; True when `apply` has something new to tell."""
+        return self._credits is not None and self._credits.adjust(-(-used_bytes // MEBIBYTE))
+
+    def apply(self, reactor: native.Reactor) -> None:
+        reactor.set_local_max(self._attachment_count_max, self._credits.granted * MEBIBYTE if self._credits is not None else 0)
+
+    def close(self) -> None:
+        if self._credits is not None:
+            self._credits.close()
+        if self.control_fd >= 0:
+            os.close(self.control_fd)
+            self.control_fd = -1
