@@ -22,6 +22,7 @@ def _describe(status: Status) -> dict[str, Any]:
         "host": status.host,
         "port": status.port,
         "metrics_port": status.metrics_port or None,
+        "client_socket": status.client_socket or None,
         "data_dir": status.data_dir,
         "started_ms": status.started_ms,
         "uptime_s": max(0, now - status.started_ms) // 1000,
@@ -34,8 +35,10 @@ def _describe(status: Status) -> dict[str, Any]:
             for one in status.processes
         ],
         "workers": [
-            {"index": index, "connections": connections, "partitions": partitions}
-            for index, (connections, partitions) in enumerate(zip(status.connections, status.partitions, strict=True))
+            {"index": index, "connections": connections, "partitions": partitions, "local_clients": local_clients, "local_bytes": local_bytes}
+            for index, (connections, partitions, local_clients, local_bytes) in enumerate(
+                zip(status.connections, status.partitions, status.local_clients, status.local_bytes, strict=True)
+            )
         ],
     }
 
@@ -55,14 +58,17 @@ def _show(about: dict[str, Any]) -> None:
     click.echo(f"{state} on {about['host']}:{about['port']}, up {duration(about['uptime_s'])}, data in {about['data_dir']}")
     metrics = f"metrics on http://127.0.0.1:{about['metrics_port']}/metrics, " if about["metrics_port"] else ""
     click.echo(f"{metrics}log level {about['log_level']}")
+    if about["client_socket"]:
+        mebibytes = sum(worker["local_bytes"] for worker in about["workers"]) / (1 << 20)
+        click.echo(f"local clients attach at {about['client_socket']}, {mebibytes:.0f} MiB of shared memory in use")
     click.echo()
     workers = {f"mqd-worker-{worker['index']}": worker for worker in about["workers"]}
     rows = []
     for one in about["processes"]:
         worker = workers.get(one["name"])
-        load = (worker["partitions"], worker["connections"]) if worker else ("", "")
+        load = (worker["partitions"], worker["connections"], worker["local_clients"]) if worker else ("", "", "")
         rows.append((one["name"], one["pid"], one["state"], duration(one["uptime_s"]), one["restart_count"], *load))
-    emit_table(("PROCESS", "PID", "STATE", "UP", "RESTARTS", "PARTITIONS", "CONNECTIONS"), rows)
+    emit_table(("PROCESS", "PID", "STATE", "UP", "RESTARTS", "PARTITIONS", "CONNECTIONS", "LOCAL"), rows)
 
 
 @click.command(short_help="Show a broker's processes, ports and partitions.")
@@ -70,7 +76,7 @@ def _show(about: dict[str, Any]) -> None:
 @click.option("--format", "output_format", type=click.Choice(["text", "json"]), help="Form of the output.  [default: text]")
 @click.pass_context
 def command(ctx: click.Context, data_dir: Path | None, output_format: str | None) -> int:
-    """Show the broker of a data directory: its processes, ports, partitions and connections per worker, uptime.
+    """Show the broker of a data directory: its processes, ports, partitions, connections and local clients (by shared memory) per worker, uptime.
 
     Exit status: 0 it is ready, 1 it runs but is not ready, 3 it does not run.
     """

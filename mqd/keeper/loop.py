@@ -459,6 +459,7 @@ class Keeper:
     def status(self) -> Status:
         control = self.resources.control
         host, port = self.resources.addresses[0]
+        local = [control.local_usage(worker) for worker in range(self.settings.worker_count)]
         return Status(
             ready=self.is_ready(),
             host=host,
@@ -470,6 +471,9 @@ class Keeper:
             partitions=control.partition_counts(),
             log_level=logging.level_name(control.log_level),
             metrics_port=self._metrics_port(),
+            local_clients=[clients for clients, _ in local],
+            local_bytes=[size_bytes for _, size_bytes in local],
+            client_socket=str(self.settings.places.client_socket) if self.resources.local_listener is not None else "",
         )
 
     def _metrics_port(self) -> int:

@@ -87,6 +87,9 @@ class Status(msgspec.Struct, tag=True, frozen=True):
     partitions: list[int]  # per worker
     log_level: str
     metrics_port: int
+    local_clients: list[int] = []  # attached by shared memory, per worker; counted in connections too
+    local_bytes: list[int] = []  # of their memory
+    client_socket: str = ""  # where they attach; "" = nowhere
 
 
 ToKeeper = Hello | Ready | StatusQuery | SetLogLevel
