@@ -7,14 +7,14 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
-HEADERS = ("mqd_native.h", "mqd_compact_api.h")
+HEADERS = ("mqd_native.h", "mqd_compact_api.h", "mqd_client.h")
 
 
 def declarations() -> str:
     """The public header as cffi's parser wants it: no C-only lines, no include guard."""
     text = "".join((HERE / name).read_text() for name in HEADERS)
     text = re.sub(r"/\* MQD_CDEF_OFF \*/.*?/\* MQD_CDEF_ON \*/", "", text, flags=re.S)
-    return re.sub(r"^#(ifndef|endif|define MQD_(NATIVE|COMPACT_API)_H).*$", "", text, flags=re.M)
+    return re.sub(r"^#(ifndef|endif|define MQD_\w+_H$).*$", "", text, flags=re.M)
 
 
 sources = sorted(os.path.relpath(path, HERE.parent) for path in HERE.glob("*.c"))

@@ -45,7 +45,7 @@ uint32_t mqd_client_response(struct mqd_client *client, const uint8_t **bytes);
  * called, the next wait returns at once), 0 = time-out, -1 EPIPE. */
 int mqd_client_wait(struct mqd_client *client, int64_t timeout_us);
 void mqd_client_wake(struct mqd_client *client);
-uint64_t mqd_client_free_bytes(const struct mqd_client *client);
+uint64_t mqd_client_free_bytes(const struct mqd_client *client); /* of the producer's memory, or without one of that for requests */
 
 /* ---- the producer ----------------------------------------------------------------------------------------------------- */
 
@@ -56,11 +56,11 @@ struct mqd_producer_options {
     int64_t producer_id;        /* -1 = not idempotent */
     const char *transactional_id; /* NULL = none */
     uint32_t batch_bytes;       /* a batch is closed when the next record would make it larger */
-    uint32_t batch_records_max;
+    uint32_t batch_records_max; /* 0 = 10000 */
     uint32_t inflight_max;      /* batches per partition that await an answer; at most 5 when idempotent */
     int64_t linger_us;
-    uint64_t buffer_bytes_max;  /* of batches that are open or unanswered; at most what the attachment's memory holds */
-    int16_t produce_version;    /* 12: transactions v2 */
+    uint64_t buffer_bytes_max;  /* 0 = no bound of its own; of batches that are open or unanswered; at most what the attachment's memory holds */
+    int16_t produce_version;    /* 9 to 12; 12: transactions v2 */
     int16_t reserved;
 };
 enum mqd_partitioner { /* librdkafka's names */
@@ -70,6 +70,7 @@ enum mqd_partitioner { /* librdkafka's names */
 int32_t mqd_partition_for(uint32_t partitioner, const uint8_t *key, int32_t key_bytes, int32_t partition_count, uint64_t *random_state); /* key_bytes -1 = no key */
 
 struct mqd_producer;
+/* One at a time on an attachment. MQD_E_FULL: what a producer before it has sent is still being read; wait, then again. */
 struct mqd_producer *mqd_producer_open(struct mqd_client *client, const struct mqd_producer_options *options);
 void mqd_producer_close(struct mqd_producer *producer); /* what is open or unanswered is forgotten */
 /* A topic gets a number, 0.. in the order of first calls; called again it changes the partition count (never down). */
@@ -92,9 +93,15 @@ struct mqd_record_columns { /* `count` records. A NULL array means: the same for
 /* Appends records in order. Returns how many were taken: less than `count` when the buffer is full (nothing is half taken) or at a record that is too large (MQD_E_INVALID
  * when it is the first). batch_of (NULL, or `count` numbers) tells the batch of each. -1: error. */
 int64_t mqd_producer_append(struct mqd_producer *producer, int32_t topic, const struct mqd_record_columns *records, uint64_t *batch_of);
+/* One record: value_bytes and key_bytes -1 = null, header_bytes 0 = no headers, partition -1 = the partitioner. The number of its batch (above 0), 0 = the buffer is full, -1: error. */
+int64_t mqd_producer_put(struct mqd_producer *producer, int32_t topic, int32_t partition, const uint8_t *value, int32_t value_bytes, const uint8_t *key, int32_t key_bytes,
+                         const uint8_t *headers, int32_t header_bytes, int64_t timestamp_ms);
+/* Records as an uncompressed batch in the caller's memory (`partition` columns are not looked at), for compressing and mqd_producer_append_batch: at most records_max (0 = all) and
+ * what fits. Returns its bytes, 0 when not even one record fits; *taken: how many records it holds. -1: error. */
+int64_t mqd_records_encode(const struct mqd_record_columns *records, uint32_t records_max, uint8_t *out, uint64_t out_bytes, uint32_t *taken);
 /* A batch whose records are encoded and perhaps compressed already (61-byte header and all but sequence, producer and CRC). */
 int mqd_producer_append_batch(struct mqd_producer *producer, int32_t topic, int32_t partition, const uint8_t *batch, uint32_t size_bytes, uint64_t *number);
-/* Closes and sends what has lingered long enough (or everything), as far as inflight_max allows. */
+/* Closes and sends what has lingered long enough (or everything), as far as inflight_max allows; what it does not allow follows by mqd_client_poll. now_us: CLOCK_MONOTONIC. */
 int mqd_producer_send(struct mqd_producer *producer, int64_t now_us, int everything);
 int64_t mqd_producer_next_send_us(const struct mqd_producer *producer); /* when a batch will have lingered; INT64_MAX = none is open */
 
@@ -107,14 +114,19 @@ struct mqd_delivery { /* what became of a batch */
     int16_t error;            /* Kafka's, 0 = written */
     int16_t reserved;
 };
-/* Outcomes, oldest first. A batch with an error stays the producer's until mqd_producer_retry or mqd_producer_drop was called with its number. */
+/* Outcomes, oldest first. A batch with an error stays the producer's until mqd_producer_retry or mqd_producer_drop was called with its number; meanwhile nothing behind it in its
+ * partition is sent. An idempotent producer tells the first error of a partition: what failed behind it is sent again behind it. A broker that has the batch already (46) counts as
+ * success. */
 uint32_t mqd_producer_deliveries(struct mqd_producer *producer, struct mqd_delivery *out, uint32_t capacity);
 /* Again, in its old place before all later batches of its partition; those that failed behind it because of it follow by themselves. */
 int mqd_producer_retry(struct mqd_producer *producer, uint64_t batch);
+/* Forgets a batch: open, waiting, failed, or sent (it may yet be written; nothing is told of it). When one that was sent is dropped from an idempotent producer its sequences are
+ * missing: the broker answers 45 to the next ones until the identity is changed. */
 int mqd_producer_drop(struct mqd_producer *producer, uint64_t batch);
-/* All batches to another attachment (the worker had died): copied, in order, unanswered ones are sent again. The old client is closed. */
+/* All batches to another attachment (the worker had died): copied, in order, unanswered ones are sent again. The old client is closed.
+ * -1: nothing was changed; MQD_E_FULL: the new attachment has less memory than the batches need. */
 int mqd_producer_move(struct mqd_producer *producer, struct mqd_client *to);
-int mqd_producer_set_identity(struct mqd_producer *producer, int64_t producer_id, int16_t producer_epoch); /* nothing may be open or unanswered; sequences begin at 0 */
+int mqd_producer_set_identity(struct mqd_producer *producer, int64_t producer_id, int16_t producer_epoch); /* nothing may be sent and unanswered; sequences begin at 0, also of what waits */
 uint64_t mqd_producer_outstanding_records(const struct mqd_producer *producer);
 uint64_t mqd_producer_outstanding_bytes(const struct mqd_producer *producer);
 

@@ -41,10 +41,11 @@ struct mqd_response {
 struct mqd_client {
     struct mqd_client *next, **link; /* of all clients of the process: mqd_client_fork.c */
     int gone;           /* wait. 0; MQD_E_INVALID in a child, EPIPE, MQD_E_CORRUPT: every call fails with it */
-    bool idle_counted;  /* see mqd_client_poll */
+    const char *gone_message;
+    bool child;         /* of a fork */
     uint32_t idle_polls;
     uint32_t worker, spin_us;
-    int socket_fd, to_worker_fd, to_client_fd;
+    int socket_fd, to_worker_fd, to_client_fd, wake_fd;
     void *control;      /* read-only */
     size_t control_bytes;
     const struct mqd_worker_slot *worker_slot;
@@ -62,14 +63,14 @@ struct mqd_client {
     uint64_t published;
     uint64_t head;      /* wait: as last dealt with */
     uint64_t reply_head;
+    uint32_t unanswered; /* submissions before `tail` that are answered by being passed */
     uint32_t wants_room; /* wait: somebody looks for submission_head */
-    uint32_t signalled;  /* wait: to_client was written, or mqd_client_wake called */
+    uint32_t signalled;  /* wait: to_client or wake_fd was written */
     struct mqd_submitted *submitted; /* submission_count of them */
     uint64_t request_tail, request_head; /* bytes of the ring of requests, ever growing */
 
     struct mqd_response *arriving; /* begun in the reply ring; `arrived` of its bytes are here */
     uint32_t arrived;
-    bool skipping;      /* the arriving one is nobody's */
     struct mqd_response *first_response, **last_response, *taken;
 
     struct mqd_producer *producer; /* one at a time */
@@ -93,9 +94,10 @@ bool mqd_client_push(struct mqd_client *client, uint64_t offset, uint32_t size_b
 void mqd_client_enlist(struct mqd_client *client);
 void mqd_client_delist(struct mqd_client *client);
 
-/* mqd_client_produce.c: called by the attachment */
+/* mqd_client_producer.c: called by the attachment */
 int mqd_producer_on_answer(struct mqd_producer *producer, const uint8_t *bytes, uint32_t size_bytes); /* from the correlation id on; -1: not a response that could be */
 void mqd_producer_on_passed(struct mqd_producer *producer, uint32_t batch);                            /* acks=0 */
 void mqd_producer_pump(struct mqd_producer *producer);                                                 /* sends what waited for an answer */
+void mqd_producer_on_close(struct mqd_producer *producer);                                             /* the attachment goes: the producer is without one until it is moved */
 
 #endif

@@ -1,0 +1,339 @@
+"""The local client's C core for Python: attachments and producers of native/mqd_client.h, one thin method per function.
+
+1. A failing call raises NativeError; `errno` EPIPE = the worker at the other end has ended (attach again, `Producer.move`). What is full answers False, 0 or fewer than asked.
+2. Buffers given to a call are read during it only; nothing of the caller's is kept.
+3. A Client that its producer has moved away from is closed by the move: closing it again does nothing.
+
+Concurrency: one thread at a time for a Client and the Producer on it; only Client.wait and Client.wake may run beside. Calls release the GIL.
+"""
+
+from __future__ import annotations
+
+import os
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+
+from mqd.native.core import E_FULL, E_INVALID, NativeError, bytes_of, check, enumeration, failure, ffi, lib
+
+CORRELATION_ID_END = 1 << 30  # of requests by Client.submit; from here on they are the producer's
+INT64_MAX = (1 << 63) - 1  # Producer.next_send_us: no batch is open
+
+Partitioner = IntEnum("Partitioner", enumeration("mqd_partitioner", "MQD_PARTITIONER_"))  # RANDOM ... FNV1A_RANDOM
+
+
+def partition_for(partitioner: int, key: bytes | None, partition_count: int, random_state: Any = None) -> int:
+    """The partition of a key, as librdkafka's partitioner of that name gives it. random_state: ffi.new("uint64_t *"), for those that take any."""
+    if random_state is None:
+        random_state = ffi.new("uint64_t *", int.from_bytes(os.urandom(8), "little"))
+    return lib.mqd_partition_for(partitioner, key if key is not None else ffi.NULL, -1 if key is None else len(key), partition_count, random_state)
+
+
+class Client:
+    """An attachment to a broker of this host. `data_bytes` is memory for requests and batches; `request_bytes` the part of it for `submit` (a consumer gives all of it).
+
+    Raises NativeError: ENOENT or ECONNREFUSED (no broker), EACCES, ETIMEDOUT, E_LAYOUT (another build), or what the broker refuses with."""
+
+    __slots__ = ("_bytes", "_pointer", "worker")
+
+    def __init__(
+        self,
+        socket_path: str | os.PathLike[str],
+        client_id: str = "mqd",
+        *,
+        data_bytes: int = 0,
+        reply_bytes: int = 0,
+        submission_count: int = 0,
+        request_bytes: int = 0,
+        timeout_ms: int = 0,
+        spin_us: int = 0,
+    ) -> None:
+        self._pointer = ffi.NULL
+        path, name = ffi.new("char[]", os.fsencode(socket_path)), ffi.new("char[]", client_id.encode()[:63])
+        options = ffi.new("struct mqd_client_options *")
+        options.socket_path, options.client_id = path, name
+        options.data_bytes, options.reply_bytes, options.submission_count, options.request_bytes = data_bytes, reply_bytes, submission_count, request_bytes
+        options.timeout_ms, options.spin_us = timeout_ms, spin_us
+        self._pointer = lib.mqd_client_open(options)
+        if self._pointer == ffi.NULL:
+            raise failure(socket_path)
+        self._bytes = ffi.new("uint8_t **")
+        self.worker: int = lib.mqd_client_worker(self._pointer)
+
+    @property
+    def pointer(self) -> Any:
+        """struct mqd_client *, for readers on this attachment."""
+        if self._pointer == ffi.NULL:
+            raise NativeError(E_INVALID, "this attachment was closed")
+        return self._pointer
+
+    @property
+    def control(self) -> Any:
+        """The control segment, read-only: void *."""
+        return lib.mqd_client_control(self.pointer)
+
+    @property
+    def free_bytes(self) -> int:
+        return lib.mqd_client_free_bytes(self.pointer)
+
+    def submit(self, frame: bytes) -> bool:
+        """A whole request from the api key on; its correlation id below CORRELATION_ID_END. False: no room now (wait, then again). Visible to the broker after flush()."""
+        if lib.mqd_client_submit(self.pointer, frame, len(frame)) == 0:
+            return True
+        error = failure()
+        if error.code != E_FULL:
+            raise error
+        return False
+
+    def flush(self) -> None:
+        lib.mqd_client_flush(self.pointer)
+
+    def poll(self) -> None:
+        """Takes in what came."""
+        if lib.mqd_client_poll(self.pointer) < 0:
+            raise failure()
+
+    def response(self) -> bytes | None:
+        """The next response to a submitted request, from the correlation id on; None = none has come."""
+        size = lib.mqd_client_response(self.pointer, self._bytes)
+        return ffi.buffer(self._bytes[0], size)[:] if size else None
+
+    def wait(self, timeout_us: int = -1) -> int:
+        """Until something has come (1: poll) or the time is over (0). Any thread."""
+        return check(lib.mqd_client_wait(self.pointer, timeout_us))
+
+    def wake(self) -> None:
+        """Ends a wait. Any thread, not after close."""
+        if self._pointer != ffi.NULL:
+            lib.mqd_client_wake(self._pointer)
+
+    def close(self) -> None:
+        if self._pointer != ffi.NULL:
+            pointer, self._pointer = self._pointer, ffi.NULL
+            lib.mqd_client_close(pointer)
+
+
+class Delivery(msgspec.Struct, frozen=True, gc=False):
+    """struct mqd_delivery: what became of a batch. error: Kafka's code, 0 = written; then base_offset -1 = unknown place. timestamp_ms: log append time or -1."""
+
+    batch: int
+    topic: int
+    partition: int
+    base_offset: int
+    timestamp_ms: int
+    record_count: int
+    error: int
+
+
+class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """struct mqd_producer_options."""
+
+    acks: int = -1
+    producer_id: int = -1
+    producer_epoch: int = -1
+    request_timeout_ms: int = 30000
+    transactional_id: str | None = None
+    batch_bytes: int = 1000000
+    batch_records_max: int = 10000
+    inflight_max: int = 1000000
+    linger_us: int = 5000
+    buffer_bytes_max: int = 0
+    produce_version: int = 11
+
+
+class Columns(msgspec.Struct, kw_only=True, gc=False):
+    """struct mqd_record_columns: buffers (bytes, numpy arrays), or None = the same for all. `values` one after another; int32 sizes, -1 = null; int64 times."""
+
+    count: int
+    values: Any = None
+    value_bytes: Any = None
+    fixed_value_bytes: int = -1
+    keys: Any = None
+    key_bytes: Any = None
+    headers: Any = None
+    header_bytes: Any = None
+    partitions: Any = None
+    partition: int = -1
+    timestamps_ms: Any = None
+    timestamp_ms: int = 0
+
+    def _sizes(self, name: str) -> tuple[Any, int]:
+        """An int32 column and the bytes it adds up to. Raises NativeError (E_INVALID) when it has not `count` elements."""
+        import numpy
+
+        column = numpy.ascontiguousarray(getattr(self, name), dtype=numpy.int32)
+        if len(column) < self.count:
+            raise NativeError(E_INVALID, f"{name} has {len(column)} elements, there are {self.count} records")
+        column = column[: self.count]
+        return column, int(numpy.maximum(column, 0, dtype=numpy.int64).sum()) if self.count else 0
+
+    def _blobs(self, native: Any, held: list[Any], blobs: str, sizes: str) -> None:
+        column, total = self._sizes(sizes)
+        held.append(column)
+        setattr(native, sizes, ffi.from_buffer("int32_t[]", column))
+        self._bytes(native, held, blobs, total)
+
+    def _bytes(self, native: Any, held: list[Any], name: str, total: int) -> None:
+        memory = bytes_of(getattr(self, name) if getattr(self, name) is not None else b"", writable=False)
+        if len(memory) < total:
+            raise NativeError(E_INVALID, f"{name} has {len(memory)} bytes, its sizes add up to {total}")
+        held.append(memory)
+        setattr(native, name, memory)
+
+    def native(self) -> tuple[Any, list[Any]]:
+        """The C struct, and what has to live as long as it."""
+        native, held = ffi.new("struct mqd_record_columns *"), []
+        native.count, native.fixed_value_bytes = self.count, self.fixed_value_bytes
+        native.partition, native.timestamp_ms = self.partition, self.timestamp_ms
+        if self.value_bytes is not None:
+            self._blobs(native, held, "values", "value_bytes")
+        else:
+            self._bytes(native, held, "values", self.count * max(self.fixed_value_bytes, 0))
+        if self.key_bytes is not None:
+            self._blobs(native, held, "keys", "key_bytes")
+        if self.header_bytes is not None:
+            self._blobs(native, held, "headers", "header_bytes")
+        if self.partitions is not None:
+            column = self._sizes("partitions")[0]
+            held.append(column)
+            native.partitions = ffi.from_buffer("int32_t[]", column)
+        if self.timestamps_ms is not None:
+            import numpy
+
+            times = numpy.ascontiguousarray(self.timestamps_ms, dtype=numpy.int64)
+            if len(times) < self.count:
+                raise NativeError(E_INVALID, f"timestamps_ms has {len(times)} elements, there are {self.count} records")
+            held.append(times)
+            native.timestamps_ms = ffi.from_buffer("int64_t[]", times)
+        return native, held
+
+
+class Producer:
+    """Batches on an attachment. Order of life of a batch, retry and drop: native/mqd_client.h."""
+
+    __slots__ = ("_client", "_deliveries", "_pointer", "_put")
+
+    DELIVERIES_MAX = 512  # of one call
+
+    def __init__(self, client: Client, options: ProducerOptions) -> None:
+        self._pointer = ffi.NULL
+        native = ffi.new("struct mqd_producer_options *")
+        for name in options.__struct_fields__:
+            if name != "transactional_id":
+                setattr(native, name, getattr(options, name))
+        transactional_id = ffi.new("char[]", options.transactional_id.encode()) if options.transactional_id is not None else ffi.NULL
+        native.transactional_id = transactional_id
+        self._pointer = lib.mqd_producer_open(client.pointer, native)
+        if self._pointer == ffi.NULL:
+            raise failure()
+        self._client = client
+        self._deliveries = ffi.new("struct mqd_delivery[]", self.DELIVERIES_MAX)
+        self._put = lib.mqd_producer_put
+
+    @property
+    def client(self) -> Client:
+        return self._client
+
+    @property
+    def pointer(self) -> Any:
+        """struct mqd_producer *: whoever calls lib himself on a hot path."""
+        if self._pointer == ffi.NULL:
+            raise NativeError(E_INVALID, "this producer was closed")
+        return self._pointer
+
+    def topic(self, name: str, partition_count: int, partitioner: int) -> int:
+        """The topic's number; again: more partitions."""
+        return check(lib.mqd_producer_topic(self.pointer, name.encode(), partition_count, partitioner))
+
+    def put(self, topic: int, partition: int, value: bytes | None, key: bytes | None, headers: bytes | None, timestamp_ms: int) -> int:
+        """One record; partition -1 = the partitioner. The number of its batch, 0 = full. `headers` encoded as in a record."""
+        number = self._put(
+            self._pointer,
+            topic,
+            partition,
+            value if value is not None else ffi.NULL,
+            len(value) if value is not None else -1,
+            key if key is not None else ffi.NULL,
+            len(key) if key is not None else -1,
+            headers or ffi.NULL,
+            len(headers) if headers else 0,
+            timestamp_ms,
+        )
+        if number < 0:
+            raise failure()
+        return number
+
+    def append(self, topic: int, columns: Columns, batch_of: Any = None) -> int:
+        """How many records were taken, in order. batch_of: a writable buffer of uint64, `count` of them. NativeError (E_INVALID) when the first is impossible."""
+        native, held = columns.native()
+        out = ffi.NULL
+        if batch_of is not None:
+            out = ffi.from_buffer("uint64_t[]", batch_of, require_writable=True)
+            if len(out) < columns.count:
+                raise NativeError(E_INVALID, f"batch_of has {len(out)} elements, there are {columns.count} records")
+        taken = lib.mqd_producer_append(self.pointer, topic, native, out)
+        held.clear()
+        return check(taken)
+
+    def append_batch(self, topic: int, partition: int, batch: Any) -> int:
+        """A whole encoded batch, e.g. a compressed one. Its number, 0 = full."""
+        memory, number = bytes_of(batch, writable=False), ffi.new("uint64_t *")
+        if lib.mqd_producer_append_batch(self.pointer, topic, partition, memory, len(memory), number) == 0:
+            return number[0]
+        error = failure()
+        if error.code != E_FULL:
+            raise error
+        return 0
+
+    def send(self, now_us: int, everything: bool = False) -> None:
+        """now_us: time.monotonic_ns() // 1000."""
+        if lib.mqd_producer_send(self.pointer, now_us, everything) < 0:
+            raise failure()
+
+    def next_send_us(self) -> int:
+        """Of the clock of send()."""
+        return lib.mqd_producer_next_send_us(self.pointer)
+
+    def deliveries(self) -> list[Delivery]:
+        """Up to DELIVERIES_MAX outcomes, oldest first."""
+        out = self._deliveries
+        count = lib.mqd_producer_deliveries(self.pointer, out, self.DELIVERIES_MAX)
+        return [Delivery(d.batch, d.topic, d.partition, d.base_offset, d.timestamp_ms, d.record_count, d.error) for d in out[0:count]]
+
+    def retry(self, batch: int) -> None:
+        check(lib.mqd_producer_retry(self.pointer, batch))
+
+    def drop(self, batch: int) -> None:
+        check(lib.mqd_producer_drop(self.pointer, batch))
+
+    def move(self, to: Client) -> None:
+        """All batches to another attachment; the old Client is closed. When this raises nothing was moved."""
+        check(lib.mqd_producer_move(self.pointer, to.pointer))
+        self._client._pointer, self._client = ffi.NULL, to
+
+    def set_identity(self, producer_id: int, producer_epoch: int) -> None:
+        check(lib.mqd_producer_set_identity(self.pointer, producer_id, producer_epoch))
+
+    @property
+    def outstanding_records(self) -> int:
+        return lib.mqd_producer_outstanding_records(self.pointer)
+
+    @property
+    def outstanding_bytes(self) -> int:
+        return lib.mqd_producer_outstanding_bytes(self.pointer)
+
+    def close(self) -> None:
+        """Before its Client is closed."""
+        if self._pointer != ffi.NULL:
+            pointer, self._pointer = self._pointer, ffi.NULL
+            lib.mqd_producer_close(pointer)
+
+
+def records_encode(columns: Columns, out: Any, records_max: int = 0) -> tuple[int, int]:
+    """An uncompressed batch of the first records in `out` (writable buffer): (its bytes, its records); (0, 0) when not even one fits."""
+    native, held = columns.native()
+    memory, taken = bytes_of(out), ffi.new("uint32_t *")
+    size = check(lib.mqd_records_encode(native, records_max, memory, len(memory), taken))
+    held.clear()
+    return size, taken[0]
