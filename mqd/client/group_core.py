@@ -103,7 +103,17 @@ class GroupCore:
     @property
     def generation(self) -> int:
         """What a commit names as generation_id_or_member_epoch; -1: no member."""
-        return self.epoch if self.state is State.MEMBER else -1
+        stands = self.state is State.MEMBER or (self.state is State.LEAVING and self._was_member and not self._is_leaving_sent)
+        return self.epoch if stands and self.epoch > 0 else -1
+
+    @property
+    def wants_poll(self) -> bool:
+        """Polled changes something."""
+        return self.state is State.STALE
+
+    def timeout_s(self, _send: Send) -> float | None:
+        """How long a request may take; None: as any other."""
+        return None
 
     # -- events ----------------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,128 @@
+"""Commits of a consumer: one under way at a time, in the order they were asked for, tried again while the coordinator is away or the member's epoch has moved.
+
+    C1  a commit that is tried again is tried before all later ones: an older offset never replaces a newer one
+    C2  every commit ends once: `outcome` is set, then its callback is called (by whoever serves callbacks)
+Bounds: QUEUE_MAX commits wait; further ones are refused with _QUEUE_FULL. A commit that has not come through after its time-out ends with the last error.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from mqd.client import requests
+from mqd.client.coordinator import Coordinator
+from mqd.client.inbox import Inbox
+from mqd.client.messages import KafkaError, KafkaException, broker_error, local_error
+from mqd.client.offsets import COMMIT_VERSION_MAX, COORDINATOR_AWAY, STALE, Committed, Key, PartitionResult, commit_request, read_commit
+from mqd.protocol.errors import ErrorCode
+
+QUEUE_MAX = 10_000
+AGAIN_S = 0.1
+_AGAIN_LOCAL = frozenset({KafkaError._TRANSPORT, KafkaError._TIMED_OUT})
+
+OnCommit = Callable[[KafkaError | None, list[PartitionResult]], None]
+
+
+class Commit:
+    """`outcome`: None while under way, then (error of all, or None; per partition)."""
+
+    __slots__ = ("deadline", "offsets", "on_commit", "outcome", "result")
+
+    def __init__(self, offsets: dict[Key, Committed], on_commit: OnCommit | None, deadline: float) -> None:
+        self.offsets, self.on_commit, self.deadline = offsets, on_commit, deadline
+        self.outcome: tuple[KafkaError | None, list[PartitionResult]] | None = None
+        self.result: dict[Key, int] = {}
+
+
+class Commits:
+    """`identity()` -> (member id, generation). Everything on the application's thread."""
+
+    def __init__(self, attachment: Any, inbox: Inbox, group_id: str, instance_id: str | None, identity: Callable[[], tuple[str, int]], on_committed: Callable[[Key, int], None], coordinator: Coordinator) -> None:
+        self._attachment, self._inbox, self._coordinator = attachment, inbox, coordinator
+        self._group_id, self._instance_id, self._identity, self._on_committed = group_id, instance_id, identity, on_committed
+        self._waiting: deque[Commit] = deque()
+        self._under_way: Commit | None = None
+        self._again_at = 0.0
+        self.finished: deque[Commit] = deque()  # whose callbacks are to be called
+
+    @property
+    def is_busy(self) -> bool:
+        return self._under_way is not None or bool(self._waiting)
+
+    @property
+    def due(self) -> float:
+        """When advance() has something to do; infinity: after an answer."""
+        return self._again_at if self._waiting and self._under_way is None else float("inf")
+
+    def add(self, offsets: dict[Key, Committed], on_commit: OnCommit | None, timeout_s: float) -> Commit:
+        """Raises KafkaException (_QUEUE_FULL)."""
+        if len(self._waiting) >= QUEUE_MAX:
+            raise KafkaException(local_error(KafkaError._QUEUE_FULL, f"{QUEUE_MAX} commits wait for the coordinator"))
+        commit = Commit(offsets, on_commit, time.monotonic() + timeout_s)
+        self._waiting.append(commit)
+        self.advance()
+        return commit
+
+    def advance(self) -> None:
+        if self._under_way is not None or not self._waiting or time.monotonic() < self._again_at:
+            return
+        commit = self._under_way = self._waiting.popleft()
+        member_id, generation = self._identity()
+        message = commit_request(self._group_id, member_id, generation, self._instance_id, commit.offsets)
+        try:
+            version = self._attachment.api.pick(requests.OFFSET_COMMIT, COMMIT_VERSION_MAX)
+            self._attachment.send(requests.OFFSET_COMMIT, version, message, lambda response, error: self._inbox.put(self._on_response, commit, response, error))
+        except KafkaException as problem:
+            self._end(commit, problem.args[0])
+
+    def _on_response(self, commit: Commit, response: Any, error: KafkaError | None) -> None:
+        if commit is not self._under_way:
+            return
+        if error is not None:
+            self._again_or_end(commit, error, error.code() in _AGAIN_LOCAL)
+            return
+        codes = read_commit(response)
+        bad = next((code for code in codes.values() if code), 0)
+        if bad in COORDINATOR_AWAY:
+            self._coordinator.ask()
+        if bad in COORDINATOR_AWAY or bad in STALE or bad == ErrorCode.UNSTABLE_OFFSET_COMMIT:
+            self._again_or_end(commit, broker_error(bad, "commit"), True)
+            return
+        commit.result = codes
+        for key, code in codes.items():
+            if not code:
+                self._on_committed(key, commit.offsets[key].offset)
+        whole = bad if bad and all(code == bad for code in codes.values()) else 0
+        self._end(commit, broker_error(whole, "commit") if whole else None)
+
+    def _again_or_end(self, commit: Commit, error: KafkaError, is_worth_it: bool) -> None:
+        if not is_worth_it or time.monotonic() >= commit.deadline:
+            self._end(commit, error)
+            return
+        self._under_way = None
+        self._waiting.appendleft(commit)
+        self._again_at = time.monotonic() + AGAIN_S
+
+    def _end(self, commit: Commit, error: KafkaError | None) -> None:
+        self._under_way = None
+        results = []
+        for (topic, index), one in commit.offsets.items():
+            code = commit.result.get((topic, index), 0)
+            outcome = broker_error(code, "commit") if code else error
+            results.append(PartitionResult(topic, index, one.offset, one.metadata, one.leader_epoch, outcome))
+        commit.outcome = error, results
+        if commit.on_commit is not None:
+            self.finished.append(commit)
+            self._inbox.notice()
+        self.advance()
+
+    def give_up(self, error: KafkaError) -> None:
+        """Nobody will send them any more."""
+        while self._under_way is not None or self._waiting:
+            commit, self._under_way = self._under_way or self._waiting.popleft(), None
+            self._waiting, waiting = deque(), self._waiting
+            self._end(commit, error)
+            self._waiting = waiting

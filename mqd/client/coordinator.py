@@ -1,0 +1,85 @@
+"""Where a group's coordinator is. On shared memory it is always this broker; but only who asks for it makes a broker that never had a group prepare to be one.
+
+Asked when the consumer is made, and again when an answer says that the coordinator is away. Until the first answer nothing is sent to it: `when_known` waits.
+Concurrency: with the attachment's lock held, but `ask` and `when_known`, which take it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from mqd.client import requests
+from mqd.client.messages import KafkaError, KafkaException
+from mqd.protocol.messages import FindCoordinatorRequest
+
+AGAIN_S = 0.1
+WAIT_MAX_S = 5.0  # then it is tried without
+_VERSION_MAX = 6
+
+
+class Coordinator:
+    def __init__(self, attachment: Any, group_id: str) -> None:
+        self._attachment, self._group_id = attachment, group_id
+        self._is_known = self._is_under_way = False
+        self._waiting: list[Callable[[], None]] = []
+        self._again_at: float | None = None
+        self._give_up_at = time.monotonic() + WAIT_MAX_S
+        attachment.subscribe(self)
+        self.ask()
+
+    def ask(self) -> None:
+        """Soon, without waiting."""
+        with self._attachment.lock:
+            if not self._is_under_way and self._again_at is None:
+                self._again_at = time.monotonic()
+                self._send()
+
+    def when_known(self, then: Callable[[], None]) -> None:
+        """Calls it now or soon, with the attachment's lock held."""
+        with self._attachment.lock:
+            if self._is_known:
+                then()
+            else:
+                self._waiting.append(then)
+
+    def _send(self) -> None:
+        attachment = self._attachment
+        if attachment.is_closed or not attachment.attached:
+            return
+        version = attachment.api.pick(requests.FIND_COORDINATOR, _VERSION_MAX)
+        message = FindCoordinatorRequest(coordinator_keys=[self._group_id]) if version >= 4 else FindCoordinatorRequest(key=self._group_id)
+        self._is_under_way, self._again_at = True, None
+        try:
+            attachment.send(requests.FIND_COORDINATOR, version, message, self._on_response)
+        except KafkaException:
+            self._is_under_way = False
+
+    def _on_response(self, response: Any, error: KafkaError | None) -> None:
+        self._is_under_way = False
+        code = response.coordinators[0].error_code if error is None and response.coordinators else getattr(response, "error_code", 0)
+        if error is None and not code:
+            self._known()
+        else:
+            self._again_at = time.monotonic() + AGAIN_S
+
+    def _known(self) -> None:
+        self._is_known = True
+        waiting, self._waiting = self._waiting, []
+        for then in waiting:
+            then()
+
+    def on_turn(self, now: float) -> float | None:
+        if self._waiting and now >= self._give_up_at:
+            self._known()
+        if self._again_at is not None and now >= self._again_at and not self._is_under_way:
+            self._send()
+        return self._again_at
+
+    def on_lost(self, _error: KafkaError) -> None:
+        pass
+
+    def on_reattached(self, _old: Any, _new: Any) -> None:
+        if not self._is_known:
+            self._again_at = time.monotonic()

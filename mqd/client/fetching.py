@@ -1,0 +1,358 @@
+"""A consumer's way to its records: where each partition begins, who is read next, and how it sleeps while there is nothing to read.
+
+Records are read from mapped segments by readers (reading.py) without a request. Only who has read everything asks the broker: one Fetch for positions alone, with all partitions that are
+read to their end, which the broker answers when one of them has grown. It has a connection of its own (`data`), since answers keep their order and it may wait for long.
+
+    F1  at most one Fetch for positions is under way. `covered` says what it waits for; while somebody waits for what it does not cover, the wait ends after UNCOVERED_WAIT_S
+    F2  a partition's begin is asked for in the background: the group's committed offset, else auto.offset.reset; an answer counts only with the serial it was asked with
+    F3  an error of a partition is told once until it changes, and tried again
+    F4  a Fetch that was answered without anything to be read behind it is followed by a pause (PAUSE_MIN_S..PAUSE_MAX_S): no error makes a busy loop
+Concurrency: the application's thread, but the answers' way into the inbox.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from mqd.client import offsets, requests
+from mqd.client.consumer_config import EARLIEST, ERROR, ConsumerConfig
+from mqd.client.coordinator import Coordinator
+from mqd.client.inbox import Inbox
+from mqd.client.messages import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, Message, broker_error, local_error
+from mqd.client.offsets import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, Key
+from mqd.client.partitions import Part, Parts, Phase
+from mqd.protocol.errors import ErrorCode
+
+PARK_S = 10.0
+UNCOVERED_WAIT_S = 0.05
+PAUSE_MIN_S, PAUSE_MAX_S = 0.001, 0.1
+TOPIC_AGAIN_S = 0.5
+OUT_OF_RANGE = int(ErrorCode.OFFSET_OUT_OF_RANGE)
+UNKNOWN = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID})
+_LATER = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.OFFSET_NOT_AVAILABLE, ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH})
+_INFINITY = float("inf")
+
+
+class Fetcher:
+    """`open_reader(native, topic_id, partition_index, offset, isolation_level)`: a reader of reading.py. `control`: the attachment for requests; `data`: for the Fetch that waits."""
+
+    def __init__(self, config: ConsumerConfig, control: Any, coordinator: Coordinator, data: Any, inbox: Inbox, parts: Parts, open_reader: Callable[..., Any]) -> None:
+        self._coordinator = coordinator
+        self._config, self._control, self._data, self._inbox, self._parts, self._open_reader = config, control, data, inbox, parts, open_reader
+        self.events: deque[Message] = deque()  # errors and ends of partitions, for the application
+        self._covered: dict[tuple[bytes, int], int] | None = None
+        self._fetch_serial = 0
+        self._generation = data.generation
+        self._pause_s = 0.0
+        self._pause_until = 0.0
+        self._metadata_version = -1
+        self._metadata_asked_at = 0.0
+        self._starting = False  # somebody is not ACTIVE
+        self._records_read = 0
+
+    # -- beginning --------------------------------------------------------------------------------------------------------------
+
+    def start(self, parts: Iterable[Part]) -> None:
+        """From `start` on: an offset, or OFFSET_BEGINNING, OFFSET_END, OFFSET_STORED, OFFSET_INVALID."""
+        for part in parts:
+            part.serial += 1
+            part.phase = Phase.TOPIC
+            self._starting = True
+        self.advance()
+
+    def advance(self) -> None:
+        """Everybody one step further who can be."""
+        if not self._starting:
+            return
+        now = time.monotonic()
+        committed: list[Part] = []
+        listed: list[Part] = []
+        self._starting = False
+        for part in self._parts:
+            if part.phase is Phase.FAILED and now >= part.retry_at:
+                part.phase = Phase.TOPIC
+            if part.phase is Phase.TOPIC:
+                self._find_topic(part, now)
+            if part.phase is Phase.COMMITTED:
+                committed.append(part)
+            elif part.phase is Phase.LIST:
+                listed.append(part)
+            self._starting = self._starting or part.phase is not Phase.ACTIVE
+        if committed:
+            self._ask_committed(committed)
+        if listed:
+            self._ask_listed(listed)
+
+    @property
+    def due(self) -> float:
+        """When advance() has something to do that no answer brings."""
+        if not self._starting:
+            return _INFINITY
+        times = [part.retry_at for part in self._parts if part.phase is Phase.FAILED]
+        if any(part.phase is Phase.TOPIC for part in self._parts):
+            times.append(self._metadata_asked_at + TOPIC_AGAIN_S)
+        return min(times, default=_INFINITY)
+
+    def _find_topic(self, part: Part, now: float) -> None:
+        info = self._control.metadata.topics.get(part.topic)
+        if info is None or info.error or part.index >= info.partition_count:
+            known = self._metadata_version != self._control.metadata.version and info is not None
+            if known:
+                problem = offsets.unknown_partition(part.topic, part.index, info)
+                self._fail(part, problem or local_error(KafkaError._UNKNOWN_PARTITION))
+            if now >= self._metadata_asked_at + TOPIC_AGAIN_S or self._metadata_asked_at == 0.0:
+                self._metadata_asked_at = now
+            self._control.metadata.refresh([part.topic], bool(self._config["allow.auto.create.topics"]))
+            return
+        part.topic_id = info.topic_id
+        if part.start >= 0:
+            self._activate(part, part.start)
+        elif part.start in (OFFSET_BEGINNING, OFFSET_END):
+            part.timestamp, part.phase = (EARLIEST_TIMESTAMP if part.start == OFFSET_BEGINNING else LATEST_TIMESTAMP), Phase.LIST
+        else:
+            part.phase = Phase.COMMITTED
+
+    def _activate(self, part: Part, offset: int) -> None:
+        part.fetched = offset
+        part.eof_told = -1
+        try:
+            if part.reader is None:
+                part.reader = self._open_reader(self._data.native, part.topic_id, part.index, offset, self._config.isolation_level)
+            else:
+                part.reader.seek(offset)
+        except OSError as problem:
+            self._again(part, local_error(KafkaError._TRANSPORT, str(problem), retriable=True))
+            return
+        part.phase, part.told = Phase.ACTIVE, 0
+
+    def _ask(self, api_key: int, version_max: int, message: object, parts: list[Part], handler: Callable[..., None]) -> None:
+        asked = [(part, part.serial) for part in parts]
+        for part in parts:
+            part.phase = Phase.ASKING
+        version = self._control.api.pick(api_key, version_max)
+        self._control.send(api_key, version, message, lambda response, error: self._inbox.put(self._on_begin, handler, asked, response, error))
+
+    def _on_begin(self, handler: Callable[..., None], asked: list[tuple[Part, int]], response: Any, error: KafkaError | None) -> None:
+        for part, serial in asked:
+            if part.serial == serial and part.phase is Phase.ASKING:
+                if error is not None:
+                    self._again(part, error)
+                else:
+                    handler(part, response)
+        self.advance()
+
+    def _ask_committed(self, parts: list[Part]) -> None:
+        message = offsets.committed_request(self._config["group.id"], [part.key for part in parts], bool(self._config.isolation_level))
+        asked = [(part, part.serial) for part in parts]
+        for part in parts:
+            part.phase = Phase.ASKING
+        version = self._control.api.pick(requests.OFFSET_FETCH, offsets.FETCH_VERSION_MAX)
+        self._coordinator.when_known(
+            lambda: self._control.send(
+                requests.OFFSET_FETCH, version, message, lambda response, error: self._inbox.put(self._on_begin, self._on_committed, asked, response, error)
+            )
+        )
+
+    def _on_committed(self, part: Part, response: Any) -> None:
+        code, found = offsets.read_committed(response).get(part.key, (int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), None))
+        if code in offsets.COORDINATOR_AWAY:
+            self._coordinator.ask()
+        if code:
+            self._again(part, broker_error(code, "committed offset"), quietly=code in offsets.COORDINATOR_AWAY or code == ErrorCode.UNSTABLE_OFFSET_COMMIT)
+        elif found is not None and found.offset >= 0:
+            part.committed = found.offset
+            self._activate(part, found.offset)
+        else:
+            self.reset(part, None)
+
+    def reset(self, part: Part, why: KafkaError | None) -> None:
+        """auto.offset.reset: nothing is committed, or what is wanted is not there (`why`)."""
+        if self._config.reset == ERROR:
+            reason = f"no committed offset and auto.offset.reset=error: {part.topic} [{part.index}]" if why is None else f"{why.str()}: {part.topic} [{part.index}]"
+            self._fail(part, local_error(KafkaError._AUTO_OFFSET_RESET, reason))
+            part.retry_at = _INFINITY  # until a seek or another assignment
+            return
+        part.serial += 1
+        part.timestamp = EARLIEST_TIMESTAMP if self._config.reset == EARLIEST else LATEST_TIMESTAMP
+        part.phase, self._starting = Phase.LIST, True
+
+    def _ask_listed(self, parts: list[Part]) -> None:
+        timeout_ms = int(self._config["socket.timeout.ms"])
+        message = offsets.list_offsets_request({part.key: part.timestamp for part in parts}, self._config.isolation_level, timeout_ms)
+        self._ask(requests.LIST_OFFSETS, 1 << 14, message, parts, self._on_listed)
+
+    def _on_listed(self, part: Part, response: Any) -> None:
+        code, offset, _ = offsets.read_list_offsets(response).get(part.key, (int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), -1, -1))
+        if code:
+            self._again(part, broker_error(code, "list offsets"), quietly=code in _LATER)
+        else:
+            self._activate(part, max(offset, 0))
+
+    def _again(self, part: Part, error: KafkaError, quietly: bool = True) -> None:
+        part.phase, self._starting = Phase.FAILED, True
+        part.retry_at = time.monotonic() + self._config["fetch.error.backoff.ms"] / 1000
+        if not quietly:
+            self._tell(part, error)
+
+    def _fail(self, part: Part, error: KafkaError) -> None:
+        self._again(part, error, quietly=False)
+
+    def _tell(self, part: Part, error: KafkaError) -> None:
+        if part.told != error.code():
+            part.told = error.code()
+            self.events.append(Message(part.topic, part.index, part.fetched if part.fetched >= 0 else None, error=error))
+
+    # -- reading ----------------------------------------------------------------------------------------------------------------
+
+    def read(self, records_max: int, bytes_max: int) -> tuple[Part, Any] | None:
+        """The next chunk: of the partition that has waited longest of those that have something. None: nobody has."""
+        if self._generation != self._data.generation:
+            self._move()
+        for part in self._parts.turns():
+            reader = part.reader
+            end = reader.lag_end()
+            if 0 <= end <= part.fetched:
+                self._at_end(part, end)
+                continue
+            try:
+                batch = reader.read(records_max, bytes_max)
+            except OSError as problem:
+                if problem.errno not in (errno.EPIPE, errno.ETIMEDOUT):
+                    self._fail(part, local_error(KafkaError._FS, f"{part.topic} [{part.index}]: {problem}"))
+                continue  # the attachment is on its way back
+            part.fetched = reader.position
+            if batch is not None:
+                part.told = 0
+                self._pause_s = 0.0
+                self._records_read += 1
+                return part, batch
+            self._on_nothing(part, reader)
+        return None
+
+    def _on_nothing(self, part: Part, reader: Any) -> None:
+        """The reader has nothing to give: it is at the end, or something must be done first."""
+        problem = reader.take_problem()
+        if problem is None:
+            if 0 <= reader.lag_end() <= part.fetched:
+                self._at_end(part, part.fetched)
+            return
+        if problem.kind == "aborted":
+            self._ask_positions(part)
+        elif problem.kind == "range":
+            self._on_error(part, OUT_OF_RANGE)
+        elif problem.kind == "corrupt":
+            self._tell(part, local_error(KafkaError._BAD_MSG, f"{part.topic} [{part.index}] at offset {part.fetched}: {problem.text}"))
+            self._again(part, local_error(KafkaError._BAD_MSG))
+            part.start = part.fetched
+        else:
+            self._on_error(part, problem.code)
+
+    def _on_error(self, part: Part, code: int) -> None:
+        """Kafka's error of a partition that was read."""
+        error = broker_error(code, f"{part.topic} [{part.index}]")
+        if code == OUT_OF_RANGE:
+            self.reset(part, error)
+            self.advance()
+            return
+        if code in UNKNOWN:
+            part.reader.close()
+            part.reader = None
+            self._control.metadata.refresh([part.topic])
+        part.start = part.fetched
+        if code in UNKNOWN or code not in _LATER:
+            self._tell(part, error)
+        self._again(part, error)
+
+    def _at_end(self, part: Part, end: int) -> None:
+        if self._config["enable.partition.eof"] and part.eof_told != end:
+            part.eof_told = end
+            error = local_error(KafkaError._PARTITION_EOF, f"Fetch from broker reached end of partition at offset {end}")
+            self.events.append(Message(part.topic, part.index, end, error=error))
+
+    def _ask_positions(self, part: Part) -> None:
+        """Which transactions were aborted from here to the last stable offset: known before the next record is given out."""
+        part.phase, part.serial, self._starting = Phase.ASKING, part.serial + 1, True
+        message = offsets.positions_request([(part.topic_id or b"", part.index, part.fetched)], self._config.isolation_level, 0, self._config["client.rack"])
+        part.start = part.fetched
+        self._ask(requests.FETCH, 1 << 14, message, [part], self._on_positions)
+
+    def _on_positions(self, part: Part, response: Any) -> None:
+        for _, _, data in offsets.read_positions(response):
+            if data.error_code:
+                self._on_error(part, data.error_code)
+                return
+            part.reader.set_aborted([(one.producer_id, one.first_offset) for one in data.aborted_transactions or ()], data.last_stable_offset)
+            part.phase = Phase.ACTIVE
+            return
+        self._again(part, broker_error(response.error_code or int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)))
+
+    def _move(self) -> None:
+        """The data attachment is another one: the readers go over to it."""
+        self._generation = self._data.generation
+        self._covered = None
+        self._fetch_serial += 1
+        for part in self._parts:
+            if part.reader is not None:
+                part.reader.move(self._data.native)
+
+    # -- sleeping ---------------------------------------------------------------------------------------------------------------
+
+    def wait(self, until: float) -> None:
+        """Until somebody has records, the inbox something, or `until` (time.monotonic) has come. May end early."""
+        now = time.monotonic()
+        until = min(until, self.due)
+        if now < self._pause_until:
+            until = min(until, self._pause_until)
+        elif self._data.attached:
+            until = min(until, self._park(now))
+        if until > now:
+            self._data.wait_for(lambda: self._inbox.attention, until - now if until < _INFINITY else -1)
+
+    def _park(self, now: float) -> float:
+        """The Fetch is under way. Returns until when it may be waited for."""
+        wanted = {(part.topic_id or b"", part.index): part.fetched for part in self._parts if part.phase is Phase.ACTIVE and not part.paused}
+        if self._covered is not None:
+            return _INFINITY if all(self._covered.get(place) == offset for place, offset in wanted.items()) else now + UNCOVERED_WAIT_S
+        if not wanted:
+            return _INFINITY
+        positions = [(topic_id, index, offset) for (topic_id, index), offset in wanted.items()]
+        message = offsets.positions_request(positions, self._config.isolation_level, int(PARK_S * 1000), self._config["client.rack"])
+        self._covered = wanted
+        self._fetch_serial += 1
+        serial, read = self._fetch_serial, self._records_read
+        version = self._data.api.pick(requests.FETCH)
+        self._data.send(requests.FETCH, version, message, lambda response, error: self._inbox.put(self._on_fetched, serial, read, response, error), PARK_S + 20)
+        return _INFINITY
+
+    def _on_fetched(self, serial: int, read_before: int, response: Any, error: KafkaError | None) -> None:
+        if serial != self._fetch_serial:
+            return
+        covered, self._covered = self._covered or {}, None
+        if read_before == self._records_read and self._pause_s:
+            self._pause_until = time.monotonic() + self._pause_s
+        if error is not None or response.error_code:
+            self._pause_s = min(max(2 * self._pause_s, PAUSE_MIN_S), PAUSE_MAX_S)
+            return
+        has_grown = False
+        by_place = {(part.topic_id or b"", part.index): part for part in self._parts}
+        for topic_id, index, data in offsets.read_positions(response):
+            part = by_place.get((topic_id, index))
+            if part is None or part.phase is not Phase.ACTIVE or covered.get((topic_id, index)) != part.fetched:
+                continue
+            if data.error_code:
+                self._on_error(part, data.error_code)
+                continue
+            has_grown = True
+            if self._config.isolation_level and data.aborted_transactions is not None:
+                part.reader.set_aborted([(one.producer_id, one.first_offset) for one in data.aborted_transactions], data.last_stable_offset)
+        if has_grown or not covered:
+            self._pause_s = min(max(2 * self._pause_s, PAUSE_MIN_S), PAUSE_MAX_S)  # taken back as soon as something is read
+
+
+def pick_error(error: BaseException) -> KafkaError:
+    """The KafkaError of an exception of ours."""
+    return error.args[0] if isinstance(error, KafkaException) else local_error(KafkaError._FAIL, str(error))

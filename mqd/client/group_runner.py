@@ -1,0 +1,146 @@
+"""The shell of a group membership core: sends its requests, keeps its time, and passes on what the application has to do.
+
+It lives on the consumer's attachment for requests as a listener: whoever drives that attachment (its thread, mostly) gives it its turns, so a member keeps its place while
+the application is busy, and nothing runs while there is nothing to do.
+
+    R1  the core is called with `lock` held and nothing else; it calls nobody back
+    R2  what the application has to do (Assign, Revoke, Lost, Problem, Left) goes to `notify`, in order; the application's thread ends each of the first three with done()
+    R3  an answer is given to the core that asked: after a loss of the attachment every request under way ends as Unanswered
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from mqd.client.coordinator import Coordinator
+from mqd.client.group_events import Action, Answered, Done, Event, Leave, Left, Partitions, Polled, Problem, Resolve, Send, Subscribe, Tick, TopicsKnown, Unanswered
+from mqd.client.messages import KafkaError
+from mqd.client.offsets import COORDINATOR_AWAY
+
+POLLED_EVERY_S = 0.25  # the core hears of poll() not more often than this
+
+
+def now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+class GroupRunner:
+    """`core`: a membership core; `notify(action)`: any thread, must not block. `has_progressed()`: whether poll() has handed something out since the last question."""
+
+    def __init__(self, attachment: Any, coordinator: Coordinator, core: Any, notify: Callable[[Action], None], has_progressed: Callable[[], bool] = lambda: False) -> None:
+        self.core = core
+        self.lock = threading.Lock()
+        self.is_polling = False
+        self._attachment = attachment
+        self._notify = notify
+        self._has_progressed = has_progressed
+        self._events: deque[Event] = deque()
+        self._unsent: deque[Send] = deque()
+        self._polled_at = 0.0
+        self._resolving: Resolve | None = None
+        self._resolve_version = -1
+        self._coordinator = coordinator
+        self._may_send = False
+        attachment.subscribe(self)
+        coordinator.when_known(self._on_coordinator)
+
+    # -- the application's thread ----------------------------------------------------------------------------------------------
+
+    def subscribe(self, topics: tuple[str, ...], regex: str | None) -> None:
+        self._give(Subscribe(topics, regex))
+
+    def leave(self) -> None:
+        self._give(Leave())
+
+    def done(self) -> None:
+        self._give(Done())
+
+    def polled(self) -> None:
+        """Called by every poll() that does more than hand out what it has."""
+        now = time.monotonic()
+        if now - self._polled_at >= POLLED_EVERY_S or self.core.wants_poll:
+            self._polled_at = now
+            self._give(Polled())
+
+    def identity(self) -> tuple[str, int]:
+        """(member id, generation) as a commit names them; generation -1: no member."""
+        with self.lock:
+            return self.core.member_id, self.core.generation
+
+    def _give(self, *events: Event) -> None:
+        """Events from any thread. What the core wants to send leaves with the attachment's lock, so not from under ours."""
+        with self.lock:
+            self._handle(events)
+            due = self._due()
+        if self._unsent or self._resolving is not None:
+            with self._attachment.lock:
+                if not self._attachment.is_closed:
+                    self._flush()
+        self._attachment.wake_by(due if due is not None else float("inf"))
+
+    def _handle(self, events: tuple[Event, ...]) -> None:
+        for event in events:
+            for action in self.core.handle(event, now_ms()):
+                if isinstance(action, Send):
+                    self._unsent.append(action)
+                elif isinstance(action, Resolve):
+                    self._resolving, self._resolve_version = action, -1
+                else:
+                    self._notify(action)
+
+    def _due(self) -> float | None:
+        next_ms = self.core.next_ms
+        return None if next_ms is None else time.monotonic() + (next_ms - now_ms()) / 1000
+
+    # -- the attachment's turns: with its lock held ------------------------------------------------------------------------------
+
+    def _on_coordinator(self) -> None:
+        self._may_send = True
+        self._flush()
+
+    def _flush(self) -> None:
+        attachment = self._attachment
+        while self._unsent and self._may_send:
+            send = self._unsent.popleft()
+            version = attachment.api.pick(send.api_key, send.version_max)
+            attachment.send(send.api_key, version, send.message, lambda response, error, number=send.number: self._on_response(number, response, error), self.core.timeout_s(send))
+        if self._resolving is not None and self._resolve_version < 0:
+            self._resolve_version = attachment.metadata.version
+            topics = self._resolving.topics
+            attachment.metadata.refresh(None if self._resolving.topic_ids or topics is None else topics)
+
+    def _on_response(self, number: int, response: Any, error: KafkaError | None) -> None:
+        if error is None and response.error_code in COORDINATOR_AWAY:
+            self._coordinator.ask()
+        self._events.append(Unanswered(number) if error is not None else Answered(number, response))
+
+    def on_turn(self, _now: float) -> float | None:
+        attachment = self._attachment
+        if self._resolving is not None and 0 <= self._resolve_version != attachment.metadata.version:
+            self._resolving = None
+            counts = {name: topic.partition_count for name, topic in attachment.metadata.topics.items() if not topic.error and not topic.is_internal}
+            self._events.append(TopicsKnown(dict(attachment.metadata.names), counts))
+        with self.lock:
+            events, self._events = tuple(self._events), deque()
+            self._handle(events)
+            if self.core.next_ms is not None and self.core.next_ms <= now_ms():
+                self._handle((Tick(self.is_polling or self._has_progressed()),))
+            due = self._due()
+        self._flush()
+        return due
+
+    def on_lost(self, _error: KafkaError) -> None:
+        """The attachment has ended every request itself."""
+
+    def on_reattached(self, _old: Any, _new: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        self._attachment.unsubscribe(self)
+
+
+__all__ = ["GroupRunner", "Left", "Partitions", "Problem"]

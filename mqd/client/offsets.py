@@ -1,0 +1,170 @@
+"""Committed offsets and offsets by time, without I/O: requests made of TopicPartitions, and what their responses say. Errors become KafkaErrors on the TopicPartition they are of.
+
+Versions: OffsetCommit and OffsetFetch up to 9, the last ones that name topics by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from mqd.client.messages import OFFSET_INVALID, KafkaError, TopicPartition, broker_error, local_error
+from mqd.client.requests import TopicInfo
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.messages import FetchRequest, FetchResponse, ListOffsetsRequest, OffsetCommitRequest, OffsetFetchRequest
+
+COMMIT_VERSION_MAX = FETCH_VERSION_MAX = 9
+FETCH_POSITIONS_VERSION_MIN = 13  # topics by id
+EARLIEST_TIMESTAMP, LATEST_TIMESTAMP = -2, -1
+# What a commit is worth trying again after, and what of a member's standing must be mended first
+COORDINATOR_AWAY = frozenset({ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR})
+STALE = frozenset({ErrorCode.STALE_MEMBER_EPOCH, ErrorCode.REBALANCE_IN_PROGRESS})
+
+Key = tuple[str, int]
+
+
+class Committed(NamedTuple):
+    offset: int
+    leader_epoch: int = -1
+    metadata: str | None = None
+
+
+def _by_topic(keys: Iterable[Key]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for topic, index in keys:
+        found.setdefault(topic, []).append(index)
+    return found
+
+
+def commit_request(group_id: str, member_id: str, generation: int, instance_id: str | None, offsets: dict[Key, Committed]) -> OffsetCommitRequest:
+    """`generation` -1: not as a member."""
+    Topic, Partition = OffsetCommitRequest.Topic, OffsetCommitRequest.Partition
+    topics = [
+        Topic(
+            name=topic,
+            partitions=[
+                Partition(partition_index=index, committed_offset=one.offset, committed_leader_epoch=one.leader_epoch, committed_metadata=one.metadata)
+                for index in indexes
+                for one in (offsets[topic, index],)
+            ],
+        )
+        for topic, indexes in _by_topic(offsets).items()
+    ]
+    member = member_id if generation >= 0 else ""
+    return OffsetCommitRequest(
+        group_id=group_id, generation_id_or_member_epoch=generation, member_id=member, group_instance_id=instance_id if generation >= 0 else None, topics=topics
+    )
+
+
+def read_commit(response: Any) -> dict[Key, int]:
+    """Error codes, 0 = committed."""
+    return {(topic.name, one.partition_index): one.error_code for topic in response.topics for one in topic.partitions}
+
+
+def committed_request(group_id: str, keys: Iterable[Key], require_stable: bool) -> OffsetFetchRequest:
+    """`require_stable`: offsets of open transactions are waited for (UNSTABLE_OFFSET_COMMIT, retriable)."""
+    topics = [OffsetFetchRequest.GroupTopic(name=topic, partition_indexes=indexes) for topic, indexes in _by_topic(keys).items()]
+    return OffsetFetchRequest(groups=[OffsetFetchRequest.Group(group_id=group_id, topics=topics)], require_stable=require_stable)
+
+
+def read_committed(response: Any) -> dict[Key, tuple[int, Committed]]:
+    """(error code, what is committed: offset -1 = nothing)."""
+    (group,) = response.groups
+    return {
+        (topic.name, one.partition_index): (group.error_code or one.error_code, Committed(one.committed_offset, one.committed_leader_epoch, one.metadata or None))
+        for topic in group.topics
+        for one in topic.partitions
+    }
+
+
+def list_offsets_request(timestamps: dict[Key, int], isolation_level: int, timeout_ms: int) -> ListOffsetsRequest:
+    Topic, Partition = ListOffsetsRequest.Topic, ListOffsetsRequest.Partition
+    topics = [
+        Topic(name=topic, partitions=[Partition(partition_index=index, timestamp=timestamps[topic, index]) for index in indexes]) for topic, indexes in _by_topic(timestamps).items()
+    ]
+    return ListOffsetsRequest(isolation_level=isolation_level, topics=topics, timeout_ms=timeout_ms)
+
+
+def read_list_offsets(response: Any) -> dict[Key, tuple[int, int, int]]:
+    """(error code, offset, leader epoch); offset -1 = no record is that late."""
+    return {(topic.name, one.partition_index): (one.error_code, one.offset, one.leader_epoch) for topic in response.topics for one in topic.partitions}
+
+
+def positions_request(positions: Iterable[tuple[bytes, int, int]], isolation_level: int, max_wait_ms: int, rack_id: str) -> FetchRequest:
+    """Positions alone (max_bytes 0), parked until one of the partitions has something behind the offset given. `positions`: (topic id, partition index, offset)."""
+    topics: dict[bytes, FetchRequest.Topic] = {}
+    for topic_id, index, offset in positions:
+        topic = topics.get(topic_id)
+        if topic is None:
+            topic = topics[topic_id] = FetchRequest.Topic(topic_id=topic_id)
+        topic.partitions.append(FetchRequest.Partition(partition=index, fetch_offset=offset, partition_max_bytes=1))
+    return FetchRequest(max_wait_ms=max_wait_ms, min_bytes=1, max_bytes=0, isolation_level=isolation_level, topics=list(topics.values()), rack_id=rack_id)
+
+
+def read_positions(response: FetchResponse) -> Iterable[tuple[bytes, int, Any]]:
+    for topic in response.responses:
+        for one in topic.partitions:
+            yield topic.topic_id, one.partition_index, one
+
+
+class PartitionResult(TopicPartition):
+    """A TopicPartition with an `error` of its own making: confluent_kafka's cannot be set from Python."""
+
+    __slots__ = ("_outcome",)
+
+    def __init__(self, topic: str, partition: int = -1, offset: int = OFFSET_INVALID, metadata: str | None = None, leader_epoch: int = -1, error: KafkaError | None = None) -> None:
+        more: dict[str, Any] = {}
+        if metadata is not None:
+            more["metadata"] = metadata
+        if leader_epoch is not None and leader_epoch >= 0:
+            more["leader_epoch"] = leader_epoch
+        super().__init__(topic, partition, offset, **more)
+        self._outcome = error
+
+    @property
+    def error(self) -> KafkaError | None:  # type: ignore[override]
+        return self._outcome
+
+    # confluent_kafka's compare with their own class alone; a subclass is asked first, from both sides
+
+    def _place(self) -> Key:
+        return self.topic, self.partition
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TopicPartition) and self._place() == (other.topic, other.partition)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __lt__(self, other: TopicPartition) -> bool:
+        return self._place() < (other.topic, other.partition)
+
+    def __le__(self, other: TopicPartition) -> bool:
+        return self._place() <= (other.topic, other.partition)
+
+    def __gt__(self, other: TopicPartition) -> bool:
+        return self._place() > (other.topic, other.partition)
+
+    def __ge__(self, other: TopicPartition) -> bool:
+        return self._place() >= (other.topic, other.partition)
+
+    __hash__ = TopicPartition.__hash__
+
+    def __repr__(self) -> str:
+        return f"TopicPartition{{topic={self.topic},partition={self.partition},offset={self.offset},leader_epoch={self.leader_epoch},error={self._outcome}}}"
+
+    __str__ = __repr__
+
+
+def with_outcome(topic: str, index: int, offset: int, code: int, metadata: str | None = None, leader_epoch: int = -1) -> PartitionResult:
+    """`code`: Kafka's, 0 = none."""
+    return PartitionResult(topic, index, offset, metadata, leader_epoch, broker_error(code) if code else None)
+
+
+def unknown_partition(topic: str, index: int, info: TopicInfo | None) -> KafkaError | None:
+    """Why there is no such partition, as librdkafka says it; None: there is."""
+    if info is None or info.error:
+        return broker_error(info.error if info is not None and info.error else int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), f"{topic} [{index}]")
+    if index >= info.partition_count:
+        return local_error(KafkaError._UNKNOWN_PARTITION, f"{topic} [{index}]: the topic has {info.partition_count} partitions")
+    return None

@@ -1,0 +1,101 @@
+"""What a consumer is assigned, partition by partition: where each stands, and whose turn it is.
+
+    P1  `fetched` is the next offset to read, `position` the one behind what the application was given (OFFSET_INVALID: nothing yet), `stored` what a commit would say
+    P2  a partition is read only when ACTIVE and not paused; turns go round, one chunk each, so that none waits for a busy one
+    P3  an answer for a partition counts only when `serial` is still the one it was asked with: seek, unassign and a new start change it
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from mqd.client.messages import OFFSET_INVALID
+from mqd.client.offsets import Key
+
+
+class Phase(enum.IntEnum):
+    TOPIC = 0  # its topic id is not known yet
+    COMMITTED = 1  # asks what the group has committed
+    LIST = 2  # asks for its begin or end
+    ASKING = 3  # one of these questions is under way
+    ACTIVE = 4
+    FAILED = 5  # told the application; tried again at retry_at
+
+
+class Part:
+    __slots__ = (
+        "committed", "eof_told", "fetched", "index", "leader_epoch", "paused", "phase", "position", "reader", "retry_at", "serial", "start", "stored", "stored_epoch",
+        "stored_metadata", "timestamp", "told", "topic", "topic_id",
+    )  # fmt: skip
+
+    def __init__(self, topic: str, index: int, start: int = OFFSET_INVALID, topic_id: bytes | None = None) -> None:
+        self.topic, self.index, self.start, self.topic_id = topic, index, start, topic_id
+        self.phase = Phase.TOPIC
+        self.paused = False
+        self.reader: Any = None
+        self.fetched = self.position = self.stored = self.committed = self.eof_told = OFFSET_INVALID
+        self.stored_epoch = self.leader_epoch = -1
+        self.stored_metadata: str | None = None
+        self.timestamp = 0  # what LIST asks for
+        self.retry_at = 0.0
+        self.serial = 0
+        self.told = 0  # the error the application was last told
+
+    @property
+    def key(self) -> Key:
+        return self.topic, self.index
+
+    def close(self) -> None:
+        self.serial += 1
+        if self.reader is not None:
+            self.reader.close()
+            self.reader = None
+
+    def __repr__(self) -> str:
+        return f"<{self.topic} [{self.index}] {self.phase.name} at {self.fetched}{' paused' if self.paused else ''}>"
+
+
+class Parts:
+    """The assignment. One thread at a time."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[Key, Part] = {}
+        self._turns: deque[Part] = deque()
+        self.version = 0  # changes with the assignment
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def __iter__(self) -> Iterator[Part]:
+        return iter(list(self._by_key.values()))
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._by_key
+
+    def get(self, key: Key) -> Part | None:
+        return self._by_key.get(key)
+
+    def add(self, part: Part) -> None:
+        self._by_key[part.key] = part
+        self._turns.append(part)
+        self.version += 1
+
+    def remove(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            part = self._by_key.pop(key, None)
+            if part is not None:
+                self._turns.remove(part)
+                part.close()
+        self.version += 1
+
+    def turns(self) -> Iterator[Part]:
+        """Everybody that may be read, once, beginning with who has waited longest. Who is taken goes to the end."""
+        turns = self._turns
+        for _ in range(len(turns)):
+            part = turns[0]
+            turns.rotate(-1)
+            if part.phase is Phase.ACTIVE and not part.paused:
+                yield part

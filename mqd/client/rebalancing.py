@@ -1,0 +1,138 @@
+"""A group's wishes, carried out on the application's thread: its callbacks are called, its assignment changed, its membership core told.
+
+Two ways to see the same membership. Incremental (group.protocol=consumer, or cooperative-sticky): callbacks hear of what comes and what goes. Eager (librdkafka's default): they hear
+of everything, first that all of it goes, then what there is from now on; so an application written for range assignment may call assign() with what it is given. The group's other
+members notice no difference: what stays with this member is not given up.
+
+    B1  one operation at a time, each ended by exactly one done(), also when a callback raises; the exception leaves poll()
+    B2  what the callback has assigned itself is left as it is; else it is done for it
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from mqd.client.group_events import Assign, Left, Lost, Partitions, Problem, Revoke
+from mqd.client.messages import KafkaError, TopicPartition, broker_error, local_error
+from mqd.client.offsets import Key
+
+
+class Rebalancer:
+    """`consumer`: a ShmConsumer."""
+
+    def __init__(self, consumer: Any) -> None:
+        self._consumer = consumer
+        self._on_assign: Callable | None = None
+        self._on_revoke: Callable | None = None
+        self._on_lost: Callable | None = None
+        self._group: dict[Key, bytes] = {}  # what the membership has, with topic ids
+        self._shown: list[Key] = []  # eager: what the application was last told that it has
+        self._has_left = False
+        self._application_assigned = False
+        self.is_lost = False  # what goes now is another's already
+
+    def set_callbacks(self, on_assign: Callable | None, on_revoke: Callable | None, on_lost: Callable | None) -> None:
+        self._on_assign, self._on_revoke, self._on_lost = on_assign, on_revoke, on_lost
+
+    def on_application_assigns(self) -> None:
+        self._application_assigned = True
+
+    def carry_out(self, operation: object) -> KafkaError | None:
+        """Returns an error to hand out."""
+        match operation:
+            case Problem(code, text, is_fatal):
+                return _problem(code, text, is_fatal)
+            case Left():
+                self._has_left = True
+            case Assign(partitions):
+                self._carry(lambda: self._assign(partitions))
+            case Revoke(partitions):
+                self._carry(lambda: self._revoke(partitions, self._on_revoke))
+            case Lost(partitions):
+                self.is_lost = True
+                self._carry(lambda: self._revoke(partitions, self._on_lost or self._on_revoke))
+        return None
+
+    def _carry(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        finally:
+            self.is_lost = False
+            self._consumer._runner.done()
+        if self._is_eager and not self._shown and self._group and not self._has_work and not self._has_left and self._consumer._subscription:
+            self._show(list(self._group))
+
+    @property
+    def _is_eager(self) -> bool:
+        return self._consumer._config.is_eager
+
+    @property
+    def _has_work(self) -> bool:
+        return any(isinstance(operation, (Assign, Revoke, Lost)) for operation in self._consumer._inbox.operations)
+
+    def _assign(self, partitions: Partitions) -> None:
+        added = [(one.topic, one.index) for one in partitions]
+        if not self._is_eager:
+            self._group.update({(one.topic, one.index): one.topic_id for one in partitions})
+            self._call(self._on_assign, added, lambda: self._consumer.incremental_assign(_listed(added)))
+            return
+        if self._shown:
+            self._hide(self._on_revoke)
+        self._group.update({(one.topic, one.index): one.topic_id for one in partitions})
+        self._show(list(self._group))
+
+    def _revoke(self, partitions: Partitions, callback: Callable | None) -> None:
+        gone = [(one.topic, one.index) for one in partitions]
+        try:
+            if self._is_eager:
+                if self._shown:
+                    self._hide(callback)
+            else:
+                self._call(callback, gone, lambda: None)
+        finally:
+            for key in gone:
+                self._group.pop(key, None)
+            parts = [part for part in self._consumer._parts if part.key in gone]
+            if parts:
+                self._consumer._remove(parts)
+
+    def _show(self, keys: list[Key]) -> None:
+        self._shown = sorted(keys)
+        self._call(self._on_assign, self._shown, lambda: self._consumer.assign(_listed(self._shown)))
+
+    def _hide(self, callback: Callable | None) -> None:
+        shown, self._shown = self._shown, []
+        try:
+            self._call(callback, shown, lambda: None)
+        finally:
+            parts = [part for part in self._consumer._parts if part.key in shown]
+            if parts:
+                self._consumer._remove(parts)
+
+    def _call(self, callback: Callable | None, keys: list[Key], otherwise: Callable[[], None]) -> None:
+        self._application_assigned = False
+        if callback is not None:
+            callback(self._consumer._owner, _listed(keys))
+        if not self._application_assigned:
+            otherwise()
+
+    def until_left(self, deadline: float) -> None:
+        """Carries out what giving everything back needs, until the coordinator has heard of it."""
+        consumer = self._consumer
+        self._has_left = False
+        while not self._has_left and time.monotonic() < deadline:
+            consumer._serve_answers()
+            if consumer._inbox.operations:
+                self.carry_out(consumer._inbox.operations.popleft())
+            else:
+                consumer._control.wait_for(lambda: consumer._inbox.operations or consumer._inbox.answers, min(deadline - time.monotonic(), 1.0))
+
+
+def _listed(keys: list[Key]) -> list[TopicPartition]:
+    return [TopicPartition(topic, index) for topic, index in keys]
+
+
+def _problem(code: int, text: str, is_fatal: bool) -> KafkaError:
+    return local_error(code, text, fatal=is_fatal) if code < 0 or is_fatal else broker_error(code, text)
