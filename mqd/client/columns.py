@@ -51,6 +51,10 @@ class Column:
             return self.fixed_bytes if self.count else 0
         return int(self.sizes.max()) if self.count else 0
 
+    def each_size(self) -> np.ndarray:
+        """As `sizes`, never None."""
+        return np.full(self.count, self.fixed_bytes, np.int32) if self.sizes is None else self.sizes
+
     def part(self, start: int, end: int) -> Column:
         """Records start .. end - 1, the same bytes."""
         data = memoryview(self.data)[self.position(start) : self.position(end)]
@@ -224,11 +228,25 @@ def pack_headers(headers: Any, count: int) -> Column | None:
     return _pack_list([b"\0" if each is None else encode_headers(each) for each in headers], "headers")
 
 
+def pack_keys(keys: Any, count: int) -> Column:
+    return _same_length(pack(keys, "keys"), count, "keys")
+
+
+def largest_pair(values: Column, keys: Column | None) -> int:
+    """Bytes of the largest record, value and key together."""
+    if not values.count:
+        return 0
+    if keys is None:
+        return values.largest()
+    sizes = [np.full(values.count, column.fixed_bytes, np.int64) if column.sizes is None else np.maximum(column.sizes, 0).astype(np.int64) for column in (values, keys)]
+    return int((sizes[0] + sizes[1]).max())
+
+
 def records(values: Any, keys: Any, headers: Any, partition: Any, timestamps: Any) -> list[tuple[Any, Any, int, int, Any]]:
     """Record by record: (value, key, partition, timestamp or 0, headers or None), checked as the columns are."""
     packed = pack(values, "values")
     count = packed.count
-    key_items = [None] * count if keys is None else _same_length(pack(keys, "keys"), count, "keys").items()
+    key_items = [None] * count if keys is None else pack_keys(keys, count).items()
     one_partition, partitions = pack_partitions(partition, count)
     one_timestamp, times = pack_timestamps(timestamps, count, 0)
     pack_headers(headers, count)

@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from confluent_kafka import admin
+
 from mqd.client import requests
 from mqd.client.messages import KafkaError, KafkaException, broker_error, local_error
 from mqd.client.requests import ClusterInfo, TopicInfo
@@ -75,6 +77,14 @@ class MetadataCache:
                 self.refresh([name], allow_auto_create)
         return found[-1]
 
+    def list_topics(self, topic: str | None, timeout: float, allow_auto_create: bool = False) -> Any:
+        """confluent_kafka's ClusterMetadata, asked for now. Raises KafkaException."""
+        attachment = self._attachment
+        version = attachment.api.pick(requests.METADATA)
+        response = attachment.request(requests.METADATA, version, requests.metadata(None if topic is None else [topic], allow_auto_create), timeout)
+        cluster, topics = requests.read_metadata(response)
+        return cluster_metadata(cluster, topics)
+
     # -- the driver's turn --------------------------------------------------------------------------------------------------------
 
     def on_turn(self, now: float) -> float:
@@ -119,3 +129,23 @@ class MetadataCache:
                 self.names[topic.topic_id] = topic.name
 
 
+
+
+def cluster_metadata(cluster: ClusterInfo, topics: list[TopicInfo]) -> admin.ClusterMetadata:
+    """As list_topics() of confluent_kafka gives it."""
+    found = admin.ClusterMetadata()
+    found.cluster_id, found.controller_id = cluster.cluster_id, cluster.controller_id
+    for node_id, (host, port) in cluster.brokers.items():
+        broker = found.brokers[node_id] = admin.BrokerMetadata()
+        broker.id, broker.host, broker.port = node_id, host, port
+        found.orig_broker_id, found.orig_broker_name = node_id, f"{host}:{port}/{node_id}"
+    for info in topics:
+        topic = found.topics[info.name] = admin.TopicMetadata()
+        topic.topic = info.name
+        topic.error = broker_error(info.error) if info.error else None
+        for index, leader in enumerate(info.leaders):
+            partition = topic.partitions[index] = admin.PartitionMetadata()
+            partition.id, partition.leader = index, leader
+            partition.replicas, partition.isrs = list(info.replicas[index]), list(info.in_sync_replicas[index])
+            partition.error = None if leader >= 0 else broker_error(5)  # LEADER_NOT_AVAILABLE
+    return found

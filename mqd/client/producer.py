@@ -165,6 +165,11 @@ class Producer:
     def __exit__(self, *_exception: object) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        implementation = getattr(self, "_implementation", None)
+        if implementation is not None:
+            implementation.abandon()
+
 
 def _make(settings: configuration.Settings) -> Any:
     choice = configuration.choose_transport(settings)

@@ -44,6 +44,9 @@ class TcpProducer:
         self._producer.flush()
         return True
 
+    def abandon(self) -> None:
+        """Its owner is gone: librdkafka's own destructor does the rest."""
+
     # -- a callable as partitioner ------------------------------------------------------------------------------------------------
 
     def _produce_partitioned(self, topic, value=None, key=None, partition=-1, *arguments: Any, **named: Any) -> None:

@@ -1,0 +1,88 @@
+"""What became of batches, as the reports that applications get.
+
+The driver learns the fate of a batch and leaves an event; poll() or flush() in a thread of the application turns it into messages and calls back. Reports of one partition
+come in the order of their records.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from mqd.client.messages import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, BatchDelivery, KafkaError, Message
+from mqd.client.staging import Entry
+
+
+class Batch:
+    """A batch in the C core, as long as its fate is open. `parts`: (what, indices, count) in the order of its records; see Delivery."""
+
+    __slots__ = ("attempts", "created", "parts", "topic")
+
+    def __init__(self, created: float, topic: int) -> None:
+        self.created = created
+        self.topic = topic  # number in the C core
+        self.attempts = 0
+        self.parts: list[tuple[Any, Any, int]] = []
+
+
+class CallReport:
+    """The callback of one call of produce_batch."""
+
+    __slots__ = ("began", "on_delivery")
+
+    def __init__(self, on_delivery: Callable[[KafkaError | None, BatchDelivery], None]) -> None:
+        self.on_delivery, self.began = on_delivery, time.monotonic()
+
+
+class Delivery:
+    """An event: records of one partition with one outcome.
+
+    A part is (rows, indices, count): rows a list of Entry or a CallReport, indices which of them; (None, None, count) are records that nobody waits for.
+    """
+
+    __slots__ = ("base_offset", "error", "log_append_ms", "parts", "partition", "topic")
+
+    def __init__(self, topic: str, partition: int, base_offset: int, log_append_ms: int, error: KafkaError | None, parts: list[tuple[Any, Any, int]]) -> None:
+        self.topic, self.partition, self.base_offset, self.log_append_ms, self.error, self.parts = topic, partition, base_offset, log_append_ms, error, parts
+
+    def calls(self) -> int:
+        """How many callbacks it will make."""
+        return sum(0 if rows is None else 1 if isinstance(rows, CallReport) else sum(rows[index].on_delivery is not None for index in indices) for rows, indices, _ in self.parts)
+
+    def call(self) -> int:
+        """Calls back. When a callback raises, the reports after it stay: call() again goes on behind it."""
+        served, parts, position = 0, self.parts, 0
+        self.parts = []
+        for number, (rows, indices, count) in enumerate(parts):
+            offset = self.base_offset + position if self.base_offset >= 0 else None
+            if isinstance(rows, CallReport):
+                self._rest(parts[number + 1 :], position + count)
+                rows.on_delivery(self.error, BatchDelivery(self.topic, self.partition, offset, indices, time.monotonic() - rows.began))
+                self.parts = []
+                served += 1
+            elif rows is not None:
+                served += self._call_rows(rows, indices, offset, parts[number + 1 :], position + count)
+            position += count
+        return served
+
+    def _rest(self, parts: list[tuple[Any, Any, int]], position: int) -> None:
+        self.parts = [(None, None, position), *parts]
+
+    def _call_rows(self, rows: list[Entry], indices: Any, first_offset: int | None, later: list[tuple[Any, Any, int]], later_position: int) -> int:
+        served, now, error, stamped = 0, time.monotonic(), self.error, self.log_append_ms >= 0
+        for at, index in enumerate(indices):
+            row = rows[index]
+            if row.on_delivery is None:
+                continue
+            served += 1
+            timestamp = (TIMESTAMP_LOG_APPEND_TIME, self.log_append_ms) if stamped else (TIMESTAMP_CREATE_TIME, row.timestamp_ms)
+            offset = None if first_offset is None else first_offset + at
+            message = Message(self.topic, self.partition, offset, row.key, row.value, row.given_headers, error, timestamp, now - row.began)
+            try:
+                row.on_delivery(error, message)
+            except BaseException:
+                done = later_position - len(indices) + at + 1
+                self.parts = [(None, None, done), (rows, indices[at + 1 :], len(indices) - at - 1), *later]
+                raise
+        return served

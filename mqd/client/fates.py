@@ -1,0 +1,235 @@
+"""Batches in the C core until their fate is known: again, given up, or written; and who is told.
+
+1. Every batch that holds a record is in `batches`, oldest first, until it is written or dropped; then its event is left, once.
+2. A batch is tried again in its place: the C core keeps later batches of its partition back. That is what keeps order without idempotence, too.
+3. Errors mean what librdkafka takes them for: `Verdict`.
+Concurrency: with the attachment's lock held.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import heapq
+import logging
+import time
+from typing import Any
+
+import numpy as np
+
+from mqd.client.delivering import Batch, CallReport, Delivery
+from mqd.client.messages import KafkaError, broker_error, local_error
+from mqd.native import NativeError
+from mqd.native_client import Delivery as NativeDelivery
+from mqd.protocol.errors import ErrorCode, is_retriable
+
+_log = logging.getLogger("mqd.client")
+_NEVER = float("inf")
+_GONE_TOPIC = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
+_LOST_IDENTITY = frozenset({ErrorCode.UNKNOWN_PRODUCER_ID, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_ID_MAPPING})
+_FENCED = frozenset({ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED})
+
+
+class Verdict(enum.Enum):
+    """What a broker's error means for a batch."""
+
+    RETRY = enum.auto()
+    RENEW = enum.auto()  # again under a new identity
+    FAIL = enum.auto()  # reported; a transaction must be aborted
+    FATAL = enum.auto()  # the producer is finished
+
+
+def judge(error: int, idempotent: bool, transactional: bool, renewing: bool) -> Verdict:
+    """`renewing`: a new identity has been asked for, so what comes under the old one proves nothing."""
+    if transactional:
+        if error in _FENCED:
+            return Verdict.FATAL
+        if error in _LOST_IDENTITY or error == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
+            return Verdict.FAIL
+    elif idempotent:
+        if error in _LOST_IDENTITY or (renewing and error == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER):
+            return Verdict.RENEW
+        if error == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
+            return Verdict.FATAL
+    return Verdict.RETRY if is_retriable(error) or error == ErrorCode.CORRUPT_MESSAGE else Verdict.FAIL
+
+
+class Fates:
+    """`written`, `written_bytes`... are totals for statistics."""
+
+    def __init__(self, producer: Any) -> None:
+        config = producer.config
+        self._producer = producer
+        self.batches: dict[int, Batch] = {}
+        self.records_written = 0
+        self.records_failed = 0
+        self.batches_retried = 0
+        self._tracking = False
+        self._parked: list[int] = []
+        self._retries: list[tuple[float, int]] = []
+        self._retries_max = config["retries"]
+        self._backoff_s = config["retry.backoff.ms"] / 1000
+        self._backoff_max_s = max(config["retry.backoff.max.ms"] / 1000, self._backoff_s)
+        self._timeout_s = config["delivery.timeout.ms"] / 1000 or _NEVER
+        self._topic_timeout_s = config["topic.metadata.propagation.max.ms"] / 1000
+        self._tick_s = min(max(self._timeout_s / 10, 0.02), 1.0)
+        self._tick_at = 0.0
+        self._only_errors = config["delivery.report.only.error"]
+        self._watched: dict[Any, collections.deque[tuple[float, int]]] = {}
+
+    # -- coming -----------------------------------------------------------------------------------------------------------------
+
+    def before_append(self, rows: Any) -> None:
+        """From the first record on that somebody waits for, the place of every record in its batch is known: older batches take no more."""
+        if rows is not None and not self._tracking:
+            self._tracking = True
+            self._producer.close_open_batches()
+
+    def appended(self, topic: int, batch_of: np.ndarray, rows: Any, first_index: int) -> None:
+        """Records went to these batches. rows None: nobody waits for them."""
+        count = len(batch_of)
+        if (batch_of == batch_of[0]).all():
+            self._add(topic, int(batch_of[0]), rows, range(first_index, first_index + count), count)
+        elif not self._tracking:
+            for number in np.unique(batch_of).tolist():
+                self._add(topic, number, None, None, 0)
+        else:
+            order = np.argsort(batch_of, kind="stable")
+            ordered = batch_of[order]
+            starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+            ends = np.append(starts[1:], count)
+            for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+                indices = order[start:end] + first_index
+                self._add(topic, int(ordered[start]), rows, indices if isinstance(rows, CallReport) else indices.tolist(), end - start)
+
+    def _add(self, topic: int, number: int, rows: Any, indices: Any, count: int) -> None:
+        batch = self.batches.get(number)
+        if batch is None:
+            batch = self.batches[number] = Batch(time.monotonic(), topic)
+        if self._tracking:
+            batch.parts.append((rows, indices, count) if rows is not None else (None, None, count))
+
+    # -- outcomes ---------------------------------------------------------------------------------------------------------------
+
+    def take_deliveries(self, now: float) -> None:
+        deliveries = self._producer.native.deliveries()
+        while deliveries:
+            for told in deliveries:
+                batch = self.batches.get(told.batch)
+                if batch is None:
+                    continue
+                if told.error:
+                    self._failed(batch, told, now)
+                    continue
+                del self.batches[told.batch]
+                self.records_written += told.record_count
+                if batch.parts and not self._only_errors:
+                    self._report(batch, told.partition, told.base_offset, told.timestamp_ms, None)
+            deliveries = self._producer.native.deliveries()
+        # whoever waits for room or an outcome looks after every turn, if he drives; if not:
+        self._producer.attachment.changed.notify_all()
+
+    def _report(self, batch: Batch, partition: int, base_offset: int, timestamp_ms: int, error: KafkaError | None) -> None:
+        if any(rows is not None for rows, _, _ in batch.parts):
+            name = self._producer.topics[batch.topic].topic
+            self._producer.leave(Delivery(name, partition, base_offset, timestamp_ms, error, batch.parts))
+
+    def _failed(self, batch: Batch, told: NativeDelivery, now: float) -> None:
+        producer, identity, code = self._producer, self._producer.identity, told.error
+        verdict = judge(code, identity.idempotent, producer.transactions.enabled, identity.renewing)
+        if verdict is Verdict.RENEW:
+            self._parked.append(told.batch)
+            identity.renew()
+            return
+        if verdict is Verdict.FATAL:
+            text = f"{producer.topics[batch.topic].topic} [{told.partition}]: {broker_error(code).str()}"
+            self._give_up(told.batch, told.partition, broker_error(code))
+            producer.set_fatal(local_error(KafkaError._FENCED if code in _FENCED else code, text, fatal=True))
+            return
+        age = now - batch.created
+        limit = self._topic_timeout_s if code in _GONE_TOPIC else _NEVER
+        if verdict is Verdict.RETRY and batch.attempts < self._retries_max and age < min(self._timeout_s, limit):
+            backoff = min(self._backoff_s * 2**min(batch.attempts, 16), self._backoff_max_s)
+            batch.attempts += 1
+            self.batches_retried += 1
+            heapq.heappush(self._retries, (now + backoff, told.batch))
+            producer.attachment.metadata.expire()
+            return
+        timed_out = verdict is Verdict.RETRY and age >= self._timeout_s
+        self._give_up(told.batch, told.partition, local_error(KafkaError._MSG_TIMED_OUT) if timed_out else broker_error(code))
+
+    def _give_up(self, number: int, partition: int, error: KafkaError) -> None:
+        """Reported as failed; partition -1 = not known here. An idempotent producer's sequences have a hole then."""
+        batch = self.batches.pop(number, None)
+        if batch is None:
+            return
+        before = self._producer.native.outstanding_records
+        self._drop(number)
+        self.records_failed += before - self._producer.native.outstanding_records
+        self._report(batch, partition, -1, -1, error)
+        self._producer.identity.hole(error)
+
+    def _drop(self, number: int) -> None:
+        try:
+            self._producer.native.drop(number)
+        except NativeError:
+            pass  # its answer came first and is about to be told
+
+    def drop_all(self, error: KafkaError) -> None:
+        """Everything that the C core holds is given up."""
+        self.take_deliveries(time.monotonic())
+        for number in list(self.batches):
+            self._give_up(number, -1, error)
+        self._producer.attachment.changed.notify_all()
+
+    def retry_parked(self) -> None:
+        """There is a new identity."""
+        for number in self._parked:
+            self._retry(number)
+        self._parked.clear()
+
+    def _retry(self, number: int) -> None:
+        if number in self.batches:
+            try:
+                self._producer.native.retry(number)
+            except NativeError as error:
+                _log.debug("batch %d is not tried again: %s", number, error)
+
+    # -- time -------------------------------------------------------------------------------------------------------------------
+
+    def on_turn(self, now: float) -> float:
+        while self._retries and self._retries[0][0] <= now:
+            self._retry(heapq.heappop(self._retries)[1])
+        if now >= self._tick_at:
+            self._tick_at = now + self._tick_s
+            self._expire(now)
+        waiting = self.batches or self._producer.active
+        return min(self._retries[0][0] if self._retries else _NEVER, self._tick_at if waiting and self._timeout_s < _NEVER else _NEVER)
+
+    def _expire(self, now: float) -> None:
+        error = local_error(KafkaError._MSG_TIMED_OUT)
+        while self.batches:
+            number = next(iter(self.batches))
+            if now - self.batches[number].created < self._timeout_s:
+                break
+            self._give_up(number, -1, error)
+        for stage in self._producer.stages.values():
+            self._expire_staged(stage, now, error)
+
+    def _expire_staged(self, stage: Any, now: float, error: KafkaError) -> None:
+        """Marks of how far a stage went at which time: what was there at a mark that is old enough has waited too long."""
+        marks = self._watched.get(stage)
+        if not stage.entries:
+            if marks is not None:
+                del self._watched[stage]
+            return
+        if marks is None:
+            marks = self._watched[stage] = collections.deque()
+        marks.append((now, stage.taken + len(stage.entries)))
+        while marks and now - marks[0][0] >= self._timeout_s:
+            end = marks.popleft()[1]
+            if end > stage.taken:
+                self.records_failed += end - stage.taken
+                self._producer.fail_entries(stage, end - stage.taken, error)
+                self._producer.transactions.failed(error)
+                self._producer.attachment.changed.notify_all()

@@ -1,0 +1,88 @@
+"""An idempotent producer's identity (producer id and epoch): asked for, and asked for anew when its sequences have a hole or the broker has forgotten it.
+
+A new identity is a new producer id: what is still under way under the old one cannot be mixed up with it. The C core takes it over when everything that was sent is answered, and
+numbers what is left from 0. Until then stages are held. A transactional producer's identity is its transactions' business (transactional.py).
+Source: KIP-98, KIP-360. Concurrency: with the attachment's lock held.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mqd.client import requests
+from mqd.client.messages import KafkaError, broker_error, local_error
+from mqd.native import NativeError
+from mqd.protocol.errors import is_retriable
+
+_NEVER = float("inf")
+_RETRY_S = 0.1
+HOLD = "the producer has no identity yet"
+
+
+class Identity:
+    def __init__(self, producer: Any) -> None:
+        self._producer = producer
+        self.idempotent: bool = producer.config["enable.idempotence"]
+        self._mine = self.idempotent and not producer.config["transactional.id"]
+        self._gapless: bool = producer.config["enable.gapless.guarantee"]
+        self.renewing = self._mine
+        self._asked = False
+        self._ask_at = 0.0
+        self._found: tuple[int, int] | None = None
+        if self._mine:
+            producer.held = HOLD
+
+    def hole(self, error: KafkaError) -> None:
+        """A batch was given up."""
+        if self._producer.transactions.enabled:
+            self._producer.transactions.failed(error)
+        elif self.idempotent and self._producer.fatal is None:
+            if self._gapless:
+                self._producer.set_fatal(local_error(KafkaError._GAPLESS_GUARANTEE, f"a record could not be delivered: {error.str()}", fatal=True))
+            else:
+                self.renew()
+
+    def renew(self) -> None:
+        if not self.renewing:
+            self.renewing = True
+            self._ask_at = 0.0
+            self._producer.hold(HOLD)
+            self._producer.attachment.wake()
+
+    def on_turn(self, now: float) -> float:
+        """Moves on; returns when it wants another turn."""
+        if not self.renewing or not self._mine or self._producer.fatal is not None:
+            return _NEVER
+        if self._found is not None:
+            return _NEVER if self._take_over() else now + _RETRY_S  # answers bring turns; the time is for those that never come
+        if self._asked or now < self._ask_at:
+            return self._ask_at if not self._asked else _NEVER
+        self._asked = True
+        api = self._producer.attachment.api
+        self._producer.attachment.send(requests.INIT_PRODUCER_ID, api.pick(requests.INIT_PRODUCER_ID), requests.init_producer_id(None, 0), self._on_response)
+        return _NEVER
+
+    def _on_response(self, response: Any, error: KafkaError | None) -> None:
+        self._asked = False
+        if error is None and response.error_code:
+            error = broker_error(response.error_code, "InitProducerId", retriable=is_retriable(response.error_code))
+        if error is None:
+            self._found = (response.producer_id, response.producer_epoch)
+            self._producer.attachment.wake()
+        elif error.retriable():
+            self._ask_at = self._producer.now() + _RETRY_S
+            self._producer.attachment.wake_by(self._ask_at)
+        elif error.code() != KafkaError._DESTROY:
+            self._producer.set_fatal(local_error(error.code(), error.str(), fatal=True))
+
+    def _take_over(self) -> bool:
+        assert self._found is not None
+        try:
+            self._producer.native.set_identity(*self._found)
+        except NativeError:
+            return False  # something sent is unanswered
+        self._found = None
+        self.renewing = False
+        self._producer.fates.retry_parked()
+        self._producer.hold(None)
+        return True

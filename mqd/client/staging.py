@@ -1,0 +1,163 @@
+"""Records between produce() and the C core: a list for each topic, handed over in bulk.
+
+Per record, Python can afford little: an append to a list. An entry is the value itself where a record is nothing but a value (all else as by default), a tuple otherwise.
+Now and then the whole list becomes columns: one join, one pass for the sizes, one call into C.
+
+1. The list is never replaced: appends need no lock, and what is taken is sliced off its front, so that an append beside it is neither lost nor doubled.
+2. Entries of mere values have their time from `marks`: (how many records were before, milliseconds), one for each millisecond in which there were any.
+3. `armed` is set by whoever appends and cleared before entries are taken: so an entry is either taken now, or somebody has asked for another turn.
+Concurrency: append by any thread; everything else with the attachment's lock held.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mqd.client import columns
+from mqd.client.columns import Column
+from mqd.client.messages import KafkaError, failure
+
+STAGE_MAX = 1024  # records handed over at once: more would leave the caches
+
+
+class Entry(NamedTuple):
+    """A record that is more than its value. `headers` encoded; `began` is time.monotonic() where somebody wants to hear of it."""
+
+    value: bytes | None
+    key: bytes | None
+    partition: int
+    timestamp_ms: int
+    headers: bytes | None
+    on_delivery: Any
+    began: float
+    given_headers: Any
+
+
+class Stage:
+    """What was produced to one topic and not handed over. `number`: of the topic in the C core, -1 = not known there yet."""
+
+    __slots__ = ("armed", "due", "entries", "limit", "marks", "now_ms", "number", "partition_count", "taken", "topic", "unresolved_since", "wanted_by")
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        self.entries: list[Any] = []
+        self.limit = 0  # how long `entries` may become before somebody looks
+        self.armed = False
+        self.due = 0.0
+        self.now_ms = 0
+        self.marks: list[tuple[int, int]] = []
+        self.taken = 0  # records ever handed over
+        self.number = -1
+        self.partition_count = 0
+        self.unresolved_since = 0.0
+        self.wanted_by = 0.0
+
+    def mark(self, now_ms: int) -> None:
+        """The next entry is of another millisecond."""
+        self.now_ms = now_ms
+        self.marks.append((self.taken + len(self.entries), now_ms))
+
+    def release(self, count: int) -> None:
+        """The first `count` entries are dealt with."""
+        del self.entries[:count]
+        self.taken += count
+        marks = self.marks
+        keep = 0
+        while keep + 1 < len(marks) and marks[keep + 1][0] <= self.taken:
+            keep += 1
+        if keep:
+            del marks[:keep]
+
+    def times(self, count: int) -> tuple[int, np.ndarray | None]:
+        """Milliseconds of the first `count` entries: (one for all, None) or (the first, of each). Of mere values; others have their own."""
+        marks, end = self.marks, self.taken + count
+        if not marks:
+            return self.now_ms, None
+        if len(marks) == 1 or marks[1][0] >= end:
+            return marks[0][1], None
+        inside = [mark for mark in marks if mark[0] < end]
+        starts = [max(position, self.taken) for position, _ in inside] + [end]
+        return marks[0][1], np.repeat(np.array([ms for _, ms in inside], np.int64), np.diff(starts))
+
+    def oldest_ms(self) -> int:
+        first = self.entries[0]
+        return first.timestamp_ms if type(first) is Entry else self.times(1)[0]
+
+
+class Chunk(NamedTuple):
+    """Columns for one call into C, and `rows` (Entry or value) where a record has somebody who waits for its report."""
+
+    values: Column
+    keys: Column | None
+    headers: Column | None
+    partitions: np.ndarray | None
+    timestamp_ms: int
+    timestamps: np.ndarray | None
+    rows: list[Any] | None = None
+    partition: int = -1  # for all, where `partitions` is None
+
+    def part(self, start: int, end: int) -> Chunk:
+        """Records start .. end - 1, without `rows`; the same bytes."""
+        return Chunk(
+            self.values.part(start, end), self.keys and self.keys.part(start, end), self.headers and self.headers.part(start, end),
+            None if self.partitions is None else self.partitions[start:end], self.timestamp_ms, None if self.timestamps is None else self.timestamps[start:end], None,
+            self.partition,
+        )  # fmt: skip
+
+
+def checked(values: Any, keys: Any, headers: Any, partition: Any, timestamps: Any, bytes_max: int) -> Chunk:
+    """What produce_batch was given, as columns. Raises TypeError, ValueError, KafkaException (MSG_SIZE_TOO_LARGE, _UNKNOWN_PARTITION)."""
+    packed = columns.pack(values, "values")
+    count = packed.count
+    packed_keys = None if keys is None else columns.pack_keys(keys, count)
+    largest = packed.largest() + (packed_keys.largest() if packed_keys is not None else 0)
+    if largest > bytes_max and columns.largest_pair(packed, packed_keys) > bytes_max:
+        raise failure(KafkaError.MSG_SIZE_TOO_LARGE, "Unable to produce message: Broker: Message size too large")
+    one_partition, partitions = columns.pack_partitions(partition, count)
+    timestamp_ms, times = columns.pack_timestamps(timestamps, count, time.time_ns() // 1_000_000)
+    return Chunk(packed, packed_keys, columns.pack_headers(headers, count), partitions, timestamp_ms, times, None, one_partition)
+
+
+def chunk_of(stage: Stage, count: int) -> Chunk:
+    """The first `count` entries as columns. They stay in the stage until release()."""
+    entries = stage.entries[:count]
+    timestamp_ms, timestamps = stage.times(count)
+    try:
+        data = b"".join(entries)
+    except TypeError:  # entries that are tuples
+        return _mixed(entries, timestamp_ms, timestamps)
+    return Chunk(Column(count, data, np.fromiter(map(len, entries), np.int32, count)), None, None, None, timestamp_ms, timestamps, None)
+
+
+def _mixed(entries: list[Any], timestamp_ms: int, timestamps: np.ndarray | None) -> Chunk:
+    count = len(entries)
+    of_each = [timestamp_ms] * count if timestamps is None else timestamps.tolist()
+    rows = [
+        entry if type(entry) is Entry else Entry(entry, None, -1, of_each[index], None, None, 0.0, None) for index, entry in enumerate(entries)
+    ]
+    values, keys, partitions, times, headers, callbacks, _, _ = zip(*rows, strict=True)
+    return Chunk(
+        _column(values), _optional(keys), _encoded_headers(headers) if any(headers) else None,
+        np.array(partitions, np.int32) if any(partition >= 0 for partition in partitions) else None, timestamp_ms, np.array(times, np.int64),
+        rows if any(callbacks) else None,
+    )  # fmt: skip
+
+
+def _column(items: tuple[Any, ...]) -> Column:
+    try:
+        return Column(len(items), b"".join(items), np.fromiter(map(len, items), np.int32, len(items)))
+    except TypeError:
+        sizes = np.fromiter((-1 if item is None else len(item) for item in items), np.int32, len(items))
+        return Column(len(items), b"".join([item for item in items if item is not None]), sizes)
+
+
+def _optional(items: tuple[Any, ...]) -> Column | None:
+    return None if items.count(None) == len(items) else _column(items)
+
+
+def _encoded_headers(items: tuple[bytes | None, ...]) -> Column:
+    """A record without headers has a count of zero, where another of the chunk has some."""
+    return _column(tuple(b"\0" if item is None else item for item in items))

@@ -1,0 +1,336 @@
+"""Transactions of the producer over shared memory (KIP-98), of KIP-890's second version where the broker's feature transaction.version says so.
+
+    READY -> OPEN -> (commit, abort) -> READY        BROKEN: the transaction must be aborted       fatal: the producer's
+
+1. A record is produced only while OPEN, and reaches the C core only while OPEN: a transaction that ended left nothing behind in a stage.
+2. Version 2: a partition joins by being written; the end gives the next epoch, under which everything is numbered from 0.
+   Version 1: all partitions of a topic join before the first record goes to it: an empty marker in each is the price of asking once.
+3. After an abort the sequences of what was given up are missing: version 1 asks for the next epoch, version 2 has it anyway.
+4. Requests whose answer was lost are asked again: all of them may be.
+
+Errors as librdkafka's: txn_requires_abort(), fatal(), retriable() of the KafkaError. Methods block their caller; the driver goes on.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Callable
+from typing import Any
+
+from mqd.client import requests
+from mqd.client.messages import GroupMetadata, KafkaError, KafkaException, broker_error, failure, local_error
+from mqd.native import NativeError
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.messages import AddOffsetsToTxnRequest, AddPartitionsToTxnRequest, EndTxnRequest, FindCoordinatorRequest, TxnOffsetCommitRequest
+
+_NEVER = float("inf")
+_RETRY_S = 0.02
+_WAIT_RETRIES = frozenset({
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR, ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.REQUEST_TIMED_OUT,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.NETWORK_EXCEPTION, ErrorCode.LEADER_NOT_AVAILABLE,
+})  # fmt: skip
+_FENCED = frozenset({ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED})
+_ABORTABLE = frozenset({
+    ErrorCode.TRANSACTION_ABORTABLE, ErrorCode.INVALID_PRODUCER_ID_MAPPING, ErrorCode.UNKNOWN_PRODUCER_ID, ErrorCode.GROUP_AUTHORIZATION_FAILED,
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID, ErrorCode.STALE_MEMBER_EPOCH,
+    ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.OFFSET_METADATA_TOO_LARGE,
+})  # fmt: skip
+
+
+class State(enum.Enum):
+    UNINITIALIZED = "init_transactions() has not been called"
+    READY = "no transaction is open: begin_transaction() first"
+    OPEN = "a transaction is open"
+    BROKEN = "the transaction has failed: abort_transaction(), then begin anew"
+    ENDING = "the transaction is being ended"
+
+
+class Transactions:
+    """`enabled`: there is a transactional.id."""
+
+    def __init__(self, producer: Any) -> None:
+        self._producer = producer
+        self._id: str | None = producer.config["transactional.id"] or None
+        self.enabled = self._id is not None
+        self.state = State.UNINITIALIZED
+        self._broken_by: KafkaError | None = None
+        self._producer_id, self._producer_epoch = -1, -1
+        self._version_2 = producer.attachment.api.transactions_v2
+        self._wrote = False
+        self._joined: set[str] = set()  # topics, version 1
+        self._joining: set[str] = set()
+        self._groups: set[str] = set()
+        if self.enabled:
+            producer.held = State.UNINITIALIZED.value
+
+    # -- asked by the producer -----------------------------------------------------------------------------------------------------
+
+    def require_may_produce(self) -> None:
+        if self.enabled and self.state is not State.OPEN:
+            raise failure(KafkaError._STATE, f"Unable to produce message: Local: Erroneous state: {self.state.value}")
+
+    def wrote(self) -> None:
+        self._wrote = True
+
+    def may_write(self, stage: Any) -> bool:
+        """False: the topic's partitions are joining the transaction; a turn follows."""
+        if not self.enabled or self._version_2 or stage.topic in self._joined:
+            return True
+        if self.state is State.OPEN and stage.topic not in self._joining:
+            self._join(stage)
+        return False
+
+    def failed(self, error: KafkaError) -> None:
+        """A record of the transaction will not be written."""
+        if self.enabled and self.state in (State.OPEN, State.ENDING) and self._broken_by is None:
+            self._broken_by = error
+            if self.state is State.OPEN:
+                self.state = State.BROKEN
+            self._close_gate()
+
+    def on_close(self) -> None:
+        if self.enabled and self.state in (State.OPEN, State.BROKEN):
+            try:
+                self.abort(self._producer.config["transaction.timeout.ms"] / 1000)
+            except KafkaException:
+                pass  # the coordinator will, when transaction.timeout.ms has passed
+
+    def _close_gate(self) -> None:
+        for stage in self._producer.stages.values():
+            stage.limit = 0
+
+    # -- the application's methods -----------------------------------------------------------------------------------------------------
+
+    def init(self, timeout: float) -> None:
+        self._require_enabled()
+        deadline = _deadline(timeout)
+        with self._producer.attachment.lock:
+            if self.state is not State.UNINITIALIZED:
+                raise failure(KafkaError._STATE, "init_transactions() has been called already")
+        self._ask(requests.FIND_COORDINATOR, 3, lambda: FindCoordinatorRequest(key=self._id, key_type=1), deadline)
+        identity = self._init_identity(-1, -1, deadline)
+        with self._producer.attachment.lock:
+            self._take(*identity)
+            self.state = State.READY
+
+    def begin(self) -> None:
+        self._require_enabled()
+        with self._producer.attachment.lock:
+            self._require(State.READY)
+            self._broken_by, self._wrote = None, False
+            self._joined.clear()
+            self._joining.clear()
+            self._groups.clear()
+            self.state = State.OPEN
+
+    def send_offsets(self, positions: Any, group_metadata: Any, timeout: float) -> None:
+        self._require_enabled()
+        group = GroupMetadata.read(group_metadata)
+        deadline = _deadline(timeout)
+        offsets = [position for position in positions if position.offset >= 0]
+        with self._producer.attachment.lock:
+            self._require(State.OPEN)
+        if not offsets:
+            return
+        if not self._version_2 and group.group_id not in self._groups:
+            self._ask(requests.ADD_OFFSETS_TO_TXN, None, lambda: AddOffsetsToTxnRequest(**self._names(), group_id=group.group_id), deadline)
+            self._groups.add(group.group_id)
+        self._wrote = True
+        self._ask(requests.TXN_OFFSET_COMMIT, None, lambda: self._offset_commit(offsets, group), deadline)
+
+    def commit(self, timeout: float) -> None:
+        self._require_enabled()
+        deadline = _deadline(timeout)
+        with self._producer.attachment.lock:
+            self._require(State.OPEN)
+        left = self._producer.flush(_left(deadline))
+        with self._producer.attachment.lock:
+            self._require(State.OPEN)
+            if left:
+                raise failure(KafkaError._TIMED_OUT, f"{left} records are not delivered yet: call commit_transaction() again", retriable=True)
+            self.state = State.ENDING
+            self._close_gate()
+        self._end(True, deadline)
+
+    def abort(self, timeout: float) -> None:
+        self._require_enabled()
+        deadline = _deadline(timeout)
+        with self._producer.attachment.lock:
+            if self.state not in (State.OPEN, State.BROKEN, State.ENDING):
+                self._require(State.OPEN)
+            self.state = State.ENDING
+            self._close_gate()
+        self._producer.purge()
+        self._end(False, deadline)
+
+    def _end(self, commit: bool, deadline: float) -> None:
+        try:
+            identity = self._end_transaction(commit, deadline)
+        except KafkaException as problem:
+            with self._producer.attachment.lock:
+                if problem.args[0].retriable():  # its outcome is open: the same method again
+                    self.state = State.OPEN if commit else State.BROKEN
+                elif self._producer.fatal is None:
+                    self.state = State.BROKEN
+                    self._broken_by = problem.args[0]
+            raise
+        with self._producer.attachment.lock:
+            if identity is not None:
+                self._take(*identity)
+            self.state = State.READY
+            self._close_gate()
+
+    def _end_transaction(self, commit: bool, deadline: float) -> tuple[int, int] | None:
+        """Returns the next identity, None = the old one goes on."""
+        dirty = not commit  # records may have been dropped with their sequences
+        if not (self._wrote or self._joined):
+            return None
+        if not commit and not self._drained(deadline):
+            raise failure(KafkaError._TIMED_OUT, "the broker has not answered what was sent: call abort_transaction() again", retriable=True)
+        response = self._ask(requests.END_TXN, None, lambda: EndTxnRequest(**self._names(), committed=commit), deadline)
+        if self._version_2:
+            return response.producer_id, response.producer_epoch
+        return self._init_identity(self._producer_id, self._producer_epoch, deadline) if dirty else None
+
+    def _drained(self, deadline: float) -> bool:
+        """Is everything that was sent answered? Only then can no late record join the next transaction."""
+        producer = self._producer
+        return producer.attachment.wait_for(lambda: not producer.attachment.attached or self._set_native(self._producer_id, self._producer_epoch), _left(deadline))
+
+    # -- requests --------------------------------------------------------------------------------------------------------------------------
+
+    def _init_identity(self, producer_id: int, producer_epoch: int, deadline: float) -> tuple[int, int]:
+        timeout_ms = self._producer.config["transaction.timeout.ms"]
+        response = self._ask(requests.INIT_PRODUCER_ID, None, lambda: requests.init_producer_id(self._id, timeout_ms, producer_id, producer_epoch), deadline)
+        return response.producer_id, response.producer_epoch
+
+    def _take(self, producer_id: int, producer_epoch: int) -> None:
+        self._producer_id, self._producer_epoch = producer_id, producer_epoch
+        self._set_native(producer_id, producer_epoch)
+        self._producer.hold(None)
+        self._close_gate()
+
+    def _set_native(self, producer_id: int, producer_epoch: int) -> bool:
+        try:
+            self._producer.native.set_identity(producer_id, producer_epoch)
+        except NativeError:
+            return False
+        return True
+
+    def _names(self) -> dict[str, Any]:
+        return {"transactional_id": self._id, "producer_id": self._producer_id, "producer_epoch": self._producer_epoch}
+
+    def _offset_commit(self, offsets: list[Any], group: GroupMetadata) -> TxnOffsetCommitRequest:
+        topics: dict[str, Any] = {}
+        for position in offsets:
+            topic = topics.setdefault(position.topic, TxnOffsetCommitRequest.Topic(name=position.topic, partitions=[]))
+            epoch = getattr(position, "leader_epoch", None)
+            topic.partitions.append(TxnOffsetCommitRequest.Partition(
+                partition_index=position.partition, committed_offset=position.offset, committed_leader_epoch=-1 if epoch is None else epoch,
+                committed_metadata=getattr(position, "metadata", None) or "",
+            ))  # fmt: skip
+        return TxnOffsetCommitRequest(
+            **self._names(), group_id=group.group_id, generation_id=group.generation_id, member_id=group.member_id, group_instance_id=group.group_instance_id,
+            topics=list(topics.values()),
+        )  # fmt: skip
+
+    def _ask(self, api_key: int, at_most: int | None, message: Callable[[], Any], deadline: float) -> Any:
+        """The response, after as many tries as it takes. Raises KafkaException with librdkafka's flags."""
+        attachment = self._producer.attachment
+        while True:
+            self._producer.require_usable()
+            left = _left(deadline)
+            version = attachment.api.pick_transactional(api_key) if at_most is None else attachment.api.pick(api_key, at_most)
+            problem, response = None, None
+            try:
+                response = attachment.request(api_key, version, message(), min(left, attachment.request_timeout_s) if left >= 0 else -1)
+            except KafkaException as error:
+                problem = error.args[0]
+                if not problem.retriable():
+                    raise
+            code = _first_error(response) if response is not None else 0
+            if response is not None and not code:
+                return response
+            if problem is None and code not in _WAIT_RETRIES:
+                raise KafkaException(self._error_of(code, api_key))
+            if time.monotonic() + _RETRY_S >= deadline:
+                reason = problem.str() if problem is not None else broker_error(code).str()
+                raise failure(KafkaError._TIMED_OUT, f"no outcome in time ({reason}): call it again", retriable=True)
+            attachment.wait_for(lambda: False, _RETRY_S)
+
+    def _error_of(self, code: int, api_key: int) -> KafkaError:
+        """What an error code makes of the transaction and the producer."""
+        if code in _FENCED:
+            error = local_error(KafkaError._FENCED, "Local: a newer producer uses this transactional.id", fatal=True)
+            with self._producer.attachment.lock:
+                self._producer.set_fatal(error)
+            return error
+        if code in _ABORTABLE and api_key != requests.INIT_PRODUCER_ID:
+            error = broker_error(code, abort=True)
+            with self._producer.attachment.lock:
+                self.failed(error)
+            return error
+        error = broker_error(code, fatal=True)
+        with self._producer.attachment.lock:
+            self._producer.set_fatal(error)
+        return error
+
+    # -- version 1: a topic joins ------------------------------------------------------------------------------------------------------------
+
+    def _join(self, stage: Any) -> None:
+        """Asks without waiting; lock held."""
+        self._joining.add(stage.topic)
+        attachment = self._producer.attachment
+        names = self._names()
+        request = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=names["transactional_id"], v3_and_below_producer_id=names["producer_id"], v3_and_below_producer_epoch=names["producer_epoch"],
+            v3_and_below_topics=[AddPartitionsToTxnRequest.Topic(name=stage.topic, partitions=list(range(stage.partition_count)))],
+        )  # fmt: skip
+
+        def on_response(response: Any, error: KafkaError | None) -> None:
+            self._joining.discard(stage.topic)
+            code = 0 if response is None else _first_error(response)
+            if error is None and not code:
+                self._joined.add(stage.topic)
+            elif error is None and code not in _WAIT_RETRIES:
+                self.failed(self._error_of(code, requests.ADD_PARTITIONS_TO_TXN))
+            self._producer.restage(stage, 0.0 if error is None and not code else _RETRY_S)
+
+        attachment.send(requests.ADD_PARTITIONS_TO_TXN, attachment.api.pick_transactional(requests.ADD_PARTITIONS_TO_TXN), request, on_response)
+
+    def _require_enabled(self) -> None:
+        if not self.enabled:
+            raise failure(KafkaError._NOT_CONFIGURED, "The Transactional API requires transactional.id to be configured")
+        self._producer.require_usable()
+
+    def _require(self, state: State) -> None:
+        if self.state is state:
+            return
+        if self.state is State.BROKEN and self._broken_by is not None:
+            raise failure(self._broken_by.code(), f"the transaction has failed: {self._broken_by.str()}", abort=True)
+        raise failure(KafkaError._STATE, f"Local: Erroneous state: {self.state.value}")
+
+
+def _deadline(timeout: float) -> float:
+    return _NEVER if timeout is None or timeout < 0 else time.monotonic() + timeout
+
+
+def _left(deadline: float) -> float:
+    """Seconds, -1 = without end."""
+    return -1 if deadline == _NEVER else max(deadline - time.monotonic(), 0)
+
+
+def _first_error(response: Any) -> int:
+    """The first error code anywhere in a response of transactions."""
+    if getattr(response, "error_code", 0):
+        return response.error_code
+    for topic in getattr(response, "topics", None) or ():
+        for partition in topic.partitions:
+            if partition.error_code:
+                return partition.error_code
+    for topic in getattr(response, "results_by_topic_v3_and_below", None) or ():
+        for partition in topic.results_by_partition:
+            if partition.partition_error_code:
+                return partition.partition_error_code
+    return 0
