@@ -28,8 +28,12 @@ from perf.peers.apache_kafka import ApacheKafka
 from perf.peers.driving import BUILD, Driver, KafkaTools, Librdkafka
 from perf.peers.measuring import Bounds, Laboratory
 from perf.peers.mqd_broker import Mqd
+from perf.peers.nats_jetstream import NatsJetStream
 from perf.peers.peer import Peer, Unavailable
+from perf.peers.rabbitmq_streams import RabbitmqStreams
+from perf.peers.redis_streams import RedisStreams
 from perf.peers.results import PeerFacts, Run
+from perf.peers.stream_peer import StreamLoad, StreamPeer
 from perf.report import replace_block
 from perf.revision import commit
 
@@ -37,7 +41,7 @@ HISTORY = loading.ROOT / "perf" / "history.jsonl"
 README = loading.ROOT / "README.md"
 PAGE = loading.ROOT / "docs" / "performance.md"
 IMAGES = loading.ROOT / "docs" / "images"
-PEERS: dict[str, type[Peer]] = {"mqd": Mqd, "kafka": ApacheKafka}
+PEERS: dict[str, type[Peer]] = {"mqd": Mqd, "kafka": ApacheKafka, "nats": NatsJetStream, "rabbitmq": RabbitmqStreams, "redis": RedisStreams}
 
 
 def _say(line: str) -> None:
@@ -84,6 +88,7 @@ def _drivers(peers: list[Peer]) -> tuple[dict[str, Driver], Driver | None]:
     neutral: dict[str, Driver] = {}
     if any(peer.protocol == "kafka" for peer in peers):
         neutral["kafka"] = Librdkafka()
+    neutral |= {peer.protocol: StreamLoad() for peer in peers if isinstance(peer, StreamPeer)}
     try:
         return neutral, KafkaTools()
     except Unavailable as error:

@@ -1,0 +1,79 @@
+"""Peers from Debian's packages, unpacked into a cache below .build: no root, nothing installed. `apt-get download` and `dpkg -x` do the work.
+
+The lists of the machine's own apt are used; where it has none (a fresh container), they are fetched into the cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from perf.peers.maven import CACHE
+from perf.peers.peer import Unavailable
+
+APT_SECONDS = 300
+
+
+def _run(command: list[str], place: Path) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=APT_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise Unavailable(f"{command[0]} did not get its packages within {APT_SECONDS} s") from None
+
+
+def apt_reason(said: str) -> str:
+    """The first error of what apt printed, without the addresses in it."""
+    for line in said.splitlines():
+        if line.startswith("E: "):
+            return " ".join(word for word in line[3:].split() if "://" not in word)[:200]
+    return "apt gave no reason"
+
+
+def _own_lists(place: Path) -> list[str]:
+    """Options that keep apt's state in the cache, with lists fetched into it."""
+    state = place.parent / "apt"
+    for part in ("lists/partial", "archives/partial"):
+        (state / part).mkdir(parents=True, exist_ok=True)
+    options = ["-o", f"Dir::State::lists={state / 'lists'}", "-o", f"Dir::Cache={state}", "-o", "Debug::NoLocking=1"]
+    _run(["apt-get", *options, "update"], place)
+    return options
+
+
+def unpacked(packages: Sequence[str]) -> Path:
+    """A directory with the packages' files in it. Raises Unavailable."""
+    key = hashlib.sha256(" ".join(packages).encode()).hexdigest()[:12]
+    root = CACHE / f"{packages[0]}-{key}"
+    if (root / "complete").exists():
+        return root
+    for tool in ("apt-get", "dpkg"):
+        if shutil.which(tool) is None:
+            raise Unavailable(f"no {tool} here: it is taken from Debian's packages")
+    archives = CACHE / f"{packages[0]}-{key}-archives"
+    shutil.rmtree(archives, ignore_errors=True)
+    archives.mkdir(parents=True)
+    done = _run(["apt-get", "download", *packages], archives)
+    if done.returncode:
+        done = _run(["apt-get", *_own_lists(archives), "download", *packages], archives)
+    if done.returncode:
+        raise Unavailable(f"its packages cannot be had: {apt_reason(done.stderr)}")
+    for archive in sorted(archives.glob("*.deb")):
+        if (unpack := _run(["dpkg", "-x", str(archive), str(root)], archives)).returncode:
+            raise Unavailable(f"{archive.name} cannot be unpacked: {unpack.stderr.strip()[:200]}")
+    shutil.rmtree(archives)
+    (root / "complete").touch()
+    return root
+
+
+def program(root: Path, *places: str) -> str:
+    """The first of these files that is there. Raises Unavailable."""
+    for place in places:
+        if (root / place).exists():
+            return str(root / place)
+    raise Unavailable(f"its packages hold no {places[0]}")
+
+
+def library_path(root: Path) -> str:
+    return ":".join(str(place) for place in sorted(root.glob("usr/lib/*-linux-gnu*")))

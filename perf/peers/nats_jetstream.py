@@ -1,0 +1,28 @@
+"""NATS JetStream: file streams of one replica. What is acknowledged is in the page cache; the server syncs every two minutes."""
+
+from __future__ import annotations
+
+import subprocess
+
+from perf.peers import debian
+from perf.peers.processes import free_port
+from perf.peers.stream_peer import StreamPeer
+
+PACKAGES = ("nats-server",)
+
+
+class NatsJetStream(StreamPeer):
+    name = "NATS JetStream"
+    protocol = "nats"
+    settings = "Debian's package; `nats-server -js`, file storage, one replica, its defaults; read by push consumers with flow control, without acknowledgements (as ordered consumers do)"
+
+    def prepare(self) -> None:
+        self._program = debian.program(debian.unpacked(PACKAGES), "usr/sbin/nats-server", "usr/bin/nats-server")
+        self.port = free_port()
+
+    def version(self) -> str:
+        said = subprocess.run([self._program, "--version"], capture_output=True, text=True)
+        return (said.stdout or said.stderr).strip().removeprefix("nats-server: v")
+
+    def command(self) -> list[str]:
+        return [self._program, "--addr", "127.0.0.1", "--port", str(self.port), "--jetstream", "--store_dir", str(self.data)]

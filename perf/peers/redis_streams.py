@@ -1,0 +1,54 @@
+"""Redis Streams: XADD and XREAD on an append-only file, as Redis's own persistence page recommends for data that matters."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+
+from perf.peers import debian, processes
+from perf.peers.peer import Load
+from perf.peers.processes import PeerFailed, free_port
+from perf.peers.stream_peer import StreamPeer
+
+PACKAGES = ("redis-server", "redis-tools", "libjemalloc2", "liblzf1", "libatomic1")
+
+
+class RedisStreams(StreamPeer):
+    name = "Redis Streams"
+    protocol = "redis"
+    settings = "Debian's package; `appendonly yes`, `appendfsync everysec` (its default), no snapshots; a stream is a key, held in memory whole"
+    flush_settings = "`appendfsync always`"
+
+    def prepare(self) -> None:
+        self._root = debian.unpacked(PACKAGES)
+        self._program = debian.program(self._root, "usr/bin/redis-server")
+        self.port = free_port()
+        self._always = False
+
+    def environment(self) -> dict[str, str]:
+        return {"LD_LIBRARY_PATH": debian.library_path(self._root)}
+
+    def version(self) -> str:
+        done = subprocess.run([self._program, "--version"], capture_output=True, text=True, env=self.environment())
+        return next((word.removeprefix("v=") for word in done.stdout.split() if word.startswith("v=")), "unknown")
+
+    def command(self) -> list[str]:
+        settings = {"bind": "127.0.0.1", "port": str(self.port), "dir": str(self.data), "appendonly": "yes", "appendfsync": "everysec", "save": "", "daemonize": "no", "protected-mode": "yes"}
+        return [self._program, *(word for key, value in settings.items() for word in (f"--{key}", value))]
+
+    def make_topic(self, name: str, load: Load) -> None:
+        if load.durable != self._always:
+            self._configure("appendfsync", "always" if load.durable else "everysec")
+            self._always = load.durable
+        super().make_topic(name, load)
+
+    def _configure(self, name: str, value: str) -> None:
+        with socket.create_connection(("127.0.0.1", self.port), 10) as connection:
+            connection.sendall(f"CONFIG SET {name} {value}\r\n".encode())
+            answer = connection.recv(1000)
+        if answer != b"+OK\r\n":
+            raise PeerFailed(f"{self.name}: CONFIG SET {name}: {answer.decode(errors='replace').strip()}")
+
+    def topic_disk_bytes(self, topic: str) -> int:
+        """One append-only file for all: it only grows while nothing rewrites it."""
+        return processes.disk_bytes(self.data)
