@@ -6,7 +6,7 @@
 #include <errno.h>
 #include <sys/wait.h>
 
-#include "mqd_local_test.h"
+#include "mqd_client_test.h"
 
 static struct mqd_client_options small(void)
 {
