@@ -4,6 +4,7 @@
     python -m perf produce fetch     these cases only; nothing is appended unless --record
     python -m perf settings          what the settings buy; fills docs/performance.md
     python -m perf scaling           how rate and CPU grow with workers and clients; fills docs/performance.md, perf/scaling.json, docs/scaling.svg
+    python -m perf local             the shared-memory path beside TCP; fills docs/performance.md
     python -m perf --figures         fills mqd/cli/sizing.json, the costs that `mqd size` reckons with, from the last line of perf/history.jsonl and perf/scaling.json
     python -m perf --readme          fills README.md from the last line of perf/history.jsonl
     python -m perf peers ...         mqd beside its peers; `python -m perf peers --help`
@@ -17,7 +18,7 @@ import signal
 import sys
 from pathlib import Path
 
-from perf import report, scaling, sizing
+from perf import cases_local, report, scaling, sizing
 from perf.accounting import machine, wait_quiet
 from perf.bench import Bench
 from perf.brokers import Brokers
@@ -30,6 +31,7 @@ HISTORY = ROOT / "perf" / "history.jsonl"
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "performance.md"
 PAGES = ("settings", "scaling")  # asked for by name, beside the cases
+LOCAL = "local"  # all cases of the shared-memory path
 
 
 def _say(line: str) -> None:
@@ -41,16 +43,18 @@ def _say(line: str) -> None:
 
 def _arguments(words: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m perf", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"{', '.join(PAGES)}, or any of: {', '.join(CASES)} (all of these unless told)")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"{', '.join((*PAGES, LOCAL))}, or any of: {', '.join(CASES)} (all of these unless told)")
     parser.add_argument("--readme", action="store_true", help="only fill README.md from the last run")
     parser.add_argument("--figures", action="store_true", help="only fill mqd/cli/sizing.json from the last runs")
     parser.add_argument("--quick", action="store_true", help="two repetitions and 1 GB instead of 10: to try the bench, not to judge the broker")
     parser.add_argument("--record", action=argparse.BooleanOptionalAction, default=None, help="append to perf/history.jsonl (the default for a whole run that is not --quick)")
     parser.add_argument("--directory", type=Path, help="where the brokers keep their data while they are measured (default: .build/perf, or MQD_PERF_DIR)")
     arguments = parser.parse_args(words)
+    if LOCAL in arguments.cases:
+        arguments.cases = [*(case for case in arguments.cases if case != LOCAL), *cases_local.CASES]
     unknown = [case for case in arguments.cases if case not in (*CASES, *PAGES)]
     if unknown:
-        parser.error(f"no case {unknown[0]}; there are: {', '.join((*PAGES, *CASES))}")
+        parser.error(f"no case {unknown[0]}; there are: {', '.join((*PAGES, LOCAL, *CASES))}")
     return arguments
 
 
@@ -91,6 +95,8 @@ def main(words: list[str] | None = None) -> int:
                 scaling.write(scaling.measure(bench), PAGE)
             if names:
                 _measure(bench, names)
+            if set(cases_local.CASES) <= set(names) and not arguments.quick:
+                PAGE.write_text(report.replace_block(PAGE.read_text(), LOCAL, cases_local.page(bench.figures)))
     except LoadFailed as error:
         print(f"\n{error}", file=sys.stderr)
         return 1

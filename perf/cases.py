@@ -10,7 +10,7 @@ import time
 import urllib.request
 from collections.abc import Callable
 
-from perf import cases_coordinators, loading
+from perf import cases_coordinators, cases_local, loading
 from perf import compaction as compaction_bench
 from perf.accounting import CpuTime, cpu_time, pss_bytes
 from perf.bench import Bench
@@ -318,5 +318,5 @@ def compaction(bench: Bench) -> None:
 CASES: dict[str, Callable[[Bench], None]] = {
     "ready_full": ready_full, "ready": ready, "idle": idle, "disk": disk, "latency": latency, "produce": produce, "fetch": fetch, "parked": parked,
     "partitions": partitions, "forward": forward, "flush": flush, "compaction": compaction,
-    **cases_coordinators.CASES,
+    **cases_coordinators.CASES, **cases_local.CASES,
 }
