@@ -338,6 +338,8 @@ static uint32_t batch_begin(struct walk *walk)
     }
     if (out->count > 0 && !same_kind(out, batch))
         return MQD_READ_SEGMENT;
+    if (out->count == out->capacity)
+        return MQD_READ_FULL;
     out->leader_epoch = batch->partition_leader_epoch;
     out->timestamp_type = batch->attributes & MQD_ATTRIBUTE_LOG_APPEND_TIME ? 1 : 0;
     mqd_view_walk_begin(&reader->walk, batch, bytes + MQD_BATCH_HEADER_BYTES, (uint32_t)batch->size_bytes - MQD_BATCH_HEADER_BYTES);
@@ -404,7 +406,7 @@ static int step(struct walk *walk, uint32_t *stop)
     struct mqd_segment_reader *reader = walk->reader;
     bool rolled, failed = false;
     if (reader->inside) {
-        *stop = batch_take(walk);
+        *stop = walk->out->count == walk->out->capacity ? MQD_READ_FULL : batch_take(walk);
         return 0;
     }
     if (!reader->mapping)
@@ -428,10 +430,6 @@ static int run(struct walk *walk)
         walk->out->base = mapping ? mapping->bytes : NULL;
         walk->out->base_bytes = mapping ? mapping->map_bytes : 0;
         uint32_t count = walk->out->count;
-        if (walk->out->count == walk->out->capacity) {
-            stop = MQD_READ_FULL;
-            break;
-        }
         if (mapping && mapping != reader->viewed) {
             leave_view(reader);
             mqd_mapping_hold(mapping);

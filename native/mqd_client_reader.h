@@ -59,7 +59,7 @@ enum mqd_read_stop { /* what comes behind the records that were given out, if an
 };
 struct mqd_read_state { uint32_t stop; uint32_t codec; uint64_t compressed_position; uint32_t compressed_bytes; int32_t kafka_error; };
 /* Fills `out` with the next records, one mapping a call, in order. check_crc: batches are verified (once each). bytes_max: no further batch is begun when that much of the
- * segment has been walked; one always is. Returns 0, or -1 (EPIPE, ETIMEDOUT, EIO...), with nothing read. */
+ * segment has been walked; one always is. A capacity of 0 only looks at what comes. Returns 0, or -1 (EPIPE, ETIMEDOUT, EIO...), with nothing read. */
 int mqd_segment_reader_next(struct mqd_segment_reader *reader, uint32_t bytes_max, int check_crc, struct mqd_record_view *out, struct mqd_read_state *state);
 int mqd_segment_reader_skip(struct mqd_segment_reader *reader); /* the compressed or corrupt batch at the position */
 /* Records of a decompressed batch: `header` is its 61 bytes, `records` what was decompressed; records below from_offset are left out. Takes no more than out->capacity: a batch

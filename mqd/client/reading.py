@@ -1,0 +1,224 @@
+"""A partition's records for a local consumer, straight from mapped segments: no request, no copy, until there is nothing more to read.
+
+    reader = PartitionReader(native, "topic", topic_id, partition, offset, isolation_level)
+    batch = reader.read(records_max, bytes_max)      # RecordBatchView, or None: nothing now, or take_problem() says what must be done first
+    reader.position                                  # the next offset that read() will give out
+
+Uncompressed batches are given out where they lie. Compressed ones are decompressed in Python (cramjam), several at a time, and walked in the same way. Control batches
+and, with read_committed, those of aborted transactions are left out; whoever drives the reader tells it which those are (set_aborted) when it says "aborted".
+
+    P1  `position` is behind what was given out, never behind what was only decompressed: what has been decompressed and not given out waits in `_rest`
+    P2  a problem is told by the read() that gives nothing; records before it come first
+    P3  memory: columns are used again as soon as nobody holds an array over them; BLOCK_COUNT_MAX blocks are kept for that
+Concurrency: one thread at a time.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+from mqd.client.record_batch import Blobs, RecordBatchView, timestamp_type_of
+from mqd.native.core import NativeError
+from mqd.native.segments import Block, ReadState, ReadStop, SegmentReader, compressed_batch, fill_from_records
+from mqd.protocol.compression import decompress
+from mqd.protocol.errors import ProtocolError
+from mqd.protocol.records import RECORD_BYTES_MIN
+
+BLOCK_RECORDS = 16384
+BLOCK_COUNT_MAX = 4
+DECOMPRESSED_TOGETHER_BYTES = 1 << 20  # of one read(): more than that is not gathered from several compressed batches
+TURNS_MAX = 16  # without a record, of one read(): then the caller has his turn
+
+CORRUPT_MESSAGE = 2
+
+
+class Problem(NamedTuple):
+    """What stands between the reader and the next record.
+
+    kind: "aborted"   which transactions were aborted from `position` on is not known: ask for positions there, set_aborted
+          "range"     the position is out of range (DeleteRecords, retention): seek
+          "corrupt"   the next batch cannot be read; text says why and where. skip() leaves it out
+          "gone"      the broker's error `code` on the partition (3 and 100: it, or its topic, is gone)
+    """
+
+    kind: str
+    code: int = 0
+    text: str = ""
+
+
+_PROBLEMS = {ReadStop.ABORTED: "aborted", ReadStop.OUT_OF_RANGE: "range", ReadStop.CORRUPT: "corrupt", ReadStop.GONE: "gone"}
+
+
+class BlockPool:
+    """Blocks to fill, of BLOCK_RECORDS records. One that nobody looks at any more is given out again."""
+
+    def __init__(self) -> None:
+        self._blocks: list[Block] = []
+        self._idle_references = 0
+
+    def take(self, capacity: int = BLOCK_RECORDS) -> Block:
+        if capacity > BLOCK_RECORDS:
+            return Block(capacity)
+        for block in self._blocks:
+            if sys.getrefcount(block.memory) == self._idle_references:
+                return block
+        block = Block(BLOCK_RECORDS)
+        if not self._idle_references:
+            self._idle_references = sys.getrefcount(block.memory)
+        if len(self._blocks) < BLOCK_COUNT_MAX:
+            self._blocks.append(block)
+        return block
+
+
+class PartitionReader:
+    """See the module. Raises OSError (NativeError): EPIPE when the attachment has ended (move), ETIMEDOUT, EIO."""
+
+    def __init__(
+        self, native: Any, topic: str, topic_id: bytes, partition: int, offset: int, isolation_level: int = 0, check_crc: bool = True, pool: BlockPool | None = None
+    ) -> None:
+        """`native`: the attachment (NativeClient), or a SegmentReader. `isolation_level` 1 = read_committed. `pool` may be shared by readers of one thread."""
+        self.topic, self.partition = topic, partition
+        self.check_crc = check_crc
+        self._reader = native if isinstance(native, SegmentReader) else SegmentReader.attached(native, topic_id, partition, offset, isolation_level)
+        self._pool = BlockPool() if pool is None else pool
+        self._probe = Block(0)  # to look at what comes, and take none of it
+        self._rest: RecordBatchView | None = None  # P1
+        self._problem: Problem | None = None
+
+    @property
+    def position(self) -> int:
+        return int(self._rest.offsets[0]) if self._rest is not None else self._reader.position
+
+    def lag_end(self) -> int:
+        """High watermark, or last stable offset for read_committed; -1 = not known now. Costs no request."""
+        return self._reader.lag_end()
+
+    def log_start(self) -> int:
+        """-1 = not known now."""
+        return self._reader.log_start()
+
+    def lag(self) -> int:
+        """Offsets between the position and the end; -1 = not known now."""
+        end = self._reader.lag_end()
+        return -1 if end < 0 else max(0, end - self.position)
+
+    def seek(self, offset: int) -> None:
+        """read() goes on at `offset`. What is known of aborted transactions is forgotten."""
+        self._rest = self._problem = None
+        self._reader.seek(offset)
+
+    def move(self, native: Any) -> None:
+        """To another attachment, for the one it had has ended; the position stays."""
+        self._reader.move(native)
+
+    def set_aborted(self, transactions: list[tuple[int, int]], until_offset: int) -> None:
+        """(producer id, first offset) of the aborted transactions that overlap position .. until_offset."""
+        self._reader.set_aborted(transactions, until_offset)
+
+    def skip(self) -> None:
+        """Leaves out the batch that take_problem() called corrupt. Raises NativeError when its header is damaged too: only seek helps then."""
+        self._reader.skip()
+
+    def close(self) -> None:
+        """Batches that were given out stay good."""
+        self._rest = None
+        self._reader.close()
+
+    def take_problem(self) -> Problem | None:
+        """Why the last read() gave nothing; None: there is nothing (for now). Told once."""
+        problem, self._problem = self._problem, None
+        return problem
+
+    # -- reading --------------------------------------------------------------------------------------------------------------------
+
+    def read(self, records_max: int = BLOCK_RECORDS, bytes_max: int = 1 << 20) -> RecordBatchView | None:
+        """The next records, at most `records_max`; no further batch of the log is begun when bytes_max of it were walked. Never blocks but for a disk."""
+        self._problem = None
+        if self._rest is not None:
+            return self._take_rest(records_max)
+        for _ in range(TURNS_MAX):
+            block = self._pool.take()
+            state = self._reader.next(block, bytes_max, self.check_crc, records_max)
+            if block.count:
+                return self._view(block, block.count, self._reader.hold(block))
+            if state.stop == ReadStop.COMPRESSED:
+                found = self._read_compressed(block, state, min(bytes_max, DECOMPRESSED_TOGETHER_BYTES), records_max)
+                if found is not None or self._problem is not None:
+                    return found
+            elif state.stop not in (ReadStop.SEGMENT, ReadStop.FULL):
+                self._note(state)
+                return None
+        return None
+
+    def _note(self, state: ReadState) -> None:
+        kind = _PROBLEMS.get(state.stop)
+        if kind is not None:
+            self._problem = Problem(kind, state.kafka_error, state.problem)
+
+    def _take_rest(self, records_max: int) -> RecordBatchView:
+        rest = self._rest
+        assert rest is not None
+        if len(rest) <= records_max:
+            self._rest = None
+            return rest
+        self._rest = rest[records_max:]
+        return rest[:records_max]
+
+    def _view(self, block: Block, count: int, base: memoryview | bytes) -> RecordBatchView:
+        columns = [getattr(block, name)[:count] for name in ("offsets", "timestamps_ms", "key_positions", "key_bytes", "value_positions", "value_bytes", "header_positions", "header_bytes")]
+        if count * 4 < block.capacity:  # a few records do not hold a whole block
+            columns = [column.copy() for column in columns]
+        offsets, timestamps, key_positions, key_bytes, value_positions, value_bytes, header_positions, header_bytes = columns
+        headers = Blobs(base, header_positions, header_bytes) if int(header_bytes.max()) > 1 else None  # a section of one byte counts none
+        return RecordBatchView(
+            self.topic, self.partition, offsets, timestamps, Blobs(base, key_positions, key_bytes), Blobs(base, value_positions, value_bytes), headers,
+            block.view.leader_epoch, timestamp_type_of(block.view.timestamp_type),
+        )  # fmt: skip
+
+    # -- compressed batches -------------------------------------------------------------------------------------------------------------
+
+    def _read_compressed(self, block: Block, state: ReadState, bytes_max: int, records_max: int) -> RecordBatchView | None:
+        """The compressed batch that `state` tells of, and those behind it that go with it. None: it held nothing for us, or self._problem is set."""
+        parts: list[bytes] = []
+        count = size = 0
+        kind: tuple[int, int] | None = None
+        limit, found_in = min(records_max, BLOCK_RECORDS), block
+        while state.stop == ReadStop.COMPRESSED and count < limit and size < bytes_max:
+            header, payload = compressed_batch(found_in, state)
+            batch_kind, record_count = (header.leader_epoch, header.timestamp_type), header.record_count
+            if count and (batch_kind != kind or count + record_count > limit):
+                break
+            data = self._decompress(state.codec, payload) if record_count else b""  # compaction leaves batches without records
+            if data is None:
+                break
+            if record_count * RECORD_BYTES_MIN > len(data):
+                self._problem = Problem("corrupt", CORRUPT_MESSAGE, f"a batch at offset {self._reader.position} says {record_count} records, in {len(data)} bytes")
+                break
+            if record_count > block.capacity:  # the first one, alone
+                block = self._pool.take(record_count)
+            try:
+                taken = fill_from_records(block, count, header.data, data, self._reader.position)
+            except NativeError as error:
+                self._problem = Problem("corrupt", CORRUPT_MESSAGE, str(error.strerror))
+                break
+            if size:
+                for column in (block.key_positions, block.value_positions, block.header_positions):
+                    column[count : count + taken] += size
+            parts.append(data)
+            kind, count, size = batch_kind, count + taken, size + len(data)
+            self._reader.skip()
+            found_in = self._probe
+            state = self._reader.next(found_in, 1, self.check_crc, 0)
+        if not count:
+            return None
+        self._problem = None  # it comes again, behind these
+        self._rest = self._view(block, count, parts[0] if len(parts) == 1 else b"".join(parts))
+        return self._take_rest(records_max)
+
+    def _decompress(self, codec: int, payload: memoryview) -> bytes | None:
+        try:
+            return decompress(codec, payload)
+        except ProtocolError as error:
+            self._problem = Problem("corrupt", CORRUPT_MESSAGE, f"the batch at offset {self._reader.position}: {error}")
+            return None

@@ -1,0 +1,222 @@
+"""The reader of mapped segments (native/mqd_client_reader.h): columns over a partition's records, and the mappings that they point into.
+
+A `Block` is memory for columns, a `SegmentReader` fills it. Keys, values and headers stay where they are: their positions count from the mapping's first byte.
+
+Lifetime: `SegmentReader.hold` gives the mapping as a read-only memoryview. It, its slices and every array made of it keep the mapping: it is unmapped when the last of them has
+gone, whatever has become of the segment, the reader, the attachment or the broker.
+Concurrency: a reader is one thread's at a time; readers run beside each other and beside everything else on their attachment.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from enum import IntEnum
+
+import msgspec
+import numpy as np
+
+from mqd.native.core import NativeError, check, checked_topic_id, enumeration, failure, ffi, lib
+
+ReadStop = IntEnum("ReadStop", enumeration("mqd_read_stop", "MQD_READ_"))
+BATCH_HEADER_BYTES = 61
+
+_WIDE = ("offsets", "timestamps_ms", "key_positions", "value_positions", "header_positions")
+_NARROW = ("key_bytes", "value_bytes", "header_bytes")
+RECORD_BLOCK_BYTES = 8 * len(_WIDE) + 4 * len(_NARROW)
+
+
+class Block:
+    """Columns for `capacity` records. `offsets` and `timestamps_ms` are int64, positions int64 (bytes from the view's base), sizes int32 (-1 = null).
+
+    Arrays over it (slices too) hold it by `memory`: whoever wants to fill it again looks whether somebody does, see `is_free`.
+    """
+
+    __slots__ = (*_WIDE, *_NARROW, "_pointer", "capacity", "memory", "view")
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.memory = np.empty(capacity * RECORD_BLOCK_BYTES, np.uint8)
+        self.view = ffi.new("struct mqd_record_view *")
+        self.view.capacity = capacity
+        self._pointer = ffi.from_buffer("uint8_t[]", self.memory)  # its own reference to `memory`
+        at = 0
+        for names, kind, pointer, width in ((_WIDE, np.int64, "int64_t *", 8), (_NARROW, np.int32, "int32_t *", 4)):
+            for name in names:
+                setattr(self, name, self.memory[at : at + capacity * width].view(kind))
+                setattr(self.view, name, ffi.cast(pointer if "positions" not in name else "uint64_t *", self._pointer + at))
+                at += capacity * width
+
+    @property
+    def count(self) -> int:
+        return self.view.count
+
+
+class ReadState(msgspec.Struct):
+    """What comes behind the records of a view; see enum mqd_read_stop."""
+
+    stop: ReadStop
+    codec: int = 0
+    compressed_position: int = 0
+    compressed_bytes: int = 0
+    kafka_error: int = 0
+    problem: str = ""
+
+
+class SegmentReader:
+    """One partition from an offset on. Raises NativeError (an OSError): EPIPE when the attachment has ended, ETIMEDOUT, EIO."""
+
+    def __init__(self, handle: object, keep: object = None) -> None:
+        if handle == ffi.NULL:
+            raise failure()
+        self._reader = handle
+        self._keep = keep  # what the C side may point at
+        self._state = ffi.new("struct mqd_read_state *")
+
+    @classmethod
+    def attached(cls, client: object, topic_id: bytes, partition_index: int, offset: int, isolation_level: int = 0) -> SegmentReader:
+        """`client`: the attachment, a NativeClient. `isolation_level` 1 = read_committed."""
+        return cls(lib.mqd_segment_reader_open(_pointer(client), checked_topic_id(topic_id), partition_index, offset, isolation_level))
+
+    @classmethod
+    def of_file(cls, path: str | os.PathLike[str], base_offset: int, offset: int = 0, isolation_level: int = 0) -> SegmentReader:
+        """One .log file by itself, without a broker."""
+        return cls(lib.mqd_segment_reader_open_file(os.fsencode(path), base_offset, offset, isolation_level))
+
+    def _open(self) -> object:
+        if self._reader is None:
+            raise NativeError(lib.MQD_E_INVALID, "this reader was closed")
+        return self._reader
+
+    def close(self) -> None:
+        """Views that are held stay good."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            lib.mqd_segment_reader_close(reader)
+
+    def __del__(self) -> None:
+        if getattr(self, "_reader", None) is not None:
+            self.close()
+
+    def move(self, client: object) -> None:
+        """To another attachment. Raises NativeError when that has ended already."""
+        check(lib.mqd_segment_reader_move(self._open(), _pointer(client)))
+
+    def seek(self, offset: int) -> None:
+        lib.mqd_segment_reader_seek(self._open(), offset)
+
+    @property
+    def position(self) -> int:
+        return lib.mqd_segment_reader_position(self._open())
+
+    def lag_end(self) -> int:
+        """High watermark, or last stable offset for read_committed; -1 = not known now."""
+        return lib.mqd_segment_reader_lag_end(self._open())
+
+    def log_start(self) -> int:
+        return lib.mqd_segment_reader_log_start(self._open())
+
+    def set_aborted(self, transactions: list[tuple[int, int]], until_offset: int) -> None:
+        """(producer id, first offset) of the aborted transactions below `until_offset` that overlap what comes."""
+        producers = ffi.new("int64_t[]", [producer_id for producer_id, _ in transactions] or [0])
+        firsts = ffi.new("int64_t[]", [first_offset for _, first_offset in transactions] or [0])
+        check(lib.mqd_segment_reader_set_aborted(self._open(), producers, firsts, len(transactions), until_offset))
+
+    def next(self, block: Block, bytes_max: int, check_crc: bool = True, record_count_max: int | None = None) -> ReadState:
+        """Fills `block` (block.count records, at most record_count_max of them)."""
+        state, view = self._state, block.view
+        view.capacity = block.capacity if record_count_max is None else min(record_count_max, block.capacity)
+        check(lib.mqd_segment_reader_next(self._open(), bytes_max, check_crc, view, state))
+        stop = ReadStop(state.stop)
+        if stop <= ReadStop.SEGMENT:
+            return ReadState(stop)
+        problem = ffi.string(lib.mqd_error_message()).decode("utf-8", "replace") if stop == ReadStop.CORRUPT else ""
+        return ReadState(stop, state.codec, state.compressed_position, state.compressed_bytes, state.kafka_error, problem)
+
+    def skip(self) -> None:
+        """Passes over the compressed or corrupt batch that stopped the last call."""
+        check(lib.mqd_segment_reader_skip(self._open()))
+
+    def hold(self, block: Block) -> memoryview:
+        """The bytes that the positions in `block` count from; see Lifetime. After next(), before the next one."""
+        mapping = lib.mqd_segment_reader_hold(self._open())
+        if not mapping:
+            return memoryview(b"")
+        view = block.view
+        owned = ffi.gc(ffi.cast("const uint8_t *", view.base), lambda _, name=mapping: lib.mqd_client_mapping_release(ffi.NULL, name))
+        return memoryview(ffi.buffer(owned, view.base_bytes)).toreadonly()
+
+
+def _pointer(client: object) -> object:
+    return getattr(client, "pointer", client)
+
+
+class CompressedBatch(msgspec.Struct):
+    """What is needed of the header of a compressed batch; `data` is all of it, a copy."""
+
+    data: bytes
+    leader_epoch: int
+    timestamp_type: int
+    record_count: int
+
+
+def compressed_batch(block: Block, state: ReadState) -> tuple[CompressedBatch, memoryview]:
+    """The batch that stopped the last next() with COMPRESSED, and its compressed bytes where they are: good until the next next()."""
+    start = block.view.base + state.compressed_position
+    header = bytes(ffi.buffer(start, BATCH_HEADER_BYTES))
+    payload = memoryview(ffi.buffer(start + BATCH_HEADER_BYTES, state.compressed_bytes - BATCH_HEADER_BYTES)).toreadonly()
+    epoch, attributes, record_count = struct.unpack(">12xi5xh34xi", header)
+    return CompressedBatch(header, epoch, attributes >> 3 & 1, record_count), payload
+
+
+def fill_from_records(block: Block, start: int, header: bytes | memoryview, records: bytes, from_offset: int) -> int:
+    """The records of a decompressed batch into `block` from its place `start` on; those below from_offset are left out. Returns how many. Positions count from records[0].
+    Raises NativeError (E_CORRUPT)."""
+    view = ffi.new("struct mqd_record_view *")
+    for name in _WIDE + _NARROW:
+        setattr(view, name, getattr(block.view, name) + start)
+    view.capacity = block.capacity - start
+    check(lib.mqd_segment_records(ffi.from_buffer("uint8_t[]", header), ffi.from_buffer("uint8_t[]", records), len(records), from_offset, view))
+    block.view.leader_epoch, block.view.timestamp_type = view.leader_epoch, view.timestamp_type
+    return view.count
+
+
+def gather(base: memoryview, positions: np.ndarray, sizes: np.ndarray, with_offsets: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
+    """The blobs one after another (uint8), and on request where each begins (int64, one more than there are blobs). Nulls count as empty."""
+    positions, sizes = np.ascontiguousarray(positions, np.int64), np.ascontiguousarray(sizes, np.int32)
+    count = len(sizes)
+    total = int(np.maximum(sizes, 0).sum(dtype=np.int64))
+    _check_bounds(base, positions, sizes)
+    out = np.empty(total, np.uint8)
+    offsets = np.empty(count + 1, np.int64) if with_offsets else None
+    check(
+        lib.mqd_columns_gather(
+            _bytes(base), ffi.cast("uint64_t *", ffi.from_buffer(positions)), ffi.cast("int32_t *", ffi.from_buffer(sizes)), count,
+            ffi.from_buffer("uint8_t[]", out), total, ffi.NULL if offsets is None else ffi.cast("int64_t *", ffi.from_buffer(offsets)),
+        )
+    )  # fmt: skip
+    return out, offsets
+
+
+def arrow_views(base: memoryview, positions: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, int, int]:
+    """Arrow's BinaryView over `base`: (16 bytes for each record, validity bitmap, count of nulls, origin: the byte of `base` at which data buffer 0 begins)."""
+    positions, sizes = np.ascontiguousarray(positions, np.int64), np.ascontiguousarray(sizes, np.int32)
+    count = len(sizes)
+    _check_bounds(base, positions, sizes)
+    origin = int(positions.min()) if count else 0
+    views, validity = np.empty((count, 16), np.uint8), np.empty((count + 7) // 8, np.uint8)
+    nulls = lib.mqd_columns_arrow(
+        _bytes(base), origin, ffi.cast("uint64_t *", ffi.from_buffer(positions)), ffi.cast("int32_t *", ffi.from_buffer(sizes)), count,
+        ffi.from_buffer("uint8_t[]", views), ffi.from_buffer("uint8_t[]", validity),
+    )  # fmt: skip
+    return views, validity, check(nulls), origin
+
+
+def _bytes(base: memoryview) -> object:
+    return ffi.from_buffer("uint8_t[]", base)
+
+
+def _check_bounds(base: memoryview, positions: np.ndarray, sizes: np.ndarray) -> None:
+    """The arrays are the caller's by now: he may have written to them."""
+    if len(sizes) and (int(positions.min()) < 0 or int((positions + np.maximum(sizes, 0)).max()) > len(base)):
+        raise ValueError("a position lies outside of the bytes that it counts from")
