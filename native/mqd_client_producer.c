@@ -90,6 +90,22 @@ static void stamp(struct mqd_producer *producer, struct mqd_producer_batch *batc
     batch->stamped_identity = producer->identity;
 }
 
+/* ---- order ---------------------------------------------------------------------------------------------------------- */
+
+/* Finds what is to be sent next after something has failed: nothing before its time. A batch that was sent before one that stands before it will fail too, or has been written out
+ * of turn; either way what is behind it waits for its answer. */
+static void settle(struct mqd_producer_partition *partition)
+{
+    uint32_t sent = 0;
+    uint64_t last = 0;
+    struct mqd_node *node = partition->closed.next;
+    for (; node != &partition->closed && BATCH_OF(node)->state == MQD_BATCH_SENT && BATCH_OF(node)->sent_serial > last; node = node->next, sent++)
+        last = BATCH_OF(node)->sent_serial;
+    bool blocked = node == &partition->closed || BATCH_OF(node)->state == MQD_BATCH_SENT;
+    partition->next = blocked ? NULL : BATCH_OF(node);
+    partition->disturbed = sent < partition->inflight;
+}
+
 /* At the close, while the records are in the caches: with the sequence that it will have if nothing before it is dropped. */
 void mqd_producer_batch_queue(struct mqd_producer *producer, struct mqd_producer_batch *batch)
 {
@@ -102,7 +118,9 @@ void mqd_producer_batch_queue(struct mqd_producer *producer, struct mqd_producer
     mqd_producer_batch_put_head(producer, batch);
     batch->state = MQD_BATCH_QUEUED;
     mqd_list_append(&partition->closed, &batch->node);
-    if (!partition->next)
+    if (partition->disturbed)
+        settle(partition);
+    else if (!partition->next)
         partition->next = batch;
 }
 
@@ -124,16 +142,10 @@ static bool send_one(struct mqd_producer *producer, struct mqd_producer_batch *b
         partition->next_sequence = mqd_sequence_after(sequence, batch->record_count);
     }
     batch->state = MQD_BATCH_SENT;
+    batch->sent_serial = ++producer->sent_serial;
     partition->inflight++;
     producer->sent_count++;
     return true;
-}
-
-static struct mqd_producer_batch *unsent_from(struct mqd_producer_partition *partition, struct mqd_node *node)
-{
-    while (node != &partition->closed && BATCH_OF(node)->state == MQD_BATCH_SENT)
-        node = node->next;
-    return node == &partition->closed ? NULL : BATCH_OF(node);
 }
 
 bool mqd_producer_partition_ready(struct mqd_producer *producer, struct mqd_producer_partition *partition)
@@ -145,7 +157,10 @@ bool mqd_producer_partition_ready(struct mqd_producer *producer, struct mqd_prod
                 mqd_list_append(&producer->ready, &partition->ready);
             return false;
         }
-        partition->next = unsent_from(partition, batch->node.next);
+        if (partition->disturbed)
+            settle(partition);
+        else
+            partition->next = batch->node.next == &partition->closed ? NULL : BATCH_OF(batch->node.next);
     }
     return true;
 }
@@ -183,25 +198,12 @@ int64_t mqd_producer_next_send_us(const struct mqd_producer *producer)
 
 /* ---- answers -------------------------------------------------------------------------------------------------------- */
 
-static void outcome(struct mqd_producer *producer, struct mqd_producer_batch *batch, int16_t error, int64_t base_offset, int64_t log_append_time_ms)
+/* P4, or what is to be told. */
+static void judge(struct mqd_producer *producer, struct mqd_producer_batch *batch, int16_t error, int64_t base_offset, int64_t log_append_time_ms)
 {
-    struct mqd_producer_partition *partition = batch->partition;
-    bool first = partition->closed.next == &batch->node;
-    partition->inflight--;
-    producer->sent_count--;
-    mark_ready(producer, partition);
-    if (error == DUPLICATE_SEQUENCE_NUMBER) { /* it is there, the broker does not remember where */
-        error = 0;
-        base_offset = -1;
-    }
-    if (batch->abandoned) {
-        mqd_list_remove(&batch->node);
-        mqd_producer_batch_free(producer, batch);
-        return;
-    }
-    if (error && idempotent(producer) && !first) { /* P4 */
+    bool first = batch->partition->closed.next == &batch->node;
+    if (error && idempotent(producer) && !first) {
         batch->state = MQD_BATCH_QUEUED;
-        partition->next = unsent_from(partition, partition->closed.next);
         return;
     }
     batch->error = error;
@@ -209,13 +211,29 @@ static void outcome(struct mqd_producer *producer, struct mqd_producer_batch *ba
     batch->log_append_time_ms = log_append_time_ms;
     batch->state = error ? MQD_BATCH_FAILED : MQD_BATCH_DONE;
     mqd_list_append(&producer->outcomes, &batch->told);
-    if (error) {
-        partition->next = unsent_from(partition, partition->closed.next);
-    } else {
+    if (!error) {
         producer->outstanding_records -= (uint64_t)batch->record_count;
         mqd_list_remove(&batch->node);
         mqd_producer_batch_free(producer, batch);
     }
+}
+
+static void outcome(struct mqd_producer *producer, struct mqd_producer_batch *batch, int16_t error, int64_t base_offset, int64_t log_append_time_ms)
+{
+    struct mqd_producer_partition *partition = batch->partition;
+    partition->inflight--;
+    producer->sent_count--;
+    mark_ready(producer, partition);
+    if (batch->abandoned) {
+        mqd_list_remove(&batch->node);
+        mqd_producer_batch_free(producer, batch);
+    } else if (error == DUPLICATE_SEQUENCE_NUMBER) { /* it is there, the broker does not remember where */
+        judge(producer, batch, 0, -1, -1);
+    } else {
+        judge(producer, batch, error, base_offset, log_append_time_ms);
+    }
+    if (error || partition->disturbed)
+        settle(partition);
 }
 
 /* Produce v9..12: one topic, one partition; the rest is skipped over. */
@@ -306,11 +324,10 @@ int mqd_producer_drop(struct mqd_producer *producer, uint64_t number)
         batch->partition->open = NULL;
         mqd_list_remove(&batch->lingering);
     } else {
-        if (batch->partition->next == batch)
-            batch->partition->next = unsent_from(batch->partition, batch->node.next);
         mqd_list_remove(&batch->node);
         if (mqd_list_linked(&batch->told))
             mqd_list_remove(&batch->told);
+        settle(batch->partition);
         mark_ready(producer, batch->partition);
     }
     mqd_producer_batch_free(producer, batch);

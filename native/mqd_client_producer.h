@@ -3,7 +3,7 @@
  *   OPEN -> QUEUED -> SENT -> (done) | FAILED -> QUEUED (retry) | (drop)
  *
  *   P1  a partition's batches stand in one list in the order of their records; only the last may be OPEN. They are sent in that order, and none is sent while one before it is
- *       QUEUED or FAILED: so what is sent again keeps its place.
+ *       QUEUED or FAILED, or is SENT but before one that stands before it was sent again: so what is sent again keeps its place.
  *   P2  a SENT batch's bytes are not touched: the worker may be copying them. Only the header of a batch that is about to be sent is written (stamp).
  *   P3  an idempotent batch gets its sequence when it is sent for the first time under an identity, and keeps it. So dropping what was never sent leaves no gap.
  *   P4  an answer for a SENT batch that is not the first of its list means that one before it has failed. If the producer is idempotent, an error of it is a consequence, or will
@@ -39,6 +39,7 @@ struct mqd_producer_batch {
     uint32_t limit_bytes;      /* what size_bytes may become */
     int32_t record_count;
     uint16_t attributes;
+    uint64_t sent_serial;      /* counts sendings */
     uint8_t state;
     bool abandoned;            /* SENT, and its caller has dropped it */
     int64_t base_timestamp_ms, max_timestamp_ms;
@@ -56,7 +57,8 @@ struct mqd_producer_partition {
     uint32_t inflight;
     struct mqd_producer_batch *open;
     struct mqd_node closed;    /* QUEUED, SENT, FAILED */
-    struct mqd_producer_batch *next; /* the first of them that is not SENT */
+    struct mqd_producer_batch *next; /* the first of them that is not SENT; NULL also while it must wait (P1) */
+    bool disturbed;            /* one that is SENT stands behind one that is not, or that was sent after it */
     struct mqd_node ready;     /* in the producer's `ready` when something may be sent */
     int32_t next_sequence;     /* of the next batch that is sent for the first time */
     int32_t planned_sequence;  /* of the next batch that is closed, if all before it are sent */
@@ -85,7 +87,7 @@ struct mqd_producer {
     uint64_t used_bytes, used_bytes_max; /* in whole chunks */
     uint64_t outstanding_records;
     uint64_t random_state;
-    uint64_t batch_serial;
+    uint64_t batch_serial, sent_serial;
     struct mqd_producer_batch *batches;
     uint32_t batch_count;      /* entries of `batches` */
     uint32_t batches_begun;    /* entries that were ever used; those beyond are untouched memory */

@@ -320,6 +320,7 @@ static void forget_sent(struct mqd_producer *producer)
     for (int32_t i = 0; i < producer->topic_count; i++)
         for (int32_t j = 0; j < producer->topics[i]->partition_count; j++) {
             struct mqd_producer_partition *partition = producer->topics[i]->partitions[j];
+            partition->disturbed = false;
             partition->next = mqd_list_empty(&partition->closed) ? NULL : MQD_CONTAINER(partition->closed.next, struct mqd_producer_batch, node);
             if (partition->next && !mqd_list_linked(&partition->ready))
                 mqd_list_append(&producer->ready, &partition->ready);
