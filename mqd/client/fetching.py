@@ -38,7 +38,7 @@ _INFINITY = float("inf")
 
 
 class Fetcher:
-    """`open_reader(native, topic_id, partition_index, offset, isolation_level)`: a reader of reading.py. `control`: the attachment for requests; `data`: for the Fetch that waits."""
+    """`open_reader(native, part, offset)`: a reader of reading.py. `control`: the attachment for requests; `data`: for the Fetch that waits."""
 
     def __init__(self, config: ConsumerConfig, control: Any, coordinator: Coordinator, data: Any, inbox: Inbox, parts: Parts, open_reader: Callable[..., Any]) -> None:
         self._coordinator = coordinator
@@ -121,7 +121,7 @@ class Fetcher:
         part.eof_told = -1
         try:
             if part.reader is None:
-                part.reader = self._open_reader(self._data.native, part.topic_id, part.index, offset, self._config.isolation_level)
+                part.reader = self._open_reader(self._data.native, part, offset)
             else:
                 part.reader.seek(offset)
         except OSError as problem:
@@ -208,8 +208,8 @@ class Fetcher:
 
     # -- reading ----------------------------------------------------------------------------------------------------------------
 
-    def read(self, records_max: int, bytes_max: int) -> tuple[Part, Any] | None:
-        """The next chunk: of the partition that has waited longest of those that have something. None: nobody has."""
+    def read(self, records_max: int, bytes_max: int) -> tuple[Part, int, Any] | None:
+        """The next chunk, of the partition that has waited longest of those that have something: (partition, where it began to read, records). None: nobody has."""
         if self._generation != self._data.generation:
             self._move()
         for part in self._parts.turns():
@@ -219,7 +219,7 @@ class Fetcher:
                 self._at_end(part, end)
                 continue
             try:
-                batch = reader.read(records_max, bytes_max)
+                begin, batch = part.fetched, reader.read(records_max, bytes_max)
             except OSError as problem:
                 if problem.errno not in (errno.EPIPE, errno.ETIMEDOUT):
                     self._fail(part, local_error(KafkaError._FS, f"{part.topic} [{part.index}]: {problem}"))
@@ -229,7 +229,7 @@ class Fetcher:
                 part.told = 0
                 self._pause_s = 0.0
                 self._records_read += 1
-                return part, batch
+                return part, begin, batch
             self._on_nothing(part, reader)
         return None
 

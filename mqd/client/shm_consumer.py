@@ -20,7 +20,9 @@ from itertools import islice
 from typing import Any
 
 from mqd.client import offsets, requests
+from mqd.client.attachment import Attachment
 from mqd.client.committing import Commit, Commits
+from mqd.client.config import Choice, Settings
 from mqd.client.consumer_config import ConsumerConfig
 from mqd.client.coordinator import Coordinator
 from mqd.client.fetching import Fetcher
@@ -30,11 +32,14 @@ from mqd.client.group_runner import GroupRunner
 from mqd.client.inbox import Inbox
 from mqd.client.messages import OFFSET_INVALID, GroupMetadata, KafkaError, KafkaException, Message, TopicPartition, failure, local_error
 from mqd.client.offsets import Committed, Key, PartitionResult, with_outcome
+from mqd.client.opening import opener
 from mqd.client.partitions import Part, Parts, Phase
+from mqd.client.reading import BlockPool, PartitionReader
 from mqd.client.rebalancing import Rebalancer
 from mqd.protocol.errors import ErrorCode
 
-POLL_RECORDS = 512
+POLL_RECORDS = 2048
+DATA_BYTES = 256 << 10  # for requests alone: the records come from mapped files
 BATCH_RECORDS_MAX = 1 << 20
 CLOSE_S = 10.0
 _INFINITY = float("inf")
@@ -69,6 +74,7 @@ class ShmConsumer:
         self._chunk: Part | None = None  # whose records _ready has
         self._chunk_begin = 0
         self._is_closed = False
+        self._interrupted = False
         self._auto_commit_s = config["auto.commit.interval.ms"] / 1000 if config["enable.auto.commit"] else _INFINITY
         self._auto_store = bool(config["enable.auto.offset.store"])
         self._commit_due = _INFINITY  # set while something may have to be committed
@@ -86,8 +92,31 @@ class ShmConsumer:
             for message in self._ready:
                 self._last = message
                 return message
-        found = self._take(1, timeout)
+        found = self.take(1, timeout)
         return found[0] if found else None
+
+    def take_ready(self) -> Message | None:
+        """What can be handed out without a look at anything else. Not while another thread is in here."""
+        if not self._inbox.attention:
+            for message in self._ready:
+                self._last = message
+                return message
+        return None
+
+    def interrupt(self) -> None:
+        """Ends a take() that waits, or the next one that would. Any thread."""
+        self._interrupted = True
+        self._inbox.notice()
+
+    def give_back(self, messages: list[Message]) -> None:
+        """They were taken, the latest ones, but nobody has seen them: what is committed ends before them."""
+        self._settle()
+        for message in reversed(messages):
+            part = self._parts.get((message.topic(), message.partition())) if message.error() is None else None
+            if part is not None:
+                part.position = message.offset()
+                if self._auto_store:
+                    part.stored = message.offset()
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
         if not 0 <= num_messages <= 1_000_000:
@@ -95,13 +124,13 @@ class ShmConsumer:
         found: list[Message] = []
         deadline = _deadline(timeout)
         while len(found) < num_messages:
-            more = self._take(num_messages - len(found), deadline - time.monotonic() if deadline < _INFINITY else None)
+            more = self.take(num_messages - len(found), deadline - time.monotonic() if deadline < _INFINITY else None)
             if not more:
                 break
             found += more
         return found
 
-    def _take(self, count: int, timeout: float | None) -> list[Message]:
+    def take(self, count: int, timeout: float | None) -> list[Message]:
         """What is there, up to `count`; waits for the first."""
         deadline = _deadline(timeout)
         while True:
@@ -114,11 +143,14 @@ class ShmConsumer:
                 return found
             chunk = self._fetcher.read(POLL_RECORDS, self._bytes_max())
             if chunk is not None:
-                part, batch = chunk
+                part, begin, batch = chunk
                 self._settle()
-                self._chunk, self._last, self._chunk_begin = part, None, batch.begin
+                self._chunk, self._last, self._chunk_begin = part, None, begin
                 self._ready = iter(batch.messages())
                 self._expect_commit()
+            elif self._interrupted:
+                self._interrupted = False
+                return []
             elif not self._fetcher.events and not self._wait(deadline):
                 return []
 
@@ -135,8 +167,8 @@ class ShmConsumer:
             self._drop_chunk()
             chunk = self._fetcher.read(min(max_records, BATCH_RECORDS_MAX), self._bytes_max())
             if chunk is not None:
-                part, batch = chunk
-                self._moved(part, batch.end, batch.leader_epoch)
+                part, _, batch = chunk
+                self._moved(part, batch.next_offset, batch.leader_epoch)
                 self._expect_commit()
                 return batch
             if not self._fetcher.events and not self._wait(deadline):
@@ -613,3 +645,21 @@ def _deadline(timeout: float | None) -> float:
 
 def _epoch(leader_epoch: int | None) -> int:
     return leader_epoch if leader_epoch is not None else -1
+
+
+def open_consumer(owner: Any, settings: Settings, choice: Choice) -> ShmConsumer:
+    """Raises KafkaException or OSError when the broker cannot be attached."""
+    config = ConsumerConfig(settings)
+    pool = BlockPool()
+
+    def attachment(name: str) -> Attachment:
+        attach = opener(settings, choice, config["client.id"], DATA_BYTES)
+        return Attachment(
+            attach, client_id=config["client.id"] if name == "requests" else f"{config['client.id']}-{name}", request_timeout_s=config["socket.timeout.ms"] / 1000,
+            metadata_max_age_s=max(config["topic.metadata.refresh.interval.ms"], 1000) / 1000,
+        )  # fmt: skip
+
+    def reader(native: Any, part: Part, offset: int) -> PartitionReader:
+        return PartitionReader(native, part.topic, part.topic_id or b"", part.index, offset, config.isolation_level, bool(config["check.crcs"]), pool)
+
+    return ShmConsumer(config, owner, attachment, reader, choice.reason)

@@ -5,23 +5,30 @@ Nothing between the application and librdkafka where both have a method: poll, c
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 
 import confluent_kafka
 
 from mqd.client.config import Settings
-from mqd.client.messages import KafkaError, KafkaException
+from mqd.client.messages import KafkaError, KafkaException, failure
 
 CHUNK_MAX = 10_000
+SLICE_S = 0.1  # of a wait that may be interrupted
+STORE_RECORDS, STORE_S = 100, 0.5  # what was handed out is stored at least as often
 _METHODS = (
-    "poll", "consume", "unsubscribe", "memberid", "consumer_group_metadata", "assign", "incremental_assign", "unassign", "incremental_unassign", "assignment", "seek", "pause",
-    "resume", "position", "store_offsets", "committed", "list_topics", "get_watermark_offsets", "offsets_for_times", "cluster_id", "set_sasl_credentials",
+    "memberid", "consumer_group_metadata", "assign", "incremental_assign", "unassign", "incremental_unassign", "assignment", "seek", "pause", "resume", "position", "committed",
+    "list_topics", "get_watermark_offsets", "offsets_for_times", "cluster_id", "set_sasl_credentials",
 )  # fmt: skip
+_TRUE = {"true", "t", "1"}
 
 
 class TcpConsumer:
-    """What mqd.Consumer stands on when the broker is elsewhere. Raises KafkaException as confluent_kafka.Consumer does. `owner`: whom callbacks are given."""
+    """What mqd.Consumer stands on when the broker is elsewhere. Raises KafkaException as confluent_kafka.Consumer does. `owner`: whom callbacks are given.
+
+    With enable.auto.offset.store (the default) this class stores offsets, not librdkafka: that would count records which lie here, taken along with a batch, as handed out.
+    """
 
     transport = "tcp"
 
@@ -29,41 +36,75 @@ class TcpConsumer:
         self.reason = reason
         self._owner = owner
         more = {} if settings.logger is None else {"logger": settings.logger}
-        self._consumer = consumer = confluent_kafka.Consumer(dict(settings.rdkafka), **more)
+        given = dict(settings.rdkafka)
+        self._auto_store = str(given.get("enable.auto.offset.store", True)).lower() in _TRUE
+        given["enable.auto.offset.store"] = False
+        self._consumer = consumer = confluent_kafka.Consumer(given, **more)
+        self._poll_one = consumer.poll
         self._subscription: list[str] = []
-        self._held: list[Any] = []  # records of another partition than the batch they came with
+        self._held: list[Any] = []  # taken along with a batch, and of another partition than that
+        self._unstored: dict[tuple[str, int], Any] = {}  # the last message handed out of each partition
+        self._unstored_count = 0
+        self._stored_at = 0.0
+        self._interrupted = False
         for name in _METHODS:
             setattr(self, name, getattr(consumer, name))
 
-    def subscribe(self, topics: list[str], on_assign: Any = None, on_revoke: Any = None, on_lost: Any = None) -> None:
-        given = {"on_assign": on_assign, "on_revoke": on_revoke, "on_lost": on_lost}
-        callbacks = {name: self._with_owner(function) for name, function in given.items() if function is not None}
-        self._consumer.subscribe(topics, **callbacks)
-        self._subscription = list(topics)
+    # -- records ----------------------------------------------------------------------------------------------------------------
 
-    def _with_owner(self, function: Any) -> Any:
-        if not callable(function):
-            return function  # librdkafka's own words
-        return lambda _consumer, partitions: function(self._owner, partitions)
+    def poll(self, timeout: float | None = None) -> Any:
+        if self._held:
+            message = self._held.pop(0)
+        else:
+            message = self._poll_one(-1 if timeout is None else timeout)
+        if message is None or message.error() is not None:
+            self._store()
+        elif self._auto_store:
+            self._hand_out(message)
+        return message
 
-    def subscription(self) -> list[str]:
-        return list(self._subscription)
+    def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Any]:
+        held, self._held = self._held[:num_messages], self._held[num_messages:]
+        found = held if held else self._consumer.consume(num_messages, timeout)
+        for message in found:
+            if self._auto_store and message.error() is None:
+                self._hand_out(message)
+        return found
 
-    def commit(self, message: Any = None, offsets: Any = None, asynchronous: bool = True) -> Any:
-        if message is not None:
-            return self._consumer.commit(message=message, asynchronous=asynchronous)
-        if offsets is not None:
-            return self._consumer.commit(offsets=offsets, asynchronous=asynchronous)
-        return self._consumer.commit(asynchronous=asynchronous)
+    def take(self, count: int, timeout: float | None) -> list[Any]:
+        """What is there, up to `count`; waits for the first, or until interrupt()."""
+        deadline = time.monotonic() + timeout if timeout is not None and timeout >= 0 else float("inf")
+        while not self._held:
+            left = deadline - time.monotonic()
+            found = self._some(count, min(max(left, 0), SLICE_S))
+            if found:
+                self._held = found
+            elif left <= 0 or self._interrupted:
+                self._interrupted = False
+                return []
+        return self.consume(count, 0)
+
+    def interrupt(self) -> None:
+        self._interrupted = True
+
+    def give_back(self, messages: list[Any]) -> None:
+        """They were taken, the latest ones, but nobody has seen them: what is committed ends before them."""
+        self._store()
+        if self._auto_store:
+            first = {(one.topic(), one.partition()): one.offset() for one in reversed(messages) if one.error() is None}
+            self._store_offsets([confluent_kafka.TopicPartition(topic, partition, offset) for (topic, partition), offset in first.items()])
 
     def consume_batch(self, max_records: int = 65_536, timeout: float | None = None) -> Any:
         """As mqd.Consumer.consume_batch, from messages: columns are copies."""
-        from mqd.client.reading import batch_of_messages
+        from mqd.client.record_batch import RecordBatchView
 
+        if max_records < 1:
+            raise ValueError("max_records must be positive")
         deadline = time.monotonic() + timeout if timeout is not None and timeout >= 0 else float("inf")
         while True:
-            messages = self._held or self._some(max_records, deadline)
+            messages = self._held or self._some(max_records, deadline - time.monotonic() if deadline < float("inf") else -1)
             if not messages:
+                self._store()
                 return None
             first = messages[0]
             if first.error() is not None:
@@ -74,16 +115,90 @@ class TcpConsumer:
             place = first.topic(), first.partition()
             count = next((index for index, one in enumerate(messages) if index == max_records or one.error() is not None or (one.topic(), one.partition()) != place), len(messages))
             self._held = messages[count:]
-            return batch_of_messages(messages[:count])
+            if self._auto_store:
+                self._hand_out(messages[count - 1])
+            return RecordBatchView.from_messages(*place, messages[:count])
 
-    def _some(self, max_records: int, deadline: float) -> list[Any]:
+    def _some(self, count: int, timeout: float) -> list[Any]:
         """The first that comes is waited for, and what is there with it is taken along."""
-        first = self._consumer.poll(deadline - time.monotonic() if deadline < float("inf") else -1)
+        first = self._poll_one(max(timeout, 0) if timeout != -1 else -1)
         if first is None:
             return []
-        more = self._consumer.consume(min(max_records, CHUNK_MAX) - 1, 0) if max_records > 1 else []
-        return [first, *more]
+        return [first, *(self._consumer.consume(min(count, CHUNK_MAX) - 1, 0) if count > 1 else ())]
+
+    # -- offsets ----------------------------------------------------------------------------------------------------------------
+
+    def _hand_out(self, message: Any) -> None:
+        self._unstored[message.topic(), message.partition()] = message
+        self._unstored_count += 1
+        if self._unstored_count >= STORE_RECORDS or time.monotonic() >= self._stored_at + STORE_S:
+            self._store()
+
+    def _store(self) -> None:
+        if self._unstored:
+            messages, self._unstored = self._unstored.values(), {}
+            self._unstored_count, self._stored_at = 0, time.monotonic()
+            self._store_offsets([confluent_kafka.TopicPartition(one.topic(), one.partition(), one.offset() + 1) for one in messages])
+
+    def _store_offsets(self, offsets: list[Any]) -> None:
+        with contextlib.suppress(KafkaException):  # of partitions that have been revoked meanwhile
+            self._consumer.store_offsets(offsets=offsets)
+
+    def store_offsets(self, message: Any = None, offsets: Any = None) -> None:
+        if self._auto_store:
+            raise failure(KafkaError._INVALID_ARG, "enable.auto.offset.store must be false for store_offsets")
+        if message is not None:
+            self._consumer.store_offsets(message=message)
+        else:
+            self._consumer.store_offsets(offsets=offsets)
+
+    def commit(self, message: Any = None, offsets: Any = None, asynchronous: bool = True) -> Any:
+        if message is not None:
+            return self._consumer.commit(message=message, asynchronous=asynchronous)
+        if offsets is not None:
+            return self._consumer.commit(offsets=offsets, asynchronous=asynchronous)
+        self._store()
+        return self._consumer.commit(asynchronous=asynchronous)
+
+    # -- the group --------------------------------------------------------------------------------------------------------------
+
+    def subscribe(self, topics: list[str], on_assign: Any = None, on_revoke: Any = None, on_lost: Any = None) -> None:
+        callbacks: dict[str, Any] = {"on_revoke": self._on_revoke(on_revoke)}
+        for name, function in (("on_assign", on_assign), ("on_lost", on_lost)):
+            if function is not None:
+                callbacks[name] = self._with_owner(function)
+        self._consumer.subscribe(topics, **callbacks)
+        self._subscription = list(topics)
+
+    def _with_owner(self, function: Any) -> Any:
+        if not callable(function):
+            return function  # librdkafka's own words
+        return lambda _consumer, partitions: function(self._owner, partitions)
+
+    def _on_revoke(self, function: Any) -> Any:
+        """What was handed out is stored before librdkafka commits for the last time, and what goes is not handed out any more."""
+        if function is not None and not callable(function):
+            return function
+
+        def call(_consumer: Any, partitions: list[Any]) -> None:
+            gone = {(one.topic, one.partition) for one in partitions}
+            self._held = [one for one in self._held if (one.topic(), one.partition()) not in gone]
+            self._store()
+            if function is not None:
+                function(self._owner, partitions)
+
+        return call
+
+    def subscription(self) -> list[str]:
+        return list(self._subscription)
+
+    def unsubscribe(self) -> None:
+        self._held = []
+        self._store()
+        self._consumer.unsubscribe()
+        self._subscription = []
 
     def close(self) -> None:
         self._held = []
+        self._store()
         self._consumer.close()

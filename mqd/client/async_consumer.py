@@ -1,0 +1,250 @@
+"""AsyncConsumer: the Consumer for asyncio.
+
+One thread of its own does what may wait; a record that is at hand already is handed out on the event loop without it.
+
+    A1  nothing is lost by cancellation: a wait that was cancelled goes on, and what it brings is the next answer
+    A2  whoever calls something else while a wait is under way interrupts the wait: commit() does not stand behind a poll() without end
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from mqd.client.consumer import Consumer
+from mqd.client.messages import KafkaException, Message, TopicPartition
+
+
+class AsyncConsumer:
+    """Consumer with the methods of mqd.Consumer as coroutines, and iteration.
+
+        async with AsyncConsumer({"bootstrap.servers": "127.0.0.1:9092", "group.id": "app"}) as consumer:
+            await consumer.subscribe(["events"])
+            async for message in consumer:          # errors are raised as KafkaException
+                handle(message.value())
+
+    For one event loop, and one task at a time. Callbacks of subscribe() may be coroutine functions (run on the loop) or functions (run in the consumer's thread).
+    """
+
+    def __init__(self, config: Mapping[str, Any] | None = None, /, **more: Any) -> None:
+        self._consumer = Consumer(config, **more)
+        self._implementation = self._consumer._implementation
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="mqd-async-consumer")
+        self._lock = asyncio.Lock()
+        self._waiting: asyncio.Future[list[Message]] | None = None
+        self._left: list[Message] = []  # what a cancelled wait brought
+        self._ready = getattr(self._implementation, "take_ready", lambda: None)
+
+    @property
+    def transport(self) -> str:
+        """"shm" or "tcp"."""
+        return self._consumer.transport
+
+    @property
+    def transport_reason(self) -> str:
+        """Why."""
+        return self._consumer.transport_reason
+
+    # -- records ----------------------------------------------------------------------------------------------------------------
+
+    async def poll(self, timeout: float = -1) -> Message | None:
+        """As Consumer.poll."""
+        if self._waiting is None and not self._left and not self._lock.locked():
+            message = self._ready()
+            if message is not None:
+                return message
+        found = await self._take(1, timeout)
+        return found[0] if found else None
+
+    async def getone(self) -> Message:
+        """The next record, however long it takes. Raises KafkaException for an error; ends of partitions are passed over."""
+        while True:
+            message = await self.poll()
+            if message is None:
+                continue
+            error = message.error()
+            if error is None:
+                return message
+            if error.code() != error._PARTITION_EOF:
+                raise KafkaException(error)
+
+    async def getmany(self, max_records: int = 500, timeout: float = -1) -> list[Message]:
+        """What is there, up to `max_records` records and events, as soon as there is one."""
+        return await self._take(max_records, timeout)
+
+    async def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
+        """As Consumer.consume: waits until there are `num_messages`, at most `timeout` seconds."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout if timeout >= 0 else float("inf")
+        found: list[Message] = []
+        while len(found) < num_messages:
+            more = await self._take(num_messages - len(found), max(deadline - loop.time(), 0) if timeout >= 0 else -1)
+            if not more:
+                break
+            found += more
+        return found
+
+    async def consume_batch(self, max_records: int = 65_536, timeout: float | None = None) -> Any:
+        """As Consumer.consume_batch. Cancelled, it may have taken a batch along: use a time-out."""
+        return await self._call(self._consumer.consume_batch, max_records, timeout)
+
+    def __aiter__(self) -> AsyncConsumer:
+        return self
+
+    async def __anext__(self) -> Message:
+        return await self.getone()
+
+    async def _take(self, count: int, timeout: float) -> list[Message]:
+        async with self._lock:
+            if self._left:
+                found, self._left = self._left[:count], self._left[count:]
+                return found
+            if self._waiting is None:
+                self._waiting = asyncio.get_running_loop().run_in_executor(self._thread, self._wait, count)
+            waiting = self._waiting
+            done, _ = await asyncio.wait({waiting}, timeout=timeout if timeout >= 0 else None)
+            if not done:
+                await self._interrupt()
+            else:
+                self._waiting = None
+                self._left += waiting.result()
+            found, self._left = self._left[:count], self._left[count:]
+            return found
+
+    def _wait(self, count: int) -> list[Message]:
+        return self._implementation.take(count, None)
+
+    async def _interrupt(self) -> None:
+        """The wait that is under way ends; what it brings is kept."""
+        waiting = self._waiting
+        if waiting is not None:
+            self._implementation.interrupt()
+            try:
+                self._left += await asyncio.shield(waiting)
+            finally:
+                if waiting.done():
+                    self._waiting = None
+
+    # -- everything else, in the thread -----------------------------------------------------------------------------------------
+
+    async def _call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        if self._waiting is not None:
+            self._implementation.interrupt()
+        async with self._lock:
+            await self._interrupt()
+            return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: function(*arguments, **named))
+
+    def _callback(self, function: Any) -> Any:
+        if not inspect.iscoroutinefunction(function):
+            return function if function is None else lambda _consumer, partitions: function(self, partitions)
+        loop = asyncio.get_running_loop()
+
+        def call(_consumer: Any, partitions: list[TopicPartition]) -> None:
+            asyncio.run_coroutine_threadsafe(function(self, partitions), loop).result()
+
+        return call
+
+    async def subscribe(self, topics: list[str], on_assign: Any = None, on_revoke: Any = None, on_lost: Any = None) -> None:
+        """As Consumer.subscribe. A callback that is a coroutine function may not await this consumer."""
+        await self._call(self._consumer.subscribe, topics, self._callback(on_assign), self._callback(on_revoke), self._callback(on_lost))
+
+    async def unsubscribe(self) -> None:
+        """As Consumer.unsubscribe."""
+        await self._call(self._consumer.unsubscribe)
+
+    async def assign(self, partitions: list[TopicPartition]) -> None:
+        """As Consumer.assign."""
+        await self._call(self._consumer.assign, partitions)
+
+    async def incremental_assign(self, partitions: list[TopicPartition]) -> None:
+        """As Consumer.incremental_assign."""
+        await self._call(self._consumer.incremental_assign, partitions)
+
+    async def unassign(self) -> None:
+        """As Consumer.unassign."""
+        await self._call(self._consumer.unassign)
+
+    async def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
+        """As Consumer.incremental_unassign."""
+        await self._call(self._consumer.incremental_unassign, partitions)
+
+    async def assignment(self) -> list[TopicPartition]:
+        """As Consumer.assignment."""
+        return await self._call(self._consumer.assignment)
+
+    async def seek(self, partition: TopicPartition) -> None:
+        """As Consumer.seek."""
+        await self._call(self._consumer.seek, partition)
+
+    async def pause(self, partitions: list[TopicPartition]) -> None:
+        """As Consumer.pause."""
+        await self._call(self._consumer.pause, partitions)
+
+    async def resume(self, partitions: list[TopicPartition]) -> None:
+        """As Consumer.resume."""
+        await self._call(self._consumer.resume, partitions)
+
+    async def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """As Consumer.position."""
+        return await self._call(self._consumer.position, partitions)
+
+    async def commit(self, message: Message | None = None, offsets: list[TopicPartition] | None = None, asynchronous: bool = False) -> list[TopicPartition] | None:
+        """As Consumer.commit, but by default it waits for the outcome (and the event loop goes on)."""
+        return await self._call(self._consumer.commit, message, offsets, asynchronous)
+
+    async def store_offsets(self, message: Message | None = None, offsets: list[TopicPartition] | None = None) -> None:
+        """As Consumer.store_offsets."""
+        await self._call(self._consumer.store_offsets, message, offsets)
+
+    async def committed(self, partitions: list[TopicPartition], timeout: float | None = None) -> list[TopicPartition]:
+        """As Consumer.committed."""
+        return await self._call(self._consumer.committed, partitions, timeout)
+
+    async def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
+        """As Consumer.list_topics."""
+        return await self._call(self._consumer.list_topics, topic, timeout)
+
+    async def get_watermark_offsets(self, partition: TopicPartition, timeout: float | None = None, cached: bool = False) -> tuple[int, int] | None:
+        """As Consumer.get_watermark_offsets."""
+        return await self._call(self._consumer.get_watermark_offsets, partition, timeout, cached)
+
+    async def offsets_for_times(self, partitions: list[TopicPartition], timeout: float | None = None) -> list[TopicPartition]:
+        """As Consumer.offsets_for_times."""
+        return await self._call(self._consumer.offsets_for_times, partitions, timeout)
+
+    async def consumer_group_metadata(self) -> Any:
+        """As Consumer.consumer_group_metadata."""
+        return await self._call(self._consumer.consumer_group_metadata)
+
+    async def memberid(self) -> str | None:
+        """As Consumer.memberid."""
+        return await self._call(self._consumer.memberid)
+
+    def subscription(self) -> list[str]:
+        """As Consumer.subscription."""
+        return self._consumer.subscription()
+
+    # -- life -------------------------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """As Consumer.close. What a cancelled wait brought and nobody took is read again by whoever gets the partition."""
+        if self._waiting is not None:
+            self._implementation.interrupt()
+        async with self._lock:
+            await self._interrupt()
+            left, self._left = self._left, []
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._close, left)
+            self._thread.shutdown(wait=False)
+
+    def _close(self, left: list[Message]) -> None:
+        self._implementation.give_back(left)
+        self._consumer.close()
+
+    async def __aenter__(self) -> AsyncConsumer:
+        return self
+
+    async def __aexit__(self, *_exception: object) -> None:
+        await self.close()
