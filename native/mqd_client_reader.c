@@ -18,6 +18,7 @@
 #define KAFKA_OFFSET_OUT_OF_RANGE 1
 #define KAFKA_CORRUPT_MESSAGE 2
 #define CRC_END 21
+#define SEGMENT_BYTES_MAX (1u << 31) /* positions of a segment are below */
 #define ASK_COUNT_MAX 8 /* in one call: more is given back to the caller, who may have something else to do */
 #define STOP_NONE UINT32_MAX
 
@@ -200,7 +201,7 @@ static int check_answer(const struct mqd_segment_reader *reader, const struct mq
 {
     if (answer->base_offset < 0 || answer->base_offset > reader->position)
         return refuse_answer("its base offset");
-    if (answer->position > answer->size_bytes || answer->size_bytes > answer->map_bytes || answer->map_bytes == 0 || answer->map_bytes > INT32_MAX)
+    if (answer->position > answer->size_bytes || answer->size_bytes > answer->map_bytes || answer->map_bytes == 0 || answer->map_bytes > SEGMENT_BYTES_MAX)
         return refuse_answer("its sizes");
     if (answer->next_base_offset != INT64_MAX && answer->next_base_offset <= reader->position)
         return refuse_answer("the next segment begins before the offset");

@@ -72,7 +72,7 @@ struct mqd_segment_mapping *mqd_mapping_of_memory(const void *bytes, uint64_t si
 bool mqd_mapping_is_of_fd(const struct mqd_segment_mapping *mapping, int fd, uint64_t map_bytes)
 {
     struct stat status;
-    return mapping->mapped && mapping->map_bytes == map_bytes && fstat(fd, &status) == 0 && status.st_dev == mapping->device && status.st_ino == mapping->inode;
+    return mapping->mapped && mapping->map_bytes >= map_bytes && fstat(fd, &status) == 0 && status.st_dev == mapping->device && status.st_ino == mapping->inode;
 }
 
 void mqd_mapping_hold(struct mqd_segment_mapping *mapping)
