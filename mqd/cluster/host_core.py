@@ -508,6 +508,8 @@ class HostCore:
         worker = next((other for other in self._subscribers.values() if other.role == "worker" and other.index == partition.owner and not other.held), None)
         if worker is None:
             return refuse(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"The worker that owns {change.name}-{change.partition} is being restarted; try again.")
+        if isinstance(change, messages.MoveReplica) and change.log_dir not in self._log_dirs.values():  # nobody could record that it lies there
+            return refuse(ErrorCode.KAFKA_STORAGE_ERROR, f"Log directory {change.log_dir} was offline when the controller started.")
         if len(self._commands) >= COMMANDS_MAX:
             return refuse(ErrorCode.REQUEST_TIMED_OUT, "Too many commands are under way; try again.")
         self._command_id += 1

@@ -6,14 +6,16 @@
 V1  which of two directories counts is said by the metadata alone. While it names the source, a directory with MARKER elsewhere is a copy that never counted: deleted.
     When it names the directory with MARKER, what lies elsewhere under that name is the old copy: deleted. A directory that no move has to do with is never deleted.
 V2  a copy gets its final name, and so its MARKER, only when all of its files are as long as the source's and flushed.
+V3  MARKER tells the log start: the checkpoint that knew it lies in the source's log directory. It goes only when the target's checkpoint knows.
 
 Bytes below a published position never change, so a log that is being written is copied up to there, again and again; what was replaced or rewritten since (another
-inode, size or time) is copied anew. Blocking; called off the event loop.
+inode, size or time) is copied anew. Blocking; called off the event loop, from one thread at a time.
 """
 
 import errno
 import os
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +24,11 @@ from mqd.log.files import Files
 
 MARKER = "moved-here"
 CHUNK_BYTES = 4 << 20
+FILES_OF_A_STEP = 64
+SETTLED_NS = 1_000_000_000
 _FUTURE = re.compile(r"(.+)-([0-9]+)\.[0-9a-f]{32}-future")
+_OF_A_SEGMENT = re.compile(r"([0-9]{20})\.(?:log|index|timeindex|txnindex|snapshot)")
+_LOG_START = re.compile(rb"^log_start_offset ([0-9]{1,19})$", re.MULTILINE)
 _NOT_COPIED = frozenset({MARKER})
 
 Print = tuple[int, int, int]  # inode, size, mtime_ns
@@ -55,6 +61,15 @@ def is_marked(path: Path) -> bool:
     return (path / MARKER).exists()
 
 
+def marked_log_start(path: Path) -> int:
+    """V3. 0: nothing is known."""
+    try:
+        match = _LOG_START.search((path / MARKER).read_bytes())
+    except FileNotFoundError:
+        return 0
+    return int(match[1]) if match is not None else 0
+
+
 class Copy:
     """One partition's files from `source` to a new directory under `log_dir`."""
 
@@ -76,27 +91,39 @@ class Copy:
         self._files.sync_directory(self._log_dir)
 
     def advance(self, active_segment: int, active_position: int) -> Iterator[int]:
-        """While the source is written to: logs of closed segments, and the active one up to its published position. Yields the bytes of each step."""
-        for base in sorted(int(name[:-4]) for name in os.listdir(self.source) if name.endswith(".log") and name[:-4].isdigit()):
-            if base > active_segment:
-                break
+        """While the source is written to: the files of closed segments, and the active log up to its published position. Yields the bytes of each step."""
+        active_log = f"{active_segment:020d}.log"
+        names = [name for name in os.listdir(self.source) if (match := _OF_A_SEGMENT.fullmatch(name)) and (name == active_log or int(match[1]) < active_segment)]
+        step = 0
+        for number, name in enumerate(sorted(names), 1):
             try:
-                yield from self._bring(f"{base:020d}.log", active_position if base == active_segment else None)
+                for size in self._bring(name, active_position if name == active_log else None):
+                    step += size
+                    if step >= CHUNK_BYTES:
+                        yield step
+                        step = 0
             except FileNotFoundError:
                 pass  # retention took it; finish() sees what is there
+            if step and (number % FILES_OF_A_STEP == 0 or number == len(names)):
+                yield step
+                step = 0
 
     def missing_bytes(self, active_segment: int, active_position: int) -> int:
-        missing = 0
-        for entry in os.scandir(self.source):
-            if entry.name.endswith(".log") and entry.name[:-4].isdigit() and int(entry.name[:-4]) <= active_segment:
-                try:
-                    size = active_position if int(entry.name[:-4]) == active_segment else entry.stat().st_size
-                except FileNotFoundError:
-                    continue
-                missing += max(0, size - self._copied.get(entry.name, 0))
+        """What advance() would copy; a closed file that is another one since (compaction) counts whole."""
+        missing, active_log = 0, f"{active_segment:020d}.log"
+        for name in os.listdir(self.source):
+            match = _OF_A_SEGMENT.fullmatch(name)
+            if match is None or (name != active_log and int(match[1]) >= active_segment):
+                continue
+            try:
+                now = _print(os.stat(self.source / name))
+            except FileNotFoundError:
+                continue
+            limit = active_position if name == active_log else None
+            missing += max(0, (now[1] if limit is None else min(limit, now[1])) - self._reusable(name, now, limit))
         return missing
 
-    def finish(self) -> Path:
+    def finish(self, log_start_offset: int) -> Path:
         """The source is closed, nothing writes there any more: brings over what is missing or changed, drops what is gone, flushes, gives the copy its name (V2)."""
         names = {entry.name for entry in os.scandir(self.source) if entry.is_file(follow_symlinks=False)} - _NOT_COPIED
         for name in sorted(names):
@@ -105,11 +132,12 @@ class Copy:
         for entry in list(os.scandir(self.path)):
             if entry.name not in names:
                 self._files.unlink(Path(entry.path))
-        self._files.replace(self.path / MARKER, f"from {self.source}\n".encode())
+        self._files.replace(self.path / MARKER, f"from {self.source}\nlog_start_offset {log_start_offset}\n".encode())
         self._files.sync_directory(self.path)
         if self._final.exists():  # nobody's: the metadata names the source
             self._files.rename(self._final, self._log_dir / directories.aside_name(self._topic, self._partition, "stray"))
         self._files.rename(self.path, self._final)
+        self.path = self._final
         self.close()
         self._files.sync_directory(self._log_dir)
         return self._final
@@ -117,12 +145,14 @@ class Copy:
     def _bring(self, name: str, limit: int | None) -> Iterator[int]:
         """Bytes of one file that the copy lacks, up to `limit` of a log that is being written (None: a closed file, all of it)."""
         with open(self.source / name, "rb") as source:
-            status = os.fstat(source.fileno())
-            now: Print = (status.st_ino, status.st_size, status.st_mtime_ns)
+            began_ns = time.time_ns()
+            now = _print(os.fstat(source.fileno()))
             done = self._reusable(name, now, limit)
-            end = status.st_size if limit is None else min(limit, status.st_size)
+            end = now[1] if limit is None else min(limit, now[1])
             if limit is None and self._seen.get(name) == now and done == end:
                 return
+            if done == 0:
+                self._let_go(name)
             if limit is not None and name not in self._held:
                 self._held[name] = os.dup(source.fileno())
             with open(self.path / name, "r+b" if (self.path / name).exists() else "w+b") as target:
@@ -138,19 +168,16 @@ class Copy:
                 os.fdatasync(target.fileno())  # at once: the pause must not wait for what was copied before it
             self._copied[name] = done
             if limit is None:
-                self._seen[name] = now
                 self._let_go(name)
+                if name.endswith(".log") or now[2] + SETTLED_NS < began_ns:  # what changes in place once more may keep its size, and its time when the clock is coarse
+                    self._seen[name] = now
 
     def _reusable(self, name: str, now: Print, limit: int | None) -> int:
-        """How many bytes of the copy are the source's still. While a log is written to its file is held open, so that no other can have its inode."""
+        """How many bytes of the copy are the source's still. While a log is written to, its file is held open, so that no other can have its inode."""
         done = self._copied.get(name, 0)
         if name in self._held:
-            return done if os.fstat(self._held[name]).st_ino == now[0] and done <= (now[1] if limit is None else limit) else self._again(name)
+            return done if os.fstat(self._held[name]).st_ino == now[0] and done <= (now[1] if limit is None else limit) else 0
         return done if self._seen.get(name) == now else 0
-
-    def _again(self, name: str) -> int:
-        self._let_go(name)
-        return 0
 
     def _let_go(self, name: str) -> None:
         fd = self._held.pop(name, -1)
@@ -160,6 +187,10 @@ class Copy:
     def close(self) -> None:
         for name in list(self._held):
             self._let_go(name)
+
+
+def _print(status: os.stat_result) -> Print:
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _copy_range(source: int, target: int, position: int, size: int) -> int:

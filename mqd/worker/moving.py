@@ -5,15 +5,17 @@
           -> the metadata names the new directory -> opened there -> the old copy is deleted
 
 Y1  from the moment when the controller may have been told until the metadata has answered, the partition is served from neither directory: nobody knows which one counts.
-    MoveCompleted is said again after every reconnection.
+    MoveCompleted is said again after every reconnection and now and then (the metadata log may have been full).
 Y2  a move that fails before that leaves the source as it was: it is opened there again, the copy is deleted.
 Y3  the old copy is deleted only when the new one is open.
-What a crash leaves is sorted out at the next start (mqd/worker/strays.py, by V1 of mqd/log/moving.py). Bounds: one move of a partition at a time, COPY_COUNT_MAX partitions copied at a time
-in each target directory; the pause copies at most PAUSE_BYTES and what was written while that was found out, unless the writers outrun the copying for ROUNDS_MAX rounds.
+What a crash leaves is sorted out at the next start (mqd/worker/strays.py, by V1 of mqd/log/moving.py). Bounds: one move of a partition at a time, one step (CHUNK_BYTES, or some small files) at a time
+in each target directory; the pause copies at most PAUSE_BYTES, the active segment's indexes and what was written while that was found out, unless the writers (or compaction) outrun the copying for
+ROUNDS_MAX rounds. A target directory without space takes no copies.
 Concurrency: the event loop; opening and closing under the worker's lock of changes, as every change.
 """
 
 import asyncio
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
@@ -75,11 +77,14 @@ class Mover:
         log_dir = self._log_dirs[target]
         if log_dir.failure:
             return int(ErrorCode.KAFKA_STORAGE_ERROR), f"Log directory {log_dir.path} failed: {log_dir.failure}"
+        if log_dir.guard.full:
+            return int(ErrorCode.KAFKA_STORAGE_ERROR), f"Log directory {log_dir.path} is full."
         move = self._moves[owned.key] = _Move(owned, target, moving.Copy(opened.path, log_dir.path, owned.topic, owned.index, owned.topic_id, self._files))
         try:
             await self._background.slow(target, move.copy.begin)
         except OSError as error:
             del self._moves[owned.key]
+            await self._discard(log_dir, move.copy.path, owned)
             return int(ErrorCode.KAFKA_STORAGE_ERROR), f"Nothing can be written to {log_dir.path}: {error}"
         move.task = asyncio.get_running_loop().create_task(self._run(move))
         self._log.info("move to another log directory begun", partition=owned.name, source=str(self._log_dirs[owned.log_dir].path), target=str(log_dir.path))
@@ -89,11 +94,12 @@ class Mover:
         """Not while it is switching: that ends by itself."""
         if move.switching:
             return
-        self._moves.pop(move.owned.key, None)
+        if self._moves.get(move.owned.key) is move:
+            del self._moves[move.owned.key]
         if move.task is not None and move.task is not asyncio.current_task():
             move.task.cancel()
             await asyncio.gather(move.task, return_exceptions=True)
-        move.copy.close()
+        await self._background.slow(move.target, move.copy.close)  # behind the step that may be under way
         await self._discard(self._log_dirs[move.target], move.copy.path, move.owned)
 
     async def _discard(self, log_dir: LogDirectory, path: Path, owned: Owned) -> None:
@@ -116,11 +122,17 @@ class Mover:
             async with self._applying:
                 await self._switch(move)
         except OSError as error:  # NativeError is one
-            self._log.error("move to another log directory failed; the partition stays where it is", partition=move.owned.name, reason=str(error))
+            if self._moves.get(move.owned.key) is move and move.owned.key in self._catalog.owned:  # else its source is being deleted
+                self._log.error("move to another log directory failed; the partition stays where it is", partition=move.owned.name, reason=str(error))
+            await self._give_up(move)
+        except Exception:  # our own fault, not the partition's
+            self._log.exception("move to another log directory failed; the partition stays where it is", partition=move.owned.name)
             await self._give_up(move)
 
     async def _round(self, move: _Move) -> int:
         """Copies what is published now. Returns how much has been added since. One chunk at a time, so that checkpoints of the directory get their turn."""
+        if self._log_dirs[move.target].guard.full:
+            raise OSError(errno.ENOSPC, "no space is left beside log.dirs.free.bytes.min", str(self._log_dirs[move.target].path))
         view = self._control.slot_view(move.owned.slot)
         steps = move.copy.advance(view.log_end_segment, view.log_end_position)
         while await self._background.slow(move.target, next, steps, None) is not None:
@@ -136,13 +148,12 @@ class Mover:
         if self._moves.get(move.owned.key) is not move or owned is None or opened is None or opened.closing or owned.log_dir != move.owned.log_dir:
             await self._give_up(move)  # closed, deleted or moved meanwhile
             return
-        async with opened.files_lock:
-            closed = await self._partitions.close_for_move(opened)
+        closed = await self._partitions.close_for_move(opened)
         try:
             if not closed:
-                raise OSError(5, "it could not be closed cleanly")
-            await self._background.urgent(move.copy.finish)
-        except OSError:
+                raise OSError(errno.EIO, "it could not be closed cleanly")
+            await self._background.urgent(move.copy.finish, self._control.slot_view(owned.slot).log_start_offset)
+        except Exception:
             await self._partitions.apply(Changes(open=[owned]))  # Y2
             raise
         move.switching = True
@@ -150,6 +161,11 @@ class Mover:
 
     def _tell(self, move: _Move) -> None:
         self._send(MoveCompleted(move.owned.topic_id, move.owned.index, move.target))
+
+    def tell_again(self) -> None:
+        for move in self._moves.values():
+            if move.switching:
+                self._tell(move)
 
     async def on_applied(self, image: bool) -> None:
         """A message of the controller is in force. Called under the lock of changes. `image`: after a new subscription, when what was said before may be lost."""
@@ -171,8 +187,9 @@ class Mover:
             await self._give_up(move)
             return
         del self._moves[move.owned.key]
-        log_dir = self._log_dirs[move.target]
-        await self._discard(log_dir, directories.partition_path(log_dir.path, move.owned.topic, move.owned.index), move.owned)
+        owned, log_dir = move.owned, self._log_dirs[move.target]
+        if await self._background.slow(log_dir.index, directories.exists, log_dir.path, owned.topic, owned.index, owned.topic_id):  # else a namesake lives there already
+            await self._discard(log_dir, move.copy.path, owned)
 
     async def _settle(self, move: _Move) -> None:
         del self._moves[move.owned.key]
@@ -180,7 +197,7 @@ class Mover:
         source.timestamps.forget(move.copy.source)
         try:
             await self._discard_source(source, move)
-            await self._background.slow(target.index, self._unmark, directories.partition_path(target.path, move.owned.topic, move.owned.index))
+            await self._unmark(target, [directories.partition_path(target.path, move.owned.topic, move.owned.index)])
         except OSError as error:
             self._log.warning("old copy of a moved partition cannot be removed; the next start tries again", path=str(move.copy.source), reason=str(error))
         self._log.info("partition moved to another log directory", partition=move.owned.name, target=str(target.path), copied_bytes=move.copy.copied_bytes)
@@ -190,12 +207,27 @@ class Mover:
         if aside is not None:
             self._partitions.delete_later(source, aside)
 
-    def _unmark(self, path: Path) -> None:
-        """Blocking."""
-        try:
-            self._files.unlink(path / moving.MARKER)
-        except FileNotFoundError:
-            pass
+    async def unmark_all(self) -> None:
+        """What was moved before this start, is open and counts: nothing is special about it any more."""
+        for log_dir in self._log_dirs:
+            paths = [opened.path for opened in self._partitions.open.values() if opened.owned.log_dir == log_dir.index]
+            marked = [path for path in paths if moving.is_marked(path)]
+            if marked and not log_dir.failure:
+                try:
+                    await self._unmark(log_dir, marked)
+                except OSError as error:
+                    self._log.warning("marks of moved partitions cannot be removed; the next start tries again", log_dir=str(log_dir.path), reason=str(error))
+
+    async def _unmark(self, log_dir: LogDirectory, paths: list[Path]) -> None:
+        """V3 of mqd/log/moving.py."""
+        points, starts = self._partitions.checkpoint_entries(log_dir.index)
+        if not await self._background.slow(log_dir.index, log_dir.write_checkpoints, points, starts):
+            return
+        for path in paths:
+            try:
+                await self._background.slow(log_dir.index, self._files.unlink, path / moving.MARKER)
+            except FileNotFoundError:
+                pass
 
     async def close(self) -> None:
         """The worker ends: copies under way are deleted by the next start."""

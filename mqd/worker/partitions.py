@@ -21,7 +21,7 @@ import msgspec
 from mqd import native
 from mqd.base import logging
 from mqd.cluster.controller_messages import TopicImage
-from mqd.log import directories
+from mqd.log import directories, moving
 from mqd.log.checkpoints import Entry
 from mqd.log.files import Files
 from mqd.log.compaction import CompactionPolicy
@@ -138,6 +138,7 @@ class PartitionSet:
         if moved is not None:
             self._log.warning("directory of another topic was moved aside; delete it when nobody needs it", partition=owned.name, moved_to=str(moved))
         recovery = self._recovery_inputs(owned, view, log_dir)
+        recovery.log_start_offset = max(recovery.log_start_offset, moving.marked_log_start(path))  # V3 of mqd/log/moving.py
         options = native.LogOptions(**log_options(self.broker_config, self._catalog.topic_of(owned).config))
         partition = native.Partition.open(path, options, owned.leader_epoch, time.time_ns() // 1_000_000, recovery)
         return _Opened(owned, path, partition, recovery, existed)
@@ -219,11 +220,17 @@ class PartitionSet:
 
     # -- closing and deleting ----------------------------------------------------------------------------------------------
 
-    async def _take_back(self, opened: OpenPartition) -> native.Partition | None:
+    async def _take_back(self, opened: OpenPartition, files_at_rest: bool = False) -> native.Partition | None:
+        """`files_at_rest`: nobody changes its files any more, then."""
         opened.closing = True
-        owned = opened.owned
         if self.before_close is not None:
-            await self.before_close(opened)
+            await self.before_close(opened)  # first: who is to let go may be waiting for the lock
+        if not files_at_rest:
+            return await self._from_reactor(opened.owned)
+        async with opened.files_lock:
+            return await self._from_reactor(opened.owned)
+
+    async def _from_reactor(self, owned: Owned) -> native.Partition | None:
         try:
             return (await self._commands.run(self._reactor.partition_close, owned.slot)).partition
         except native.NativeError as error:
@@ -236,7 +243,7 @@ class PartitionSet:
 
     async def close_for_move(self, opened: OpenPartition) -> bool:
         """Clean, so that its files are all there is to it. False: it is closed, but not cleanly."""
-        partition = await self._take_back(opened)
+        partition = await self._take_back(opened, files_at_rest=True)
         return partition is not None and await self._close(opened.owned, partition, clean=True) >= 0
 
     async def _close_kept(self, owned: Owned) -> None:

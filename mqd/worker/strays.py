@@ -28,25 +28,7 @@ def set_strays_aside(log_dirs: list[LogDirectory], image: Image, worker: int, wo
                 doomed += [(log_dir, path) for path in _in_directory(log_dir, known, removed, worker, worker_count, files, paths)]
             except OSError as error:
                 log_dir.fail(f"cannot be searched: {error}")
-    for log_dir in log_dirs:
-        if not log_dir.failure:
-            try:
-                _unmark(log_dir, known, worker, worker_count, files)
-            except OSError as error:
-                log_dir.fail(f"cannot be searched: {error}")
     return doomed
-
-
-def _unmark(log_dir: LogDirectory, known: dict[tuple[bytes, int], int], worker: int, worker_count: int, files: Files) -> None:
-    """What was moved here counts, and what it was moved from is gone: nothing is special about it any more."""
-    for marker in list(log_dir.path.glob(f"*/{moving.MARKER}")):
-        match = _PARTITION.fullmatch(marker.parent.name)
-        try:
-            topic_id = directories.parse_metadata((marker.parent / directories.METADATA).read_bytes())
-        except (OSError, directories.TopicIdMismatch):
-            continue
-        if match is not None and owner_of(topic_id, int(match[2]), worker_count) == worker and known.get((topic_id, int(match[2]))) == log_dir.index:
-            files.unlink(marker)
 
 
 def _in_directory(

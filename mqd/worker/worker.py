@@ -179,6 +179,7 @@ class Worker:
         await self._apply(changes, image.version, image=True)
         self._upkeep.settle_when_applied(image.version)
         if not self._ready:
+            await self._mover.unmark_all()
             self._ready = True
             self._client.ready(f"partitions={len(self._partitions.open)}")
             self._log.info("ready", partitions=len(self._partitions.open), offline=len(self._partitions.failures), scanned_bytes=self._partitions.scanned_bytes)
@@ -190,10 +191,11 @@ class Worker:
         self._link.send(Applied(version, dict(self._partitions.failures)))
 
     async def _retry_failed(self) -> None:
-        """A partition that found no space, memory or descriptor when it was to be opened."""
+        """A partition that found no space, memory or descriptor when it was to be opened; a move that the metadata log had no space for."""
         while True:
             await asyncio.sleep(RETRY_FAILED_S)
             async with self._applying:
+                self._mover.tell_again()
                 changes = self._catalog.retry()
                 if changes.open and not self._stopping.is_set():
                     await self._apply(changes, self._version)

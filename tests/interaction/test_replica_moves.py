@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from mqd.log import moving
 from mqd.protocol import ErrorCode
-from mqd.protocol.messages import AlterReplicaLogDirsRequest, DescribeLogDirsRequest
-from mqd.protocol.records import decode_records
+from mqd.protocol.messages import AlterReplicaLogDirsRequest, DeleteRecordsRequest, DescribeLogDirsRequest
+from mqd.protocol.records import Record, decode_records
 from tests.broker import Broker
 from tests.compat import topics
 from tests.crash import processes
@@ -212,3 +213,83 @@ def test_a_full_or_broken_target_leaves_the_partition_where_it_is(two_disks) -> 
     finally:
         there.unlink()
         there.mkdir()
+
+
+def move_elsewhere(broker: Broker, disks: list[Path], topic: str) -> Path:
+    """Where it lies afterwards."""
+    (here,) = where(broker, topic, 0)
+    there = next(disk for disk in disks if str(disk) != here)
+    eventually(lambda: move(broker, topic, 0, there) == 0)
+    eventually(lambda: where(broker, topic, 0) == {str(there): False})
+    return there
+
+
+def test_a_partition_moves_while_it_is_compacted(start_broker, io_backend: str, tmp_path: Path) -> None:
+    disks = [tmp_path / "a", tmp_path / "b"]
+    for disk in disks:
+        disk.mkdir()
+    broker = start_broker(config={"io.backend": io_backend, "log.dirs": ",".join(map(str, disks)), "log.cleaner.backoff.ms": "1"})
+    topic = topics.create_topic(broker, "compacted", 1, cleanup_policy="compact", min_cleanable_dirty_ratio="0.01", segment_bytes="65536")
+    keys = [b"key-%d" % number for number in range(30)]
+    stop, written = threading.Event(), 0
+
+    def write() -> None:
+        nonlocal written
+        with topics.connect(broker) as connection:
+            while not stop.is_set():
+                values = [Record(key=keys[(written + at) % 30], value=b"%d " % (written + at) + b"v" * 2000, timestamp_ms=1_700_000_000_000) for at in range(10)]
+                answer = topics.produce(connection, topic, topics.batch_of(*values))
+                assert answer.error_code in {0, *RETRIABLE}, answer.error_code
+                written += 10 if answer.error_code == 0 else 0
+                time.sleep(0.002)  # as fast as it can it outruns a copy of so small segments
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(6):
+            before = written
+            there = move_elsewhere(broker, disks, topic)
+            eventually(lambda before=before: written > before + 300)
+    finally:
+        stop.set()
+        writer.join()
+    newest: dict[bytes | None, bytes | None] = {}
+    with topics.connect(broker) as connection:
+        for number, key in enumerate(keys):
+            topics.must_produce(connection, topic, Record(key=key, value=b"last %d" % number, timestamp_ms=1_700_000_000_000))
+        offset, end = 0, topics.list_offset(connection, topic, topics.LATEST).offset
+        while offset < end:
+            got = topics.fetch(connection, topic, offset)
+            assert got.error_code in {0, *RETRIABLE}, got.error_code  # compaction goes on, and replaces segments faster than a slow machine looks at them
+            if got.error_code:
+                continue
+            records = [record for record in decode_records(got.records or b"") if record.offset >= offset]
+            assert [record.offset for record in records] == sorted({record.offset for record in records})
+            newest.update({record.key: record.value for record in records})
+            offset = records[-1].offset + 1
+    assert newest == {key: b"last %d" % number for number, key in enumerate(keys)}
+    eventually(lambda: copies(disks, topic) == [f"{there.name}/{topic}-0"])
+
+
+def test_deleted_records_do_not_come_back_when_a_move_is_cut_short(two_disks) -> None:
+    """The source's checkpoint knew where the log starts. What dies after the metadata named the target and before the target's checkpoint is written must not make it forgotten."""
+    broker, disks = two_disks
+    topic = topics.create_topic(broker, "started", 1)
+    with topics.connect(broker) as connection:
+        topics.must_produce(connection, topic, *(b"%d" % number for number in range(10)))
+        partition = DeleteRecordsRequest.Partition(partition_index=0, offset=4)
+        (answer,) = connection.call(21, 2, DeleteRecordsRequest(topics=[DeleteRecordsRequest.Topic(name=topic, partitions=[partition])], timeout_ms=10_000)).topics
+        assert answer.partitions[0].error_code == 0
+    there = move_elsewhere(broker, disks, topic)
+    marker = there / f"{topic}-0" / moving.MARKER
+    eventually(lambda: not marker.exists())
+    broker.kill_all()
+    for checkpoint in there.glob("log-start-offset-checkpoint.*"):
+        checkpoint.unlink()
+    marker.write_text("from elsewhere\nlog_start_offset 4\n")
+    for _ in range(2):  # the second start has its own checkpoint alone
+        broker.start()
+        with topics.connect(broker) as connection:
+            assert topics.list_offset(connection, topic, topics.EARLIEST).offset == 4
+        assert not marker.exists()
+        broker.kill_all()

@@ -83,7 +83,8 @@ def test_a_finished_copy_is_the_source(tmp_path: Path, seed: int, monkeypatch: p
                 source.step()
         assert not directories.partition_path(disk, "t", 0).exists()
     source.close()
-    final = copy.finish()
+    final = copy.finish(17)
+    assert moving.marked_log_start(final) == 17 and moving.marked_log_start(path) == 0
     assert final == directories.partition_path(disk, "t", 0) and contents(final) == contents(path)
     assert moving.is_marked(final) and not moving.is_marked(path) and list(moving.futures(disk)) == []
     assert directories.exists(disk, "t", 0, TOPIC_ID)
@@ -100,6 +101,39 @@ def test_what_is_missing_gets_less(tmp_path: Path) -> None:
     assert copy.missing_bytes(9, 50) == 10
 
 
+def test_what_was_replaced_counts_again_and_indexes_are_copied_before_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moving, "SETTLED_NS", 0)
+    path, disk = make(tmp_path)
+    names = [f"{base:020d}{suffix}" for base in (0, 9, 20) for suffix in (".log", ".index", ".timeindex", ".snapshot")]
+    for name in names:
+        (path / name).write_bytes(b"x" * 100)
+        os.utime(path / name, (1, 1))
+    copy = moving.Copy(path, disk, "t", 0, TOPIC_ID, NativeFiles())
+    copy.begin()
+    assert copy.missing_bytes(20, 60) == 860 == sum(copy.advance(20, 60))
+    assert copy.missing_bytes(20, 60) == 0 == sum(copy.advance(20, 60))
+    (path / "cleaned").write_bytes(b"y" * 50)
+    os.replace(path / "cleaned", path / names[0])
+    assert copy.missing_bytes(20, 60) == 50
+    before = copy.copied_bytes
+    assert contents(copy.finish(0)) == contents(path)
+    assert copy.copied_bytes - before == 50 + 40 + 300 + len((path / directories.METADATA).read_bytes()), "what was replaced, and the rest of what is active"
+
+
+def test_what_changed_just_now_is_copied_again(tmp_path: Path) -> None:
+    """A clock as coarse as a tick does not tell two changes apart."""
+    path, disk = make(tmp_path)
+    index = path / f"{0:020d}.index"
+    index.write_bytes(b"1" * 8)
+    copy = moving.Copy(path, disk, "t", 0, TOPIC_ID, NativeFiles())
+    copy.begin()
+    assert sum(copy.advance(5, 0)) == 8
+    now = index.stat()
+    index.write_bytes(b"2" * 8)
+    os.utime(index, ns=(now.st_atime_ns, now.st_mtime_ns))
+    assert contents(copy.finish(0)) == contents(path)
+
+
 def test_what_lay_under_the_final_name_is_kept_aside(tmp_path: Path) -> None:
     path, disk = make(tmp_path)
     (path / f"{0:020d}.log").write_bytes(b"x")
@@ -107,7 +141,7 @@ def test_what_lay_under_the_final_name_is_kept_aside(tmp_path: Path) -> None:
     (other / "precious").write_bytes(b"1")
     copy = moving.Copy(path, disk, "t", 0, TOPIC_ID, NativeFiles())
     copy.begin()
-    copy.finish()
+    copy.finish(0)
     (stray,) = disk.glob("t-0.*-stray")
     assert (stray / "precious").exists() and directories.exists(disk, "t", 0, TOPIC_ID)
 
