@@ -211,15 +211,21 @@ def _varint(data, position: int) -> tuple[int, int]:
         if byte < 0x80:
             return value >> 1 ^ -(value & 1), position
         shift += 7
+        if shift > 63:
+            raise ValueError("a number of the headers is too long")
 
 
 def decode_headers(data: bytes | memoryview) -> list[tuple[str, bytes | None]]:
-    """A record's header section, from its count on: what a validated batch holds. Raises ValueError for anything else."""
+    """A record's header section, from its count on. The bytes are another producer's: raises ValueError for what is no such section."""
     try:
         count, position = _varint(data, 0)
+        if not 0 <= count <= len(data):
+            raise ValueError(f"{count} headers in {len(data)} bytes")
         found: list[tuple[str, bytes | None]] = []
         for _ in range(count):
             size, position = _varint(data, position)
+            if not 0 <= size <= len(data) - position:
+                raise ValueError(f"a header's key of {size} bytes")
             key = bytes(data[position : position + size]).decode("utf-8", "surrogateescape")
             size, position = _varint(data, position + size)
             if position + max(size, 0) > len(data):
