@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE_SOURCES := $(wildcard native/*.c native/*.h native/build_ffi.py)
 
-.PHONY: demo test test-long chaos fuzz bench lint venv clean native-test
+.PHONY: demo test test-long chaos fuzz bench bench-peers lint venv clean native-test
 
 venv: $(VENV)/.installed
 
@@ -40,6 +40,15 @@ fuzz:
 
 bench: venv
 	$(BIN)/python -m perf
+
+# mqd beside Apache Kafka, NATS JetStream, RabbitMQ streams and Redis Streams; 25 minutes at most. ARGUMENTS=--quick tries it.
+bench-peers: venv $(VENV)/.charts
+	$(BIN)/python -m perf peers $(ARGUMENTS)
+
+# The charts' library; the measurements do without it.
+$(VENV)/.charts: $(VENV)/.installed
+	-$(BIN)/python -m pip install --quiet 'matplotlib>=3.8,<4'
+	touch $@
 
 lint: venv
 	$(BIN)/lint-imports

@@ -37,7 +37,7 @@ class ApacheKafka(KafkaProtocolPeer):
     name = "Apache Kafka"
     settings = (
         "KRaft, one node, controller and broker in one JVM; `server.properties` and JVM flags of its distribution (3 network threads, 8 I/O threads, G1, 1 GB heap unless told), "
-        "its file deletion delay of a minute, its INFO log"
+        "its INFO log; files of deleted topics go after a second"
     )
     flush_settings = "`flush.messages=1` on the topic"
 
@@ -75,4 +75,5 @@ class ApacheKafka(KafkaProtocolPeer):
         return self._run_class("kafka.Kafka", [*heap, *JVM], str(self.directory / "server.properties"))
 
     def topic_config(self, load: Load) -> dict[str, str]:
-        return {"flush.messages": "1"} if load.durable else {}
+        """Deleted topics go after a second instead of a minute, so that nobody waits while the kernel writes back what is deleted anyway (mqd's go at once)."""
+        return {"file.delete.delay.ms": "1000"} | ({"flush.messages": "1"} if load.durable else {})

@@ -97,13 +97,17 @@ def _drivers(peers: list[Peer]) -> tuple[dict[str, Driver], Driver | None]:
 
 
 def fill_pages(run: Run) -> None:
+    """README.md, docs/performance.md and, where matplotlib is, docs/images. Charts that cannot be drawn anew are not shown: they would be of another run."""
+    try:
+        drawn = charts.draw(run, IMAGES)
+    except ImportError:
+        drawn = []
+        _say("No charts: matplotlib is not installed (`pip install '.[bench]'`).")
     README.write_text(replace_block(README.read_text(), "peers", report.readme_block(run)))
     page = PAGE.read_text()
-    for block, text in report.page_blocks(run).items():
+    for block, text in report.page_blocks(run, drawn).items():
         page = replace_block(page, block, text)
     PAGE.write_text(page)
-    if reason := charts.draw(run, IMAGES):
-        _say(f"No charts: {reason}")
 
 
 def _measure(arguments: argparse.Namespace, directory: Path) -> str:
@@ -154,6 +158,8 @@ def main(words: list[str]) -> int:
         shutil.rmtree(directory, ignore_errors=True)
     run = Run(json.loads(line))
     print(report.table(run, report.headline_rows(), "1 KiB records", markdown=False))
+    if lines := report.target_lines(run):
+        print("\n" + report.plain(report.TARGET_HEADINGS, lines))
     print(report.skipped_text(run))
     if arguments.record:
         with HISTORY.open("a") as history:

@@ -31,9 +31,9 @@ SYNC_SECONDS = 10.0
 class Bounds:
     """Of one measurement."""
 
-    throughput_ms: int = 3000
-    latency_ms: int = 4000
-    latency_warm_ms: int = 1000
+    throughput_ms: int = 2500
+    latency_ms: int = 3000
+    latency_warm_ms: int = 800
     warm_ms: int = 8000  # of load for each peer, once it has started: compilers, page cache, connections
     payload_bytes: int = 1_500_000_000
     tools_seconds: float = 4.0

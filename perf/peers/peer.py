@@ -15,6 +15,8 @@ from perf.peers import processes
 from perf.peers.processes import PeerFailed
 
 START_SECONDS = 60.0
+# A laboratory that is killed leaves no server behind: the kernel ends them with it.
+ENDED_WITH_US = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
 
 
 class Unavailable(RuntimeError):
@@ -108,7 +110,7 @@ class Peer(abc.ABC):
         began = time.monotonic()
         with log:
             self.process = subprocess.Popen(
-                self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **self.environment()}, cwd=self.directory, start_new_session=True
+                [*ENDED_WITH_US, *self.command()], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **self.environment()}, cwd=self.directory, start_new_session=True
             )
         try:
             processes.wait_answering(self.answers, self._dead, START_SECONDS)

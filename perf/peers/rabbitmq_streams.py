@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 
 from perf.peers import debian
-from perf.peers.peer import Unavailable
+from perf.peers.peer import ENDED_WITH_US, Unavailable
 from perf.peers.processes import PeerFailed, free_port
 from perf.peers.stream_peer import StreamPeer
 
@@ -70,7 +70,7 @@ class RabbitmqStreams(StreamPeer):
         }
 
     def start(self) -> None:
-        mapper = [str(self._emulator / "epmd"), "-port", str(self._mapper), "-address", "127.0.0.1"]
+        mapper = [*ENDED_WITH_US, str(self._emulator / "epmd"), "-port", str(self._mapper), "-address", "127.0.0.1"]
         self._others = [subprocess.Popen(mapper, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)]
         if self._others[0].poll() is not None:
             raise PeerFailed("Erlang's port mapper did not start")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from perf.peers import plan
 from perf.peers.driving import KAFKA_TOOLS
 from perf.peers.peer import Load
 from perf.peers.plan import BASE, Step
 from perf.peers.results import PeerFacts, Run, saturated
-from perf.report import markdown_table, number
+from perf.report import MISSED, REACHED, markdown_table, number
 
 DURABLE = dataclasses.replace(BASE, durable=True)
 NOT_MEASURED = "–"
@@ -99,6 +99,58 @@ def plain(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     text = ["  ".join(word.ljust(width) if column < 2 else word.rjust(width) for column, (word, width) in enumerate(zip(line, widths, strict=True))).rstrip() for line in every]
     text.insert(1, "  ".join("-" * width for width in widths))
     return "\n".join(text)
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """mqd's figure is to be at most `bound` times a peer's (at least, where more is better). `against`: one peer's name, or the best of the others ("")."""
+
+    row: Row
+    bound: float
+    against: str
+
+
+def targets() -> list[Target]:
+    rows = {row.label: row for row in headline_rows()}
+    wanted = [
+        ("broker CPU to produce, no fsync", 1 / 3, "Apache Kafka"), ("broker CPU to produce, fsync before the acknowledgement", 1 / 3, "Apache Kafka"),
+        ("broker CPU to produce, no fsync", 1 / 2, ""), ("produce, no fsync", 1.0, ""), ("produce, fsync before the acknowledgement", 1.0, ""),
+        ("acknowledged, p99 at half of its maximum, no fsync", 1 / 2, "Apache Kafka"), ("acknowledged, p99 at half of its maximum, fsync before the acknowledgement", 1 / 2, "Apache Kafka"),
+        ("memory after load, all processes", 1 / 4, "Apache Kafka"), ("start-up on an empty directory", 1 / 5, "Apache Kafka"),
+    ]
+    return [Target(rows[label], bound, against) for label, bound, against in wanted]
+
+
+def _against(run: Run, target: Target) -> tuple[str, float] | None:
+    """Whose figure a target is measured by, and the figure. "" is the best of those other than mqd; and other than Kafka where Kafka has a bound of its own."""
+    own = {other.against for other in targets() if other.row == target.row}
+    names = [target.against] if target.against else [facts.name for facts in run.measured() if facts.name != "mqd" and facts.name not in own]
+    found = {name: value["median"] for name in names if (value := run.value(name, target.row.step, target.row.value)) is not None}
+    if not found:
+        return None
+    choose: Callable[..., str] = max if target.row.more_is_better else min
+    best = choose(found, key=lambda name: found[name])
+    return best, found[best]
+
+
+def target_lines(run: Run) -> list[tuple[str, ...]]:
+    """(what, mqd, peer, times, bound, verdict) for each target that both sides were measured for."""
+    lines = []
+    for target in targets():
+        own, other = run.value("mqd", target.row.step, target.row.value), _against(run, target)
+        if own is None or other is None or not other[1]:
+            continue
+        times = own["median"] / other[1]
+        reached = times >= target.bound if target.row.more_is_better else times <= target.bound
+        scale = target.row.scale
+        lines.append((
+            f"{target.row.label}, {target.row.unit}", number(own["median"] * scale), f"{other[0]}: {number(other[1] * scale)}", number(times),
+            f"{'≥' if target.row.more_is_better else '≤'} {number(target.bound)}", REACHED if reached else MISSED,
+        ))
+    return lines
+
+
+TARGET_HEADINGS = ("target", "mqd", "peer", "times", "bound", "")
 
 
 def skipped_text(run: Run) -> str:
@@ -208,17 +260,26 @@ def settings_table(run: Run) -> str:
     return markdown_table(("peer", "version", "driven by", "settings", "fsync before the acknowledgement"), lines)
 
 
-def page_blocks(run: Run) -> dict[str, str]:
-    """The blocks of docs/performance.md, by their marks."""
+THROUGHPUT_CHART, LATENCY_CHART = "peers-throughput.png", "peers-latency.png"
+CHARTS = {THROUGHPUT_CHART: "Throughput and broker CPU of every peer at every load", LATENCY_CHART: "p99 latency of every peer against its rate"}
+
+
+def _chart(name: str, charts: Collection[str]) -> str:
+    return f"![{CHARTS[name]}](images/{name})\n\n" if name in charts else ""
+
+
+def page_blocks(run: Run, charts: Collection[str] = ()) -> dict[str, str]:
+    """The blocks of docs/performance.md, by their marks; `charts`: those that are drawn."""
     neutral = run.loads(plan.THROUGHPUT, plan.NEUTRAL)
     tools = run.loads(plan.THROUGHPUT, KAFKA_TOOLS)
     latencies = run.loads(plan.LATENCY, plan.NEUTRAL)
     notes = ". ".join(_notes(run)) + "."
     return {
         "peers-settings": "\n\n".join(part for part in (head_text(run), settings_table(run), skipped_text(run)) if part),
-        "peers-throughput": f"{table(run, _throughput_rows(neutral), 'load')}\n\n{notes}",
-        "peers-latency": table(run, _latency_rows(latencies), "latency"),
+        "peers-throughput": _chart(THROUGHPUT_CHART, charts) + f"{table(run, _throughput_rows(neutral), 'load')}\n\n{notes}",
+        "peers-latency": _chart(LATENCY_CHART, charts) + table(run, _latency_rows(latencies), "latency"),
         "peers-tools": table(run, _tool_rows(tools), "load"),
+        "peers-targets": markdown_table(TARGET_HEADINGS, target_lines(run), right=(1, 2, 3, 4)),
         "peers-footprint": table(run, footprint_rows(), "footprint"),
         "peers-spread": spread_table(run),
     }

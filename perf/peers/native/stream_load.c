@@ -188,6 +188,8 @@ static void turn(struct link *publisher, struct link *subscriber, int64_t until)
         struct link *link = which ? subscriber : publisher;
         if (!link)
             continue;
+        while (protocol->take(link)) /* what came with the end of a handshake */
+            ;
         link_send(link);
         links[count] = link;
         wanted[count++] = (struct pollfd){.fd = link->fd, .events = (short)(POLLIN | (buffer_held(&link->out) ? POLLOUT : 0))};
