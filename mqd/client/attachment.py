@@ -63,7 +63,7 @@ class NativeClient(Protocol):
 
 
 class Listener(Protocol):
-    """Who works on an attachment. All with its lock held."""
+    """Who works on an attachment. All with its lock held. Where there is an on_forked() as well, it is called in a child of fork."""
 
     def on_turn(self, now: float) -> float | None:
         """Something may have come, or the time last asked for has. Returns when it wants the next turn at the latest (time.monotonic), None = whenever something comes."""
@@ -442,6 +442,10 @@ def _forget_in_child() -> None:
         attachment.lock = threading.RLock()
         attachment.changed = threading.Condition(attachment.lock)
         attachment._driver = None
+        for reference in attachment._listeners:
+            on_forked = getattr(reference(), "on_forked", None)
+            if on_forked is not None:
+                on_forked()
     _all.clear()
 
 

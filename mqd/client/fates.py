@@ -102,6 +102,11 @@ class Fates:
                 indices = order[start:end] + first_index
                 self._add(topic, int(ordered[start]), rows, indices if isinstance(rows, CallReport) else indices.tolist(), end - start)
 
+    def appended_whole(self, topic: int, number: int, parts: list[tuple[Any, Any, int]]) -> None:
+        """A batch that was built elsewhere."""
+        batch = self.batches[number] = Batch(time.monotonic(), topic)
+        batch.parts = parts
+
     def _add(self, topic: int, number: int, rows: Any, indices: Any, count: int) -> None:
         batch = self.batches.get(number)
         if batch is None:
@@ -178,6 +183,7 @@ class Fates:
     def drop_all(self, error: KafkaError) -> None:
         """Everything that the C core holds is given up."""
         self.take_deliveries(time.monotonic())
+        self._producer.compressor.drop_all(error)
         for number in list(self.batches):
             self._give_up(number, -1, error)
         self._producer.attachment.changed.notify_all()

@@ -23,6 +23,7 @@ import numpy as np
 
 from mqd.client import columns
 from mqd.client.attachment import Attachment
+from mqd.client.compressing import Compressor
 from mqd.client.config import Choice, ProducerConfig, Settings
 from mqd.client.delivering import CallReport, Delivery
 from mqd.client.fates import Fates
@@ -60,6 +61,7 @@ class ShmProducer:
         self.stages: dict[str, Stage] = {}
         self.active: set[Stage] = set()
         self.topics: list[Stage] = []  # by number in the C core
+        self.compress_due = _NEVER
         self._flushing = 0
         self._closed = False
         self._pid = os.getpid()
@@ -80,6 +82,7 @@ class ShmProducer:
         self.fates = Fates(self)
         self.identity = Identity(self)
         self.transactions = Transactions(self)
+        self.compressor = Compressor(self)
         self.statistics = Statistics(self)
         self.produce = self._make_produce()
         self.attachment.subscribe(self)
@@ -100,7 +103,8 @@ class ShmProducer:
         """produce() with everything it looks at in cells: a third of a microsecond less for each record than by attributes."""
         stages, new_stage, entry_of, make_room, active = self.stages, self._new_stage, self._entry_of, self._make_room, self.active
         time_ns, monotonic, wake_by, linger_s = time.time_ns, time.monotonic, self.attachment.wake_by, self._linger_s
-        at_once, hand_over_now = _AT_ONCE_BYTES if linger_s else -1, self._hand_over_now
+        small_max = min(_AT_ONCE_BYTES, self.config["message.max.bytes"])
+        at_once, hand_over_now = small_max if linger_s else -1, self._hand_over_now
         plain = self.config["on_delivery"] is None and self.config.partitioner is None
 
         def produce(topic, value=None, key=None, partition=-1, callback=None, on_delivery=None, timestamp=0, headers=None) -> None:
@@ -108,9 +112,11 @@ class ShmProducer:
             entries = stage.entries
             if len(entries) >= stage.limit:
                 make_room(stage)
-            if plain and type(value) is bytes and key is None and partition == -1 and headers is None and not timestamp and callback is None and on_delivery is None:
+            if (
+                plain and type(value) is bytes and key is None and partition == -1 and headers is None and not timestamp and callback is None and on_delivery is None
+                and (size := len(value)) <= small_max
+            ):  # fmt: skip
                 now_ms = time_ns() // 1_000_000
-                size = len(value)
                 if now_ms != stage.now_ms:
                     stage.mark(now_ms)
                 entries.append(value)
@@ -210,6 +216,8 @@ class ShmProducer:
     def append(self, stage: Stage, chunk: Chunk, rows: Any, first_index: int = 0) -> int:
         """Records into the C core; how many it took, fewer when it is full. `rows`: see Delivery, their indices begin at first_index. Raises _Refused when the first record is
         one that it will never take. Lock held."""
+        if self.compressor.enabled:
+            return self._append_to_compress(stage, chunk, rows, first_index)
         count = chunk.values.count
         batch_of = self._batch_of[:count]
         self.fates.before_append(rows)
@@ -225,6 +233,26 @@ class ShmProducer:
             self.transactions.wrote()
             self.fates.appended(stage.number, batch_of[:done], rows, first_index)
         return done
+
+    def _append_to_compress(self, stage: Stage, chunk: Chunk, rows: Any, first_index: int) -> int:
+        highest = chunk.partition if chunk.partitions is None else int(chunk.partitions[0])
+        if highest >= stage.partition_count:
+            raise _Refused(local_error(KafkaError._UNKNOWN_PARTITION))
+        if chunk.partitions is not None and chunk.partitions.max() >= stage.partition_count:
+            chunk = chunk.part(0, int(np.argmax(chunk.partitions >= stage.partition_count)))
+        done = self.compressor.append(stage, chunk, rows, first_index)
+        if done:
+            self.transactions.wrote()
+        return done
+
+    def append_batch(self, stage: Stage, partition: int, batch: bytes) -> int:
+        """A whole batch into the C core; its number, 0 = no room now."""
+        try:
+            return self.native.append_batch(stage.number, partition, batch)
+        except NativeError as error:
+            if error.code == E_INVALID:
+                raise
+            return 0  # the attachment has ended: the driver knows, or will
 
     def close_open_batches(self) -> None:
         self._send(True)
@@ -284,6 +312,7 @@ class ShmProducer:
             next_us = self.native.next_send_us()
             if next_us != INT64_MAX:
                 due = min(due, next_us / 1e6)
+            due = min(due, self.compress_due)
         return due
 
     def _stage_turn(self, stage: Stage, now: float) -> float:
@@ -321,6 +350,8 @@ class ShmProducer:
 
     def _send(self, everything: bool) -> None:
         try:
+            if self.compressor.enabled:
+                self.compress_due = self.compressor.on_turn(time.monotonic(), everything)
             self.native.send(time.monotonic_ns() // 1000, everything)
         except NativeError:
             pass  # the attachment has ended: the driver's next turn deals with it
@@ -336,6 +367,11 @@ class ShmProducer:
     def on_reattached(self, old: Any, new: Any) -> None:
         self.native.move(new)
         self.attachment.changed.notify_all()
+
+    def on_forked(self) -> None:
+        """In a child of fork: the next produce() looks, and says so."""
+        for stage in self.stages.values():
+            stage.limit = 0
 
     def set_fatal(self, error: KafkaError) -> None:
         """The producer is finished: what is outstanding fails, nothing more is taken."""
@@ -361,7 +397,7 @@ class ShmProducer:
 
     def outstanding(self) -> int:
         """Records that are staged or in the C core, and callbacks to be made."""
-        return self.native.outstanding_records + self.unserved + sum(len(stage.entries) for stage in self.stages.values())
+        return self.native.outstanding_records + self.compressor.records + self.unserved + sum(len(stage.entries) for stage in self.stages.values())
 
     def require_usable(self) -> None:
         if os.getpid() != self._pid:
@@ -566,6 +602,7 @@ class BatchCall:
             room = producer.messages_max - producer.outstanding()
             end = min(self.taken + min(room, PART_MAX), self.count)
             if end <= self.taken:
+                producer.close_open_batches()  # somebody waits for the room of what lingers
                 break
             try:
                 done = producer.append(stage, self._records.part(self.taken, end), self._report, self.taken)

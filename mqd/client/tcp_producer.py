@@ -11,8 +11,8 @@ from typing import Any
 import confluent_kafka
 
 from mqd.client import columns
-from mqd.client.config import Settings
-from mqd.client.messages import BatchDelivery, KafkaError, KafkaException
+from mqd.client.config import ProducerConfig, Settings
+from mqd.client.messages import BatchDelivery, KafkaError, KafkaException, failure
 
 _ROOM_WAIT_S = 0.01
 _RETRY_METADATA_S = 5.0
@@ -27,6 +27,7 @@ class TcpProducer:
         more = {} if settings.logger is None else {"logger": settings.logger}
         self._producer = producer = confluent_kafka.Producer(dict(settings.rdkafka), **more)
         self._partitioner = settings.partitioner
+        self._bytes_max: int = ProducerConfig(settings)["message.max.bytes"]
         self._partition_counts: dict[str, tuple[int, float]] = {}
         self.produce = producer.produce if self._partitioner is None else self._produce_partitioned
         for name in ("poll", "flush", "purge", "list_topics", "set_sasl_credentials", "init_transactions", "begin_transaction", "commit_transaction",
@@ -69,7 +70,11 @@ class TcpProducer:
     def produce_batch(self, topic: str, values: Any, keys: Any = None, *, headers: Any = None, partition: Any = -1, timestamps: Any = None, on_delivery: Any = None,
                       timeout: float = -1) -> int:  # fmt: skip
         """As mqd.Producer.produce_batch. Waits for room by serving delivery reports, as an application would by poll()."""
+        if on_delivery is not None and not callable(on_delivery):
+            raise TypeError("expected on_delivery to be callable")
         batch = columns.records(values, keys, headers, partition, timestamps)
+        if any(len(value or b"") + len(key or b"") > self._bytes_max for value, key, *_ in batch):
+            raise failure(KafkaError.MSG_SIZE_TOO_LARGE, "Unable to produce message: Broker: Message size too large")
         deadline = time.monotonic() + timeout if timeout >= 0 else float("inf")
         report = _Report(topic, on_delivery) if on_delivery is not None else None
         for index, (value, key, where, timestamp, header) in enumerate(batch):
@@ -88,10 +93,9 @@ class TcpProducer:
                     if time.monotonic() >= deadline:
                         return index
                     self._producer.poll(min(_ROOM_WAIT_S, max(deadline - time.monotonic(), 0)))
-                except KafkaException:
-                    if index == 0:
-                        raise
-                    return index
+                except KafkaException as problem:
+                    problem.taken = index  # type: ignore[attr-defined]
+                    raise
         return len(batch)
 
 

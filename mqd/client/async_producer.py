@@ -1,0 +1,191 @@
+"""AsyncProducer: Producer for asyncio. Shapes as in confluent_kafka.aio.AIOProducer, and batches."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mqd.client.messages import BatchDelivery, KafkaError, KafkaException, Message
+from mqd.client.producer import Producer
+
+_POLL_S = 1.0
+
+
+class AsyncProducer:
+    """Producer whose delivery reports are futures.
+
+        async with AsyncProducer({"bootstrap.servers": "127.0.0.1:9092"}) as producer:
+            future = await producer.produce("events", b"...", key=b"k")     # taken; waits only while the queue is full
+            message = await future                                         # written: a Message, or raises KafkaException
+            deliveries = await producer.produce_batch("events", values)    # all written
+
+    To be made and used in one event loop. `config` as Producer's. One thread serves the reports.
+    """
+
+    def __init__(self, config: Mapping[str, Any] | None = None, /, **more: Any) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._producer = Producer(config, **more)
+        self._done: collections.deque[tuple[Callable[..., None], Any]] = collections.deque()
+        self._scheduled = False
+        self._room = asyncio.Event()
+        self._closing = False
+        self._thread = threading.Thread(target=self._serve, name="mqd-async-producer", daemon=True)
+        self._thread.start()
+
+    @property
+    def transport(self) -> str:
+        """"shm" or "tcp"."""
+        return self._producer.transport
+
+    @property
+    def transport_reason(self) -> str:
+        return self._producer.transport_reason
+
+    async def produce(self, topic: str, value: bytes | str | None = None, key: bytes | str | None = None, partition: int = -1, timestamp: int = 0,
+                      headers: Any = None) -> asyncio.Future[Message]:  # fmt: skip
+        """Takes one record, waiting while the queue is full; the future has its Message when it is written, or KafkaException."""
+        future: asyncio.Future[Message] = self._loop.create_future()
+
+        def report(error: KafkaError | None, message: Message) -> None:
+            self._finish(_settle, (future, error, message))
+
+        while True:
+            self._room.clear()
+            try:
+                self._producer.produce(topic, value, key, partition, on_delivery=report, timestamp=timestamp, headers=headers)
+                return future
+            except BufferError:
+                await self._wait_room()
+
+    async def produce_batch(self, topic: str, values: Any, keys: Any = None, headers: Any = None, partition: Any = -1, timestamps: Any = None) -> list[BatchDelivery]:
+        """Many records (Producer.produce_batch says of which kinds); returns when all are written. Raises the KafkaException of the first record batch that was not, when the
+        fate of all is known."""
+        finished: asyncio.Future[list[BatchDelivery]] = self._loop.create_future()
+        deliveries: list[BatchDelivery] = []
+        state = _BatchState()
+
+        def settle() -> None:
+            if state.taken is not None and state.counted >= state.taken and not finished.done():
+                if state.error is not None:
+                    finished.set_exception(KafkaException(state.error))
+                else:
+                    finished.set_result(deliveries)
+
+        def note(error: KafkaError | None, delivery: BatchDelivery) -> None:
+            state.counted += delivery.count
+            state.error = state.error or error
+            if error is None:
+                deliveries.append(delivery)
+            settle()
+
+        def report(error: KafkaError | None, delivery: BatchDelivery) -> None:
+            self._finish(note, (error, delivery))
+
+        taken = await self._loop.run_in_executor(
+            None, lambda: self._producer.produce_batch(topic, values, keys, headers=headers, partition=partition, timestamps=timestamps, on_delivery=report)
+        )
+        state.taken = taken
+        settle()
+        return await finished
+
+    async def _wait_room(self) -> None:
+        try:
+            await asyncio.wait_for(self._room.wait(), 0.01)
+        except TimeoutError:
+            pass
+
+    def __len__(self) -> int:
+        return len(self._producer)
+
+    def __bool__(self) -> bool:
+        return True
+
+    async def flush(self, timeout: float = -1) -> int:
+        """As Producer.flush."""
+        return await self._loop.run_in_executor(None, self._producer.flush, timeout)
+
+    async def purge(self, in_queue: bool = True, in_flight: bool = True) -> None:
+        """As Producer.purge: futures end with KafkaException."""
+        self._producer.purge(in_queue, in_flight)
+
+    async def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
+        """As Producer.list_topics."""
+        return await self._loop.run_in_executor(None, self._producer.list_topics, topic, timeout)
+
+    async def init_transactions(self, timeout: float = -1) -> None:
+        await self._loop.run_in_executor(None, self._producer.init_transactions, timeout)
+
+    async def begin_transaction(self) -> None:
+        await self._loop.run_in_executor(None, self._producer.begin_transaction)
+
+    async def send_offsets_to_transaction(self, positions: list[Any], group_metadata: Any, timeout: float = -1) -> None:
+        await self._loop.run_in_executor(None, self._producer.send_offsets_to_transaction, positions, group_metadata, timeout)
+
+    async def commit_transaction(self, timeout: float = -1) -> None:
+        await self._loop.run_in_executor(None, self._producer.commit_transaction, timeout)
+
+    async def abort_transaction(self, timeout: float = -1) -> None:
+        await self._loop.run_in_executor(None, self._producer.abort_transaction, timeout)
+
+    async def close(self) -> None:
+        """Flushes, ends."""
+        if self._closing:
+            return
+        await self._loop.run_in_executor(None, self._producer.flush)
+        self._closing = True
+        await self._loop.run_in_executor(None, self._producer.close)
+        await self._loop.run_in_executor(None, self._thread.join)
+        self._deliver()
+
+    async def __aenter__(self) -> AsyncProducer:
+        return self
+
+    async def __aexit__(self, *_exception: object) -> None:
+        await self.close()
+
+    # -- the thread that serves reports ------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        while not self._closing:
+            try:
+                self._producer.poll(_POLL_S)
+            except (KafkaException, RuntimeError):
+                if self._closing:
+                    return
+                threading.Event().wait(_POLL_S)  # fatal errors are told by the futures
+
+    def _finish(self, settle: Callable[..., None], arguments: Any) -> None:
+        """In any thread: `settle` will be called in the loop, many at a time."""
+        self._done.append((settle, arguments))
+        if not self._scheduled:
+            self._scheduled = True
+            try:
+                self._loop.call_soon_threadsafe(self._deliver)
+            except RuntimeError:
+                pass  # the loop is closed: nobody waits
+
+    def _deliver(self) -> None:
+        self._scheduled = False
+        while self._done:
+            settle, arguments = self._done.popleft()
+            settle(*arguments)
+        self._room.set()
+
+
+class _BatchState:
+    def __init__(self) -> None:
+        self.counted = 0
+        self.taken: int | None = None
+        self.error: KafkaError | None = None
+
+
+def _settle(future: asyncio.Future[Message], error: KafkaError | None, message: Message) -> None:
+    if future.done():
+        return  # cancelled
+    if error is not None:
+        future.set_exception(KafkaException(error))
+    else:
+        future.set_result(message)

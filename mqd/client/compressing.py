@@ -1,0 +1,238 @@
+"""Batches that are compressed: built here, record by record columns, compressed when they are closed, and given to the C core whole.
+
+The C core compresses nothing (cramjam does), so it cannot build these batches in place: a partition's records wait here as pieces of columns until batch.size,
+batch.num.messages or linger.ms closes their batch.
+
+1. A record is in one piece of one open batch, or in a closed one that waits for room (`_ready`), or in the C core. `records` counts the first two.
+2. While a closed batch waits for room nothing more is taken: order in a partition.
+3. Data is copied in: the caller's memory is his again.
+Concurrency: with the attachment's lock held.
+"""
+
+from __future__ import annotations
+
+import collections
+import struct
+import time
+from typing import Any
+
+import numpy as np
+
+from mqd.client.columns import Column
+from mqd.client.delivering import Delivery
+from mqd.client.messages import KafkaError
+from mqd.client.partitioner import NAMES
+from mqd.client.staging import Chunk
+from mqd.native_client import Columns, partition_for, records_encode
+from mqd.protocol.compression import codec_number, compress
+
+_HEADER_BYTES = 61
+_RECORD_OVERHEAD_MAX = 36  # length, attributes, deltas, sizes, header count: varints at their longest, together
+_NEVER = float("inf")
+# those that send a record without key (or, CRC-32's, with an empty one) anywhere
+_ANYWHERE = {"random", "consistent_random", "murmur2_random", "fnv1a_random"}
+
+
+class _Open:
+    """A partition's batch that still takes records."""
+
+    __slots__ = ("count", "opened", "parts", "partition", "pieces", "size_bytes", "stage")
+
+    def __init__(self, stage: Any, partition: int) -> None:
+        self.stage, self.partition = stage, partition
+        self.pieces: list[Chunk] = []
+        self.parts: list[tuple[Any, Any, int]] = []
+        self.count = self.size_bytes = 0
+        self.opened = time.monotonic()
+
+
+class Compressor:
+    def __init__(self, producer: Any) -> None:
+        config = producer.config
+        self._producer = producer
+        self.enabled = config["compression.type"] not in ("none", "inherit")
+        self._codec = codec_number(config["compression.type"]) if self.enabled else 0
+        level = config["compression.level"]
+        self._level = None if level < 0 or config["compression.type"] == "snappy" else level
+        self._partitioner = NAMES.index(config["partitioner"])
+        self._anywhere = config["partitioner"] in _ANYWHERE
+        self._batch_bytes, self._batch_records = config["batch.size"], config["batch.num.messages"]
+        self._linger_s = config["linger.ms"] / 1000
+        self._open: dict[tuple[int, int], _Open] = {}
+        self._ready: collections.deque[tuple[_Open, bytes]] = collections.deque()
+        self._sticky: dict[int, int] = {}
+        self.records = 0
+
+    def append(self, stage: Any, chunk: Chunk, rows: Any, first_index: int) -> int:
+        """All records of the chunk, or none when closed batches wait for room."""
+        self._give()
+        if self._ready:
+            return 0
+        count = chunk.values.count
+        partitions = self._partitions(stage, chunk)
+        first = int(partitions[0])
+        if (partitions == first).all():
+            self._add(stage, first, _copied(chunk), rows, range(first_index, first_index + count))
+        else:
+            for partition in np.unique(partitions).tolist():
+                chosen = np.flatnonzero(partitions == partition)
+                self._add(stage, partition, _gathered(chunk, chosen), rows, (chosen + first_index).tolist())
+        return count
+
+    def _partitions(self, stage: Any, chunk: Chunk) -> np.ndarray:
+        count, partition_count = chunk.values.count, stage.partition_count
+        if chunk.partitions is None and chunk.partition >= 0:
+            return np.full(count, chunk.partition, np.int32)
+        given = np.full(count, -1, np.int32) if chunk.partitions is None else chunk.partitions
+        if (given >= 0).all():
+            return given
+        sticky = self._sticky_partition(stage)
+        if chunk.keys is None and self._anywhere:
+            return np.where(given >= 0, given, np.int32(sticky))
+        keys = [None] * count if chunk.keys is None else chunk.keys.items()
+        free_key = (None, b"") if NAMES[self._partitioner] == "consistent_random" else (None,)
+        return np.array([
+            where if where >= 0 else sticky if self._anywhere and (key in free_key or self._partitioner == 0) else partition_for(self._partitioner, key, partition_count)
+            for where, key in zip(given.tolist(), keys, strict=True)
+        ], np.int32)  # fmt: skip
+
+    def _sticky_partition(self, stage: Any) -> int:
+        known = self._sticky.get(stage.number)
+        if known is None or (stage.number, known) not in self._open:
+            known = self._sticky[stage.number] = partition_for(0, None, stage.partition_count)
+        return known
+
+    def _add(self, stage: Any, partition: int, piece: Chunk, rows: Any, indices: Any) -> None:
+        start, count = 0, piece.values.count
+        while start < count:
+            batch = self._open.get((stage.number, partition))
+            if batch is None:
+                batch = self._open[stage.number, partition] = _Open(stage, partition)
+            end = self._fitting(batch, piece, start)
+            part = piece if end - start == count else piece.part(start, end)
+            batch.pieces.append(part)
+            batch.parts.append((rows, indices[start:end], end - start) if rows is not None else (None, None, end - start))
+            batch.count += end - start
+            batch.size_bytes += _size_bytes(part)
+            self.records += end - start
+            if batch.size_bytes >= self._batch_bytes or batch.count >= self._batch_records or end < count:
+                self._close(batch)
+            start = end
+
+    def _fitting(self, batch: _Open, piece: Chunk, start: int) -> int:
+        """How far into the piece the batch goes; one record at least."""
+        end = min(piece.values.count, start + self._batch_records - batch.count)
+        room = self._batch_bytes - batch.size_bytes
+        if _size_bytes(piece, start, end) <= room:
+            return end
+        low, high = start + 1, end
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if _size_bytes(piece, start, middle) <= room else (low, middle - 1)
+        return low
+
+    # -- closing -----------------------------------------------------------------------------------------------------------------
+
+    def _close(self, batch: _Open) -> None:
+        del self._open[batch.stage.number, batch.partition]
+        self._ready.append((batch, self._encode(batch)))
+        self._give()
+
+    def _encode(self, batch: _Open) -> bytes:
+        columns = _joined(batch.pieces)
+        buffer = bytearray(_HEADER_BYTES + batch.size_bytes + 16)
+        size, taken = records_encode(columns, buffer)
+        assert taken == batch.count, f"{taken} of {batch.count} records fit"
+        records = bytes(memoryview(buffer)[_HEADER_BYTES:size])
+        packed = compress(self._codec, records, self._level)
+        if len(packed) >= len(records):
+            return bytes(memoryview(buffer)[:size])
+        header = buffer[:_HEADER_BYTES]
+        struct.pack_into(">i", header, 8, _HEADER_BYTES - 12 + len(packed))
+        struct.pack_into(">h", header, 21, self._codec)
+        return bytes(header) + packed
+
+    def _give(self) -> None:
+        """Closed batches to the C core, as far as it has room."""
+        producer = self._producer
+        while self._ready and producer.held is None:
+            batch, data = self._ready[0]
+            number = producer.append_batch(batch.stage, batch.partition, data)
+            if not number:
+                return
+            self._ready.popleft()
+            self.records -= batch.count
+            producer.fates.appended_whole(batch.stage.number, number, batch.parts)
+
+    def on_turn(self, now: float, everything: bool) -> float:
+        """Closes what has lingered; returns when the next will have."""
+        if not self._open and not self._ready:
+            return _NEVER
+        self._give()
+        due = _NEVER
+        for batch in list(self._open.values()):
+            if everything or batch.opened + self._linger_s <= now:
+                self._close(batch)
+            else:
+                due = min(due, batch.opened + self._linger_s)
+        return due
+
+    def drop_all(self, error: KafkaError) -> None:
+        """What is here ends with an error."""
+        for batch in [*(batch for batch, _ in self._ready), *self._open.values()]:
+            self._producer.leave(Delivery(batch.stage.topic, batch.partition, -1, -1, error, batch.parts))
+        self._ready.clear()
+        self._open.clear()
+        self.records = 0
+
+
+def _size_bytes(piece: Chunk, start: int = 0, end: int | None = None) -> int:
+    """Encoded, at most."""
+    end = piece.values.count if end is None else end
+    columns = [column for column in (piece.values, piece.keys, piece.headers) if column is not None]
+    return sum(column.position(end) - column.position(start) for column in columns) + (end - start) * _RECORD_OVERHEAD_MAX
+
+
+def _copied(chunk: Chunk) -> Chunk:
+    """The same in memory of its own."""
+
+    def own(column: Column | None) -> Column | None:
+        return None if column is None else Column(column.count, bytes(column.data), None if column.sizes is None else np.array(column.sizes), column.fixed_bytes)
+
+    times = None if chunk.timestamps is None else np.array(chunk.timestamps)
+    return chunk._replace(values=own(chunk.values), keys=own(chunk.keys), headers=own(chunk.headers), partitions=None, timestamps=times, rows=None)
+
+
+def _gathered(chunk: Chunk, chosen: np.ndarray) -> Chunk:
+    """Some of the records."""
+    places = chosen.tolist()
+
+    def some(column: Column | None) -> Column | None:
+        if column is None:
+            return None
+        items = column.items()
+        sizes = column.each_size()[chosen]
+        return Column(len(places), b"".join([items[place] or b"" for place in places]), sizes)
+
+    times = None if chunk.timestamps is None else chunk.timestamps[chosen]
+    return chunk._replace(values=some(chunk.values), keys=some(chunk.keys), headers=some(chunk.headers), partitions=None, timestamps=times, rows=None)
+
+
+def _joined(pieces: list[Chunk]) -> Columns:
+    counts = [piece.values.count for piece in pieces]
+    times = [np.full(count, piece.timestamp_ms, np.int64) if piece.timestamps is None else piece.timestamps for piece, count in zip(pieces, counts, strict=True)]
+    found = Columns(
+        count=sum(counts), values=b"".join(piece.values.data for piece in pieces), value_bytes=np.concatenate([piece.values.each_size() for piece in pieces]),
+        timestamps_ms=np.concatenate(times),
+    )  # fmt: skip
+    if any(piece.keys is not None for piece in pieces):
+        found.keys = b"".join(piece.keys.data for piece in pieces if piece.keys is not None)
+        found.key_bytes = np.concatenate([_sizes_or(piece.keys, count, -1) for piece, count in zip(pieces, counts, strict=True)])
+    if any(piece.headers is not None for piece in pieces):
+        found.headers = b"".join(b"\0" * count if piece.headers is None else bytes(piece.headers.data) for piece, count in zip(pieces, counts, strict=True))
+        found.header_bytes = np.concatenate([_sizes_or(piece.headers, count, 1) for piece, count in zip(pieces, counts, strict=True)])
+    return found
+
+
+def _sizes_or(column: Column | None, count: int, otherwise: int) -> np.ndarray:
+    return np.full(count, otherwise, np.int32) if column is None else column.each_size()

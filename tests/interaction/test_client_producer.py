@@ -1,0 +1,423 @@
+"""mqd.Producer against a running broker, by shared memory and by TCP: what confluent_kafka promises, and produce_batch."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import confluent_kafka
+import numpy as np
+import pytest
+
+import mqd
+from mqd import KafkaError, KafkaException, Producer
+from tests.broker import Broker
+
+_names = iter(range(1_000_000))
+
+
+@pytest.fixture(params=["shm", "tcp"])
+def transport(request: pytest.FixtureRequest, io_backend: str) -> str:
+    """librdkafka and the broker's engines meet in tests/compat: once is enough here."""
+    if request.param == "tcp" and io_backend != "epoll":
+        pytest.skip("TCP is tried with one engine")
+    return request.param
+
+
+@pytest.fixture
+def topic(shared_broker: Broker) -> str:
+    return _make_topic(shared_broker, 3)
+
+
+def _make_topic(broker: Broker, partitions: int) -> str:
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    name = f"producer-{next(_names)}"
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.create_topics([NewTopic(name, partitions, 1, config={"flush.on.ack": "false"})])[name].result(20)
+    return name
+
+
+@pytest.fixture
+def make(shared_broker: Broker, transport: str) -> Iterator:
+    made: list[Producer] = []
+
+    def make(**config) -> Producer:
+        given = {key.replace("_", "."): value for key, value in config.items()}
+        made.append(Producer({"bootstrap.servers": shared_broker.bootstrap, "transport": transport, "linger.ms": 1, **given}))
+        assert made[-1].transport == transport
+        return made[-1]
+
+    yield make
+    for producer in made:
+        producer.close()
+
+
+def _read(broker: Broker, topic: str, count: int, isolation: str = "read_committed", seconds: float = 20) -> list[confluent_kafka.Message]:
+    """All partitions from their beginning, `count` records; fails when fewer come."""
+    consumer = confluent_kafka.Consumer({
+        "bootstrap.servers": broker.bootstrap, "group.id": f"read-{topic}", "enable.auto.commit": False, "auto.offset.reset": "earliest", "isolation.level": isolation,
+        "enable.partition.eof": False,
+    })  # fmt: skip
+    partitions = consumer.list_topics(topic, 10).topics[topic].partitions
+    consumer.assign([confluent_kafka.TopicPartition(topic, partition, 0) for partition in partitions])
+    found: list[confluent_kafka.Message] = []
+    deadline = time.monotonic() + seconds
+    while len(found) < count and time.monotonic() < deadline:
+        found += [message for message in consumer.consume(count - len(found), 0.2) if message.error() is None]
+    consumer.close()
+    assert len(found) == count, f"{len(found)} of {count} records"
+    return found
+
+
+def test_records_come_as_they_were_sent(make, shared_broker: Broker, topic: str) -> None:
+    producer = make()
+    reports: list = []
+    note = lambda error, message: reports.append((error, message))  # noqa: E731
+    producer.produce(topic, b"plain", partition=0)
+    producer.produce(topic, "text", "key", 0, on_delivery=note, headers={"a": b"1", "b": None}, timestamp=1234567890123)
+    producer.produce(topic, None, b"tombstone", 0, callback=note)
+    producer.produce(topic, b"", partition=0, headers=[("x", "y")], on_delivery=note)
+    assert producer.flush(20) == 0 and len(producer) == 0
+    found = _read(shared_broker, topic, 4)
+    assert [(m.key(), m.value()) for m in found] == [(None, b"plain"), (b"key", b"text"), (b"tombstone", None), (None, b"")]
+    assert found[1].headers() == [("a", b"1"), ("b", None)] and found[1].timestamp() == (confluent_kafka.TIMESTAMP_CREATE_TIME, 1234567890123)
+    assert found[3].headers() == [("x", b"y")]
+    assert abs(found[0].timestamp()[1] / 1000 - time.time()) < 60
+    assert [error for error, _ in reports] == [None] * 3
+    assert [(m.topic(), m.partition(), m.offset()) for _, m in reports] == [(topic, 0, 1), (topic, 0, 2), (topic, 0, 3)]
+    assert all(isinstance(m, confluent_kafka.Message) and m.latency() >= 0 for _, m in reports)
+    assert (reports[0][1].key(), reports[0][1].value()) == (b"key", b"text")
+
+
+def test_a_topic_is_made_by_being_produced_to(make, shared_broker: Broker) -> None:
+    producer = make()
+    name = f"made-{next(_names)}"
+    producer.produce(name, b"x")
+    assert producer.flush(20) == 0
+    assert len(_read(shared_broker, name, 1)) == 1
+
+
+def test_what_is_wrong_is_raised_by_produce(make, topic: str) -> None:
+    producer = make(message_max_bytes=10_000)
+    for arguments in [(topic, 5), (topic, b"v", 5), (None, b"v")]:
+        with pytest.raises(TypeError):
+            producer.produce(*arguments)
+    with pytest.raises(TypeError, match="header"):
+        producer.produce(topic, b"v", headers=[("a", 5)])
+    with pytest.raises(TypeError, match="header"):
+        producer.produce(topic, b"v", headers=5)
+    with pytest.raises(KafkaException) as raised:
+        producer.produce(topic, bytes(10_001))
+    assert raised.value.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE
+    with pytest.raises(KafkaException) as raised:
+        producer.begin_transaction()
+    assert raised.value.args[0].code() == KafkaError._NOT_CONFIGURED
+    assert producer.flush(10) == 0
+
+
+def test_a_partition_that_is_not_there(make, topic: str) -> None:
+    producer = make()
+    producer.list_topics(topic, 10)
+    errors: list[KafkaError] = []
+    producer.produce(topic, b"known", partition=0)
+    assert producer.flush(20) == 0
+    try:
+        producer.produce(topic, b"v", partition=99, on_delivery=lambda error, _message: errors.append(error))
+    except KafkaException as error:
+        errors.append(error.args[0])
+    producer.flush(20)
+    assert [error.code() for error in errors] == [KafkaError._UNKNOWN_PARTITION]
+
+
+def test_the_configuration_is_judged_by_librdkafka(shared_broker: Broker, transport: str) -> None:
+    for wrong in ({"no.such.key": 1}, {"acks": 7777}, {"enable.idempotence": True, "acks": 1}, {"compression.type": "rar"}, {"mqd.nothing": 1}, {"transport": "pigeon"}):
+        with pytest.raises(KafkaException) as raised:
+            Producer({"bootstrap.servers": shared_broker.bootstrap, "transport": transport, **wrong})
+        assert raised.value.args[0].code() == KafkaError._INVALID_ARG
+    with pytest.raises(TypeError):
+        Producer("127.0.0.1:9092")  # type: ignore[arg-type]
+    ignored = {"socket.keepalive.enable": True, "socket.send.buffer.bytes": 100000, "ssl.endpoint.identification.algorithm": "none", "client.rack": "a"}
+    Producer({"bootstrap.servers": shared_broker.bootstrap, "transport": transport, **ignored}).close()
+
+
+def test_full_is_a_buffer_error(make, shared_broker: Broker, topic: str) -> None:
+    producer = make(queue_buffering_max_messages=10, linger_ms=1000)
+    taken = 0
+    with pytest.raises(BufferError, match="Queue full"):
+        for _ in range(11):
+            producer.produce(topic, b"x", partition=0)
+            taken += 1
+    assert taken == 10 and len(producer) == 10
+    assert producer.flush(20) == 0
+    producer.produce(topic, b"x", partition=0)
+    assert producer.flush(20) == 0
+    assert len(_read(shared_broker, topic, 11)) == 11
+
+
+def test_linger_sends_by_itself(make, topic: str) -> None:
+    reports: list = []
+    producer = make(linger_ms=20)
+    producer.produce(topic, b"x", on_delivery=lambda error, message: reports.append(message))
+    assert producer.poll(20) == 1 and len(reports) == 1
+
+
+def test_order_with_many_threads(make, shared_broker: Broker) -> None:
+    topic = _make_topic(shared_broker, 1)
+    producer = make()
+
+    def send(thread: int) -> None:
+        for number in range(2000):
+            producer.produce(topic, b"%d:%d" % (thread, number), key=None if number % 3 else b"k")
+
+    threads = [threading.Thread(target=send, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert producer.flush(30) == 0
+    seen: dict[bytes, list[int]] = {}
+    for message in _read(shared_broker, topic, 8000):
+        thread, number = message.value().split(b":")
+        seen.setdefault(thread, []).append(int(number))
+    assert all(numbers == list(range(2000)) for numbers in seen.values()) and len(seen) == 4
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_compression_and_idempotence(make, shared_broker: Broker, topic: str, compression: str) -> None:
+    producer = make(compression_type=compression, enable_idempotence=True)
+    offsets: dict[int, list[int]] = {}
+    for number in range(3000):
+        producer.produce(topic, b"value %d " % number * 5, key=b"%d" % (number % 50), on_delivery=lambda error, m: offsets.setdefault(m.partition(), []).append(m.offset()), headers={"n": b"1"} if number % 7 == 0 else None)
+    assert producer.flush(30) == 0
+    found = _read(shared_broker, topic, 3000)
+    assert sorted(m.value() for m in found) == sorted(b"value %d " % number * 5 for number in range(3000))
+    assert all(numbers == list(range(len(numbers))) for numbers in offsets.values())
+    by_key: dict[bytes, list[int]] = {}
+    for m in found:
+        by_key.setdefault(m.key(), []).append(int(m.value().split()[1]))
+    assert all(numbers == sorted(numbers) for numbers in by_key.values())
+
+
+@pytest.mark.parametrize("acks", [0, 1, "all"])
+def test_acks(make, shared_broker: Broker, topic: str, acks) -> None:
+    producer = make(acks=acks)
+    reports: list = []
+    for _ in range(100):
+        producer.produce(topic, b"x", partition=1, on_delivery=lambda error, message: reports.append((error, message.offset())))
+    assert producer.flush(20) == 0 and len(reports) == 100
+    assert all(error is None for error, _ in reports)
+    assert len(_read(shared_broker, topic, 100)) == 100
+
+
+# -- produce_batch --------------------------------------------------------------------------------------------------------------
+
+
+def test_batches_of_every_kind(make, shared_broker: Broker) -> None:
+    topic = _make_topic(shared_broker, 1)
+    producer = make()
+    expected: list[tuple] = []
+
+    def send(values, plain: list, keys=None, plain_keys=None, **more) -> None:
+        assert producer.produce_batch(topic, values, keys, **more) == len(plain)
+        expected.extend(zip(plain, plain_keys or [None] * len(plain), strict=True))
+
+    send([b"a", "b", None, bytearray(b"c")], [b"a", b"b", None, b"c"])
+    send((b"x", b"yy"), [b"x", b"yy"], keys=["k", None], plain_keys=[b"k", None])
+    send(np.array([b"full", b"part", b"x"]), [b"full", b"part", b"x"])
+    send(np.array([b"same", b"size"]), [b"same", b"size"], keys=np.array([b"k1", b"k2"]), plain_keys=[b"k1", b"k2"])
+    send(np.arange(12, dtype=np.uint8).reshape(3, 4), [bytes([0, 1, 2, 3]), bytes([4, 5, 6, 7]), bytes([8, 9, 10, 11])])
+    send(np.array(["o", b"p", None], object), [b"o", b"p", None])
+    send([], [])
+    send([b"with"], [b"with"], headers={"h": b"1"}, timestamps=1_600_000_000_000, partition=0)
+    send([b"each", b"none"], [b"each", b"none"], headers=[{"h": "2"}, None], timestamps=np.array(["2020-01-01", "2020-01-02"], "datetime64[s]"), partition=np.array([0, -1]))
+    assert producer.flush(20) == 0
+    found = _read(shared_broker, topic, len(expected))
+    assert [(m.value(), m.key()) for m in found] == expected
+    assert [m.headers() for m in found[-3:]] == [[("h", b"1")], [("h", b"2")], None]
+    assert [m.timestamp()[1] for m in found[-3:]] == [1_600_000_000_000, 1_577_836_800_000, 1_577_923_200_000]
+
+
+def test_arrow_arrays(make, shared_broker: Broker) -> None:
+    pa = pytest.importorskip("pyarrow")
+    topic = _make_topic(shared_broker, 1)
+    producer = make()
+    arrays = [
+        pa.array([b"a", None, b"ccc"], pa.binary()), pa.array(["x", "yy", ""], pa.string()), pa.array([b"zero", b"one", b"two", b"three"], pa.large_binary()).slice(1, 2),
+        pa.array([b"1234", b"5678"], pa.binary(4)), pa.array([b"1234", None], pa.binary(4)), pa.chunked_array([["p"], ["q", None]]), pa.array([], pa.binary()),
+        pa.array(["d", "d", "e"]).dictionary_encode(),
+    ]  # fmt: skip
+    expected: list = []
+    for array in arrays:
+        plain = [value.encode() if isinstance(value, str) else value for value in array.to_pylist()]
+        assert producer.produce_batch(topic, array, keys=array) == len(plain)
+        expected += plain
+    assert producer.flush(20) == 0
+    assert [(m.value(), m.key()) for m in _read(shared_broker, topic, len(expected))] == [(value, value) for value in expected]
+    with pytest.raises(TypeError):
+        producer.produce_batch(topic, pa.array([1, 2]))
+
+
+def test_reports_of_a_batch(make, shared_broker: Broker, topic: str) -> None:
+    producer = make()
+    values = [b"%d" % number for number in range(5000)]
+    keys = [b"key %d" % (number % 97) for number in range(5000)]
+    reports: list = []
+    assert producer.produce_batch(topic, values, keys, on_delivery=lambda error, delivery: reports.append((error, delivery))) == 5000
+    assert producer.flush(20) == 0
+    places = {}
+    for error, delivery in reports:
+        assert error is None and delivery.topic == topic and delivery.count == len(delivery.indices)
+        for at, index in enumerate(delivery.indices):
+            places[int(index)] = (delivery.partition, delivery.base_offset + at)
+    assert sorted(places) == list(range(5000))
+    for message in _read(shared_broker, topic, 5000):
+        assert places[int(message.value())] == (message.partition(), message.offset())
+
+
+def test_a_batch_larger_than_the_room_waits(make, shared_broker: Broker) -> None:
+    topic = _make_topic(shared_broker, 1)
+    producer = make(queue_buffering_max_messages=500)
+    values = np.arange(20_000, dtype=">u8").view(np.uint8).reshape(-1, 8)
+    reports: list = []
+    assert producer.produce_batch(topic, values, on_delivery=lambda error, delivery: reports.append(delivery.count)) == 20_000
+    assert producer.flush(30) == 0 and sum(reports) == 20_000
+    assert [int.from_bytes(m.value(), "big") for m in _read(shared_broker, topic, 20_000)] == list(range(20_000))
+
+
+def test_a_batch_without_waiting_says_what_it_took(make, shared_broker: Broker) -> None:
+    topic = _make_topic(shared_broker, 1)
+    producer = make(queue_buffering_max_messages=100, linger_ms=50)
+    producer.list_topics(topic, 10)
+    producer.produce(topic, b"first")
+    producer.flush(10)
+    values = [b"%d" % number for number in range(1000)]
+    taken = producer.produce_batch(topic, values, timeout=0)
+    assert 0 < taken < 1000
+    assert taken + producer.produce_batch(topic, values[taken:]) == 1000
+    assert producer.flush(20) == 0
+    assert [m.value() for m in _read(shared_broker, topic, 1001)][1:] == values
+
+
+def test_wrong_batches_take_nothing(make, shared_broker: Broker, topic: str) -> None:
+    producer = make(message_max_bytes=1000)
+    for values, keys, error in [([b"a", 5], None, TypeError), (b"bytes", None, TypeError), ([b"a", b"b"], [b"k"], ValueError), ([b"a", bytes(1001)], None, KafkaException),
+                                (np.array([1.0]), None, TypeError), ([b"a" * 600], [b"k" * 600], KafkaException)]:  # fmt: skip
+        with pytest.raises(error):
+            producer.produce_batch(topic, values, keys)
+    with pytest.raises(TypeError):
+        producer.produce_batch(topic, [b"a"], headers=[{"a": 5}])
+    with pytest.raises((TypeError, ValueError)):
+        producer.produce_batch(topic, [b"a"], partition=[0, 1])
+    assert producer.produce_batch(topic, [b"a"]) == 1
+    assert producer.flush(20) == 0
+    assert len(_read(shared_broker, topic, 1)) == 1
+
+
+def test_confluents_own_batches(make, shared_broker: Broker, topic: str) -> None:
+    producer = make()
+    seen: list = []
+    messages = [{"value": "one", "key": "k"}, {"value": b"two", "partition": 2, "callback": lambda error, message: seen.append(message.partition())}, {"value": 5.0}]
+    with pytest.raises(TypeError):
+        producer.produce_batch(topic, messages)
+    assert producer.produce_batch(topic, messages[:2], on_delivery=lambda error, message: seen.append("all")) == 2
+    assert producer.flush(20) == 0
+    assert sorted(map(str, seen))[:1] == ["2"] and "all" in seen
+    assert len(_read(shared_broker, topic, 4)) == 4
+
+
+# -- partitioners ------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_callable_partitions(make, shared_broker: Broker, topic: str) -> None:
+    producer = make(partitioner=lambda key, count: (len(key) if key else 0) % count)
+    producer.produce(topic, b"a", key=b"1")
+    producer.produce(topic, b"b", key=b"12")
+    producer.produce_batch(topic, [b"c", b"d"], keys=[b"123", b"1234"])
+    assert producer.flush(20) == 0
+    assert {m.value(): m.partition() for m in _read(shared_broker, topic, 4)} == {b"a": 1, b"b": 2, b"c": 0, b"d": 1}
+    with pytest.raises(KafkaException):
+        make(partitioner=lambda key, count: count).produce(topic, b"x")
+
+
+# -- life ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_purge(make, shared_broker: Broker, topic: str) -> None:
+    producer = make(linger_ms=60_000)
+    errors: list[KafkaError] = []
+    for _ in range(10):
+        producer.produce(topic, b"x", on_delivery=lambda error, message: errors.append(error.code()))
+    producer.purge()
+    assert producer.flush(10) == 0
+    assert len(errors) == 10 and set(errors) <= {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
+    producer.produce(topic, b"after")
+    assert producer.flush(20) == 0
+    assert [m.value() for m in _read(shared_broker, topic, 1)] == [b"after"]
+
+
+def test_callbacks_that_raise_lose_no_others(make, topic: str) -> None:
+    producer = make()
+    seen: list[int] = []
+
+    def report(number: int):
+        def call(_error, _message) -> None:
+            seen.append(number)
+            if number == 3:
+                raise RuntimeError("in a callback")
+
+        return call
+
+    for number in range(6):
+        producer.produce(topic, b"x", partition=0, on_delivery=report(number))
+    with pytest.raises(RuntimeError, match="in a callback"):
+        producer.flush(20)
+    assert producer.flush(20) == 0
+    assert seen == list(range(6))
+
+
+def test_a_child_of_fork_is_told(shared_broker: Broker, topic: str) -> None:
+    producer = Producer({"bootstrap.servers": shared_broker.bootstrap, "transport": "shm"})
+    producer.produce(topic, b"before")
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            producer.produce(topic, b"in the child")
+        except KafkaException as error:
+            status = 0 if "fork" in str(error) else 2
+        except BaseException:
+            status = 3
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    producer.produce(topic, b"after")
+    assert producer.flush(20) == 0
+    producer.close()
+    assert sorted(m.value() for m in _read(shared_broker, topic, 2)) == [b"after", b"before"]
+
+
+def test_close_flushes_and_the_rest_raises(make, shared_broker: Broker, topic: str) -> None:
+    with make(linger_ms=1000) as producer:
+        producer.produce(topic, b"x")
+    assert len(_read(shared_broker, topic, 1)) == 1
+    with pytest.raises((KafkaException, RuntimeError)):
+        producer.produce(topic, b"y")
+
+
+def test_asyncio(shared_broker: Broker, topic: str, transport: str) -> None:
+    async def run() -> list[tuple[int, int]]:
+        async with mqd.AsyncProducer({"bootstrap.servers": shared_broker.bootstrap, "transport": transport, "linger.ms": 1}) as producer:
+            futures = [await producer.produce(topic, b"%d" % number, partition=0) for number in range(100)]
+            messages = await asyncio.gather(*futures)
+            deliveries = await producer.produce_batch(topic, [b"batch"] * 1000)
+            assert sum(delivery.count for delivery in deliveries) == 1000
+            with pytest.raises(KafkaException):
+                await (await producer.produce(topic, b"x", partition=77))
+            return [(message.partition(), message.offset()) for message in messages]
+
+    assert asyncio.run(run()) == [(0, offset) for offset in range(100)]
+    assert len(_read(shared_broker, topic, 1100)) == 1100
