@@ -1,283 +1,323 @@
-/* For test_client*.c and the benchmark: a worker's end of one attachment, driven by the test. It speaks mqd_local_layout.h, checks what it gets as a broker would, and answers as
- * told; so everything that a real worker does seldom can be made to happen.
+/* For test_local*.c: clients through shared memory, beside those of mqd_reactor_test.h and with the same frames and answers.
  *
- *   struct fake fake;  fake_open(&fake, "name")                 listens; its control segment has one worker, which does not sleep
- *   struct mqd_client *client = fake_attach(&fake, &options)    mqd_client_open against it
- *   fake_next(&fake)                                            the next request, copied: fake.frame, fake.frame_bytes, fake.request, fake.batch; false = none
- *   fake_answer(&fake, error, base_offset)                      the Produce response to it, into the reply ring
- *   fake_die(&fake)                                             the socket ends; fake_attach attaches anew
- */
+ * It speaks mqd_local_layout.h by itself. local_wait sleeps as a good client does (A4), so that a wake-up that is lost shows as a time-out. */
 #ifndef MQD_LOCAL_TEST_H
 #define MQD_LOCAL_TEST_H
 
+#include "mqd_reactor_test.h"
+
 #include <fcntl.h>
 #include <pthread.h>
-#include <sys/eventfd.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <unistd.h>
 
-#include "../mqd_atomic.h"
-#include "../mqd_big_endian.h"
-#include "../mqd_client.h"
-#include "../mqd_local_layout.h"
-#include "../mqd_shm_layout.h"
-#include "../mqd_wire.h"
+#include "../mqd_local.h"
 
-#define FAKE_FRAME_BYTES (4u << 20)
+#define LOCAL_BYTES_MAX (8u << 20) /* of each worker */
+#define LOCAL_COUNT_MAX 40
 
-struct fake {
-    char path[64];
-    int listener, socket, memory_fd, to_worker, to_client, client_end, control_fd;
-    void *control;
-    struct mqd_local_hello hello;
-    /* what the welcome says; changed by tests before fake_attach */
+struct local {
+    struct client client; /* reply, for take_*; its fd is the socket */
+    struct bench *b;
     struct mqd_local_welcome welcome;
-    uint64_t abi_hash;
-    uint32_t fd_count;
-    bool mute; /* takes the hello and says nothing */
-    uint64_t data_bytes; /* 0 = as wanted */
-    /* the attachment */
     struct mqd_local_header *header;
-    uint64_t total_bytes;
-    uint64_t head, reply_tail;
-    /* the request last taken */
-    uint8_t *frame;
-    uint32_t frame_bytes;
-    struct mqd_request_header request;
-    struct mqd_produce_request produce;
-    struct mqd_produce_partition partition;
-    char topic[256];
-    struct mqd_batch batch;
-    struct mqd_buffer reply;
-    pthread_t thread;
+    uint8_t *data, *replies;
+    struct mqd_local_submission *submissions;
+    uint64_t data_bytes, tail, head, total_bytes;
+    uint32_t submission_count, reply_bytes;
+    int fds[MQD_LOCAL_FD_COUNT]; /* memfd, to_worker, to_client, control */
+    uint64_t data_at;
+    uint64_t sleeps;
 };
 
-static int fake_memfd(const char *name, uint64_t size_bytes, void **memory)
+/* As `change` of bench_start. */
+__attribute__((unused)) static void local_options(struct bench *b)
 {
-    int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    CHECK_OR(fd >= 0 && ftruncate(fd, (off_t)size_bytes) == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0, abort());
-    *memory = mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    CHECK_OR(*memory != MAP_FAILED, abort());
-    return fd;
+    for (uint32_t worker = 0; worker < REACTORS; worker++)
+        b->options[worker].control_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+}
+__attribute__((unused)) static void local_options_spin(struct bench *b)
+{
+    local_options(b);
+    for (uint32_t worker = 0; worker < REACTORS; worker++)
+        b->options[worker].spin_us = 200;
 }
 
-static void fake_open(struct fake *fake, const char *name)
+__attribute__((unused)) static struct bench *local_bench(int backend, void (*change)(struct bench *b))
 {
-    memset(fake, 0, sizeof *fake);
-    fake->socket = fake->memory_fd = -1;
-    fake->abi_hash = mqd_local_abi_hash();
-    fake->fd_count = MQD_LOCAL_FD_COUNT;
-    fake->frame = malloc(FAKE_FRAME_BYTES);
-    snprintf(fake->path, sizeof fake->path, "/tmp/mqd-%s-%d.sock", name, (int)getpid());
-    unlink(fake->path);
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    snprintf(address.sun_path, sizeof address.sun_path, "%s", fake->path);
-    fake->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    CHECK_OR(bind(fake->listener, (struct sockaddr *)&address, sizeof address) == 0 && listen(fake->listener, 4) == 0, abort());
-    uint8_t boot_id[16] = {1};
-    fake->control_fd = fake_memfd("control", mqd_control_size_bytes(), &fake->control);
-    CHECK_OR(mqd_control_format(fake->control, mqd_control_size_bytes(), 1, boot_id, 1, 0) == 0, abort());
-    mqd_endpoint_set_state(fake->control, 0, MQD_PROCESS_RUNNING, getpid());
+    struct bench *b = bench_start(backend, change ? change : local_options);
+    for (uint32_t worker = 0; worker < REACTORS; worker++)
+        mqd_reactor_set_local_max(b->reactors[worker], LOCAL_COUNT_MAX, LOCAL_BYTES_MAX);
+    return b;
 }
 
-static void fake_make_memory(struct fake *fake)
+static uint64_t local_counter(struct bench *b, uint32_t worker, enum mqd_counter counter) { return mqd_counter_read(b->control, worker, counter); }
+
+/* Until nobody is attached and nothing is counted for them. */
+__attribute__((unused)) static void local_wait_none(struct bench *b)
 {
-    uint64_t data_bytes = fake->data_bytes ? fake->data_bytes : fake->hello.data_bytes;
-    uint64_t submissions = sizeof(struct mqd_local_header), replies = submissions + (uint64_t)fake->hello.submission_count * sizeof(struct mqd_local_submission);
-    uint64_t data = (replies + fake->hello.reply_bytes + 4095) / 4096 * 4096;
-    void *memory;
-    fake->total_bytes = data + data_bytes;
-    fake->memory_fd = fake_memfd("local", fake->total_bytes, &memory);
-    struct mqd_local_header *header = fake->header = memory;
-    *header = (struct mqd_local_header){.magic = MQD_LOCAL_MAGIC, .layout_version = MQD_LOCAL_LAYOUT_VERSION, .abi_hash = fake->abi_hash, .total_bytes = fake->total_bytes,
-                                        .submissions_offset = submissions, .replies_offset = replies, .data_offset = data, .data_bytes = data_bytes,
-                                        .submission_count = fake->hello.submission_count, .reply_bytes = fake->hello.reply_bytes};
-    fake->head = fake->reply_tail = 0;
+    int64_t end_ns = test_now_ns() + LIMIT_MS * 1000000ll;
+    for (uint32_t worker = 0; worker < REACTORS; worker++)
+        while (local_counter(b, worker, MQD_GAUGE_LOCAL_ATTACHMENTS) || local_counter(b, worker, MQD_GAUGE_LOCAL_BYTES)) {
+            CHECK_OR(test_now_ns() < end_ns, abort());
+            poll(NULL, 0, 1); /* the worker tells nobody */
+        }
+}
+
+__attribute__((unused)) static void local_bench_stop(struct bench *b)
+{
+    int fds[REACTORS];
+    for (uint32_t worker = 0; worker < REACTORS; worker++)
+        fds[worker] = b->options[worker].control_fd;
+    bench_stop(b);
+    for (uint32_t worker = 0; worker < REACTORS; worker++)
+        close(fds[worker]);
+}
+
+struct local_wish { uint64_t data_bytes; uint32_t reply_bytes, submission_count; };
+
+/* Hands one end of a socket over as the acceptor does; the other one. */
+static int local_hand(struct bench *b, uint32_t worker, struct local_wish wish)
+{
     int ends[2];
-    CHECK_OR(pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0, abort());
-    fake->client_end = ends[0];
-    fake->to_client = ends[1];
-    fake->to_worker = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    struct timeval limit = {LIMIT_MS / 1000, 0};
+    CHECK_OR(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0, abort());
+    setsockopt(ends[0], SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    setsockopt(ends[0], SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+    struct mqd_local_handoff handoff = {.magic = 0x31434e4fu, .listener_id = MQD_LISTENER_LOCAL, .flags = MQD_HANDOFF_LOCAL, .data_bytes = wish.data_bytes,
+                                        .reply_bytes = wish.reply_bytes, .submission_count = wish.submission_count, .uid = 12, .pid = 34, .client_id = "test"};
+    union { struct cmsghdr header; char bytes[CMSG_SPACE(sizeof(int))]; } ancillary = {0};
+    struct iovec iov = {&handoff, sizeof handoff};
+    struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &ancillary, .msg_controllen = sizeof ancillary};
+    ancillary.header.cmsg_level = SOL_SOCKET, ancillary.header.cmsg_type = SCM_RIGHTS, ancillary.header.cmsg_len = CMSG_LEN(sizeof(int));
+    memcpy(CMSG_DATA(&ancillary.header), &ends[1], sizeof(int));
+    CHECK_OR(sendmsg(b->handoffs[worker], &message, 0) == 64, abort());
+    close(ends[1]);
+    return ends[0];
 }
 
-/* The broker's half of attaching, in a thread, for mqd_client_open waits. */
-static void *fake_accept(void *argument)
+/* A packet and its descriptors; its size, 0 at the end, -1 after LIMIT_MS. */
+static ssize_t local_receive_packet(int fd, void *bytes, size_t size_bytes, int *fds, uint32_t fds_max, uint32_t *fd_count)
 {
-    struct fake *fake = argument;
-    fake->socket = accept4(fake->listener, NULL, NULL, SOCK_CLOEXEC);
-    CHECK_OR(fake->socket >= 0 && recv(fake->socket, &fake->hello, sizeof fake->hello, 0) == (ssize_t)sizeof fake->hello, return NULL);
-    if (fake->mute)
-        return NULL;
-    struct mqd_local_welcome welcome = fake->welcome;
-    if (!welcome.magic)
-        welcome.magic = MQD_LOCAL_MAGIC;
-    if (!welcome.error)
-        fake_make_memory(fake);
-    if (!welcome.total_bytes)
-        welcome.total_bytes = fake->total_bytes;
-    int fds[MQD_LOCAL_FD_COUNT] = {fake->memory_fd, fake->to_worker, fake->client_end, fake->control_fd};
-    union {
-        struct cmsghdr align;
-        char bytes[CMSG_SPACE(sizeof fds)];
-    } control = {0};
-    struct iovec part = {&welcome, sizeof welcome};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
-    if (!welcome.error && fake->fd_count) {
-        message.msg_control = control.bytes;
-        message.msg_controllen = CMSG_SPACE(sizeof(int) * fake->fd_count);
-        struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-        header->cmsg_level = SOL_SOCKET;
-        header->cmsg_type = SCM_RIGHTS;
-        header->cmsg_len = CMSG_LEN(sizeof(int) * fake->fd_count);
-        memcpy(CMSG_DATA(header), fds, sizeof(int) * fake->fd_count);
+    union { struct cmsghdr header; char bytes[CMSG_SPACE(8 * sizeof(int))]; } ancillary = {0};
+    struct iovec iov = {bytes, size_bytes};
+    struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &ancillary, .msg_controllen = sizeof ancillary};
+    ssize_t n;
+    do
+        n = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
+    while (n < 0 && errno == EINTR);
+    *fd_count = 0;
+    struct cmsghdr *header = n > 0 ? CMSG_FIRSTHDR(&message) : NULL;
+    if (header && header->cmsg_type == SCM_RIGHTS) {
+        *fd_count = (uint32_t)((header->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+        CHECK_OR(*fd_count <= fds_max, abort());
+        memcpy(fds, CMSG_DATA(header), *fd_count * sizeof(int));
     }
-    CHECK_OR(sendmsg(fake->socket, &message, MSG_NOSIGNAL) == (ssize_t)sizeof welcome, return NULL);
-    if (!welcome.error)
-        close(fake->client_end);
-    return NULL;
+    return n < 0 && errno == ECONNRESET ? 0 : n;
 }
 
-static struct mqd_client *fake_attach(struct fake *fake, struct mqd_client_options *options)
+/* welcome.error says whether it was refused. */
+static struct local local_open(struct bench *b, uint32_t worker, struct local_wish wish)
 {
-    options->socket_path = fake->path;
-    CHECK_OR(pthread_create(&fake->thread, NULL, fake_accept, fake) == 0, abort());
-    struct mqd_client *client = mqd_client_open(options);
-    pthread_join(fake->thread, NULL);
-    return client;
-}
-
-static void fake_forget(struct fake *fake)
-{
-    if (fake->header) {
-        munmap(fake->header, fake->total_bytes);
-        close(fake->memory_fd);
-        close(fake->to_worker);
-        close(fake->to_client);
+    struct local local = {.b = b, .client.fd = local_hand(b, worker, wish)};
+    uint32_t fd_count;
+    CHECK_OR(local_receive_packet(local.client.fd, &local.welcome, sizeof local.welcome, local.fds, MQD_LOCAL_FD_COUNT, &fd_count) == sizeof local.welcome, abort());
+    CHECK_OR(local.welcome.magic == MQD_LOCAL_MAGIC, abort());
+    if (local.welcome.error) {
+        CHECK_OR(fd_count == 0, abort());
+        return local;
     }
-    if (fake->socket >= 0)
-        close(fake->socket);
-    fake->header = NULL;
-    fake->socket = fake->memory_fd = -1;
+    CHECK_OR(fd_count == MQD_LOCAL_FD_COUNT, abort());
+    local.total_bytes = local.welcome.total_bytes;
+    local.header = mmap(NULL, local.total_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, local.fds[0], 0);
+    CHECK_OR(local.header != MAP_FAILED, abort());
+    CHECK_OR(local.header->magic == MQD_LOCAL_MAGIC && local.header->abi_hash == mqd_local_abi_hash() && local.header->total_bytes == local.total_bytes &&
+                 local.header->worker == worker && local.header->data_offset + local.header->data_bytes == local.total_bytes, abort());
+    local.data = (uint8_t *)local.header + local.header->data_offset;
+    local.replies = (uint8_t *)local.header + local.header->replies_offset;
+    local.submissions = (struct mqd_local_submission *)((uint8_t *)local.header + local.header->submissions_offset);
+    local.data_bytes = local.header->data_bytes;
+    local.submission_count = local.header->submission_count;
+    local.reply_bytes = local.header->reply_bytes;
+    return local;
 }
 
-/* As the kernel ends a killed worker: memory and descriptors go, nothing is said. */
-__attribute__((unused)) static void fake_die(struct fake *fake)
+__attribute__((unused)) static void local_close(struct local *local)
 {
-    fake_forget(fake);
+    if (local->header) {
+        munmap(local->header, local->total_bytes);
+        for (int i = 0; i < MQD_LOCAL_FD_COUNT; i++)
+            close(local->fds[i]);
+    }
+    local->header = NULL;
+    client_close(&local->client);
 }
 
-static void fake_close(struct fake *fake)
+static bool local_ended(struct local *local)
 {
-    fake_forget(fake);
-    close(fake->listener);
-    unlink(fake->path);
-    munmap(fake->control, mqd_control_size_bytes());
-    close(fake->control_fd);
-    free(fake->frame);
-    mqd_buffer_free(&fake->reply);
+    struct pollfd end = {local->client.fd, POLLRDHUP, 0};
+    return poll(&end, 1, 0) == 1;
 }
 
-static void fake_wake(struct fake *fake, bool moved_head_only)
+/* ---- submitting ---- */
+
+static void local_wake(struct local *local)
 {
+    mqd_fence_full(); /* A4 */
+    if (mqd_load_relaxed(&mqd_control_worker(local->b->control, local->welcome.worker)->sleeping))
+        eventfd_write(local->fds[1], 1);
+}
+
+/* Says that a request lies there, true or not; seen with the next local_publish. */
+static void local_put(struct local *local, uint64_t offset, uint32_t size_bytes)
+{
+    struct mqd_local_submission *place = &local->submissions[local->tail++ & (local->submission_count - 1)];
+    mqd_store_relaxed(&place->offset, offset);
+    mqd_store_relaxed(&place->size_bytes, size_bytes);
+}
+
+static void local_publish(struct local *local)
+{
+    mqd_store_release(&local->header->submission_tail, local->tail);
+    local_wake(local);
+}
+
+/* Sleeps until a reply or a taken submission (A4). False after LIMIT_MS; true also at the end. */
+static bool local_wait(struct local *local, uint64_t reply_tail, uint64_t submission_head)
+{
+    mqd_store_seq_cst(&local->header->client_sleeping, MQD_LOCAL_SLEEP_ROOM);
     mqd_fence_full();
-    uint32_t sleeping = mqd_load_relaxed(&fake->header->client_sleeping);
-    if ((moved_head_only ? sleeping == MQD_LOCAL_SLEEP_ROOM : sleeping != 0) && mqd_exchange(&fake->header->client_sleeping, 0u)) {
-        uint64_t one = 1;
-        CHECK(write(fake->to_client, &one, sizeof one) == (ssize_t)sizeof one);
+    bool good = true;
+    if (mqd_load_acquire(&local->header->reply_tail) == reply_tail && mqd_load_acquire(&local->header->submission_head) == submission_head) {
+        struct pollfd wait[2] = {{local->fds[2], POLLIN, 0}, {local->client.fd, POLLRDHUP, 0}};
+        local->sleeps++;
+        good = poll(wait, 2, LIMIT_MS) > 0;
+        uint64_t token;
+        if (wait[0].revents & POLLIN)
+            CHECK_OR(read(local->fds[2], &token, sizeof token) == sizeof token, abort());
     }
+    mqd_store_seq_cst(&local->header->client_sleeping, 0);
+    return good;
 }
 
-/* A produce frame of one topic and one partition, whose batch is what a broker takes. */
-static void fake_parse_produce(struct fake *fake)
+/* The frames of `frame` (each with its length word), one submission each. Waits for room. False: the worker ended it. */
+static bool local_send(struct local *local, const struct frame *frame)
 {
-    struct mqd_produce_topic topic;
-    const char *reason = NULL;
-    CHECK(mqd_produce_parse(fake->frame + fake->request.header_bytes, fake->frame_bytes - fake->request.header_bytes, fake->request.api_version, &fake->produce) == 0);
-    CHECK_EQUAL(fake->produce.topic_count, 1);
-    CHECK(mqd_produce_next_topic(&fake->produce, &topic) == 0);
-    CHECK_EQUAL(topic.partition_count, 1);
-    snprintf(fake->topic, sizeof fake->topic, "%.*s", topic.key.name.size_bytes, (const char *)topic.key.name.bytes);
-    CHECK(mqd_produce_next_partition(&fake->produce, &fake->partition) == 0);
-    int16_t error = mqd_batch_validate(fake->partition.records, (uint64_t)fake->partition.size_bytes, &fake->batch, &reason);
-    CHECK_OR(error == 0, TEST_FAIL("batch refused with %d: %s", error, reason));
-}
-
-/* The next request, without moving submission_head: fake_pass does. */
-static bool fake_peek(struct fake *fake)
-{
-    uint64_t tail = mqd_load_acquire(&fake->header->submission_tail);
-    if (tail == fake->head)
-        return false;
-    CHECK_OR(tail - fake->head <= fake->header->submission_count, return false);
-    const struct mqd_local_submission *submission =
-        (const struct mqd_local_submission *)((uint8_t *)fake->header + fake->header->submissions_offset) + (fake->head & (fake->header->submission_count - 1));
-    CHECK_OR(submission->reserved == 0 && submission->offset <= fake->header->data_bytes && submission->size_bytes <= fake->header->data_bytes - submission->offset, return false);
-    CHECK_OR(submission->size_bytes <= FAKE_FRAME_BYTES, return false);
-    fake->frame_bytes = submission->size_bytes;
-    memcpy(fake->frame, (uint8_t *)fake->header + fake->header->data_offset + submission->offset, submission->size_bytes);
+    for (uint32_t at = 0; at < frame->size_bytes;) {
+        uint32_t size_bytes = (uint32_t)frame->bytes[at] << 24 | (uint32_t)frame->bytes[at + 1] << 16 | (uint32_t)frame->bytes[at + 2] << 8 | frame->bytes[at + 3];
+        for (;;) {
+            uint64_t reply_tail = mqd_load_acquire(&local->header->reply_tail), head = mqd_load_acquire(&local->header->submission_head);
+            bool wraps = local->data_at + size_bytes > local->data_bytes;
+            if (local->tail - head < local->submission_count && (!wraps || head == local->tail)) {
+                if (wraps)
+                    local->data_at = 0;
+                break;
+            }
+            local_publish(local);
+            CHECK_OR(local_wait(local, reply_tail, head), return false);
+            if (local_ended(local))
+                return false;
+        }
+        CHECK_OR(size_bytes <= local->data_bytes, abort());
+        memcpy(local->data + local->data_at, frame->bytes + at + 4, size_bytes);
+        local_put(local, local->data_at, size_bytes);
+        local->data_at += size_bytes;
+        at += 4 + size_bytes;
+    }
+    local_publish(local);
     return true;
 }
 
-static void fake_pass(struct fake *fake)
-{
-    mqd_store_release(&fake->header->submission_head, ++fake->head);
-    fake_wake(fake, true);
-}
+/* ---- replies ---- */
 
-__attribute__((unused)) static bool fake_next(struct fake *fake)
+static bool local_take(struct local *local, uint8_t *out, uint32_t size_bytes)
 {
-    bool known;
-    if (!fake_peek(fake))
-        return false;
-    fake_pass(fake);
-    CHECK_OR(mqd_request_header_parse(fake->frame, fake->frame_bytes, &fake->request, &known) == 0 && known, return false);
-    if (fake->request.api_key == 0)
-        fake_parse_produce(fake);
+    while (size_bytes) {
+        uint64_t tail = mqd_load_acquire(&local->header->reply_tail);
+        if (tail == local->head) {
+            if (local_ended(local) && mqd_load_acquire(&local->header->reply_tail) == tail)
+                return false;
+            CHECK_OR(local_wait(local, tail, mqd_load_acquire(&local->header->submission_head)), return false);
+            continue;
+        }
+        uint64_t at = local->head & (local->reply_bytes - 1), count = tail - local->head;
+        CHECK_OR(count <= local->reply_bytes, abort());
+        count = count < size_bytes ? count : size_bytes;
+        count = count < local->reply_bytes - at ? count : local->reply_bytes - at;
+        memcpy(out, local->replies + at, count);
+        local->head += count;
+        mqd_store_release(&local->header->reply_head, local->head);
+        mqd_fence_full(); /* A4 */
+        if (mqd_load_relaxed(&local->header->worker_wants_room))
+            eventfd_write(local->fds[1], 1);
+        out += count;
+        size_bytes -= (uint32_t)count;
+    }
     return true;
 }
 
-/* As far as the ring has room; returns the bytes that went in. */
-static uint32_t fake_put(struct fake *fake, const uint8_t *bytes, uint32_t size_bytes)
+/* As client_receive: 1, or 0 at the end. */
+static int local_receive(struct local *local)
 {
-    uint64_t head = mqd_load_acquire(&fake->header->reply_head);
-    uint32_t room = fake->header->reply_bytes - (uint32_t)(fake->reply_tail - head), count = size_bytes < room ? size_bytes : room;
-    uint8_t *ring = (uint8_t *)fake->header + fake->header->replies_offset;
-    for (uint32_t done = 0; done < count;) {
-        uint32_t at = (uint32_t)(fake->reply_tail + done) & (fake->header->reply_bytes - 1), piece = fake->header->reply_bytes - at;
-        piece = piece < count - done ? piece : count - done;
-        memcpy(ring + at, bytes + done, piece);
-        done += piece;
-    }
-    fake->reply_tail += count;
-    mqd_store_release(&fake->header->reply_tail, fake->reply_tail);
-    if (count)
-        fake_wake(fake, false);
-    return count;
+    uint8_t length[4];
+    struct client *client = &local->client;
+    if (!local_take(local, length, 4))
+        return 0;
+    client->reply_bytes = (uint32_t)length[0] << 24 | (uint32_t)length[1] << 16 | (uint32_t)length[2] << 8 | length[3];
+    CHECK_OR(client->reply_bytes < 64u << 20, abort());
+    free(client->reply);
+    client->reply = malloc(client->reply_bytes ? client->reply_bytes : 1);
+    client->at = 0;
+    client->broken = false;
+    return local_take(local, client->reply, client->reply_bytes);
 }
 
-static void fake_answer_to(struct fake *fake, int32_t correlation_id, int16_t version, const char *topic, int32_t partition, int16_t error, int64_t base_offset)
+__attribute__((unused)) static struct produced local_produce(struct local *local, int acks, const struct part *parts, uint32_t count)
 {
-    struct mqd_topic_key key = {.name = {(const uint8_t *)topic, (int32_t)strlen(topic)}};
-    static const int32_t wrong[] = {0, 2};
-    struct mqd_produce_outcome outcome = {.partition_index = partition, .error = error, .base_offset = error ? -1 : base_offset, .log_append_time_ms = -1,
-                                          .message = error ? "no" : NULL, .record_errors = wrong, .record_error_count = error ? 2 : 0, .record_message = "this one"};
-    fake->reply.size_bytes = 0;
-    mqd_response_begin(&fake->reply, 0, version, correlation_id);
-    mqd_produce_response_topics(&fake->reply, version, 1);
-    mqd_produce_response_topic(&fake->reply, version, &key, 1);
-    mqd_produce_response_partition(&fake->reply, version, &outcome);
-    mqd_produce_response_topic_end(&fake->reply, version);
-    mqd_produce_response_end(&fake->reply, version, 0);
-    mqd_response_finish(&fake->reply, 0);
-    for (uint32_t done = 0; done < fake->reply.size_bytes;)
-        done += fake_put(fake, fake->reply.bytes + done, fake->reply.size_bytes - done);
+    struct frame frame = {0};
+    struct produced out = {.correlation_id = -1};
+    put_produce(&frame, 77, acks, LIMIT_MS, parts, count);
+    CHECK_OR(local_send(local, &frame), goto done);
+    CHECK_OR(local_receive(local) == 1, goto done);
+    out = take_produced(&local->client);
+done:
+    frame_free(&frame);
+    return out;
 }
 
-__attribute__((unused)) static void fake_answer(struct fake *fake, int16_t error, int64_t base_offset)
+__attribute__((unused)) static void local_fetch(struct local *local, struct fetch fetch, const struct asked *asked, uint32_t count, struct fetched *out)
 {
-    fake_answer_to(fake, fake->request.correlation_id, fake->request.api_version, fake->topic, fake->partition.partition_index, error, base_offset);
+    struct frame frame = {0};
+    put_fetch(&frame, fetch, asked, count);
+    memset(out, 0, offsetof(struct fetched, batches));
+    out->correlation_id = -1;
+    bool sent = local_send(local, &frame);
+    frame_free(&frame);
+    CHECK(sent);
+    CHECK_EQUAL(local_receive(local), 1);
+    take_fetched(&local->client, out);
+}
+
+/* ---- questions ---- */
+
+__attribute__((unused)) static bool local_ask(struct local *local, int32_t partition, int64_t offset, uint32_t number)
+{
+    struct mqd_local_ask ask = {.kind = MQD_LOCAL_ASK_SEGMENT, .number = number, .partition_index = partition, .offset = offset};
+    memcpy(ask.topic_id, local->b->topic_id, 16);
+    return send(local->client.fd, &ask, sizeof ask, MSG_NOSIGNAL) == sizeof ask;
+}
+
+/* False at the end. *fd -1: without. */
+__attribute__((unused)) static bool local_answer(struct local *local, struct mqd_local_segment *out, int *fd)
+{
+    uint32_t fd_count;
+    ssize_t n = local_receive_packet(local->client.fd, out, sizeof *out, fd, 1, &fd_count);
+    if (n == 0)
+        return false;
+    CHECK_OR(n == sizeof *out, abort());
+    if (fd_count == 0)
+        *fd = -1;
+    CHECK_OR((out->error == 0) == (fd_count == 1), abort());
+    return true;
 }
 
 #endif
