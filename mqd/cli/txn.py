@@ -225,14 +225,26 @@ def _abort_in_partition(
     if execute:
         txns.abort_in_partition(cluster, one)
     if settings.json:
-        emit_json({**_open_json(one), "transactional_id": owner.transactional_id if owner and everywhere else None, "aborted": execute})
+        emit_json({
+            **_open_json(one), "transactional_id": owner.transactional_id if owner and everywhere else None, "maybe_committed": _maybe_committed(owner, one), "aborted": execute,
+        })  # fmt: skip
         return
     what = f"the transaction of producer id {one.producer_id} that begins at {topic}-{index} offset {one.start_offset}"
     if owner is not None and everywhere:
         also = f": it is that of {owner.transactional_id}, in {_partitions(owner.partitions)}, aborted everywhere, and its producer fenced"
     else:
-        also = "" if execute else f"; silent for {_open_for(one.idle_ms)}, and no coordinator knows of it"
+        also = "" if execute else f"; silent for {_open_for(one.idle_ms)}, and no coordinator will end it"
+    if owner is not None and _maybe_committed(owner, one):
+        also += (
+            f". It may be what {owner.transactional_id} committed last, its marker lost in a power cut (a topic with flush.on.ack=false): once it is aborted, readers of committed"
+            " records never see it here. mqd cat -C -X isolation.level=read_uncommitted shows them"
+        )
     click.echo(f"aborted {what}{also}" if execute else f"nothing was changed; --execute would abort {what}{also}")
+
+
+def _maybe_committed(owner: "Transaction | None", one: "OpenProducer") -> bool:
+    """Whether its coordinator remembers a commit that may have been of it. Clients of version 2 have another epoch after each."""
+    return owner is not None and owner.state == "CompleteCommit" and 0 <= owner.producer_epoch - one.producer_epoch <= 1
 
 
 __all__ = ["CliError", "command"]

@@ -101,13 +101,27 @@ def test_a_hanging_transaction_is_found_and_ended(mqd: CommandLine, kafka: Kafka
     code, out, _ = mqd("txn", "list", "--hanging", "--idle", "0ms")
     assert code == 0 and "readers of committed records wait there" in out
     code, out, _ = mqd("txn", "abort", topic, "1", "0")
-    assert code == 0 and "nothing was changed" in out and "no coordinator knows of it" in out
+    assert code == 0 and "nothing was changed" in out and "no coordinator will end it" in out and "committed last" not in out
     assert mqd("txn", "abort", topic, "1", "0", "--execute") == (0, f"aborted the transaction of producer id 4000000001 that begins at {topic}-1 offset 0\n", "")
     assert mqd("txn", "abort", topic, "1", "--producer-id", "4000000002", "--execute")[0] == 0
     assert hanging(mqd, topic) == []
     outcome = fetch_committed(kafka, topic, 1)
     assert outcome.last_stable_offset == outcome.high_watermark == 4 and read_committed(kafka, topic, 1) == []
     assert healthy.end(True) == 0 and read_committed(kafka, topic, 0) == [b"open"]
+
+
+def test_who_aborts_what_may_have_been_committed_is_told(mqd: CommandLine, kafka: KafkaConnection) -> None:
+    """As after a power cut that took a marker: open in a partition, and its coordinator has done with it."""
+    topic = topic_of(kafka, 2)
+    producer = begun(kafka, topic, 0)
+    producer_id = producer.producer_id
+    assert producer.end(True) == 0
+    hang(kafka, topic, 1, producer_id)
+    assert hanging(mqd, topic) == [(1, 0, producer_id)]
+    code, out, _ = mqd("txn", "abort", topic, "1", "0")
+    assert code == 0 and "nothing was changed" in out and f"may be what {producer.name} committed last" in out
+    assert mqd.json("txn", "abort", topic, "1", "0", "--execute")["maybe_committed"] is True
+    assert hanging(mqd, topic) == [] and read_committed(kafka, topic, 0) == [b"open"]
 
 
 def test_one_that_its_coordinator_knows_is_aborted_everywhere(mqd: CommandLine, kafka: KafkaConnection) -> None:
