@@ -148,8 +148,7 @@ class Fates:
             return
         if verdict is Verdict.FATAL:
             text = f"{producer.topics[batch.topic].topic} [{told.partition}]: {broker_error(code).str()}"
-            self._give_up(told.batch, told.partition, broker_error(code))
-            producer.set_fatal(local_error(KafkaError._FENCED if code in _FENCED else code, text, fatal=True))
+            producer.set_fatal(local_error(KafkaError._FENCED if code in _FENCED else code, text, fatal=True), (told.batch, told.partition, broker_error(code)))
             return
         age = now - batch.created
         limit = self._topic_timeout_s if code in _GONE_TOPIC else _NEVER
@@ -161,9 +160,9 @@ class Fates:
             producer.attachment.metadata.expire()
             return
         timed_out = verdict is Verdict.RETRY and age >= self._timeout_s
-        self._give_up(told.batch, told.partition, local_error(KafkaError._MSG_TIMED_OUT) if timed_out else broker_error(code))
+        self.give_up(told.batch, told.partition, local_error(KafkaError._MSG_TIMED_OUT) if timed_out else broker_error(code))
 
-    def _give_up(self, number: int, partition: int, error: KafkaError) -> None:
+    def give_up(self, number: int, partition: int, error: KafkaError) -> None:
         """Reported as failed; partition -1 = not known here. An idempotent producer's sequences have a hole then."""
         batch = self.batches.pop(number, None)
         if batch is None:
@@ -185,7 +184,7 @@ class Fates:
         self.take_deliveries(time.monotonic())
         self._producer.compressor.drop_all(error)
         for number in list(self.batches):
-            self._give_up(number, -1, error)
+            self.give_up(number, -1, error)
         self._producer.attachment.changed.notify_all()
 
     def retry_parked(self) -> None:
@@ -218,7 +217,7 @@ class Fates:
             number = next(iter(self.batches))
             if now - self.batches[number].created < self._timeout_s:
                 break
-            self._give_up(number, -1, error)
+            self.give_up(number, -1, error)
         for stage in self._producer.stages.values():
             self._expire_staged(stage, now, error)
 

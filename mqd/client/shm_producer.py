@@ -373,8 +373,8 @@ class ShmProducer:
         for stage in self.stages.values():
             stage.limit = 0
 
-    def set_fatal(self, error: KafkaError) -> None:
-        """The producer is finished: what is outstanding fails, nothing more is taken."""
+    def set_fatal(self, error: KafkaError, of_batch: tuple[int, int, KafkaError] | None = None) -> None:
+        """The producer is finished: what is outstanding fails, nothing more is taken. `of_batch`: (number, partition, its error) of the batch that it came with."""
         if self.fatal is not None:
             return
         self.fatal = error
@@ -382,6 +382,8 @@ class ShmProducer:
         _log.error("%s: fatal error: %s", self.config["client.id"], error.str())
         if self.config["error_cb"] is not None:
             self.leave(_ErrorEvent(self.config["error_cb"], local_error(KafkaError._FATAL, f"Fatal error: {error.str()}", fatal=True)))
+        if of_batch is not None:
+            self.fates.give_up(*of_batch)
         purged = local_error(KafkaError._PURGE_QUEUE)
         self.fates.drop_all(local_error(KafkaError._PURGE_INFLIGHT))
         for stage in self.stages.values():

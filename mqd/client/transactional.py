@@ -239,6 +239,7 @@ class Transactions:
         """The response, after as many tries as it takes. Raises KafkaException with librdkafka's flags."""
         attachment = self._producer.attachment
         while True:
+            self._require_alive()
             self._producer.require_usable()
             left = _left(deadline)
             version = attachment.api.pick_transactional(api_key) if at_most is None else attachment.api.pick(api_key, at_most)
@@ -302,9 +303,16 @@ class Transactions:
     def _require_enabled(self) -> None:
         if not self.enabled:
             raise failure(KafkaError._NOT_CONFIGURED, "The Transactional API requires transactional.id to be configured")
+        self._require_alive()
         self._producer.require_usable()
 
+    def _require_alive(self) -> None:
+        """Of a fatal error the methods here tell the cause; produce() says _FATAL. So does librdkafka."""
+        if self._producer.fatal is not None:
+            raise KafkaException(self._producer.fatal)
+
     def _require(self, state: State) -> None:
+        self._require_alive()
         if self.state is state:
             return
         if self.state is State.BROKEN and self._broken_by is not None:

@@ -15,6 +15,7 @@ import pytest
 import mqd
 from mqd import KafkaError, KafkaException, Producer
 from tests.broker import Broker
+from tests.client_reading import read_all
 
 _names = iter(range(1_000_000))
 
@@ -56,23 +57,6 @@ def make(shared_broker: Broker, transport: str) -> Iterator:
         producer.close()
 
 
-def _read(broker: Broker, topic: str, count: int, isolation: str = "read_committed", seconds: float = 20) -> list[confluent_kafka.Message]:
-    """All partitions from their beginning, `count` records; fails when fewer come."""
-    consumer = confluent_kafka.Consumer({
-        "bootstrap.servers": broker.bootstrap, "group.id": f"read-{topic}", "enable.auto.commit": False, "auto.offset.reset": "earliest", "isolation.level": isolation,
-        "enable.partition.eof": False,
-    })  # fmt: skip
-    partitions = consumer.list_topics(topic, 10).topics[topic].partitions
-    consumer.assign([confluent_kafka.TopicPartition(topic, partition, 0) for partition in partitions])
-    found: list[confluent_kafka.Message] = []
-    deadline = time.monotonic() + seconds
-    while len(found) < count and time.monotonic() < deadline:
-        found += [message for message in consumer.consume(count - len(found), 0.2) if message.error() is None]
-    consumer.close()
-    assert len(found) == count, f"{len(found)} of {count} records"
-    return found
-
-
 def test_records_come_as_they_were_sent(make, shared_broker: Broker, topic: str) -> None:
     producer = make()
     reports: list = []
@@ -82,7 +66,7 @@ def test_records_come_as_they_were_sent(make, shared_broker: Broker, topic: str)
     producer.produce(topic, None, b"tombstone", 0, callback=note)
     producer.produce(topic, b"", partition=0, headers=[("x", "y")], on_delivery=note)
     assert producer.flush(20) == 0 and len(producer) == 0
-    found = _read(shared_broker, topic, 4)
+    found = read_all(shared_broker, topic, 4)
     assert [(m.key(), m.value()) for m in found] == [(None, b"plain"), (b"key", b"text"), (b"tombstone", None), (None, b"")]
     assert found[1].headers() == [("a", b"1"), ("b", None)] and found[1].timestamp() == (confluent_kafka.TIMESTAMP_CREATE_TIME, 1234567890123)
     assert found[3].headers() == [("x", b"y")]
@@ -98,7 +82,7 @@ def test_a_topic_is_made_by_being_produced_to(make, shared_broker: Broker) -> No
     name = f"made-{next(_names)}"
     producer.produce(name, b"x")
     assert producer.flush(20) == 0
-    assert len(_read(shared_broker, name, 1)) == 1
+    assert len(read_all(shared_broker, name, 1)) == 1
 
 
 def test_what_is_wrong_is_raised_by_produce(make, topic: str) -> None:
@@ -155,7 +139,7 @@ def test_full_is_a_buffer_error(make, shared_broker: Broker, topic: str) -> None
     assert producer.flush(20) == 0
     producer.produce(topic, b"x", partition=0)
     assert producer.flush(20) == 0
-    assert len(_read(shared_broker, topic, 11)) == 11
+    assert len(read_all(shared_broker, topic, 11)) == 11
 
 
 def test_linger_sends_by_itself(make, topic: str) -> None:
@@ -180,7 +164,7 @@ def test_order_with_many_threads(make, shared_broker: Broker) -> None:
         thread.join(60)
     assert producer.flush(30) == 0
     seen: dict[bytes, list[int]] = {}
-    for message in _read(shared_broker, topic, 8000):
+    for message in read_all(shared_broker, topic, 8000):
         thread, number = message.value().split(b":")
         seen.setdefault(thread, []).append(int(number))
     assert all(numbers == list(range(2000)) for numbers in seen.values()) and len(seen) == 4
@@ -193,7 +177,7 @@ def test_compression_and_idempotence(make, shared_broker: Broker, topic: str, co
     for number in range(3000):
         producer.produce(topic, b"value %d " % number * 5, key=b"%d" % (number % 50), on_delivery=lambda error, m: offsets.setdefault(m.partition(), []).append(m.offset()), headers={"n": b"1"} if number % 7 == 0 else None)
     assert producer.flush(30) == 0
-    found = _read(shared_broker, topic, 3000)
+    found = read_all(shared_broker, topic, 3000)
     assert sorted(m.value() for m in found) == sorted(b"value %d " % number * 5 for number in range(3000))
     assert all(numbers == list(range(len(numbers))) for numbers in offsets.values())
     by_key: dict[bytes, list[int]] = {}
@@ -210,7 +194,7 @@ def test_acks(make, shared_broker: Broker, topic: str, acks) -> None:
         producer.produce(topic, b"x", partition=1, on_delivery=lambda error, message: reports.append((error, message.offset())))
     assert producer.flush(20) == 0 and len(reports) == 100
     assert all(error is None for error, _ in reports)
-    assert len(_read(shared_broker, topic, 100)) == 100
+    assert len(read_all(shared_broker, topic, 100)) == 100
 
 
 # -- produce_batch --------------------------------------------------------------------------------------------------------------
@@ -235,7 +219,7 @@ def test_batches_of_every_kind(make, shared_broker: Broker) -> None:
     send([b"with"], [b"with"], headers={"h": b"1"}, timestamps=1_600_000_000_000, partition=0)
     send([b"each", b"none"], [b"each", b"none"], headers=[{"h": "2"}, None], timestamps=np.array(["2020-01-01", "2020-01-02"], "datetime64[s]"), partition=np.array([0, -1]))
     assert producer.flush(20) == 0
-    found = _read(shared_broker, topic, len(expected))
+    found = read_all(shared_broker, topic, len(expected))
     assert [(m.value(), m.key()) for m in found] == expected
     assert [m.headers() for m in found[-3:]] == [[("h", b"1")], [("h", b"2")], None]
     assert [m.timestamp()[1] for m in found[-3:]] == [1_600_000_000_000, 1_577_836_800_000, 1_577_923_200_000]
@@ -256,7 +240,7 @@ def test_arrow_arrays(make, shared_broker: Broker) -> None:
         assert producer.produce_batch(topic, array, keys=array) == len(plain)
         expected += plain
     assert producer.flush(20) == 0
-    assert [(m.value(), m.key()) for m in _read(shared_broker, topic, len(expected))] == [(value, value) for value in expected]
+    assert [(m.value(), m.key()) for m in read_all(shared_broker, topic, len(expected))] == [(value, value) for value in expected]
     with pytest.raises(TypeError):
         producer.produce_batch(topic, pa.array([1, 2]))
 
@@ -274,7 +258,7 @@ def test_reports_of_a_batch(make, shared_broker: Broker, topic: str) -> None:
         for at, index in enumerate(delivery.indices):
             places[int(index)] = (delivery.partition, delivery.base_offset + at)
     assert sorted(places) == list(range(5000))
-    for message in _read(shared_broker, topic, 5000):
+    for message in read_all(shared_broker, topic, 5000):
         assert places[int(message.value())] == (message.partition(), message.offset())
 
 
@@ -285,7 +269,7 @@ def test_a_batch_larger_than_the_room_waits(make, shared_broker: Broker) -> None
     reports: list = []
     assert producer.produce_batch(topic, values, on_delivery=lambda error, delivery: reports.append(delivery.count)) == 20_000
     assert producer.flush(30) == 0 and sum(reports) == 20_000
-    assert [int.from_bytes(m.value(), "big") for m in _read(shared_broker, topic, 20_000)] == list(range(20_000))
+    assert [int.from_bytes(m.value(), "big") for m in read_all(shared_broker, topic, 20_000)] == list(range(20_000))
 
 
 def test_a_batch_without_waiting_says_what_it_took(make, shared_broker: Broker) -> None:
@@ -299,7 +283,7 @@ def test_a_batch_without_waiting_says_what_it_took(make, shared_broker: Broker) 
     assert 0 < taken < 1000
     assert taken + producer.produce_batch(topic, values[taken:]) == 1000
     assert producer.flush(20) == 0
-    assert [m.value() for m in _read(shared_broker, topic, 1001)][1:] == values
+    assert [m.value() for m in read_all(shared_broker, topic, 1001)][1:] == values
 
 
 def test_wrong_batches_take_nothing(make, shared_broker: Broker, topic: str) -> None:
@@ -314,7 +298,7 @@ def test_wrong_batches_take_nothing(make, shared_broker: Broker, topic: str) -> 
         producer.produce_batch(topic, [b"a"], partition=[0, 1])
     assert producer.produce_batch(topic, [b"a"]) == 1
     assert producer.flush(20) == 0
-    assert len(_read(shared_broker, topic, 1)) == 1
+    assert len(read_all(shared_broker, topic, 1)) == 1
 
 
 def test_confluents_own_batches(make, shared_broker: Broker, topic: str) -> None:
@@ -326,7 +310,7 @@ def test_confluents_own_batches(make, shared_broker: Broker, topic: str) -> None
     assert producer.produce_batch(topic, messages[:2], on_delivery=lambda error, message: seen.append("all")) == 2
     assert producer.flush(20) == 0
     assert sorted(map(str, seen))[:1] == ["2"] and "all" in seen
-    assert len(_read(shared_broker, topic, 4)) == 4
+    assert len(read_all(shared_broker, topic, 4)) == 4
 
 
 # -- partitioners ------------------------------------------------------------------------------------------------------------------
@@ -338,7 +322,7 @@ def test_a_callable_partitions(make, shared_broker: Broker, topic: str) -> None:
     producer.produce(topic, b"b", key=b"12")
     producer.produce_batch(topic, [b"c", b"d"], keys=[b"123", b"1234"])
     assert producer.flush(20) == 0
-    assert {m.value(): m.partition() for m in _read(shared_broker, topic, 4)} == {b"a": 1, b"b": 2, b"c": 0, b"d": 1}
+    assert {m.value(): m.partition() for m in read_all(shared_broker, topic, 4)} == {b"a": 1, b"b": 2, b"c": 0, b"d": 1}
     with pytest.raises(KafkaException):
         make(partitioner=lambda key, count: count).produce(topic, b"x")
 
@@ -356,7 +340,7 @@ def test_purge(make, shared_broker: Broker, topic: str) -> None:
     assert len(errors) == 10 and set(errors) <= {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
     producer.produce(topic, b"after")
     assert producer.flush(20) == 0
-    assert [m.value() for m in _read(shared_broker, topic, 1)] == [b"after"]
+    assert [m.value() for m in read_all(shared_broker, topic, 1)] == [b"after"]
 
 
 def test_callbacks_that_raise_lose_no_others(make, topic: str) -> None:
@@ -397,13 +381,13 @@ def test_a_child_of_fork_is_told(shared_broker: Broker, topic: str) -> None:
     producer.produce(topic, b"after")
     assert producer.flush(20) == 0
     producer.close()
-    assert sorted(m.value() for m in _read(shared_broker, topic, 2)) == [b"after", b"before"]
+    assert sorted(m.value() for m in read_all(shared_broker, topic, 2)) == [b"after", b"before"]
 
 
 def test_close_flushes_and_the_rest_raises(make, shared_broker: Broker, topic: str) -> None:
     with make(linger_ms=1000) as producer:
         producer.produce(topic, b"x")
-    assert len(_read(shared_broker, topic, 1)) == 1
+    assert len(read_all(shared_broker, topic, 1)) == 1
     with pytest.raises((KafkaException, RuntimeError)):
         producer.produce(topic, b"y")
 
@@ -420,4 +404,4 @@ def test_asyncio(shared_broker: Broker, topic: str, transport: str) -> None:
             return [(message.partition(), message.offset()) for message in messages]
 
     assert asyncio.run(run()) == [(0, offset) for offset in range(100)]
-    assert len(_read(shared_broker, topic, 1100)) == 1100
+    assert len(read_all(shared_broker, topic, 1100)) == 1100
