@@ -183,11 +183,13 @@ class Laboratory:
         return values
 
     def _records(self, peer: Peer, step: Step) -> int:
-        """The neutral clients are bounded by time and bytes; Kafka's tool wants a count: what the neutral client's rate would do in a few seconds."""
+        """The neutral clients are bounded by time and bytes; Kafka's tool wants a count: what its own rate, or before that is known half of the neutral client's, does in a
+        few seconds."""
         by_bytes = self._bounds.payload_bytes // step.load.record_bytes
         if step.driver == NEUTRAL:
             return by_bytes
-        rate = self._median(peer.name, Step(plan.THROUGHPUT, step.load), "records_per_s") or 50_000
+        neutral = self._median(peer.name, Step(plan.THROUGHPUT, step.load), "records_per_s")
+        rate = self._median(peer.name, step, "records_per_s") or (neutral or 100_000) / 2
         return max(1000, min(by_bytes, self._bounds.tools_records_max, int(rate * self._bounds.tools_seconds)))
 
     def _latency(self, peer: Peer, step: Step, topic: str) -> dict[str, float] | None:

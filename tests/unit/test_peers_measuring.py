@@ -1,0 +1,225 @@
+"""The laboratory's run, with peers and drivers made up: turns, failures, the time bound."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from perf.peers import measuring, plan
+from perf.peers.driving import KAFKA_TOOLS, LoadFailed
+from perf.peers.measuring import FAILURES_MAX, Bounds, Laboratory
+from perf.peers.peer import Load
+from perf.peers.plan import BASE, Step
+from perf.peers.processes import PeerFailed
+
+THROUGHPUT, ALONG = Step(plan.THROUGHPUT), Step(plan.ALONG)
+
+
+@pytest.fixture(autouse=True)
+def _no_settling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "settle", lambda: None)
+
+
+class MadeUp:
+    """As much of a Peer as the laboratory asks for."""
+
+    settings = flush_settings = ""
+    start_seconds = 1.5
+
+    def __init__(self, directory: Path | str, heap: str = "", protocol: str = "kafka") -> None:
+        self.directory, self.heap, self.protocol = Path(directory), heap, protocol
+        self.name = self.directory.name
+        self.starts = 0
+        self.topics: list[str] = []
+        self.up = False
+        self.cannot = ""
+        self.cpu = 0.0
+
+    def prepare(self) -> None: ...
+
+    def start(self) -> None:
+        self.starts += 1
+        self.up = True
+
+    def stop(self) -> None:
+        self.up = False
+
+    drop = stop
+
+    def running(self) -> bool:
+        return self.up
+
+    def version(self) -> str:
+        return "1"
+
+    def can(self, load: Load) -> str:
+        return self.cannot
+
+    def make_topic(self, name: str, load: Load) -> None:
+        self.topics.append(name)
+
+    def drop_topic(self, name: str) -> None:
+        self.topics.remove(name)
+
+    def topic_disk_bytes(self, topic: str) -> int:
+        return 0
+
+    def cpu_seconds(self) -> float:
+        self.cpu += 1.0
+        return self.cpu
+
+    def pss_bytes(self) -> int:
+        return 5_000_000
+
+
+class MadeUpDriver:
+    name = "made up"
+
+    def __init__(self, rates: dict[str, float] | None = None) -> None:
+        self.rates = rates or {}
+        self.asked: list[tuple] = []
+        self.failing: dict[str, Exception] = {}
+
+    def _do(self, what: str, peer: MadeUp, **words) -> None:
+        self.asked.append((what, peer.name, words))
+        if peer.name in self.failing:
+            raise self.failing[peer.name]
+
+    def produce(self, peer, topic, load, *, records, milliseconds, reading=False) -> dict:
+        self._do("produce", peer, records=records, reading=reading)
+        return {"records": 1000, "stored": 1006, "seconds": 1000 / self.rates.get(peer.name, 1000.0)}
+
+    def consume(self, peer, topic, load, *, records) -> dict:
+        self._do("consume", peer, records=records)
+        return {"records": records, "seconds": 1.0}
+
+    def latency(self, peer, topic, load, *, rate, milliseconds, warm_milliseconds) -> dict:
+        self._do("latency", peer, rate=rate)
+        return {"records": 100, "rate": rate, "reached": rate, "seconds": 1.0, "acknowledged": {"count": 1, "p99_us": 7.0}}
+
+
+def laboratory(peers: list[MadeUp], driver: MadeUpDriver, tools: MadeUpDriver | None = None, seconds: float = 1e6, **more) -> Laboratory:
+    return Laboratory(peers, {"kafka": driver, "redis": driver}, tools, say=lambda line: None, seconds=seconds, **more)  # type: ignore[arg-type, list-item, dict-item]
+
+
+def _who(driver: MadeUpDriver, what: str = "produce") -> list[str]:
+    return [name for kind, name, _ in driver.asked if kind == what]
+
+
+def test_peers_are_measured_in_turn_and_the_turn_changes() -> None:
+    driver = MadeUpDriver()
+    lab = laboratory([MadeUp("a"), MadeUp("b")], driver)
+    lab.run([THROUGHPUT], 3)
+    assert _who(driver) == ["a", "b", "b", "a", "a", "b"]
+    assert [sample.round for sample in lab.samples] == [0, 0, 1, 1, 2, 2]
+    assert lab.rounds == 3
+
+
+def test_what_was_produced_is_read_back_whole_and_the_topic_goes() -> None:
+    driver, peer = MadeUpDriver(), MadeUp("a")
+    lab = laboratory([peer], driver)
+    lab.run([THROUGHPUT], 1)
+    assert driver.asked[1] == ("consume", "a", {"records": 1006})
+    assert peer.topics == []
+    values = lab.samples[0].values
+    assert (values["records_per_s"], values["pss_mb"], values["consume_records_per_s"]) == (1000.0, 5.0, 1006.0)
+    assert values["broker_cpu_s_per_million"] == 1000.0
+
+
+def test_a_failing_peer_stops_nobody_else_and_its_reason_is_kept(tmp_path: Path) -> None:
+    driver, kept = MadeUpDriver(), tmp_path / "samples.jsonl"
+    driver.failing["a"] = LoadFailed("nothing came\nmore of it")
+    peers = [MadeUp("a"), MadeUp("b")]
+    lab = laboratory(peers, driver, samples_file=kept)
+    lab.run([THROUGHPUT], 2)
+    assert {sample.peer for sample in lab.samples} == {"b"}
+    assert [failure.reason for failure in lab.failures] == ["nothing came", "nothing came"]
+    assert peers[0].topics == [], "its topics went all the same"
+    assert [("failed" in json.loads(text), json.loads(text)["peer"]) for text in kept.read_text().splitlines()] == [(True, "a"), (False, "b"), (False, "b"), (True, "a")]
+
+
+def test_a_peer_that_died_is_started_anew() -> None:
+    driver, peer = MadeUpDriver(), MadeUp("a")
+    lab = laboratory([peer], driver)
+    lab.run([THROUGHPUT], 1)
+    peer.up = False
+    lab.run([THROUGHPUT], 1)
+    assert peer.starts == 2
+    assert len(lab.samples) == 2
+
+
+def test_one_that_fails_over_and_over_is_left_out_of_the_rest() -> None:
+    driver = MadeUpDriver()
+    driver.failing["a"] = PeerFailed("it ended")
+    lab = laboratory([MadeUp("a"), MadeUp("b")], driver)
+    lab.run([THROUGHPUT], FAILURES_MAX + 3)
+    assert len(lab.failures) == FAILURES_MAX
+    assert len(lab.samples) == FAILURES_MAX + 3
+    facts = {found.name: found.skipped for found in lab.facts()}
+    assert facts["a"].endswith("it ended") and not facts["b"]
+
+
+def test_what_cannot_be_asked_is_not_a_failure() -> None:
+    driver, peer = MadeUpDriver(), MadeUp("a")
+    peer.cannot = "does not fsync"
+    lab = laboratory([peer, MadeUp("b", protocol="redis")], driver)
+    lab.run([THROUGHPUT, dataclasses.replace(THROUGHPUT, everyone=True), Step(plan.THROUGHPUT, driver=KAFKA_TOOLS)], 1)
+    assert (_who(driver), lab.failures) == (["b"], []), "b only where everyone is asked, and there are no tools here"
+
+
+def test_rates_are_shares_of_the_own_maximum_or_of_the_lowest() -> None:
+    driver = MadeUpDriver({"a": 8000.0, "b": 2000.0})
+    lab = laboratory([MadeUp("a"), MadeUp("b")], driver)
+    lab.run([ALONG, Step(plan.LATENCY, share=0.25), Step(plan.LATENCY, share=0.5, common=True)], 1)
+    assert [(name, words["rate"]) for what, name, words in driver.asked if what == "latency"] == [("a", 2000), ("b", 500), ("a", 1000), ("b", 1000)]
+    assert lab.samples[-1].values["acknowledged_p99_us"] == 7.0
+
+
+def test_without_a_maximum_there_is_no_rate_and_a_reason() -> None:
+    lab = laboratory([MadeUp("a")], MadeUpDriver())
+    lab.run([Step(plan.LATENCY, share=0.5)], 1)
+    assert not lab.samples
+    assert "maximum is not known" in lab.failures[0].reason
+
+
+def test_kafkas_tool_is_given_a_count_that_takes_seconds() -> None:
+    driver, tools = MadeUpDriver({"a": 40_000.0}), MadeUpDriver({"a": 10_000.0})
+    lab = laboratory([MadeUp("a")], driver, tools, bounds=Bounds(tools_seconds=4.0))
+    lab.run([THROUGHPUT, Step(plan.THROUGHPUT, driver=KAFKA_TOOLS)], 2)
+    assert [words["records"] for what, _, words in tools.asked if what == "produce"] == [80_000, 40_000], "half of the neutral rate first, then its own"
+    assert [words["records"] for what, _, words in driver.asked if what == "produce"] == [Bounds().payload_bytes // BASE.record_bytes] * 2
+
+
+def test_when_the_time_is_over_the_run_ends_and_keeps_what_it_has() -> None:
+    now = [0.0]
+
+    class Slow(MadeUpDriver):
+        def produce(self, *words, **more) -> dict:
+            now[0] += 10.0
+            return super().produce(*words, **more)
+
+    driver = Slow()
+    lab = laboratory([MadeUp("a"), MadeUp("b")], driver, seconds=45.0, clock=lambda: now[0])
+    lab.run([THROUGHPUT], 10)
+    assert len(lab.samples) == 4, "two rounds of 20 seconds; a third measurement of 10 would not end in time"
+    assert now[0] == 40.0
+
+
+def test_a_cold_instance_beside_the_warm_one_is_what_starts() -> None:
+    peer = MadeUp("a")
+    lab = laboratory([peer], MadeUpDriver())
+    lab.run([Step(plan.START)], 2)
+    assert lab.samples[0].values == {"start_seconds": 1.5, "idle_pss_mb": 5.0}
+    assert peer.up and peer.starts == 1
+
+
+def test_warming_counts_for_nothing_and_a_failure_in_it_ends_nothing() -> None:
+    driver = MadeUpDriver()
+    driver.failing["a"] = LoadFailed("no")
+    lab = laboratory([MadeUp("a"), MadeUp("b")], driver)
+    lab.warm()
+    assert not lab.samples and len(lab.failures) == 1
+    assert _who(driver) == ["a", "b"]

@@ -1,0 +1,72 @@
+"""What Kafka's tools, java and apt print, made into figures and reasons."""
+
+from __future__ import annotations
+
+import pytest
+
+from perf.peers.debian import apt_reason
+from perf.peers.driving import LoadFailed, parse_consumer_performance, parse_end_to_end, parse_producer_performance
+from perf.peers.maven import java_major
+
+PRODUCED = """119491 records sent, 23898.2 records/sec (23.34 MB/sec), 704.5 ms avg latency, 1148.0 ms max latency.
+300000 records sent, 40037.368210 records/sec (39.10 MB/sec), 537.30 ms avg latency, 1148.00 ms max latency, 520 ms 50th, 949 ms 95th, 1032 ms 99th, 1114 ms 99.9th.
+
+"""
+CONSUMED = """start.time, end.time, data.consumed.in.MB, MB.sec, data.consumed.in.nMsg, nMsg.sec, rebalance.time.ms, fetch.time.ms, fetch.MB.sec, fetch.nMsg.sec
+2026-11-21 10:00:04:157, 2026-11-21 10:00:07:570, 292.9688, 85.8391, 300000, 87899.2089, 1101, 2312, 126.7166, 129757.7855
+
+"""
+END_TO_END = """0	74.723967
+1000	0.515199
+Avg latency: 1.2835 ms
+Percentiles: 50th = 0, 99th = 16, 99.9th = 33
+"""
+
+
+def test_producer_performance_is_its_last_summary() -> None:
+    found = parse_producer_performance(PRODUCED)
+    assert found["records"] == 300_000
+    assert found["seconds"] == pytest.approx(7.493, abs=1e-3)
+    assert found["acknowledged"] == {"count": 300_000, "p50_us": 520_000, "p95_us": 949_000, "p99_us": 1_032_000, "p999_us": 1_114_000, "max_us": 1_148_000}
+
+
+def test_numbers_with_thousands_separated_are_numbers() -> None:
+    said = PRODUCED.replace("40037.368210", "40,037.37").replace("1148.00 ms max", "1,148.00 ms max")
+    assert parse_producer_performance(said)["acknowledged"]["max_us"] == 1_148_000
+
+
+@pytest.mark.parametrize("said", ["", PRODUCED.splitlines()[0], "Exception in thread main\n"], ids=["nothing", "progress only", "an exception"])
+def test_a_producer_without_a_summary_has_failed(said: str) -> None:
+    with pytest.raises(LoadFailed, match="no summary"):
+        parse_producer_performance(said)
+
+
+def test_consumer_performance_counts_fetching_not_joining() -> None:
+    assert parse_consumer_performance("WARNING: something, deprecated\n" + CONSUMED) == {"records": 300_000, "seconds": 2.312}
+
+
+def test_columns_are_found_by_name() -> None:
+    assert parse_consumer_performance("start.time, fetch.time.ms, data.consumed.in.nMsg\nnow, 500, 1000\n") == {"records": 1000, "seconds": 0.5}
+
+
+@pytest.mark.parametrize("said", ["", CONSUMED.splitlines()[0], CONSUMED.replace("2312", "0"), CONSUMED.replace(" 300000,", " 0,")], ids=["nothing", "header only", "no time", "no records"])
+def test_a_consumer_that_read_nothing_has_failed(said: str) -> None:
+    with pytest.raises(LoadFailed, match="ConsumerPerformance"):
+        parse_consumer_performance(said)
+
+
+def test_end_to_end_latency_has_an_average_since_its_percentiles_are_whole_milliseconds() -> None:
+    assert parse_end_to_end(END_TO_END) == {"average_us": 1283.5, "p50_us": 0.0, "p99_us": 16_000.0, "p999_us": 33_000.0}
+    with pytest.raises(LoadFailed, match="no percentiles"):
+        parse_end_to_end("0\t74.7\n")
+
+
+@pytest.mark.parametrize(("said", "major"), [('openjdk version "17.0.15" 2025-04-15', 17), ('java version "1.8.0_391"', 8), ('openjdk version "25" 2025-09-16', 25), ("what?", 0)])
+def test_javas_version(said: str, major: int) -> None:
+    assert java_major(said) == major
+
+
+def test_apts_reason_names_no_address() -> None:
+    said = "W: nothing\nE: Failed to fetch http://somewhere.example/x.deb  404  Not Found\nE: second\n"
+    assert apt_reason(said) == "Failed to fetch 404 Not Found"
+    assert apt_reason("") == "apt gave no reason"

@@ -1,0 +1,80 @@
+"""What the laboratory compares: the star, the product, and the order of a round."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from perf.peers import plan
+from perf.peers.driving import KAFKA_TOOLS, NEUTRAL
+from perf.peers.peer import Load
+from perf.peers.plan import BASE, Step
+
+
+def _differing(load: Load) -> list[str]:
+    return [field.name for field in dataclasses.fields(Load) if getattr(load, field.name) != getattr(BASE, field.name)]
+
+
+def test_a_star_varies_one_factor_at_a_time_and_each_to_every_value() -> None:
+    loads = plan.vary(BASE)
+    assert loads[0] == BASE
+    assert all(len(_differing(load)) == 1 for load in loads[1:])
+    assert {load.record_bytes for load in loads} == set(plan.RECORD_BYTES)
+    assert {load.acks for load in loads} == set(plan.ACKS)
+    assert {load.compression for load in loads} == set(plan.COMPRESSIONS)
+    assert {load.partitions for load in loads} == set(plan.PARTITIONS)
+
+
+def test_who_waits_for_the_disk_waits_for_the_acknowledgement() -> None:
+    durable = dataclasses.replace(BASE, durable=True)
+    assert {load.acks for load in plan.vary(durable)} == {"all"}
+    assert all(load.acks == "all" for load in plan.every() if load.durable)
+
+
+def test_the_product_has_every_combination_once() -> None:
+    loads = plan.every()
+    assert len(loads) == len(set(loads)) == 3 * 3 * 3 * 3 + 3 * 1 * 3 * 3
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_plan_measures_nothing_twice_and_begins_with_the_base(full: bool) -> None:
+    steps = plan.steps(full)
+    assert len(steps) == len(set(dataclasses.replace(step, everyone=False) for step in steps))
+    through = [step for step in steps if step.kind == plan.THROUGHPUT and step.driver == NEUTRAL]
+    assert through[0].load == BASE
+    assert {step.load for step in through} == set(plan.every() if full else [*plan.vary(BASE), dataclasses.replace(BASE, durable=True)])
+
+
+def test_shares_come_after_the_maximum_they_are_of() -> None:
+    seen: set[Load] = set()
+    for step in plan.steps():
+        if step.kind == plan.ALONG:
+            seen.add(step.load)
+        if step.kind == plan.LATENCY and step.driver == NEUTRAL:
+            assert step.load in seen
+            assert step.share is not None
+    assert seen == {BASE, dataclasses.replace(BASE, durable=True)}
+
+
+def test_kafkas_tools_drive_only_what_speaks_its_protocol() -> None:
+    assert not any(step.everyone for step in plan.steps() if step.driver == KAFKA_TOOLS)
+    assert any(step.driver == KAFKA_TOOLS for step in plan.steps(quick=True)), "the shortest run shows that nobody's client is favoured"
+
+
+def test_peers_without_codecs_are_asked_at_the_record_sizes() -> None:
+    loads = {step.load for step in plan.steps() if step.kind == plan.THROUGHPUT and step.everyone}
+    assert {load.record_bytes for load in loads} == set(plan.RECORD_BYTES)
+    assert all(set(_differing(load)) <= {"record_bytes", "durable"} for load in loads)
+
+
+def test_peers_take_turns_forwards_and_backwards() -> None:
+    assert [plan.order(["a", "b", "c"], number) for number in range(3)] == [["a", "b", "c"], ["c", "b", "a"], ["a", "b", "c"]]
+
+
+def test_labels_say_what_differs() -> None:
+    assert BASE.label() == "1 KiB, acks=all, 6 partitions, no fsync"
+    assert Load(100, "1", "zstd", 1, True).label() == "100 B, acks=1, zstd, 1 partition, fsync before the acknowledgement"
+    assert Step(plan.LATENCY, share=0.5).label() == "latency at 50% of its maximum: 1 KiB, acks=all, 6 partitions, no fsync"
+    assert "the same maximum" in Step(plan.LATENCY, share=0.5, common=True).label()
+    assert Step(plan.START).label() == "start-up"

@@ -1,0 +1,102 @@
+"""Peers' processes: whole trees are counted and ended, by pid; starting waits for an answer and says why there is none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from perf.peers import processes
+from perf.peers.peer import Load, Peer
+from perf.peers.processes import PeerFailed
+
+# A parent that ignores SIGTERM with a child that does too; it says the child's pid, then waits.
+STUBBORN = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('there', flush=True); time.sleep(60)"], stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_tree_is_ended_whole_even_when_it_will_not() -> None:
+    with subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert sorted(processes.tree([parent.pid])) == sorted([parent.pid, child])
+        processes.stop([parent.pid], seconds=0.3)
+        assert not processes.alive(parent.pid) and not processes.alive(child)
+        parent.returncode = -9  # reaped by stop
+
+
+def test_a_process_that_is_gone_is_not_measured_as_idle() -> None:
+    assert processes.cpu_seconds([os.getpid()]) > 0
+    with pytest.raises(PeerFailed, match="ended while it was measured"):
+        processes.cpu_seconds([2**22 + 1])
+    assert processes.tree([2**22 + 1]) == []
+    processes.stop([])
+
+
+def test_disk_is_what_blocks_are_taken(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x" * 100_000)
+    (tmp_path / "below").mkdir()
+    with open(tmp_path / "below" / "hole", "wb") as hole:
+        hole.truncate(50_000_000)
+    assert 100_000 <= processes.disk_bytes(tmp_path) < 300_000
+
+
+class Script(Peer):
+    name, protocol, settings = "script", "none", ""
+    script = "import time; time.sleep(60)"
+    polls = 0
+
+    def prepare(self) -> None: ...
+
+    def version(self) -> str:
+        return "1"
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-c", self.script]
+
+    def answers(self) -> bool:
+        self.polls += 1
+        if self.polls < 3:
+            raise ConnectionRefusedError
+        return self.polls > 3
+
+    def make_topic(self, name: str, load: Load) -> None: ...
+
+    def drop_topic(self, name: str) -> None: ...
+
+
+def test_a_peer_starts_when_it_answers_and_leaves_nothing(tmp_path: Path) -> None:
+    peer = Script(tmp_path / "peer")
+    peer.start()
+    assert peer.polls == 4 and peer.running() and peer.start_seconds > 0
+    (peer.data / "topic-peers00001-0").mkdir()
+    (peer.data / "topic-peers00001-0" / "log").write_bytes(b"x" * 10_000)
+    (peer.data / "other").write_bytes(b"x" * 10_000)
+    assert 10_000 <= peer.topic_disk_bytes("peers00001") < 30_000
+    assert peer.pss_bytes() > 0 and len(peer.pids()) == 1
+    pid = peer.pids()[0]
+    peer.drop()
+    assert not processes.alive(pid) and not (tmp_path / "peer").exists()
+
+
+def test_a_peer_that_ends_at_once_says_why(tmp_path: Path) -> None:
+    peer = Script(tmp_path / "peer")
+    peer.script = "print('no such setting'); raise SystemExit(3)"
+    peer.answers = lambda: False  # type: ignore[method-assign]
+    with pytest.raises(PeerFailed, match="(?s)script ended with exit code 3.*no such setting"):
+        peer.start()
+    assert not peer.running()
+
+
+def test_what_cannot_flush_says_so() -> None:
+    assert "fsync" in Script(Path("x")).can(Load(durable=True))
+    assert Script(Path("x")).can(Load()) == ""

@@ -1,0 +1,170 @@
+"""Samples to medians, history and tables: what is best, what failed, what was not measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from perf import report as bench_report
+from perf.peers import charts, command, plan, report, results
+from perf.peers.plan import BASE, Step
+from perf.peers.results import Failure, PeerFacts, Run, Sample
+
+THROUGHPUT = Step(plan.THROUGHPUT)
+HALF = Step(plan.LATENCY, share=0.5)
+DURABLE = dataclasses.replace(BASE, durable=True)
+MACHINE = {"cpu": "A CPU", "cores": 2, "kernel": "6.18"}
+
+
+def produced(rate: float, cpu: float, pss: float = 100.0) -> dict[str, float]:
+    return {"records_per_s": rate, "broker_cpu_s_per_million": cpu, "pss_mb": pss}
+
+
+def line(samples: list[Sample], failures: list[Failure] = [], peers: list[PeerFacts] | None = None) -> str:  # noqa: B006
+    facts = peers or [PeerFacts("mqd", "1", "s", "f", "librdkafka"), PeerFacts("Apache Kafka", "4.2.0", "s", "f", "librdkafka"), PeerFacts("NATS JetStream", skipped="no apt-get here")]
+    return results.history_line("2026-11-21T05:00:00", "0123456789abcdef", MACHINE, facts, samples, failures, {"rounds": 3})
+
+
+def run_of(samples: list[Sample], **more) -> Run:
+    return Run(json.loads(line(samples, **more)))
+
+
+SAMPLES = [
+    Sample("mqd", THROUGHPUT, 0, produced(100.0, 2.0)), Sample("mqd", dataclasses.replace(THROUGHPUT, everyone=True), 1, produced(300.0, 4.0)),
+    Sample("mqd", THROUGHPUT, 2, produced(200.0, 3.0)), Sample("Apache Kafka", THROUGHPUT, 0, produced(400.0, 12.0, 600.0)),
+    Sample("mqd", HALF, 0, {"rate": 100.0, "reached": 100.0, "acknowledged_p99_us": 2500.0}),
+    Sample("Apache Kafka", HALF, 0, {"rate": 200.0, "reached": 150.0, "acknowledged_p99_us": 2000.0}),
+]
+
+
+def test_values_of_a_producing_run() -> None:
+    values = results.throughput_values({"records": 2_000_000, "seconds": 4.0, "client_cpu_seconds": 2.0}, 6.0, BASE)
+    assert values == {"records_per_s": 500_000, "mb_per_s": 512.0, "broker_cpu_s_per_million": 3.0, "broker_cores": 1.5, "client_cores": 0.5}
+
+
+def test_values_of_a_latency_run() -> None:
+    measured = {"records": 1000, "rate": 100, "reached": 99.0, "seconds": 10.0, "client_cpu_seconds": 1.0, "acknowledged": {"count": 5, "p50_us": 1.0}, "consumed": {"count": 5, "p99_us": 9.0}}
+    values = results.latency_values(measured, 0.5)
+    assert values == {"broker_cpu_s_per_million": 500.0, "acknowledged_p50_us": 1.0, "consumed_p99_us": 9.0, "rate": 100, "reached": 99.0, "client_cores": 0.1}
+    assert not results.saturated(values)
+    assert results.saturated({**values, "reached": 96.0}) and results.saturated({**values, "consumed_p50_us": 6e5})
+    assert not results.saturated({"end_to_end_p50_us": 5.0}), "a tool without a rate keeps every rate up"
+
+
+def test_rounds_become_median_and_spread_whoever_else_was_measured() -> None:
+    run = run_of(SAMPLES)
+    assert run.value("mqd", THROUGHPUT, "records_per_s") == {"median": 200.0, "min": 100.0, "max": 300.0, "count": 3}
+    assert run.value("mqd", Step(plan.THROUGHPUT, DURABLE), "records_per_s") is None
+    assert run.medians("Apache Kafka", THROUGHPUT)["pss_mb"] == 600.0
+    assert run.loads(plan.THROUGHPUT, plan.NEUTRAL) == [BASE]
+
+
+def test_the_best_of_a_row_is_bold_whichever_end_is_better() -> None:
+    text = report.table(run_of(SAMPLES), report.headline_rows(), "x")
+    assert "| produce, no fsync | records/s | 200 | **400** |" in text
+    assert "| broker CPU to produce, no fsync | CPU-s per million | **3** | 12 |" in text
+    assert "start-up" not in text, "a row that nobody was measured for is no row"
+
+
+def test_a_rate_that_was_not_kept_up_is_marked_and_wins_nothing() -> None:
+    text = report.table(run_of(SAMPLES), report.headline_rows(), "x")
+    assert "| acknowledged, p99 at half of its maximum, no fsync | ms | **2.5** | 2* |" in text
+    assert "not kept up" in report.readme_block(run_of(SAMPLES))
+
+
+def test_what_failed_and_what_was_not_asked_are_told_apart() -> None:
+    run = run_of(SAMPLES[:3], failures=[Failure("Apache Kafka", THROUGHPUT, 0, "it ended")])
+    assert "| produce, no fsync | records/s | 200 | failed |" in report.table(run, report.headline_rows(), "x")
+    assert run.failure("Apache Kafka", THROUGHPUT) == "it ended"
+    assert "| produce, no fsync | records/s | 200 | – |" in report.table(run_of(SAMPLES[:3]), report.headline_rows(), "x")
+
+
+def test_a_peer_that_cannot_be_had_is_named_with_the_reason() -> None:
+    block = report.readme_block(run_of(SAMPLES))
+    assert "NATS JetStream: not measured: no apt-get here." in block
+    assert "mqd 1, Apache Kafka 4.2.0" in block and "3 rounds" in block
+
+
+def test_targets_are_told_as_times_of_a_peer() -> None:
+    lines = report.target_lines(run_of(SAMPLES))
+    cpu = next(found for found in lines if found[0].startswith("broker CPU to produce, no fsync"))
+    assert cpu == ("broker CPU to produce, no fsync, CPU-s per million", "3", "Apache Kafka: 12", "0.25", "≤ 0.333", "reached")
+    assert ("memory after load, all processes, MB (PSS)", "100", "Apache Kafka: 600", "0.167", "≤ 0.25", "reached") in lines
+    assert next(found for found in lines if found[0].startswith("produce, no fsync"))[-2:] == ("≥ 1", "missed")
+
+
+def test_half_of_the_best_other_peer_leaves_kafka_aside() -> None:
+    others = [PeerFacts("mqd"), PeerFacts("Apache Kafka"), PeerFacts("Redis Streams")]
+    run = run_of([*SAMPLES, Sample("Redis Streams", THROUGHPUT, 0, produced(500.0, 5.0))], peers=others)
+    cpu = [found for found in report.target_lines(run) if found[0].startswith("broker CPU to produce, no fsync")]
+    assert [found[2] for found in cpu] == ["Apache Kafka: 12", "Redis Streams: 5"]
+    assert cpu[1][-1] == "missed"
+    assert next(found for found in report.target_lines(run) if found[0].startswith("produce, no fsync"))[2] == "Redis Streams: 500", "throughput is held against every peer"
+
+
+def test_the_plain_table_lines_up() -> None:
+    lines = report.table(run_of(SAMPLES), report.headline_rows(), "what", markdown=False).splitlines()
+    assert lines[0].split() == ["what", "mqd", "Apache", "Kafka"]
+    assert "**" not in "\n".join(lines)
+    assert len({len(found) for found in lines[1:2]}) == 1
+
+
+def test_history_tells_the_kinds_of_lines_apart(tmp_path: Path) -> None:
+    history = tmp_path / "history.jsonl"
+    own = json.dumps({"date": "d", "figures": {}})
+    history.write_text(own + "\n" + line(SAMPLES) + "\n")
+    assert bench_report.last_run(history) == json.loads(own)
+    assert results.last_run(history)["kind"] == "peers"
+    history.write_text(own + "\n")
+    with pytest.raises(ValueError, match="make bench-peers"):
+        results.last_run(history)
+    history.write_text(line(SAMPLES))
+    with pytest.raises(ValueError, match="run `make bench` first"):
+        bench_report.last_run(history)
+
+
+def test_pages_have_the_marks_that_the_comparison_fills() -> None:
+    page = command.PAGE.read_text()
+    for name in report.page_blocks(run_of(SAMPLES)):
+        page = bench_report.replace_block(page, name, "")
+    bench_report.replace_block(command.README.read_text(), "peers", "")
+
+
+def test_pages_are_filled_from_the_last_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_of(SAMPLES)
+    marks = "".join(f"<!-- {name}:begin --><!-- {name}:end -->\n" for name in [*report.page_blocks(run), "peers"])
+    for name in ("HISTORY", "README", "PAGE"):
+        monkeypatch.setattr(command, name, tmp_path / name)
+        (tmp_path / name).write_text(line(SAMPLES) + "\n" if name == "HISTORY" else marks)
+    monkeypatch.setattr(charts, "draw", lambda run, directory: [report.THROUGHPUT_CHART])
+    assert command.main(["--pages"]) == 0
+    page = (tmp_path / "PAGE").read_text()
+    assert "![Throughput and broker CPU of every peer at every load](images/peers-throughput.png)" in page
+    assert "peers-latency.png" not in page, "what was not drawn is not shown"
+    assert "| produce, no fsync | records/s |" in (tmp_path / "README").read_text()
+
+
+def test_without_matplotlib_the_tables_are_filled_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    def missing(run: Run, directory: Path) -> list[str]:
+        raise ImportError("matplotlib")
+
+    run = run_of(SAMPLES)
+    marks = "".join(f"<!-- {name}:begin --><!-- {name}:end -->\n" for name in [*report.page_blocks(run), "peers"])
+    for name in ("README", "PAGE"):
+        monkeypatch.setattr(command, name, tmp_path / name)
+        (tmp_path / name).write_text(marks)
+    monkeypatch.setattr(charts, "draw", missing)
+    command.fill_pages(run)
+    assert "**400**" in (tmp_path / "README").read_text()
+    assert "images/" not in (tmp_path / "PAGE").read_text()
+    assert "No charts: matplotlib" in capsys.readouterr().err
+
+
+def test_charts_leave_out_what_was_not_measured() -> None:
+    run = run_of(SAMPLES)
+    assert charts.bars(run, [BASE, DURABLE], "records_per_s") == {"mqd": [200.0, None], "Apache Kafka": [400.0, None]}
+    assert charts.latency_points(run, BASE, "acknowledged_p99_us") == {"mqd": [(0.1, 2.5, True)], "Apache Kafka": [(0.2, 2.0, False)]}
+    assert [charts.short(load) for load in (BASE, DURABLE, dataclasses.replace(BASE, record_bytes=100, acks="1"))] == ["base", "fsync", "100 B acks=1"]
