@@ -1,6 +1,5 @@
 /* The writing side of a compaction: BASE.log.cleaned, its two indexes, and .txnindex.cleaned where there is something to tell; see mqd_compact.h. */
 #define _GNU_SOURCE
-#include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -89,14 +88,15 @@ static int take_entries(struct mqd_compact_output *output)
 {
     struct mqd_index *index = &output->index;
     for (uint16_t i = 0; i < index->pending_count; i++) {
-        uint32_t words[2] = {htobe32(index->pending[i].relative_offset), htobe32(index->pending[i].position)};
-        if (mqd_compact_bytes_add(&output->index_bytes, words, sizeof words) < 0)
+        uint8_t entry[MQD_INDEX_ENTRY_BYTES];
+        mqd_index_entry_put(entry, &index->pending[i]);
+        if (mqd_compact_bytes_add(&output->index_bytes, entry, sizeof entry) < 0)
             return -1;
     }
     for (uint16_t i = 0; i < index->time_pending_count; i++) {
-        uint64_t timestamp = htobe64((uint64_t)index->time_pending[i].timestamp_ms);
-        uint32_t offset = htobe32(index->time_pending[i].relative_offset);
-        if (mqd_compact_bytes_add(&output->time_index_bytes, &timestamp, 8) < 0 || mqd_compact_bytes_add(&output->time_index_bytes, &offset, 4) < 0)
+        uint8_t entry[MQD_TIME_INDEX_ENTRY_BYTES];
+        mqd_time_index_entry_put(entry, &index->time_pending[i]);
+        if (mqd_compact_bytes_add(&output->time_index_bytes, entry, sizeof entry) < 0)
             return -1;
     }
     index->pending_count = index->time_pending_count = 0;

@@ -2,7 +2,6 @@
 #define _GNU_SOURCE
 #include "mqd_index.h"
 
-#include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -114,10 +113,9 @@ static int flush_offsets(struct mqd_index *index, const char *directory, int64_t
     uint32_t size_bytes = index->pending_count * (uint32_t)MQD_INDEX_ENTRY_BYTES;
     if (size_bytes == 0)
         return 0;
-    for (uint16_t i = 0; i < index->pending_count; i++) {
-        uint32_t words[2] = {htobe32(index->pending[i].relative_offset), htobe32(index->pending[i].position)};
-        memcpy(bytes + i * MQD_INDEX_ENTRY_BYTES, words, sizeof words);
-    }
+    uint8_t *at = bytes;
+    for (uint16_t i = 0; i < index->pending_count; i++)
+        at = mqd_index_entry_put(at, &index->pending[i]);
     if (index->fd < 0 && (index->fd = open_file(directory, segment_base, MQD_FILE_INDEX, index->file_bytes)) < 0)
         return -1;
     if (append_whole(index->fd, bytes, size_bytes, index->file_bytes) < 0)
@@ -133,12 +131,9 @@ static int flush_times(struct mqd_index *index, const char *directory, int64_t s
     uint32_t size_bytes = index->time_pending_count * (uint32_t)MQD_TIME_INDEX_ENTRY_BYTES;
     if (size_bytes == 0)
         return 0;
-    for (uint16_t i = 0; i < index->time_pending_count; i++) {
-        uint64_t timestamp = htobe64((uint64_t)index->time_pending[i].timestamp_ms);
-        uint32_t offset = htobe32(index->time_pending[i].relative_offset);
-        memcpy(bytes + i * MQD_TIME_INDEX_ENTRY_BYTES, &timestamp, 8);
-        memcpy(bytes + i * MQD_TIME_INDEX_ENTRY_BYTES + 8, &offset, 4);
-    }
+    uint8_t *at = bytes;
+    for (uint16_t i = 0; i < index->time_pending_count; i++)
+        at = mqd_time_index_entry_put(at, &index->time_pending[i]);
     if (index->time_fd < 0 && (index->time_fd = open_file(directory, segment_base, MQD_FILE_TIME_INDEX, index->time_file_bytes)) < 0)
         return -1;
     if (append_whole(index->time_fd, bytes, size_bytes, index->time_file_bytes) < 0)

@@ -16,6 +16,7 @@
 #ifndef MQD_INDEX_H
 #define MQD_INDEX_H
 
+#include "mqd_big_endian.h"
 #include "mqd_native.h"
 
 #define MQD_INDEX_ENTRY_BYTES 8
@@ -40,6 +41,17 @@ struct mqd_index {
     struct mqd_index_entry pending[MQD_INDEX_PENDING_MAX];
     struct mqd_time_index_entry time_pending[MQD_INDEX_PENDING_MAX];
 };
+
+/* An entry as it stands in its file; what follows it. */
+static inline uint8_t *mqd_index_entry_put(uint8_t *at, const struct mqd_index_entry *entry)
+{
+    return mqd_put_be32(mqd_put_be32(at, entry->relative_offset), entry->position);
+}
+
+static inline uint8_t *mqd_time_index_entry_put(uint8_t *at, const struct mqd_time_index_entry *entry)
+{
+    return mqd_put_be32(mqd_put_be64(at, (uint64_t)entry->timestamp_ms), entry->relative_offset);
+}
 
 void mqd_index_init(struct mqd_index *index);
 /* Notes a batch that lies at `position`. Returns 1 when the pending entries are due to be flushed. Never fails. */

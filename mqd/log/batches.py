@@ -1,8 +1,4 @@
-"""Record batches as they lie in a segment file, read back: the headers. What is inside: records.py.
-
-    batch (magic 2), big-endian: base_offset int64, batch_length int32 (counts from the next field on), partition_leader_epoch int32, magic int8, crc uint32
-    (CRC-32C of everything after it), attributes int16, last_offset_delta int32, base_timestamp int64, max_timestamp int64, producer_id int64,
-    producer_epoch int16, base_sequence int32, record_count int32, records
+"""Record batches as they lie in a segment file, read back: the headers (their format: mqd/protocol/records.py). What is inside: records.py.
 
 A batch was checked when it was appended, but a file may be damaged since, and a reader may look while its owner writes: nothing here is believed unchecked.
 """
@@ -10,18 +6,14 @@ A batch was checked when it was appended, but a file may be damaged since, and a
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from struct import Struct
 
 import msgspec
 
-HEADER = Struct(">qiibIhiqqqhii")
-HEADER_BYTES = 61
-_LENGTH_BYTES = 12  # before what batch_length counts
+from mqd.protocol.compression import CODECS
+from mqd.protocol.records import COMPRESSION_MASK, CONTROL, HEADER, HEADER_BYTES, LENGTH_BYTES, LOG_APPEND_TIME, TRANSACTIONAL
+
 BATCH_BYTES_MAX = 1 << 30
 _READ_BYTES = 256 << 10
-
-COMPRESSION_NAMES = ("none", "gzip", "snappy", "lz4", "zstd")
-_COMPRESSION_MASK, _LOG_APPEND_TIME, _TRANSACTIONAL, _CONTROL = 7, 8, 16, 32
 
 
 class CorruptBatch(ValueError):
@@ -52,23 +44,23 @@ class BatchInfo(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def compression(self) -> int:
-        return self.attributes & _COMPRESSION_MASK
+        return self.attributes & COMPRESSION_MASK
 
     @property
     def compression_name(self) -> str:
-        return COMPRESSION_NAMES[self.compression] if self.compression < len(COMPRESSION_NAMES) else f"unknown ({self.compression})"
+        return CODECS[self.compression] if self.compression < len(CODECS) else f"unknown ({self.compression})"
 
     @property
     def log_append_time(self) -> bool:
-        return bool(self.attributes & _LOG_APPEND_TIME)
+        return bool(self.attributes & LOG_APPEND_TIME)
 
     @property
     def transactional(self) -> bool:
-        return bool(self.attributes & _TRANSACTIONAL)
+        return bool(self.attributes & TRANSACTIONAL)
 
     @property
     def control(self) -> bool:
-        return bool(self.attributes & _CONTROL)
+        return bool(self.attributes & CONTROL)
 
 
 def parse_header(data: bytes, at: int, position: int) -> BatchInfo:
@@ -78,10 +70,10 @@ def parse_header(data: bytes, at: int, position: int) -> BatchInfo:
     )
     if magic != 2 and length > 0:
         raise CorruptBatch(f"magic {magic} at position {position}: only record batches of magic 2 are stored")
-    if not HEADER_BYTES - _LENGTH_BYTES <= length <= BATCH_BYTES_MAX or base_offset < 0 or last_delta < 0 or count < 0:
+    if not HEADER_BYTES - LENGTH_BYTES <= length <= BATCH_BYTES_MAX or base_offset < 0 or last_delta < 0 or count < 0:
         raise CorruptBatch(f"no batch header at position {position}: length {length}, base offset {base_offset}, {count} records")
     return BatchInfo(
-        position, _LENGTH_BYTES + length, base_offset, base_offset + last_delta, leader_epoch, crc, attributes, base_timestamp, max_timestamp, producer_id,
+        position, LENGTH_BYTES + length, base_offset, base_offset + last_delta, leader_epoch, crc, attributes, base_timestamp, max_timestamp, producer_id,
         producer_epoch, base_sequence, count,
     )
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from struct import pack
 
-from mqd.log.batches import HEADER
+from mqd.protocol.records import HEADER
 
 
 class PlainFiles:
