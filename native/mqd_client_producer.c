@@ -143,15 +143,26 @@ static bool send_one(struct mqd_producer *producer, struct mqd_producer_batch *b
     }
     batch->state = MQD_BATCH_SENT;
     batch->sent_serial = ++producer->sent_serial;
+    batch->resent = !fresh;
     partition->inflight++;
     producer->sent_count++;
     return true;
 }
 
+/* An idempotent batch that is sent again is sent alone: what went out with it could push it out of the five batches that the broker remembers, while its own answer is lost again. */
+static bool may_send(const struct mqd_producer *producer, const struct mqd_producer_partition *partition, const struct mqd_producer_batch *batch)
+{
+    if (batch->state != MQD_BATCH_QUEUED || partition->inflight >= producer->options.inflight_max)
+        return false;
+    if (!idempotent(producer) || partition->inflight == 0)
+        return true;
+    return batch->sequence_identity != producer->identity && !BATCH_OF(partition->closed.next)->resent;
+}
+
 bool mqd_producer_partition_ready(struct mqd_producer *producer, struct mqd_producer_partition *partition)
 {
     struct mqd_producer_batch *batch;
-    while ((batch = partition->next) && batch->state == MQD_BATCH_QUEUED && partition->inflight < producer->options.inflight_max) {
+    while ((batch = partition->next) && may_send(producer, partition, batch)) {
         if (!send_one(producer, batch)) {
             if (!mqd_list_linked(&partition->ready))
                 mqd_list_append(&producer->ready, &partition->ready);

@@ -6,6 +6,7 @@
  *       QUEUED or FAILED, or is SENT but before one that stands before it was sent again: so what is sent again keeps its place.
  *   P2  a SENT batch's bytes are not touched: the worker may be copying them. Only the header of a batch that is about to be sent is written (stamp).
  *   P3  an idempotent batch gets its sequence when it is sent for the first time under an identity, and keeps it. So dropping what was never sent leaves no gap.
+ *       It is sent again alone: nothing of its partition goes out beside it.
  *   P4  an answer for a SENT batch that is not the first of its list means that one before it has failed. If the producer is idempotent, an error of it is a consequence, or will
  *       come again: it goes back to QUEUED unreported.
  *   P5  a batch's memory is one run (mqd_client_memory.h): room for the frame's head, batch header, records, three closing bytes. The head's length is known only at the close
@@ -41,6 +42,7 @@ struct mqd_producer_batch {
     uint16_t attributes;
     uint64_t sent_serial;      /* counts sendings */
     uint8_t state;
+    bool resent;               /* not for the first time under this identity */
     bool abandoned;            /* SENT, and its caller has dropped it */
     int64_t base_timestamp_ms, max_timestamp_ms;
     int64_t opened_us;
