@@ -197,9 +197,10 @@ static int refuse_answer(const char *what)
     return mqd_error_set(MQD_E_CORRUPT, "the broker's answer about a segment makes no sense: %s", what);
 }
 
+/* The base offset may be above the position: what lay between was compacted away. */
 static int check_answer(const struct mqd_segment_reader *reader, const struct mqd_local_segment *answer)
 {
-    if (answer->base_offset < 0 || answer->base_offset > reader->position)
+    if (answer->base_offset < 0)
         return refuse_answer("its base offset");
     if (answer->position > answer->size_bytes || answer->size_bytes > answer->map_bytes || answer->map_bytes == 0 || answer->map_bytes > SEGMENT_BYTES_MAX)
         return refuse_answer("its sizes");

@@ -209,7 +209,10 @@ class PartitionReader:
             kind, count, size = batch_kind, count + taken, size + len(data)
             self._reader.skip()
             found_in = self._probe
-            state = self._reader.next(found_in, 1, self.check_crc, 0)
+            try:
+                state = self._reader.next(found_in, 1, self.check_crc, 0)
+            except NativeError:
+                break  # it comes again, behind these
         if not count:
             return None
         self._problem = None  # it comes again, behind these

@@ -27,6 +27,7 @@ struct log {
     int asked;
     int fail_errno;  /* the next question fails */
     int16_t error;   /* of the next answers */
+    bool skips_gaps; /* an offset behind a segment's last batch is answered with the segment that follows */
     bool heap;       /* sealed segments are given as memory of exactly their size */
 };
 
@@ -185,6 +186,8 @@ static int log_locate(void *context, const struct mqd_local_ask *ask, struct mqd
         return 0;
     while (number > 0 && log->segments[number].base_offset > ask->offset)
         number--;
+    if (log->skips_gaps && number < log->segment_count - 1 && log_position(&log->segments[number], log->segments[number].size_bytes, ask->offset) == log->segments[number].size_bytes)
+        number++;
     const struct log_segment *segment = &log->segments[number];
     bool active = number == log->segment_count - 1;
     uint32_t end = active ? log->positions.high_watermark_segment == segment->base_offset ? log->positions.high_watermark_position : 0 : segment->size_bytes;
