@@ -105,6 +105,10 @@ BOTH(what_was_submitted_before_the_end_is_written)
     frame_free(&frame);
     local_close(&local);
     local_wait_none(b);
+    struct mqd_positions positions = {0};
+    for (int64_t end_ns = test_now_ns() + LIMIT_MS * 1000000ll; positions.high_watermark < 200 && test_now_ns() < end_ns; poll(NULL, 0, 1)) /* the turn goes on after the close */
+        mqd_slot_positions(mqd_control_partition(b->control, 0), &positions);
+    CHECK_EQUAL(positions.high_watermark, 200);
     struct client client = client_open(b, 1);
     struct fetched *fetched = calloc(1, sizeof *fetched);
     struct asked asked = {0, 199};

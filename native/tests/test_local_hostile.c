@@ -248,6 +248,8 @@ static void run(struct bench *b, uint64_t seed, uint32_t rounds, struct fetched 
     client_close(&tcp);
     serve_acceptor(b);
     local_wait_none(b);
+    while (mqd_control_worker(b->control, 0)->connection_count + mqd_control_worker(b->control, 1)->connection_count) /* the one by TCP */
+        poll(NULL, 0, 1);
 }
 
 BOTH(hostile_clients)
