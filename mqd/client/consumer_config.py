@@ -6,7 +6,6 @@ from typing import Any
 
 from mqd.client.config import Settings
 from mqd.client.config import _typed as typed
-from mqd.client.messages import KafkaError, failure
 
 _DEFAULTS: dict[str, Any] = {
     "bootstrap.servers": "", "client.id": "mqd", "client.rack": "", "group.id": "", "group.instance.id": None, "group.protocol": "classic", "group.remote.assignor": None,
@@ -34,7 +33,7 @@ class ConsumerConfig:
         self.values = {key: typed(key, given.get(key), default) for key, default in _DEFAULTS.items()}
         values = self.values
         if not values["group.id"]:
-            raise failure(KafkaError._INVALID_ARG, "Failed to create consumer: group.id must be set")
+            raise ValueError("Failed to create consumer: group.id must be set")
         self.reset = _RESETS[str(values["auto.offset.reset"]).lower()]
         self.isolation_level = 1 if str(values["isolation.level"]).lower() == "read_committed" else 0
         self.is_eager = str(values["group.protocol"]).lower() == "classic" and "cooperative" not in str(values["partition.assignment.strategy"])

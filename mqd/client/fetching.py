@@ -30,7 +30,8 @@ from mqd.protocol.errors import ErrorCode
 PARK_S = 10.0
 UNCOVERED_WAIT_S = 0.05
 PAUSE_MIN_S, PAUSE_MAX_S = 0.001, 0.1
-TOPIC_AGAIN_S = 0.5
+UNKNOWN_AGAIN_S, TOPIC_AGAIN_S = 0.1, 0.5  # before and after the application was told
+UNKNOWN_TELL_S = 1.0  # metadata may be behind: a topic that was just made or has grown
 OUT_OF_RANGE = int(ErrorCode.OFFSET_OUT_OF_RANGE)
 UNKNOWN = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID})
 _LATER = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.OFFSET_NOT_AVAILABLE, ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH})
@@ -49,8 +50,6 @@ class Fetcher:
         self._generation = data.generation
         self._pause_s = 0.0
         self._pause_until = 0.0
-        self._metadata_version = -1
-        self._metadata_asked_at = 0.0
         self._starting = False  # somebody is not ACTIVE
         self._records_read = 0
 
@@ -92,22 +91,21 @@ class Fetcher:
         """When advance() has something to do that no answer brings."""
         if not self._starting:
             return _INFINITY
-        times = [part.retry_at for part in self._parts if part.phase is Phase.FAILED]
-        if any(part.phase is Phase.TOPIC for part in self._parts):
-            times.append(self._metadata_asked_at + TOPIC_AGAIN_S)
-        return min(times, default=_INFINITY)
+        return min((part.retry_at for part in self._parts if part.phase is Phase.FAILED), default=_INFINITY)
 
     def _find_topic(self, part: Part, now: float) -> None:
         info = self._control.metadata.topics.get(part.topic)
         if info is None or info.error or part.index >= info.partition_count:
-            known = self._metadata_version != self._control.metadata.version and info is not None
-            if known:
+            if part.unknown_since is None:
+                part.unknown_since = now
+            elif now >= part.unknown_since + UNKNOWN_TELL_S:
                 problem = offsets.unknown_partition(part.topic, part.index, info)
-                self._fail(part, problem or local_error(KafkaError._UNKNOWN_PARTITION))
-            if now >= self._metadata_asked_at + TOPIC_AGAIN_S or self._metadata_asked_at == 0.0:
-                self._metadata_asked_at = now
+                self._tell(part, problem or local_error(KafkaError._UNKNOWN_PARTITION))
+            part.retry_at = now + (UNKNOWN_AGAIN_S if part.told == 0 else TOPIC_AGAIN_S)
+            part.phase = Phase.FAILED
             self._control.metadata.refresh([part.topic], bool(self._config["allow.auto.create.topics"]))
             return
+        part.unknown_since = None
         part.topic_id = info.topic_id
         if part.start >= 0:
             self._activate(part, part.start)

@@ -107,6 +107,11 @@ class GroupCore:
         return self.epoch if stands and self.epoch > 0 else -1
 
     @property
+    def has_lost(self) -> bool:
+        """What it has is, or may be, another's by now: nothing can be committed for it any more."""
+        return self.state in (State.LOST, State.STALE, State.FATAL)
+
+    @property
     def wants_poll(self) -> bool:
         """Polled changes something."""
         return self.state is State.STALE

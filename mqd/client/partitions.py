@@ -28,7 +28,7 @@ class Phase(enum.IntEnum):
 class Part:
     __slots__ = (
         "committed", "eof_told", "fetched", "index", "leader_epoch", "paused", "phase", "position", "reader", "retry_at", "serial", "start", "stored", "stored_epoch",
-        "stored_metadata", "timestamp", "told", "topic", "topic_id",
+        "stored_metadata", "timestamp", "told", "topic", "topic_id", "unknown_since",
     )  # fmt: skip
 
     def __init__(self, topic: str, index: int, start: int = OFFSET_INVALID, topic_id: bytes | None = None) -> None:
@@ -42,6 +42,7 @@ class Part:
         self.timestamp = 0  # what LIST asks for
         self.retry_at = 0.0
         self.serial = 0
+        self.unknown_since: float | None = None
         self.told = 0  # the error the application was last told
 
     @property

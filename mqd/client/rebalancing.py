@@ -48,9 +48,9 @@ class Rebalancer:
                 self._has_left = True
             case Assign(partitions):
                 self._carry(lambda: self._assign(partitions))
-            case Revoke(partitions):
+            case Revoke(partitions) if not self._consumer._runner.core.has_lost:
                 self._carry(lambda: self._revoke(partitions, self._on_revoke))
-            case Lost(partitions):
+            case Revoke(partitions) | Lost(partitions):
                 self.is_lost = True
                 self._carry(lambda: self._revoke(partitions, self._on_lost or self._on_revoke))
         return None

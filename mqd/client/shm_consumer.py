@@ -524,10 +524,11 @@ class ShmConsumer:
         self._require_open()
         return self._runner.identity()[0] if self._runner is not None else ""
 
-    def consumer_group_metadata(self) -> GroupMetadata:
+    def consumer_group_metadata(self) -> bytes:
         self._require_open()
         member_id, generation = self._identity()
-        return GroupMetadata(self._config["group.id"], generation, member_id if generation >= 0 else "", self._config["group.instance.id"] if generation >= 0 else None)
+        instance_id = self._config["group.instance.id"] if generation >= 0 else None
+        return GroupMetadata(self._config["group.id"], generation, member_id if generation >= 0 else "", instance_id).to_bytes()
 
     # -- asking the broker ------------------------------------------------------------------------------------------------------
 
