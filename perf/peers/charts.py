@@ -67,7 +67,10 @@ def _latency_chart(axes: Any, run: Run, load: Load, value: str, title: str) -> N
         for rate, milliseconds, kept in points:
             axes.plot(rate, milliseconds, "o" if kept else "x", color=COLOURS.get(name), markersize=5)
     axes.set_yscale("log")
-    axes.set_xlabel("thousand records/s (25, 50, 75 % of its maximum; x: not kept up)")
+    for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        which(lambda milliseconds, _: f"{milliseconds:g}")
+    axes.tick_params(axis="y", which="both", labelsize=8)
+    axes.set_xlabel("thousand records/s", fontsize=9)
     axes.set_ylabel("ms")
     axes.set_title(title, fontsize=10, loc="left")
 
@@ -100,7 +103,7 @@ def draw(run: Run, directory: Path) -> list[str]:
     pyplot.close(figure)
     if run.loads(plan.LATENCY, plan.NEUTRAL):
         figure, grid = pyplot.subplots(2, 2, figsize=(9, 6.5))
-        for row, (load, spoken) in enumerate(((BASE, "no fsync"), (DURABLE, "fsync before the acknowledgement"))):
+        for row, (load, spoken) in enumerate(((BASE, "no fsync"), (DURABLE, "fsync first"))):
             _latency_chart(grid[row][0], run, load, "acknowledged_p99_us", f"Acknowledged, p99, {spoken}")
             _latency_chart(grid[row][1], run, load, "consumed_p99_us", f"Produced to read, p99, {spoken}")
         _finish(figure, [*grid[0], *grid[1]], directory / LATENCY_CHART)

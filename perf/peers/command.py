@@ -25,7 +25,7 @@ from perf import loading
 from perf.accounting import machine, wait_quiet
 from perf.peers import charts, plan, report, results
 from perf.peers.apache_kafka import ApacheKafka
-from perf.peers.driving import BUILD, Driver, KafkaTools, Librdkafka
+from perf.peers.driving import BUILD, Driver, KafkaTools, Librdkafka, LoadFailed
 from perf.peers.measuring import Bounds, Laboratory
 from perf.peers.mqd_broker import Mqd
 from perf.peers.nats_jetstream import NatsJetStream
@@ -113,18 +113,25 @@ def fill_pages(run: Run) -> None:
 def _measure(arguments: argparse.Namespace, directory: Path) -> str:
     """The history line of one run."""
     began = time.monotonic()
+    loading.build()
     peers, skipped = _prepare(directory, arguments.only or list(PEERS), arguments.heap)
     neutral, tools = _drivers(peers)
     samples_file = BUILD / f"samples-{datetime.datetime.now():%Y%m%d-%H%M%S}.jsonl"
     bounds = Bounds.quick() if arguments.quick else Bounds()
     laboratory = Laboratory(peers, neutral, tools, say=_say, seconds=arguments.minutes * 60 - (time.monotonic() - began), bounds=bounds, samples_file=samples_file)
+    interrupted = False
     try:
         laboratory.warm()
         laboratory.run(plan.steps(arguments.full, arguments.quick), arguments.rounds)
-        facts = laboratory.facts()
+    except KeyboardInterrupt:
+        interrupted = True
     finally:
         for peer in peers:
             peer.drop()
+    if interrupted:
+        _say(f"Interrupted: the table is of what there is, and nothing is recorded. Every sample is in {samples_file.relative_to(loading.ROOT)}.")
+        arguments.record = False
+    facts = laboratory.facts()
     how = {"rounds": laboratory.rounds, "minutes": round((time.monotonic() - began) / 60, 1), "quick": arguments.quick, "full": arguments.full, "heap": arguments.heap}
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return results.history_line(date, commit(), machine(), [*facts, *skipped], laboratory.samples, laboratory.failures, how)
@@ -149,10 +156,10 @@ def main(words: list[str]) -> int:
         if busy > 0.2:
             _say(f"Other programs use {busy:.0%} of the CPUs: every figure of this run will be theirs as much as the peers'.")
         line = _measure(arguments, directory)
-    except (KeyboardInterrupt, Unavailable) as error:
-        if isinstance(error, Unavailable):
-            _say(f"Cannot measure: {error}")
-            return 1
+    except (LoadFailed, Unavailable) as error:
+        _say(f"Cannot measure: {error}")
+        return 1
+    except KeyboardInterrupt:
         return 130
     finally:
         shutil.rmtree(directory, ignore_errors=True)

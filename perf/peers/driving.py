@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
-from perf.loading import ROOT
+from perf.loading import ROOT, LoadFailed
 from perf.peers import maven
 from perf.peers.apache_kafka import POM, TOOL_LOGGING
 from perf.peers.peer import Load, Peer, Unavailable
@@ -25,10 +25,6 @@ SOURCES = Path(__file__).resolve().parent / "native"
 BUILD = ROOT / ".build" / "perf" / "peers"
 LATENCY_LINGER_MS = "1"
 NEUTRAL, KAFKA_TOOLS = "neutral", "kafka tools"
-
-
-class LoadFailed(RuntimeError):
-    """A load generator could not do its work; the message is its own."""
 
 
 class Driver(Protocol):

@@ -15,16 +15,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from perf import loading
 from perf.accounting import wait_quiet
 from perf.peers import plan
 from perf.peers.driving import KAFKA_TOOLS, NEUTRAL, Driver, LoadFailed
 from perf.peers.peer import Load, Peer
 from perf.peers.plan import Step
 from perf.peers.processes import PeerFailed
-from perf.peers.results import Failure, PeerFacts, Sample, latency_values, throughput_values
+from perf.peers.results import Failure, PeerFacts, Sample, latency_values, step_json, throughput_values
 
 FAILURES_MAX = 4  # of one peer, one after the other: then it is left out
 SYNC_SECONDS = 10.0
+WARM_MILLISECONDS = 5000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +120,7 @@ class Laboratory:
         if values:
             sample = Sample(peer.name, step, number, values)
             self.samples.append(sample)
-            self._keep({"peer": peer.name, "step": step.label(), "round": number, "values": values})
+            self._keep({"peer": peer.name, "step": step_json(step), "round": number, "values": values})
 
     def _guarded(self, peer: Peer, step: Step, number: int, measure: Callable[[], dict | None]) -> dict | None:
         try:
@@ -129,7 +131,7 @@ class Laboratory:
             reason = f"{error}".strip().splitlines()[0][:300] if f"{error}".strip() else type(error).__name__
             self._say(f"           {peer.name}: {reason}")
             self.failures.append(Failure(peer.name, step, number, reason))
-            self._keep({"peer": peer.name, "step": step.label(), "round": number, "failed": reason})
+            self._keep({"peer": peer.name, "step": step_json(step), "round": number, "failed": reason})
             self._strike(peer, reason)
             return None
         self._strikes[peer.name] = 0
@@ -145,7 +147,7 @@ class Laboratory:
     def _values(self, peer: Peer, step: Step) -> dict[str, float] | None:
         if step.kind == plan.START:
             return self._start(peer)
-        settle()
+        settle(self._megabytes(peer, step))
         topic = self._topic(peer, step.load)
         try:
             if step.kind == plan.LATENCY:
@@ -181,6 +183,13 @@ class Laboratory:
             consumed = driver.consume(peer, topic, load, records=produced["stored"])
             values |= {f"consume_{key}": value for key, value in throughput_values(consumed, peer.cpu_seconds() - cpu, load).items()}
         return values
+
+    def _megabytes(self, peer: Peer, step: Step) -> int:
+        """What the step will write, about."""
+        bounds, rate = self._bounds, self._median(peer.name, Step(plan.THROUGHPUT, step.load), "records_per_s")
+        seconds = (bounds.latency_ms + bounds.latency_warm_ms if step.kind == plan.LATENCY else bounds.throughput_ms) / 1e3
+        payload = bounds.payload_bytes if rate is None else min(bounds.payload_bytes, int(rate * (step.share or 1.0) * seconds * step.load.record_bytes))
+        return payload // 1_000_000
 
     def _records(self, peer: Peer, step: Step) -> int:
         """The neutral clients are bounded by time and bytes; Kafka's tool wants a count: what its own rate, or before that is known half of the neutral client's, does in a
@@ -240,9 +249,12 @@ class Laboratory:
                 out.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
-def settle() -> None:
-    """What the one before left to be written back is written now, so that the next one does not pay for it; within bounds, since a disk may be slow."""
+def settle(megabytes: int = 0) -> None:
+    """What the one before left to be written back is written now, so that the next one does not pay for it; within bounds, since a disk may be slow. Then as much memory is
+    touched and freed as the page cache is about to take: in a virtual machine the first touch of a page costs several times what writing to it does (perf/README.md)."""
     writer = threading.Thread(target=os.sync, daemon=True)
     writer.start()
     writer.join(SYNC_SECONDS)
+    if megabytes:
+        loading.run("warm", megabytes=megabytes, milliseconds=WARM_MILLISECONDS)
     wait_quiet(1.0)

@@ -79,7 +79,8 @@ def test_what_failed_and_what_was_not_asked_are_told_apart() -> None:
     run = run_of(SAMPLES[:3], failures=[Failure("Apache Kafka", THROUGHPUT, 0, "it ended")])
     assert "| produce, no fsync | records/s | 200 | failed |" in report.table(run, report.headline_rows(), "x")
     assert run.failure("Apache Kafka", THROUGHPUT) == "it ended"
-    assert "| produce, no fsync | records/s | 200 | – |" in report.table(run_of(SAMPLES[:3]), report.headline_rows(), "x")
+    assert "| produce, no fsync | records/s | 200 | – |" in report.table(run_of([*SAMPLES[:3], SAMPLES[5]]), report.headline_rows(), "x")
+    assert report.table(run_of(SAMPLES[:3]), report.headline_rows(), "x").startswith("| x |  | mqd |\n"), "a peer of which there is nothing has no column"
 
 
 def test_a_peer_that_cannot_be_had_is_named_with_the_reason() -> None:
