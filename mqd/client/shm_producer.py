@@ -398,7 +398,9 @@ class ShmProducer:
                 self._arm(stage)
 
     def outstanding(self) -> int:
-        """Records that are staged or in the C core, and callbacks to be made."""
+        """Records that are staged or in the C core, and callbacks to be made. Lock held."""
+        if self.fates.batches and not self.native.outstanding_records:
+            self.fates.take_deliveries(time.monotonic())  # answered, but nobody has been told
         return self.native.outstanding_records + self.compressor.records + self.unserved + sum(len(stage.entries) for stage in self.stages.values())
 
     def require_usable(self) -> None:
@@ -488,15 +490,13 @@ class ShmProducer:
                 self._send(True)
         try:
             while True:
+                left = deadline - time.monotonic()
+                self.attachment.wait_for(lambda: self.events or not self.outstanding(), -1 if left == _NEVER else max(left, 0))
                 if self.events:
                     self._serve()
-                left = deadline - time.monotonic()
-                if not self.outstanding():
-                    return 0
-                if left <= 0 or not self.attachment.wait_for(lambda: self.events or not self.outstanding(), -1 if left == _NEVER else left):
-                    if self.events:
-                        self._serve()
-                    return self.outstanding()
+                waiting = len(self)
+                if not waiting or left <= 0:
+                    return waiting
         finally:
             with self.attachment.lock:
                 self._flushing -= 1

@@ -61,7 +61,8 @@ class Stage:
         self.marks.append((self.taken + len(self.entries), now_ms))
 
     def release(self, count: int) -> None:
-        """The first `count` entries are dealt with."""
+        """The first `count` entries are dealt with. How many more may come is as before."""
+        self.limit = max(self.limit - count, 0)
         del self.entries[:count]
         self.taken += count
         marks = self.marks

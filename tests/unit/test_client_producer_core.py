@@ -1,0 +1,408 @@
+"""The shared-memory producer's decisions: retries, time limits, identities, transactions, full queues; by a C core and a broker that the test plays."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from mqd.client import requests
+from mqd.client.fates import Verdict, judge
+from mqd.client.messages import KafkaError, KafkaException, Message
+from mqd.client.shm_producer import ShmProducer
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.messages import (
+    AddOffsetsToTxnResponse,
+    AddPartitionsToTxnResponse,
+    EndTxnResponse,
+    FindCoordinatorResponse,
+    InitProducerIdResponse,
+    TxnOffsetCommitResponse,
+)
+from tests.unit.client_broker import FakeBroker
+from tests.unit.client_native import FakeProducer, make_producer
+
+
+@pytest.fixture
+def broker() -> FakeBroker:
+    broker = FakeBroker({"events": 3})
+    numbers = itertools.count(100)
+    broker.answers[requests.INIT_PRODUCER_ID] = lambda request: InitProducerIdResponse(producer_id=next(numbers), producer_epoch=0)
+    broker.answers[requests.FIND_COORDINATOR] = lambda request: FindCoordinatorResponse(node_id=1)
+    broker.answers[requests.END_TXN] = lambda request: EndTxnResponse(producer_id=request.producer_id, producer_epoch=request.producer_epoch + 1)
+    return broker
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch, broker: FakeBroker) -> Iterator[Callable[..., tuple[ShmProducer, FakeProducer]]]:
+    made: list[ShmProducer] = []
+
+    def make(**config: Any) -> tuple[ShmProducer, FakeProducer]:
+        producer, native = make_producer(monkeypatch, broker, **config)
+        made.append(producer)
+        return producer, native
+
+    yield make
+    for producer in made:
+        producer.abandon()
+
+
+class Reports:
+    def __init__(self) -> None:
+        self.errors: list[int] = []
+        self.messages: list[Message] = []
+
+    def __call__(self, error: KafkaError | None, message: Message) -> None:
+        self.errors.append(error.code() if error is not None else 0)
+        self.messages.append(message)
+
+
+def test_a_retriable_error_is_tried_again_in_its_place(make) -> None:
+    producer, native = make()
+    fates = iter([ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.LEADER_NOT_AVAILABLE])
+    native.fate = lambda batch: next(fates, 0)
+    reports = Reports()
+    for number in range(5):
+        producer.produce("events", b"%d" % number, partition=0, on_delivery=reports)
+    assert producer.flush(10) == 0
+    assert reports.errors == [0] * 5 and native.written[0] == [b"0", b"1", b"2", b"3", b"4"]
+    assert [message.offset() for message in reports.messages] == list(range(5))
+
+
+def test_a_permanent_error_is_told(make) -> None:
+    producer, native = make()
+    native.fate = lambda batch: ErrorCode.INVALID_RECORD if b"bad" in batch.values else 0
+    reports = Reports()
+    producer.produce("events", b"bad", partition=0, on_delivery=reports)
+    assert producer.flush(10) == 0
+    producer.produce("events", b"good", partition=0, on_delivery=reports)
+    assert producer.flush(10) == 0
+    assert reports.errors == [ErrorCode.INVALID_RECORD, 0] and reports.messages[0].offset() is None and reports.messages[0].partition() == 0
+
+
+def test_retries_end(make) -> None:
+    producer, native = make(retries=2)
+    tries = []
+    native.fate = lambda batch: tries.append(1) or ErrorCode.NOT_ENOUGH_REPLICAS
+    reports = Reports()
+    producer.produce("events", b"x", partition=0, on_delivery=reports)
+    assert producer.flush(10) == 0
+    assert reports.errors == [ErrorCode.NOT_ENOUGH_REPLICAS] and len(tries) == 3
+
+
+@pytest.mark.parametrize("answer", [None, ErrorCode.NOT_ENOUGH_REPLICAS])
+def test_delivery_takes_no_longer_than_it_may(make, answer) -> None:
+    producer, native = make(delivery_timeout_ms=100)
+    native.fate = lambda batch: answer
+    reports = Reports()
+    producer.produce("events", b"x", partition=0, on_delivery=reports)
+    began = time.monotonic()
+    assert producer.flush(10) == 0
+    assert reports.errors == [KafkaError._MSG_TIMED_OUT] and time.monotonic() - began < 5
+
+
+def test_what_never_left_times_out_too(make, broker: FakeBroker) -> None:
+    broker.answers[requests.INIT_PRODUCER_ID] = lambda request: None
+    producer, _ = make(delivery_timeout_ms=100, enable_idempotence=True)
+    reports = Reports()
+    producer.produce("events", b"x", on_delivery=reports)
+    assert producer.flush(10) == 0
+    assert reports.errors == [KafkaError._MSG_TIMED_OUT]
+
+
+def test_an_unknown_topic_ends(make) -> None:
+    producer, _ = make(topic_metadata_propagation_max_ms=100)
+    reports = Reports()
+    producer.produce("nowhere", b"x", on_delivery=reports)
+    assert producer.flush(10) == 0
+    assert reports.errors == [KafkaError._UNKNOWN_TOPIC]
+    with pytest.raises(KafkaException) as raised:
+        producer.produce_batch("nowhere", [b"x"])
+    assert raised.value.args[0].code() == KafkaError._UNKNOWN_TOPIC and raised.value.taken == 0
+
+
+def test_a_topic_may_come_late(make, broker: FakeBroker) -> None:
+    producer, native = make()
+    threading.Timer(0.1, lambda: broker.topics.update(late=1)).start()
+    producer.produce("late", b"x")
+    assert producer.flush(10) == 0 and native.written == {0: [b"x"]}
+
+
+# -- identity ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_identity_comes_first(make) -> None:
+    producer, native = make(enable_idempotence=True)
+    producer.produce("events", b"x", partition=0)
+    assert producer.flush(10) == 0
+    assert native.identities == [(100, 0)] and native.options.inflight_max == 5
+
+
+def test_a_forgotten_identity_is_renewed_and_the_batch_sent_again(make) -> None:
+    producer, native = make(enable_idempotence=True)
+    fates = iter([ErrorCode.UNKNOWN_PRODUCER_ID])
+    native.fate = lambda batch: next(fates, 0)
+    reports = Reports()
+    producer.produce("events", b"x", partition=0, on_delivery=reports)
+    assert producer.flush(10) == 0
+    assert reports.errors == [0] and native.identities == [(100, 0), (101, 0)]
+
+
+def test_a_hole_is_filled_by_a_new_identity(make) -> None:
+    producer, native = make(enable_idempotence=True, linger_ms=0)
+    producer.produce("events", b"first", partition=1)
+    assert producer.flush(10) == 0
+    native.fate = lambda batch: ErrorCode.INVALID_RECORD if b"bad" in batch.values else ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER if len(native.identities) == 1 else 0
+    reports = Reports()
+    producer.produce("events", b"bad", partition=0, on_delivery=reports)
+    producer.produce("events", b"good", partition=0, on_delivery=reports)
+    assert producer.flush(10) == 0
+    assert sorted(reports.errors) == [0, ErrorCode.INVALID_RECORD] and len(native.identities) == 2
+
+
+def test_a_hole_under_the_gapless_guarantee_is_fatal(make) -> None:
+    errors: list[KafkaError] = []
+    producer, native = make(enable_idempotence=True, enable_gapless_guarantee=True, error_cb=errors.append)
+    native.fate = lambda batch: ErrorCode.INVALID_RECORD
+    producer.produce("events", b"x", partition=0)
+    producer.flush(10)
+    producer.poll(0)
+    with pytest.raises(KafkaException) as raised:
+        producer.produce("events", b"y")
+    assert raised.value.args[0].fatal() and producer.fatal.code() == KafkaError._GAPLESS_GUARANTEE
+    assert errors[0].fatal()
+
+
+def test_sequences_that_do_not_fit_are_fatal(make) -> None:
+    producer, native = make(enable_idempotence=True)
+    native.fate = lambda batch: ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    reports = Reports()
+    producer.produce("events", b"x", partition=0, on_delivery=reports)
+    producer.flush(10)
+    assert producer.fatal is not None and producer.fatal.code() == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert reports.errors == [ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER]
+
+
+@pytest.mark.parametrize(
+    ("error", "idempotent", "transactional", "renewing", "verdict"),
+    [
+        (ErrorCode.NOT_LEADER_OR_FOLLOWER, False, False, False, Verdict.RETRY), (ErrorCode.KAFKA_STORAGE_ERROR, True, False, False, Verdict.RETRY),
+        (ErrorCode.MESSAGE_TOO_LARGE, False, False, False, Verdict.FAIL), (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, True, False, False, Verdict.FATAL),
+        (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, True, False, True, Verdict.RENEW), (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, True, True, False, Verdict.FAIL),
+        (ErrorCode.UNKNOWN_PRODUCER_ID, True, False, False, Verdict.RENEW), (ErrorCode.UNKNOWN_PRODUCER_ID, True, True, False, Verdict.FAIL),
+        (ErrorCode.INVALID_PRODUCER_EPOCH, True, True, False, Verdict.FATAL), (ErrorCode.PRODUCER_FENCED, True, True, False, Verdict.FATAL),
+        (ErrorCode.INVALID_PRODUCER_EPOCH, True, False, False, Verdict.RENEW), (ErrorCode.TRANSACTION_ABORTABLE, True, True, False, Verdict.FAIL),
+        (ErrorCode.CONCURRENT_TRANSACTIONS, True, True, False, Verdict.RETRY),
+    ],
+)  # fmt: skip
+def test_what_an_error_means(error: int, idempotent: bool, transactional: bool, renewing: bool, verdict: Verdict) -> None:
+    assert judge(error, idempotent, transactional, renewing) is verdict
+
+
+# -- full, lost, closed ---------------------------------------------------------------------------------------------------------------
+
+
+def test_full_memory_is_a_buffer_error_and_nothing_is_lost(make) -> None:
+    producer, native = make()
+    producer.produce("events", b"first", partition=0)
+    assert producer.flush(10) == 0
+    native.capacity = 100
+    native.fate = lambda batch: None
+    taken = [b"first"]
+    with pytest.raises(BufferError):
+        for number in range(5000):
+            producer.produce("events", b"%d" % number, partition=0)
+            taken.append(b"%d" % number)
+    native.fate = lambda batch: 0
+    for batch in list(native.batches.values()):
+        if batch.state == "sent":
+            native.answer(batch, 0)
+    assert producer.flush(10) == 0
+    assert native.written[0] == taken
+
+
+def test_reports_that_are_not_served_fill_the_queue(make) -> None:
+    producer, _ = make(queue_buffering_max_messages=10)
+    reports = Reports()
+    for _ in range(10):
+        producer.produce("events", b"x", on_delivery=reports)
+    deadline = time.monotonic() + 10
+    while producer.native.outstanding_records or any(stage.entries for stage in producer.stages.values()):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)  # the background thread delivers
+    with pytest.raises(BufferError):
+        producer.produce("events", b"x")
+    assert producer.poll(0) == 10
+    producer.produce("events", b"x")
+
+
+def test_a_dead_worker_and_the_next(make, broker: FakeBroker) -> None:
+    errors: list[KafkaError] = []
+    producer, native = make(error_cb=errors.append, enable_idempotence=True)
+    native.fate = lambda batch: None
+    reports = Reports()
+    producer.produce("events", b"under way", partition=0, on_delivery=reports)
+    producer.flush(0.05)
+    broker.refuse = ConnectionRefusedError("nobody listens")
+    broker.kill()
+    producer.attachment.wait_for(lambda: not producer.attachment.attached, 10)
+    producer.produce("events", b"meanwhile", partition=0, on_delivery=reports)
+    native.fate = lambda batch: 0
+    broker.refuse = None
+    assert producer.flush(10) == 0
+    producer.poll(0)
+    assert native.moves == 1 and reports.errors == [0, 0] and native.written[0] == [b"under way", b"meanwhile"]
+    assert errors and errors[0].code() == KafkaError._TRANSPORT
+
+
+def test_without_retries_nothing_is_sent_twice(make, broker: FakeBroker) -> None:
+    producer, native = make(retries=0)
+    native.fate = lambda batch: None
+    reports = Reports()
+    producer.produce("events", b"under way", partition=0, on_delivery=reports)
+    producer.flush(0.05)
+    broker.kill()
+    assert producer.flush(10) == 0
+    assert reports.errors == [KafkaError._TRANSPORT] and native.written == {}
+
+
+def test_statistics(make) -> None:
+    seen: list[dict] = []
+    producer, _ = make(statistics_interval_ms=20, stats_cb=lambda text: seen.append(json.loads(text)))
+    producer.produce("events", b"x")
+    producer.flush(10)
+    deadline = time.monotonic() + 10
+    while not any(figures["txmsgs"] for figures in seen):
+        assert time.monotonic() < deadline
+        producer.poll(0.1)
+    assert seen[-1]["type"] == "producer" and seen[-1]["topics"]["events"]["partition_cnt"] == 3
+
+
+def test_a_forgotten_producer_ends(make) -> None:
+    producer, native = make()
+    producer.produce("events", b"x")
+    producer.abandon()
+    assert native.closed and producer.attachment.is_closed
+    producer.abandon()
+
+
+def test_reports_only_of_errors(make) -> None:
+    producer, native = make(delivery_report_only_error=True)
+    native.fate = lambda batch: ErrorCode.INVALID_RECORD if b"bad" in batch.values else 0
+    reports = Reports()
+    producer.produce("events", b"good", partition=0, on_delivery=reports)
+    producer.produce("events", b"bad", partition=1, on_delivery=reports)
+    producer.flush(10)
+    assert [message.value() for message in reports.messages] == [b"bad"]
+
+
+# -- transactions ------------------------------------------------------------------------------------------------------------------------
+
+
+def _seen(broker: FakeBroker, *keys: int) -> list[int]:
+    return [key for key, _ in broker.seen if key in (keys or (requests.INIT_PRODUCER_ID, requests.END_TXN, requests.TXN_OFFSET_COMMIT, requests.ADD_PARTITIONS_TO_TXN, requests.ADD_OFFSETS_TO_TXN))]
+
+
+def test_version_2_gives_the_next_epoch(make, broker: FakeBroker) -> None:
+    producer, native = make(transactional_id="t")
+    producer.init_transactions(10)
+    for _ in range(2):
+        producer.begin_transaction()
+        producer.produce("events", b"x", partition=0)
+        producer.commit_transaction(10)
+    assert native.identities == [(100, 0), (100, 1), (100, 2)] and native.options.produce_version == 12
+    assert _seen(broker) == [requests.INIT_PRODUCER_ID, requests.END_TXN, requests.END_TXN]
+
+
+def test_version_1_joins_first_and_renews_after_an_abort(make, broker: FakeBroker) -> None:
+    broker.transaction_version = 1
+    result = AddPartitionsToTxnResponse.TopicResult
+    broker.answers[requests.ADD_PARTITIONS_TO_TXN] = lambda request: AddPartitionsToTxnResponse(results_by_topic_v3_and_below=[
+        result(name=topic.name, results_by_partition=[AddPartitionsToTxnResponse.PartitionResult(partition_index=index) for index in topic.partitions])
+        for topic in request.v3_and_below_topics
+    ])  # fmt: skip
+    broker.answers[requests.ADD_OFFSETS_TO_TXN] = lambda request: AddOffsetsToTxnResponse()
+    broker.answers[requests.TXN_OFFSET_COMMIT] = lambda request: TxnOffsetCommitResponse()
+    producer, native = make(transactional_id="t")
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    producer.produce("events", b"x", partition=0)
+    from mqd.client.messages import GroupMetadata, TopicPartition
+
+    producer.send_offsets_to_transaction([TopicPartition("events", 0, 5)], GroupMetadata("g"), 10)
+    producer.commit_transaction(10)
+    assert native.options.produce_version == 11 and native.written == {0: [b"x"]}
+    assert sorted(_seen(broker)) == sorted([requests.INIT_PRODUCER_ID, requests.ADD_PARTITIONS_TO_TXN, requests.ADD_OFFSETS_TO_TXN, requests.TXN_OFFSET_COMMIT, requests.END_TXN])
+    producer.begin_transaction()
+    producer.produce_batch("events", [b"y"] * 3)
+    producer.abort_transaction(10)
+    assert _seen(broker, requests.INIT_PRODUCER_ID, requests.ADD_PARTITIONS_TO_TXN) == [requests.INIT_PRODUCER_ID, requests.ADD_PARTITIONS_TO_TXN, requests.ADD_PARTITIONS_TO_TXN, requests.INIT_PRODUCER_ID]
+
+
+@pytest.mark.parametrize("code", [ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED])
+def test_fenced_by_the_coordinator(make, broker: FakeBroker, code: int) -> None:
+    broker.answers[requests.END_TXN] = lambda request: EndTxnResponse(error_code=code)
+    producer, _ = make(transactional_id="t")
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    producer.produce("events", b"x")
+    with pytest.raises(KafkaException) as raised:
+        producer.commit_transaction(10)
+    assert raised.value.args[0].code() == KafkaError._FENCED and raised.value.args[0].fatal()
+
+
+def test_a_failed_record_breaks_the_transaction(make, broker: FakeBroker) -> None:
+    producer, native = make(transactional_id="t")
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    native.fate = lambda batch: ErrorCode.INVALID_RECORD
+    producer.produce("events", b"bad", partition=0)
+    with pytest.raises(KafkaException) as raised:
+        producer.commit_transaction(10)
+    assert raised.value.args[0].txn_requires_abort() and not raised.value.args[0].fatal()
+    with pytest.raises(KafkaException):
+        producer.produce("events", b"more")
+    producer.abort_transaction(10)
+    native.fate = lambda batch: 0
+    producer.begin_transaction()
+    producer.produce("events", b"good", partition=0)
+    producer.commit_transaction(10)
+    assert native.written == {0: [b"good"]}
+    committed = [request.committed for key, request in broker.seen if key == requests.END_TXN]
+    assert committed == [False, True]
+
+
+def test_a_coordinator_that_is_busy_is_asked_again(make, broker: FakeBroker) -> None:
+    answers = iter([ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS])
+    broker.answers[requests.INIT_PRODUCER_ID] = lambda request: InitProducerIdResponse(error_code=next(answers, 0), producer_id=5, producer_epoch=3)
+    producer, native = make(transactional_id="t")
+    producer.init_transactions(10)
+    assert native.identities == [(5, 3)]
+
+
+def test_a_coordinator_that_stays_busy_is_a_timeout(make, broker: FakeBroker) -> None:
+    broker.answers[requests.INIT_PRODUCER_ID] = lambda request: InitProducerIdResponse(error_code=ErrorCode.CONCURRENT_TRANSACTIONS)
+    producer, _ = make(transactional_id="t")
+    with pytest.raises(KafkaException) as raised:
+        producer.init_transactions(0.1)
+    assert raised.value.args[0].code() == KafkaError._TIMED_OUT and raised.value.args[0].retriable()
+
+
+def test_a_commit_whose_outcome_is_open_is_repeated(make, broker: FakeBroker) -> None:
+    producer, _ = make(transactional_id="t")
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    producer.produce("events", b"x", partition=0)
+    usual = broker.answers[requests.END_TXN]
+    broker.answers[requests.END_TXN] = lambda request: EndTxnResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    with pytest.raises(KafkaException) as raised:
+        producer.commit_transaction(0.1)
+    assert raised.value.args[0].retriable()
+    broker.answers[requests.END_TXN] = usual
+    producer.commit_transaction(10)
+    producer.begin_transaction()
