@@ -43,6 +43,18 @@ def _describe(status: Status) -> dict[str, Any]:
     }
 
 
+def ask(data_dir: Path) -> dict[str, Any]:
+    """What `mqd status --format json` prints; with "reason" and nothing else of worth when no broker runs there."""
+    from mqd.shm.attach import KeeperError
+    from mqd.shm.tools import KeeperTool
+
+    try:
+        with KeeperTool(data_dir) as tool:
+            return _describe(tool.status())
+    except KeeperError as error:
+        return {"ready": False, "port": None, "data_dir": str(data_dir), "processes": [], "reason": str(error)}
+
+
 def duration(seconds: int) -> str:
     """"3 d 4 h", "5 min 2 s": the two largest units."""
     parts = []
@@ -80,22 +92,13 @@ def command(ctx: click.Context, data_dir: Path | None, output_format: str | None
 
     Exit status: 0 it is ready, 1 it runs but is not ready, 3 it does not run.
     """
-    from mqd.shm.attach import KeeperError
-    from mqd.shm.tools import KeeperTool
-
     as_json = (output_format or (ctx.find_root().obj or {}).get("output_format")) == "json"
     places = layout(data_dir or default_data_dir())
-    try:
-        with KeeperTool(places.data_dir) as tool:
-            about = _describe(tool.status())
-    except KeeperError as error:
-        if as_json:
-            emit_json({"ready": False, "port": None, "data_dir": str(places.data_dir), "processes": [], "reason": str(error)})
-        else:
-            click.echo(f"no broker runs in {places.data_dir}")
-        return EXIT_UNREACHABLE
+    about = ask(places.data_dir)
     if as_json:
         emit_json(about)
+    elif "reason" in about:
+        click.echo(f"no broker runs in {places.data_dir}")
     else:
         _show(about)
-    return 0 if about["ready"] else EXIT_FAILED
+    return EXIT_UNREACHABLE if "reason" in about else 0 if about["ready"] else EXIT_FAILED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import select
 import socket
@@ -45,13 +46,43 @@ class Bystanders:
         assert log_end(self.connections[0], self.topic, 0) == self.written
 
 
+class Standing:
+    """The bystanders of all tests here, made when they are first needed: who has been served since many tests ago notices what many tests have done. New ones after a failure."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch, self._held = watch, contextlib.ExitStack()
+        self._one: Bystanders | None = None
+        self._count = 0
+
+    def get(self) -> Bystanders:
+        if self._one is None:
+            connections = self._held.enter_context(self._watch.connection_to_each_worker())
+            self._one = Bystanders(self._watch, connections, f"bystanders-hostile-frames-{self._count}")
+            self._count += 1
+        return self._one
+
+    def forget(self) -> None:
+        self._one = None
+        self._held.close()
+
+
+@pytest.fixture(scope="module")
+def standing(watch: Watch):
+    one = Standing(watch)
+    yield one
+    one.get().end()
+    one.forget()
+
+
 @pytest.fixture
-def bystanders(watch: Watch, request):
-    with watch.connection_to_each_worker() as connections:
-        one = Bystanders(watch, connections, f"bystanders-{abs(hash(request.node.name)) % 10**9}")
+def bystanders(standing: Standing):
+    one = standing.get()
+    try:
         yield one
         one.look()
-        one.end()
+    except BaseException:
+        standing.forget()
+        raise
 
 
 # -- the length word -----------------------------------------------------------------------------------------------------------

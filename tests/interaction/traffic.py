@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from mqd.protocol.messages import (
     CreateTopicsRequest, DeleteRecordsRequest, DeleteTopicsRequest, FetchRequest, InitProducerIdRequest, ListOffsetsRequest, MetadataRequest, ProduceRequest,
 )
@@ -27,6 +25,7 @@ PRODUCE, FETCH, LIST_OFFSETS, METADATA, API_VERSIONS, CREATE_TOPICS, DELETE_TOPI
 PRODUCE_VERSION, FETCH_VERSION = 9, 12  # the newest that name topics by name
 CORRUPT_MESSAGE, UNKNOWN_TOPIC, NOT_LEADER, TIMED_OUT, TOO_LARGE, UNSUPPORTED_FOR_MESSAGE_FORMAT, STORAGE_ERROR, INVALID_RECORD, UNKNOWN_TOPIC_ID = 2, 3, 6, 7, 10, 43, 56, 87, 100
 PATIENCE_S = 20.0
+_OF_A_WORKER = re.compile(r'^(mqd_\w+)\{worker="(\d+)"\} (\S+)$', re.MULTILINE)
 T = TypeVar("T")
 
 
@@ -166,11 +165,8 @@ class Watch:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=PATIENCE_S) as answer:
             text = answer.read().decode()
         found: dict[str, dict[str, float]] = {}
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                if set(sample.labels) == {"worker"}:
-                    name = sample.name.removesuffix("_total") if family.type == "counter" else sample.name
-                    found.setdefault(name.removeprefix("mqd_"), {})[sample.labels["worker"]] = sample.value
+        for name, worker, value in _OF_A_WORKER.findall(text):  # a parser of the whole text takes ten times as long, and this is asked thousands of times
+            found.setdefault(name.removeprefix("mqd_").removesuffix("_total"), {})[worker] = float(value)
         return found
 
     def total(self, name: str) -> int:
