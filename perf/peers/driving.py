@@ -156,7 +156,7 @@ def parse_end_to_end(said: str) -> dict:
 
 
 class KafkaTools:
-    """ProducerPerformance, ConsumerPerformance and EndToEndLatency of Apache Kafka, with the JVM settings of its scripts (256 MB to 1 GB of heap there; 512 MB here for each)."""
+    """ProducerPerformance, ConsumerPerformance and EndToEndLatency of Apache Kafka, with the heap of its scripts (512 MB)."""
 
     name = "Apache Kafka's tools"
     END_TO_END_RECORDS = 3000

@@ -16,7 +16,10 @@ PACKAGES = ("redis-server", "redis-tools", "libjemalloc2", "liblzf1", "libatomic
 class RedisStreams(StreamPeer):
     name = "Redis Streams"
     protocol = "redis"
-    settings = "Debian's package; `appendonly yes`, `appendfsync everysec` (its default), no snapshots; a stream is a key, held in memory whole"
+    settings = (
+        "Debian's package; `appendonly yes`, `appendfsync everysec` (its default), no snapshots, the append-only file rewritten between measurements and not during one; "
+        "a stream is a key, held in memory whole"
+    )
     flush_settings = "`appendfsync always`"
 
     def prepare(self) -> None:
@@ -33,22 +36,27 @@ class RedisStreams(StreamPeer):
         return next((word.removeprefix("v=") for word in done.stdout.split() if word.startswith("v=")), "unknown")
 
     def command(self) -> list[str]:
-        settings = {"bind": "127.0.0.1", "port": str(self.port), "dir": str(self.data), "appendonly": "yes", "appendfsync": "everysec", "save": "", "daemonize": "no", "protected-mode": "yes"}
+        settings = {"bind": "127.0.0.1", "port": str(self.port), "dir": str(self.data), "appendonly": "yes", "appendfsync": "everysec", "save": "", "auto-aof-rewrite-percentage": "0"}
         return [self._program, *(word for key, value in settings.items() for word in (f"--{key}", value))]
 
     def make_topic(self, name: str, load: Load) -> None:
         if load.durable != self._always:
-            self._configure("appendfsync", "always" if load.durable else "everysec")
+            self._command(f"CONFIG SET appendfsync {'always' if load.durable else 'everysec'}")
             self._always = load.durable
         super().make_topic(name, load)
 
-    def _configure(self, name: str, value: str) -> None:
+    def drop_topic(self, name: str) -> None:
+        """The records are still in the append-only file afterwards, so that it is rewritten without them."""
+        super().drop_topic(name)
+        self._command("BGREWRITEAOF")
+
+    def _command(self, command: str) -> None:
         with socket.create_connection(("127.0.0.1", self.port), 10) as connection:
-            connection.sendall(f"CONFIG SET {name} {value}\r\n".encode())
+            connection.sendall(f"{command}\r\n".encode())
             answer = connection.recv(1000)
-        if answer != b"+OK\r\n":
-            raise PeerFailed(f"{self.name}: CONFIG SET {name}: {answer.decode(errors='replace').strip()}")
+        if not answer.startswith(b"+"):
+            raise PeerFailed(f"{self.name}: {command}: {answer.decode(errors='replace').strip()}")
 
     def topic_disk_bytes(self, topic: str) -> int:
-        """One append-only file for all: it only grows while nothing rewrites it."""
+        """One append-only file for all, which only grows while it is measured."""
         return processes.disk_bytes(self.data)

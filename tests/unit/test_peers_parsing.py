@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+from pathlib import Path
+
 import pytest
 
+from perf.peers import debian, maven
 from perf.peers.debian import apt_reason
 from perf.peers.driving import LoadFailed, parse_consumer_performance, parse_end_to_end, parse_producer_performance
 from perf.peers.maven import java_major
+from perf.peers.peer import Unavailable
 
 PRODUCED = """119491 records sent, 23898.2 records/sec (23.34 MB/sec), 704.5 ms avg latency, 1148.0 ms max latency.
 300000 records sent, 40037.368210 records/sec (39.10 MB/sec), 537.30 ms avg latency, 1148.00 ms max latency, 520 ms 50th, 949 ms 95th, 1032 ms 99th, 1114 ms 99.9th.
@@ -70,3 +76,72 @@ def test_apts_reason_names_no_address() -> None:
     said = "W: nothing\nE: Failed to fetch http://somewhere.example/x.deb  404  Not Found\nE: second\n"
     assert apt_reason(said) == "Failed to fetch 404 Not Found"
     assert apt_reason("") == "apt gave no reason"
+
+
+# -- what cannot be had ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(maven, "CACHE", tmp_path)
+    monkeypatch.setattr(debian, "CACHE", tmp_path)
+    monkeypatch.setattr(maven, "ROOT", tmp_path)
+    (tmp_path / "kafka").mkdir()
+    path = tmp_path / "kafka" / "pom.xml"
+    path.write_text("<project/>")
+    return path
+
+
+def _running(monkeypatch: pytest.MonkeyPatch, code: int, out: str = "", error: str = "") -> list[list[str]]:
+    """What would be run is noted and answered so."""
+    ran: list[list[str]] = []
+
+    def run(command: list[str], **_more) -> subprocess.CompletedProcess[str]:
+        ran.append(command)
+        for word in command:
+            if not code and word.startswith("-DoutputDirectory="):
+                Path(word.partition("=")[2]).mkdir()
+        return subprocess.CompletedProcess(command, code, out, error)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
+    return ran
+
+
+def test_without_a_tool_the_reason_is_its_name(pom: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    for ask, reason in ((maven.java, "no java"), (lambda: maven.jars(pom), "no mvn"), (lambda: debian.unpacked(["redis-server"]), "no apt-get")):
+        with pytest.raises(Unavailable, match=reason):
+            ask()
+
+
+def test_an_old_java_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    _running(monkeypatch, 0, error='openjdk version "11.0.2" 2019-01-15\nmore')
+    with pytest.raises(Unavailable, match='needs Java 17; there is openjdk version "11.0.2"'):
+        maven.java()
+
+
+def test_what_maven_could_not_get_is_asked_for_again(pom: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = _running(monkeypatch, 1, out="[INFO] x\n[ERROR] Could not resolve dependencies\n")
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="Could not resolve dependencies"):
+            maven.jars(pom)
+    assert len(ran) == 2
+
+
+def test_jars_that_are_there_are_not_asked_for_again(pom: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = _running(monkeypatch, 0)
+    with pytest.raises(Unavailable, match="--prepare"):
+        maven.jars(pom, offline_only=True)
+    found = maven.jars(pom)
+    assert maven.jars(pom) == maven.jars(pom, offline_only=True) == found
+    assert len(ran) == 1
+    pom.write_text("<project>another version</project>")
+    assert maven.jars(pom) != found
+
+
+def test_apts_own_lists_are_tried_before_a_package_is_given_up(pom: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = _running(monkeypatch, 100, error="E: Unable to locate package redis-server\n")
+    with pytest.raises(Unavailable, match="Unable to locate package redis-server"):
+        debian.unpacked(["redis-server"])
+    assert [command[-1] for command in ran] == ["redis-server", "update", "redis-server"]
