@@ -20,6 +20,7 @@
 #define MADV_POPULATE_READ 22 /* Linux 5.14 */
 #endif
 #define WINDOW_BYTES (1u << 20)
+#define BEHIND_BYTES (16u << 20) /* of what was walked: stays, for views that are being looked at */
 
 static struct mqd_segment_mapping *mapping_new(const uint8_t *bytes, uint64_t map_bytes, bool mapped)
 {
@@ -91,6 +92,16 @@ void mqd_mapping_release(struct mqd_segment_mapping *mapping)
     free(mapping);
 }
 
+/* In steps as large as what stays: unmapping costs the same as at the mapping's end. */
+static void let_go(struct mqd_segment_mapping *mapping, uint64_t from)
+{
+    if (from < mapping->let_go_bytes + 2 * (uint64_t)BEHIND_BYTES)
+        return;
+    uint64_t until = (from - BEHIND_BYTES) & ~(uint64_t)(WINDOW_BYTES - 1);
+    madvise((uint8_t *)mapping->bytes + mapping->let_go_bytes, until - mapping->let_go_bytes, MADV_DONTNEED);
+    mapping->let_go_bytes = until;
+}
+
 int mqd_mapping_populate(struct mqd_segment_mapping *mapping, uint64_t from, uint64_t end, uint64_t limit)
 {
     if (!mapping->mapped || end <= mapping->populated_bytes)
@@ -102,6 +113,7 @@ int mqd_mapping_populate(struct mqd_segment_mapping *mapping, uint64_t from, uin
     if (madvise(at, stop - start, MADV_POPULATE_READ) < 0 && errno != EINVAL && errno != ENOSYS) /* those: an older kernel, where the pages come when they are touched */
         return mqd_error_system(errno == EFAULT ? EIO : errno, "reading a segment file at byte %llu", (unsigned long long)start);
     mapping->populated_bytes = stop;
+    let_go(mapping, start);
     if (stop < limit) /* what comes next is read while this is walked; costs little when it is cached */
         madvise((uint8_t *)mapping->bytes + (stop & ~(page - 1)), (limit - stop < WINDOW_BYTES ? limit - stop : WINDOW_BYTES) + (stop & (page - 1)), MADV_WILLNEED);
     return 0;

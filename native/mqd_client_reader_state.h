@@ -3,6 +3,7 @@
  * Invariants
  *   S1  no byte of a mapping at or behind `limit` is touched: the published high watermark's position, or the size of a segment that grows no more. Pages are
  *       populated (MADV_POPULATE_READ) before they are touched, so that a disk that fails is an error here and not a SIGBUS.
+ *       Of what was walked it keeps some megabytes mapped in: a reader's resident memory does not grow with the segment.
  *   S2  `at` is a batch boundary; while `inside` it is the boundary of the batch that `walk` is in.
  *   S3  a mapping is unmapped with its last reference: the reader has one on `mapping` and one on `viewed`, each hold is one more.
  *   S4  everything in a segment is hostile all the same (a producer wrote the records, a disk kept them): no length is believed before it is compared with what remains.
@@ -20,6 +21,7 @@ struct mqd_segment_mapping {
     const uint8_t *bytes;
     uint64_t map_bytes;
     uint64_t populated_bytes; /* up to here, as far as it was asked for; S1 */
+    uint64_t let_go_bytes;    /* pages up to here are not this process's any more; who still holds a view there gets them back from the page cache */
     uint64_t device, inode;
     bool mapped;              /* by mmap; else memory of malloc (tests) */
 };
