@@ -12,8 +12,10 @@ Concurrency: one thread at a time, but wake-ups and memberid(); a child of fork 
 from __future__ import annotations
 
 import logging
+import os
 import time
 import uuid
+import weakref
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -73,6 +75,7 @@ class ShmConsumer:
         self._last: Message | None = None
         self._chunk: Part | None = None  # whose records _ready has
         self._chunk_begin = 0
+        self._pid = os.getpid()
         self._is_closed = False
         self._interrupted = False
         self._auto_commit_s = config["auto.commit.interval.ms"] / 1000 if config["enable.auto.commit"] else _INFINITY
@@ -81,6 +84,7 @@ class ShmConsumer:
         self._metadata_version = -1
         self._progress: Message | None = None
         self._turns = _Turns(self)
+        _all.add(self)
         self._control.subscribe(self._turns)
         self._data.subscribe(self._turns.data)
         self._own_id = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
@@ -222,6 +226,8 @@ class ShmConsumer:
     # -- what has come meanwhile -------------------------------------------------------------------------------------------------
 
     def _require_open(self) -> None:
+        if os.getpid() != self._pid:
+            raise failure(KafkaError._STATE, "this consumer was made before fork(): make a new one in the child process")
         if self._is_closed:
             raise RuntimeError("Consumer closed")
 
@@ -573,7 +579,7 @@ class ShmConsumer:
     # -- the end ----------------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        if self._is_closed:
+        if self._is_closed or os.getpid() != self._pid:
             return
         deadline = time.monotonic() + CLOSE_S
         try:
@@ -646,6 +652,18 @@ def _deadline(timeout: float | None) -> float:
 
 def _epoch(leader_epoch: int | None) -> int:
     return leader_epoch if leader_epoch is not None else -1
+
+
+_all: weakref.WeakSet[ShmConsumer] = weakref.WeakSet()
+
+
+def _stop_in_child() -> None:
+    """What was read ahead is the parent's to hand out."""
+    for consumer in list(_all):
+        consumer._inbox.attention = True
+
+
+os.register_at_fork(after_in_child=_stop_in_child)
 
 
 def open_consumer(owner: Any, settings: Settings, choice: Choice) -> ShmConsumer:

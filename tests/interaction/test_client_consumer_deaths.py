@@ -1,0 +1,166 @@
+"""Consumers on shared memory whose broker loses processes: nothing is lost, nothing comes twice, and the group goes on. And AsyncConsumer on both transports."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+import uuid
+from collections.abc import Callable
+
+import confluent_kafka
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from mqd import AsyncConsumer, Consumer
+from tests.broker import Broker
+
+SECONDS = 60.0
+QUICK_GROUPS = {"group.consumer.min.heartbeat.interval.ms": "100", "group.consumer.heartbeat.interval.ms": "200", "group.initial.rebalance.delay.ms": "0"}
+
+
+def make_topic(broker: Broker, partitions: int) -> str:
+    name = f"t{uuid.uuid4().hex[:12]}"
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.create_topics([NewTopic(name, partitions)])[name].result(SECONDS)
+    return name
+
+
+def local(broker: Broker, group: str, **config: object) -> Consumer:
+    settings = {"bootstrap.servers": broker.bootstrap, "group.id": group, "auto.offset.reset": "earliest", "transport": "shm"}
+    return Consumer({**settings, **{name.replace("_", "."): value for name, value in config.items()}})
+
+
+def produce(broker: Broker, topic: str, numbers: range, partitions: int = 4) -> None:
+    producer = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap, "enable.idempotence": True, "linger.ms": 1, "log_level": 0})
+    for number in numbers:
+        producer.produce(topic, b"%d" % number, partition=number % partitions)
+    assert producer.flush(SECONDS) == 0
+
+
+def read(consumers: list[Consumer], found: list[tuple[int, int, bytes]], count: int) -> None:
+    """Until `count` records are there; errors are passed over, they are told."""
+    deadline = time.monotonic() + SECONDS
+    while len(found) < count:
+        assert time.monotonic() < deadline, f"{len(found)} of {count} records"
+        for consumer in consumers:
+            for message in consumer.consume(100, 0.05):
+                if message.error() is None:
+                    found.append((message.partition(), message.offset(), message.value()))
+
+
+@pytest.mark.parametrize("role", ["worker", "acceptor"])
+def test_a_process_dies_while_a_group_reads(start_broker: Callable[..., Broker], io_backend: str, role: str) -> None:
+    broker = start_broker(workers=2, config={**QUICK_GROUPS, "io.backend": io_backend})
+    topic = make_topic(broker, 4)
+    members = [local(broker, "g") for _ in range(2)]
+    for member in members:
+        member.subscribe([topic])
+    found: list[tuple[int, int, bytes]] = []
+    produce(broker, topic, range(1000))
+    read(members, found, 1000)
+    for pid in broker.pids(role):
+        os.kill(pid, signal.SIGKILL)
+    produce(broker, topic, range(1000, 2000))
+    read(members, found, 2000)
+    # Whoever had to begin again after the other's partitions moved may have read some twice; values tell what is there, and order within a partition holds
+    assert {value for _, _, value in found} == {b"%d" % number for number in range(2000)}
+    for partition in range(4):
+        offsets = [offset for index, offset, _ in found if index == partition]
+        assert offsets == sorted(set(offsets)), "a record twice, or out of order"
+    assert sum(one.offset for one in members[0].commit(asynchronous=False) + members[1].commit(asynchronous=False)) == 2000
+    for member in members:
+        member.close()
+
+
+def test_the_broker_is_killed_and_starts_again(start_broker: Callable[..., Broker]) -> None:
+    broker = start_broker(workers=1, config=QUICK_GROUPS)
+    topic = make_topic(broker, 2)
+    produce(broker, topic, range(100), 2)
+    consumer = local(broker, "g")
+    consumer.subscribe([topic])
+    found: list[tuple[int, int, bytes]] = []
+    read([consumer], found, 100)
+    consumer.commit(asynchronous=False)
+    broker.kill_all()
+    assert consumer.poll(0.1) is None
+    broker.start()
+    produce(broker, topic, range(100, 200), 2)
+    read([consumer], found, 200)
+    assert sorted(int(value) for _, _, value in found) == list(range(200))
+    consumer.close()
+
+
+def test_a_child_of_fork_has_no_consumer(shared_broker: Broker) -> None:
+    topic = make_topic(shared_broker, 1)
+    produce(shared_broker, topic, range(10), 1)
+    consumer = local(shared_broker, uuid.uuid4().hex)
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    assert consumer.poll(SECONDS) is not None
+    child = os.fork()
+    if child == 0:
+        code = 1
+        with contextlib.suppress(BaseException):
+            try:
+                consumer.seek(TopicPartition(topic, 0, 0))
+                consumer.poll(1)
+            except confluent_kafka.KafkaException:
+                code = 0
+        os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert [consumer.poll(SECONDS).value() for _ in range(9)] == [b"%d" % number for number in range(1, 10)]
+    consumer.close()
+
+
+# -- asyncio -----------------------------------------------------------------------------------------------------------------------
+
+
+def asynchronous(broker: Broker, transport: str, group: str | None = None, **config: object) -> AsyncConsumer:
+    settings = {"bootstrap.servers": broker.bootstrap, "group.id": group or uuid.uuid4().hex, "auto.offset.reset": "earliest", "transport": transport}
+    return AsyncConsumer({**settings, **{name.replace("_", "."): value for name, value in config.items()}})
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_asyncio(shared_broker: Broker, transport: str) -> None:
+    topic = make_topic(shared_broker, 2)
+    produce(shared_broker, topic, range(500), 2)
+
+    async def run() -> None:
+        assigned: list = []
+
+        async def on_assign(consumer: AsyncConsumer, partitions: list[TopicPartition]) -> None:
+            await asyncio.sleep(0)
+            assigned.extend(partitions)
+
+        async with asynchronous(shared_broker, transport, "a-" + topic, enable_auto_commit=False) as consumer:
+            assert consumer.transport == transport
+            await consumer.subscribe([topic], on_assign=on_assign)
+            found = [message.value() async for message in _first(consumer, 300)]
+            while len(found) < 500:
+                found += [message.value() for message in await consumer.getmany(50, SECONDS)]
+            assert sorted(found, key=int) == [b"%d" % number for number in range(500)] and len(assigned) == 2
+            # a cancelled wait loses nothing, and does not stand in the way
+            waiting = asyncio.create_task(consumer.getone())
+            await asyncio.sleep(0.05)
+            waiting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await waiting
+            committed = await asyncio.wait_for(consumer.commit(), SECONDS)
+            assert sum(one.offset for one in committed) == 500
+            assert await consumer.poll(0.05) is None
+            await asyncio.to_thread(produce, shared_broker, topic, range(500, 502), 2)
+            assert {(await consumer.getone()).value() for _ in range(2)} == {b"500", b"501"}
+
+    asyncio.run(asyncio.wait_for(run(), SECONDS))
+
+
+async def _first(consumer: AsyncConsumer, count: int):
+    async for message in consumer:
+        yield message
+        count -= 1
+        if not count:
+            return
