@@ -25,6 +25,7 @@ from perf.peers.processes import PeerFailed
 from perf.peers.results import Failure, PeerFacts, Sample, latency_values, step_json, throughput_values
 
 FAILURES_MAX = 4  # of one peer, one after the other: then it is left out
+ERRORS = (LoadFailed, PeerFailed, OSError, EOFError, ValueError, KeyError)  # of a peer or a load generator; anything else is a bug of the laboratory
 SYNC_SECONDS = 10.0
 WARM_MILLISECONDS = 5000
 
@@ -127,7 +128,7 @@ class Laboratory:
             if not peer.running():
                 peer.start()
             found = measure()
-        except (LoadFailed, PeerFailed, OSError, EOFError, ValueError, KeyError) as error:
+        except ERRORS as error:
             reason = f"{error}".strip().splitlines()[0][:300] if f"{error}".strip() else type(error).__name__
             self._say(f"           {peer.name}: {reason}")
             self.failures.append(Failure(peer.name, step, number, reason))
@@ -154,7 +155,7 @@ class Laboratory:
                 return self._latency(peer, step, topic)
             return self._throughput(peer, step, topic)
         finally:
-            peer.drop_topic(topic)
+            self._drop(peer, topic)
 
     def _start(self, peer: Peer) -> dict[str, float]:
         """Of a second instance on an empty directory beside the one that is measured, so that the warm one stays warm. Its memory is of a broker that nobody has used."""
@@ -231,6 +232,13 @@ class Laboratory:
         peer.make_topic(name, load)
         return name
 
+    def _drop(self, peer: Peer, topic: str) -> None:
+        """What was measured before counts even when the topic will not go; and why a measurement failed says more than why its topic stayed."""
+        try:
+            peer.drop_topic(topic)
+        except ERRORS as error:
+            self._say(f"           {peer.name}: {topic} stays: {error}")
+
     def _warm_peer(self, peer: Peer) -> dict:
         """Load that does not count, by every driver's way in: a JVM has compiled its hot paths afterwards, and everybody's memory is touched."""
         self._say(f"{(self._clock() - self._began) / 60:5.1f} min  warming  {peer.name}")
@@ -240,7 +248,7 @@ class Laboratory:
             stored = driver.produce(peer, topic, plan.BASE, records=self._bounds.payload_bytes * 2 // plan.BASE.record_bytes, milliseconds=self._bounds.warm_ms, reading=True)["stored"]
             driver.consume(peer, topic, plan.BASE, records=stored)
         finally:
-            peer.drop_topic(topic)
+            self._drop(peer, topic)
         return {}
 
     def _keep(self, line: dict) -> None:

@@ -56,11 +56,12 @@ def throughput_values(produced: dict, broker_cpu: float, load: Load) -> dict[str
 
 
 def latency_values(measured: dict, broker_cpu: float) -> dict[str, float]:
-    """Percentiles as `acknowledged_p99_us`; `reached` of `rate`; CPU of the whole run, its warm-up included, over all its records."""
+    """Percentiles as `acknowledged_p99_us`; `reached` of `rate`; CPU of the whole run, its warm-up included, over all its records. `late`: how much later than due the load
+    generator itself sent, which is in the latencies: of it the p99 says whether the generator was the bottleneck."""
     values: dict[str, float] = {"broker_cpu_s_per_million": broker_cpu / measured["records"] * 1e6}
     for what in ("acknowledged", "consumed", "end_to_end", "late"):
         for key, value in measured.get(what, {}).items():
-            if key != "count":
+            if key not in ("count", "p90_us") and (what != "late" or key == "p99_us"):
                 values[f"{what}_{key}"] = value
     for key in ("rate", "reached"):
         if key in measured:

@@ -223,3 +223,18 @@ def test_warming_counts_for_nothing_and_a_failure_in_it_ends_nothing() -> None:
     lab.warm()
     assert not lab.samples and len(lab.failures) == 1
     assert _who(driver) == ["a", "b"]
+
+
+def test_a_topic_that_will_not_go_takes_no_measurement_with_it() -> None:
+    class Keeping(MadeUp):
+        def drop_topic(self, name: str) -> None:
+            raise PeerFailed("not now")
+
+    driver, said = MadeUpDriver(), []
+    lab = Laboratory([Keeping("a")], {"kafka": driver}, None, say=said.append, seconds=1e6)  # type: ignore[list-item, dict-item]
+    lab.run([THROUGHPUT], 1)
+    assert len(lab.samples) == 1 and not lab.failures
+    driver.failing["a"] = LoadFailed("nothing came")
+    lab.run([THROUGHPUT], 1)
+    assert lab.failures[0].reason == "nothing came"
+    assert sum("stays: not now" in line for line in said) == 2
