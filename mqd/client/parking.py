@@ -1,0 +1,85 @@
+"""How a consumer sleeps: one Fetch for positions alone, which the broker answers when one of its partitions has grown, as an incremental session (KIP-227). Sans-I/O.
+
+    session = PositionSession(isolation_level, rack_id)
+    request = session.request({(topic_id, partition): offset, ...}, max_wait_ms)     # only what differs from the last request goes over
+    for topic_id, partition, data in session.on_response(response): ...              # what has grown, or has an error
+    session.reset()                                                                   # no answer came: the next request is a full one
+
+A consumer of a thousand quiet partitions and a lively one sends and gets a few bytes each time.
+
+    I1  `_sent` is what the broker's session holds: the offsets of the last request that was answered, or is on its way (one at a time)
+    I2  an answer without a session (id 0) or with a session's error makes the next request a full one
+    I3  max_bytes is 0: the broker sends no records (mqd_local_layout.h, A6)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.messages import FetchRequest
+
+Place = tuple[bytes, int]  # topic id, partition
+
+PARTITION_MAX_BYTES = 1 << 20
+_EPOCH_FULL, _EPOCH_MAX = 0, 2**31 - 1
+_SESSION_ERRORS = frozenset({ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ErrorCode.INVALID_FETCH_SESSION_EPOCH, ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR})
+
+
+class PositionSession:
+    """See the module. `isolation_level` 1 = read_committed: answers tell the aborted transactions."""
+
+    def __init__(self, isolation_level: int = 0, rack_id: str = "") -> None:
+        self._isolation_level, self._rack_id = isolation_level, rack_id
+        self._session_id = 0
+        self._epoch = _EPOCH_FULL
+        self._sent: dict[Place, int] = {}  # I1
+
+    def reset(self) -> None:
+        self._session_id, self._epoch = 0, _EPOCH_FULL
+        self._sent = {}
+
+    def request(self, positions: Mapping[Place, int], max_wait_ms: int, min_bytes: int = 1) -> FetchRequest:
+        """Version 13 or later. `positions`: all partitions that are waited for, each with the offset behind which something is to be."""
+        changed = [(place, offset) for place, offset in positions.items() if self._sent.get(place) != offset]
+        gone = [place for place in self._sent if place not in positions]
+        self._sent = dict(positions)
+        return FetchRequest(
+            max_wait_ms=max_wait_ms, min_bytes=min_bytes, max_bytes=0, isolation_level=self._isolation_level, session_id=self._session_id, session_epoch=self._epoch,
+            topics=_topics(changed), forgotten_topics_data=_forgotten(gone), rack_id=self._rack_id,
+        )  # fmt: skip
+
+    def on_response(self, response: Any) -> Iterator[tuple[bytes, int, Any]]:
+        """(topic id, partition, its data) of the partitions that the broker tells of. Nothing when response.error_code is set."""
+        if response.error_code or not response.session_id:
+            self.reset()
+        else:
+            self._session_id = response.session_id
+            self._epoch = 1 if self._epoch == _EPOCH_MAX else self._epoch + 1
+        return ((topic.topic_id, one.partition_index, one) for topic in response.responses for one in topic.partitions)
+
+    @staticmethod
+    def is_session_error(code: int) -> bool:
+        """The broker has forgotten the session (it was idle for long, or the worker is another one): nothing is wrong, the next request makes a new one."""
+        return code in _SESSION_ERRORS
+
+
+def _topics(changed: list[tuple[Place, int]]) -> list[FetchRequest.Topic]:
+    topics: dict[bytes, FetchRequest.Topic] = {}
+    for (topic_id, partition), offset in changed:
+        topic = topics.get(topic_id)
+        if topic is None:
+            topic = topics[topic_id] = FetchRequest.Topic(topic_id=topic_id)
+        topic.partitions.append(FetchRequest.Partition(partition=partition, fetch_offset=offset, partition_max_bytes=PARTITION_MAX_BYTES))
+    return list(topics.values())
+
+
+def _forgotten(gone: list[Place]) -> list[FetchRequest.ForgottenTopic]:
+    topics: dict[bytes, FetchRequest.ForgottenTopic] = {}
+    for topic_id, partition in gone:
+        topic = topics.get(topic_id)
+        if topic is None:
+            topic = topics[topic_id] = FetchRequest.ForgottenTopic(topic_id=topic_id)
+        topic.partitions.append(partition)
+    return list(topics.values())
