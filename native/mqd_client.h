@@ -47,6 +47,27 @@ int mqd_client_wait(struct mqd_client *client, int64_t timeout_us);
 void mqd_client_wake(struct mqd_client *client);
 uint64_t mqd_client_free_bytes(const struct mqd_client *client); /* of the producer's memory, or without one of that for requests */
 
+/* ---- requests that every program needs -------------------------------------------------------------------------------- */
+
+struct mqd_client_topic {
+    uint8_t topic_id[16];
+    int32_t partition_count;
+    int32_t error; /* Kafka's: 0, 3 there is none, 5 it is being made (ask again)... */
+};
+/* Asks for a topic and waits for the answer; other responses stay in their queue. 0: look at out->error. -1: ETIMEDOUT, EPIPE... The correlation id is the caller's, as those below. */
+int mqd_client_find_topic(struct mqd_client *client, const char *name, uint32_t correlation_id, int64_t timeout_us, struct mqd_client_topic *out);
+
+struct mqd_client_wish {
+    uint8_t topic_id[16];
+    int32_t partition_index;
+    int32_t reserved;
+    int64_t offset; /* of the next record */
+};
+/* Asks to be told when any of the partitions has a record at its offset: a response comes then (or after wait_ms, or at once when something is wrong with a partition: its reader
+ * tells what). It says no more than that, and nothing needs to be read out of it; mqd_client_wait sleeps until it is there. While it is out, answers to later requests on this
+ * attachment wait behind it, as on every Kafka connection: who produces as well attaches twice. */
+int mqd_client_park(struct mqd_client *client, const struct mqd_client_wish *wishes, uint32_t count, int8_t isolation_level, int32_t wait_ms, uint32_t correlation_id);
+
 /* ---- the producer ----------------------------------------------------------------------------------------------------- */
 
 struct mqd_producer_options {
