@@ -14,6 +14,7 @@ public final class Main {
                 case "txn" -> Transactions.run(setting);
                 case "admin" -> Administration.run(setting);
                 case "compaction" -> Compaction.run(setting);
+                case "partitions" -> Partitions.run(setting);
                 default -> throw new IllegalArgumentException("no such command: " + arguments[1]);
             }
             setting.close();
