@@ -1,4 +1,7 @@
-"""`make test`: pytest's quick tier; what failed is run once more, alone, by fresh brokers, and named.
+"""`make test`: the core's own tests and pytest's quick tier; what failed is run once more, alone, by fresh brokers, and named.
+
+Two runs beside each other, since tests with brokers wait more than they compute: those with brokers, and at a lower priority `make native-test` and then all tests that start none
+(BESIDE). What the second says is shown when the first is done. With arguments there is one run of pytest, with them.
 
 Thousands of tests with real processes, on a machine whose speed nobody promises: one of them may lose a race against its own time limit. A test that fails twice,
 or is one of more than AGAIN_MAX, fails the run. One that passes the second time is printed as such, so that it is looked into; the slow tiers have no second try.
@@ -6,31 +9,84 @@ or is one of more than AGAIN_MAX, fails the run. One that passes the second time
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 AGAIN_MAX = 5
-LAST_FAILED = Path(".pytest_cache/v/cache/lastfailed")
+BESIDE = ("tests/unit", "tests/property", "tests/sim", "tests/tidy")
+BESIDE_NICE = 10
+THE_SECOND = "--beside"
+CORE_FAILED = 100
+CACHE, BESIDE_CACHE = Path(".pytest_cache"), Path(".pytest_cache/beside")
 
 
-def run(*arguments: str) -> int:
-    return subprocess.run([sys.executable, "-m", "pytest", "-q", *arguments]).returncode
+def run(cache: Path, *arguments: str) -> int:
+    return subprocess.run([sys.executable, "-m", "pytest", "-q", "-o", f"cache_dir={cache}", *arguments]).returncode
 
 
-def main() -> int:
-    LAST_FAILED.unlink(missing_ok=True)
-    status = run(*sys.argv[1:])
-    failed = sorted(json.loads(LAST_FAILED.read_text())) if status == 1 and LAST_FAILED.exists() else []
-    if not 0 < len(failed) <= AGAIN_MAX:
-        return status
+def _last_failed(cache: Path) -> Path:
+    return cache / "v" / "cache" / "lastfailed"
+
+
+def failed_of(cache: Path) -> list[str]:
+    return sorted(json.loads(_last_failed(cache).read_text())) if _last_failed(cache).exists() else []
+
+
+def core_and_brokerless() -> int:
+    """The second run, in a process of its own: CORE_FAILED when the core's own tests fail, else pytest's status."""
+    core = subprocess.run(["make", "--no-print-directory", "-C", "native/tests", "check"]).returncode
+    status = run(BESIDE_CACHE, *BESIDE)
+    return CORE_FAILED if core else status
+
+
+@contextlib.contextmanager
+def beside() -> Iterator[list[int]]:
+    """Has the second run under way while the block runs, then shows what it said. Gives a list that holds its status afterwards."""
+    statuses: list[int] = []
+    with tempfile.TemporaryFile("w+") as said:
+        command = ["nice", "-n", str(BESIDE_NICE), sys.executable, "-m", "tests.run_quick", THE_SECOND]
+        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            yield statuses
+            statuses.append(process.wait())
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
+                process.wait()
+            said.seek(0)
+            print("\nbeside it:\n" + said.read(), flush=True)
+
+
+def again(cache: Path, failed: list[str], *arguments: str) -> int:
     print(f"\n{len(failed)} failed and {'is' if len(failed) == 1 else 'are'} run once more, alone:", *failed, sep="\n  ", flush=True)
-    status = run("--last-failed", "--last-failed-no-failures=none", *sys.argv[1:])
+    status = run(cache, "--last-failed", "--last-failed-no-failures=none", *arguments)
     if status == 0:
         print("\npassed the second time, to be looked into:", *failed, sep="\n  ", flush=True)
     return status
 
 
+def main(arguments: list[str]) -> int:
+    for cache in (CACHE, BESIDE_CACHE):
+        _last_failed(cache).unlink(missing_ok=True)
+    if arguments:
+        runs = {CACHE: run(CACHE, *arguments)}
+    else:
+        with beside() as statuses:
+            status = run(CACHE, "tests", *(f"--ignore={folder}" for folder in BESIDE))
+        runs = {CACHE: status, BESIDE_CACHE: statuses[0]}
+    failed = {cache: failed_of(cache) if status == 1 else [] for cache, status in runs.items()}
+    hopeless = [status for cache, status in runs.items() if status and not failed[cache]]
+    if hopeless or sum(map(len, failed.values())) > AGAIN_MAX:
+        return hopeless[0] if hopeless else 1
+    return max([again(cache, names, *(arguments or (BESIDE if cache == BESIDE_CACHE else ()))) for cache, names in failed.items() if names], default=0)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(core_and_brokerless() if sys.argv[1:] == [THE_SECOND] else main(sys.argv[1:]))
