@@ -1,7 +1,7 @@
 """A consumer's way to its records: where each partition begins, who is read next, and how it sleeps while there is nothing to read.
 
 Records are read from mapped segments by readers (reading.py) without a request. Only who has read everything asks the broker: one Fetch for positions alone, with all partitions that are
-read to their end, which the broker answers when one of them has grown. It has a connection of its own (`data`), since answers keep their order and it may wait for long.
+read to their end (parking.py), which the broker answers when one of them has grown. It has a connection of its own (`data`), since answers keep their order and it may wait for long.
 
     F1  at most one Fetch for positions is under way. `covered` says what it waits for; while somebody waits for what it does not cover, the wait ends after UNCOVERED_WAIT_S
     F2  a partition's begin is asked for in the background: the group's committed offset, else auto.offset.reset; an answer counts only with the serial it was asked with
@@ -16,6 +16,7 @@ import errno
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any
 
 from mqd.client import offsets, requests
@@ -24,10 +25,13 @@ from mqd.client.coordinator import Coordinator
 from mqd.client.inbox import Inbox
 from mqd.client.messages import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, Message, broker_error, local_error
 from mqd.client.offsets import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, Key
+from mqd.client.parking import PositionSession
 from mqd.client.partitions import Part, Parts, Phase
 from mqd.protocol.errors import ErrorCode
 
 PARK_S = 10.0
+POSITIONS_MAX = 10_000  # of one Fetch: 60 bytes each at most
+ASKED_MAX = 5_000  # partitions of one question
 UNCOVERED_WAIT_S = 0.05
 PAUSE_MIN_S, PAUSE_MAX_S = 0.001, 0.1
 UNKNOWN_AGAIN_S, TOPIC_AGAIN_S = 0.1, 0.5  # before and after the application was told
@@ -47,6 +51,7 @@ class Fetcher:
         self.events: deque[Message] = deque()  # errors and ends of partitions, for the application
         self._covered: dict[tuple[bytes, int], int] | None = None
         self._fetch_serial = 0
+        self._session = PositionSession(config.isolation_level, config["client.rack"])
         self._generation = data.generation
         self._pause_s = 0.0
         self._pause_until = 0.0
@@ -81,10 +86,10 @@ class Fetcher:
             elif part.phase is Phase.LIST:
                 listed.append(part)
             self._starting = self._starting or part.phase is not Phase.ACTIVE
-        if committed:
-            self._ask_committed(committed)
-        if listed:
-            self._ask_listed(listed)
+        for begin in range(0, len(committed), ASKED_MAX):
+            self._ask_committed(committed[begin : begin + ASKED_MAX])
+        for begin in range(0, len(listed), ASKED_MAX):
+            self._ask_listed(listed[begin : begin + ASKED_MAX])
 
     @property
     def due(self) -> float:
@@ -125,7 +130,7 @@ class Fetcher:
         except OSError as problem:
             self._again(part, local_error(KafkaError._TRANSPORT, str(problem), retriable=True))
             return
-        part.phase, part.told = Phase.ACTIVE, 0
+        part.phase = Phase.ACTIVE
 
     def _ask(self, api_key: int, version_max: int, message: object, parts: list[Part], handler: Callable[..., None]) -> None:
         asked = [(part, part.serial) for part in parts]
@@ -293,6 +298,7 @@ class Fetcher:
         self._generation = self._data.generation
         self._covered = None
         self._fetch_serial += 1
+        self._session.reset()
         for part in self._parts:
             if part.reader is not None:
                 part.reader.move(self._data.native)
@@ -317,8 +323,7 @@ class Fetcher:
             return _INFINITY if all(self._covered.get(place) == offset for place, offset in wanted.items()) else now + UNCOVERED_WAIT_S
         if not wanted:
             return _INFINITY
-        positions = [(topic_id, index, offset) for (topic_id, index), offset in wanted.items()]
-        message = offsets.positions_request(positions, self._config.isolation_level, int(PARK_S * 1000), self._config["client.rack"])
+        message = self._session.request(wanted, int(PARK_S * 1000))
         self._covered = wanted
         self._fetch_serial += 1
         serial, read = self._fetch_serial, self._records_read
@@ -332,12 +337,18 @@ class Fetcher:
         covered, self._covered = self._covered or {}, None
         if read_before == self._records_read and self._pause_s:
             self._pause_until = time.monotonic() + self._pause_s
-        if error is not None or response.error_code:
+        if error is not None:
+            self._session.reset()
             self._pause_s = min(max(2 * self._pause_s, PAUSE_MIN_S), PAUSE_MAX_S)
+            return
+        told = self._session.on_response(response)
+        if response.error_code:
+            if not self._session.is_session_error(response.error_code):
+                self._pause_s = min(max(2 * self._pause_s, PAUSE_MIN_S), PAUSE_MAX_S)
             return
         has_grown = False
         by_place = {(part.topic_id or b"", part.index): part for part in self._parts}
-        for topic_id, index, data in offsets.read_positions(response):
+        for topic_id, index, data in told:
             part = by_place.get((topic_id, index))
             if part is None or part.phase is not Phase.ACTIVE or covered.get((topic_id, index)) != part.fetched:
                 continue
