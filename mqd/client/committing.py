@@ -113,11 +113,15 @@ class Commits:
             code = commit.result.get((topic, index), 0)
             outcome = broker_error(code, "commit") if code else error
             results.append(PartitionResult(topic, index, one.offset, one.metadata, one.leader_epoch, outcome))
-        commit.outcome = error, results
+        self.finish(commit, error, results)
+        self.advance()
+
+    def finish(self, commit: Commit, error: KafkaError | None, results: list[PartitionResult] | None = None) -> None:
+        """C2."""
+        commit.outcome = error, results or []
         if commit.on_commit is not None:
             self.finished.append(commit)
             self._inbox.notice()
-        self.advance()
 
     def give_up(self, error: KafkaError) -> None:
         """Nobody will send them any more."""

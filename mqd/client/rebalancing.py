@@ -12,11 +12,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from mqd.client.group_events import Assign, Left, Lost, Partitions, Problem, Revoke
 from mqd.client.messages import KafkaError, TopicPartition, broker_error, local_error
 from mqd.client.offsets import Key
+
+
+class Call(NamedTuple):
+    """One of the user's functions, to be called by poll()."""
+
+    function: Callable[..., None]
+    arguments: tuple[Any, ...]
 
 
 class Rebalancer:
@@ -44,6 +51,8 @@ class Rebalancer:
         match operation:
             case Problem(code, text, is_fatal):
                 return _problem(code, text, is_fatal)
+            case Call(function, arguments):
+                function(*arguments)
             case Left():
                 self._has_left = True
             case Assign(partitions):
@@ -66,7 +75,7 @@ class Rebalancer:
 
     @property
     def _is_eager(self) -> bool:
-        return self._consumer._config.is_eager
+        return self._consumer.config.is_eager
 
     @property
     def _has_work(self) -> bool:
@@ -94,7 +103,7 @@ class Rebalancer:
         finally:
             for key in gone:
                 self._group.pop(key, None)
-            parts = [part for part in self._consumer._parts if part.key in gone]
+            parts = [part for part in self._consumer.parts if part.key in gone]
             if parts:
                 self._consumer._remove(parts)
 
@@ -107,7 +116,7 @@ class Rebalancer:
         try:
             self._call(callback, shown, lambda: None)
         finally:
-            parts = [part for part in self._consumer._parts if part.key in shown]
+            parts = [part for part in self._consumer.parts if part.key in shown]
             if parts:
                 self._consumer._remove(parts)
 
@@ -127,7 +136,7 @@ class Rebalancer:
             if consumer._inbox.operations:
                 self.carry_out(consumer._inbox.operations.popleft())
             else:
-                consumer._control.wait_for(lambda: consumer._inbox.operations or consumer._inbox.answers, min(deadline - time.monotonic(), 1.0))
+                consumer.control.wait_for(lambda: consumer._inbox.operations or consumer._inbox.answers, min(deadline - time.monotonic(), 1.0))
 
 
 def _listed(keys: list[Key]) -> list[TopicPartition]:

@@ -1,0 +1,188 @@
+"""A consumer's offsets: what is stored and committed, by the application or by itself, and what it asks the broker about others'.
+
+See shm_consumer.py, L2 and L3; how a commit gets to the coordinator: committing.py.
+Concurrency: the application's thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from mqd.client import offsets, requests
+from mqd.client.committing import Commit, Commits
+from mqd.client.messages import OFFSET_INVALID, OFFSET_STORED, KafkaError, KafkaException, Message, TopicPartition, failure, local_error
+from mqd.client.offsets import Committed, Key, PartitionResult, with_outcome
+from mqd.client.partitions import Part
+from mqd.protocol.errors import ErrorCode
+
+CLOSE_S = 10.0
+AGAIN_S = 0.1
+INFINITY = float("inf")
+_AGAIN = offsets.COORDINATOR_AWAY | {ErrorCode.UNSTABLE_OFFSET_COMMIT}
+
+
+def deadline_of(timeout: float | None) -> float:
+    """confluent_kafka: None and below 0 are without end."""
+    return INFINITY if timeout is None or timeout < 0 else time.monotonic() + timeout
+
+
+def _epoch(leader_epoch: int | None) -> int:
+    return leader_epoch if leader_epoch is not None else -1
+
+
+class ConsumerOffsets:
+    """`consumer`: a ShmConsumer."""
+
+    def __init__(self, consumer: Any, commits: Commits) -> None:
+        self._consumer, self._config, self._control, self._parts = consumer, consumer.config, consumer.control, consumer.parts
+        self.commits = commits
+        self.auto_store = bool(self._config["enable.auto.offset.store"])
+        self._interval_s = self._config["auto.commit.interval.ms"] / 1000 if self._config["enable.auto.commit"] else INFINITY
+        self._timeout_s = self._config["socket.timeout.ms"] / 1000
+        self.due = INFINITY  # of the next automatic commit; set while there may be something to commit
+
+    # -- automatic --------------------------------------------------------------------------------------------------------------
+
+    def moved(self, part: Part, position: int, leader_epoch: int | None) -> None:
+        """The application has been given everything before `position`."""
+        part.position, part.leader_epoch = position, _epoch(leader_epoch)
+        if self.auto_store:
+            part.stored, part.stored_epoch, part.stored_metadata = position, part.leader_epoch, None
+
+    def expect(self) -> None:
+        """There will be something to commit."""
+        if self.due == INFINITY and self._interval_s < INFINITY:
+            self.due = time.monotonic() + self._interval_s
+            self._control.wake_by(self.due)
+
+    def commit_automatically(self, again: bool) -> None:
+        """`again`: more is being handed out."""
+        self.due = INFINITY
+        stored = self._stored(self._parts)
+        if stored:
+            self.commits.add(stored, self._config["on_commit"], self._timeout_s)
+        if again:
+            self.expect()
+
+    def commit_before_leaving(self, parts: list[Part]) -> None:
+        """Of partitions that go; waits for the outcome, which on_commit is told."""
+        stored = self._stored(parts) if self._interval_s < INFINITY else {}
+        if stored:
+            commit = self.commits.add(stored, self._config["on_commit"], min(CLOSE_S, self._timeout_s))
+            self._consumer.until(lambda: commit.outcome is not None, commit.deadline)
+
+    @staticmethod
+    def _stored(parts: Iterable[Part]) -> dict[Key, Committed]:
+        return {part.key: Committed(part.stored, part.stored_epoch, part.stored_metadata) for part in parts if part.stored >= 0 and part.stored != part.committed}
+
+    # -- the application's ------------------------------------------------------------------------------------------------------
+
+    def commit(self, message: Message | None = None, offsets: list[TopicPartition] | None = None, asynchronous: bool = True) -> list[TopicPartition] | None:
+        if message is not None and offsets is not None:
+            raise ValueError("message and offsets are mutually exclusive")
+        self._consumer.enter()
+        wanted = self._wanted(message, offsets)
+        on_commit = self._config["on_commit"]
+        if not wanted:
+            error = local_error(KafkaError._NO_OFFSET)
+            if not asynchronous:
+                raise KafkaException(error)
+            self.commits.finish(Commit({}, on_commit, 0.0), error)
+            return None
+        commit = self.commits.add(wanted, on_commit, self._timeout_s)
+        if asynchronous:
+            return None
+        self._consumer.until(lambda: commit.outcome is not None, INFINITY)
+        error, results = commit.outcome or (None, [])
+        if error is not None:
+            raise KafkaException(error)
+        return list(results)
+
+    def _wanted(self, message: Message | None, given: list[TopicPartition] | None) -> dict[Key, Committed]:
+        if message is not None:
+            if message.error() is not None:
+                raise KafkaException(message.error())
+            return {(message.topic(), message.partition()): Committed(message.offset() + 1, _epoch(message.leader_epoch()))}
+        if given is not None:
+            for one in given:
+                if one.offset < 0 and one.offset not in (OFFSET_INVALID, OFFSET_STORED):
+                    raise failure(KafkaError._INVALID_ARG, f"{one.topic} [{one.partition}]: offset {one.offset} cannot be committed")
+            return {(one.topic, one.partition): Committed(one.offset, _epoch(one.leader_epoch), one.metadata) for one in given if one.offset >= 0}
+        return {part.key: Committed(part.stored, part.stored_epoch, part.stored_metadata) for part in self._parts if part.stored >= 0}
+
+    def store_offsets(self, message: Message | None = None, offsets: list[TopicPartition] | None = None) -> None:
+        if (message is None) == (offsets is None):
+            raise ValueError("expected either message or offsets")
+        if self.auto_store:
+            raise failure(KafkaError._INVALID_ARG, "enable.auto.offset.store must be false for store_offsets")
+        self._consumer.enter()
+        given = self._wanted(message, offsets)
+        missing = [f"{topic} [{index}]" for topic, index in given if (topic, index) not in self._parts]
+        for key, one in given.items():
+            part = self._parts.get(key)
+            if part is not None:
+                part.stored, part.stored_epoch, part.stored_metadata = one.offset, one.leader_epoch, one.metadata
+        if given:
+            self.expect()
+        if missing:
+            raise failure(KafkaError._STATE, f"not assigned: {', '.join(missing)}")
+
+    # -- asking the broker ------------------------------------------------------------------------------------------------------
+
+    def request(self, api_key: int, version_max: int, message: object, deadline: float) -> Any:
+        left = max(deadline - time.monotonic(), 0) if deadline < INFINITY else -1
+        return self._control.request(api_key, self._control.api.pick(api_key, version_max), message, left)
+
+    def committed(self, partitions: list[TopicPartition], timeout: float | None = None) -> list[TopicPartition]:
+        self._consumer.enter()
+        deadline = deadline_of(timeout if timeout is not None else self._timeout_s)
+        keys = [(one.topic, one.partition) for one in partitions]
+        message = offsets.committed_request(self._config["group.id"], dict.fromkeys(keys), bool(self._config.isolation_level))
+        while True:
+            found = offsets.read_committed(self.request(requests.OFFSET_FETCH, offsets.FETCH_VERSION_MAX, message, deadline))
+            codes = {code for code, _ in found.values()}
+            if codes & offsets.COORDINATOR_AWAY:
+                self._consumer.coordinator.ask()
+            if not codes & _AGAIN or time.monotonic() + AGAIN_S >= deadline:
+                break
+            self._consumer.until(lambda: False, time.monotonic() + AGAIN_S)
+        missing = int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), Committed(-1)
+        results: list[TopicPartition] = []
+        for topic, index in keys:
+            code, one = found.get((topic, index), missing)
+            results.append(with_outcome(topic, index, one.offset if one.offset >= 0 and not code else OFFSET_INVALID, code, one.metadata, one.leader_epoch))
+        return results
+
+    def get_watermark_offsets(self, partition: TopicPartition, timeout: float | None = None, cached: bool = False) -> tuple[int, int] | None:
+        self._consumer.enter()
+        key = partition.topic, partition.partition
+        if cached:
+            part = self._parts.get(key)
+            return (OFFSET_INVALID, OFFSET_INVALID) if part is None or part.reader is None else (part.reader.log_start(), part.reader.lag_end())
+        deadline = deadline_of(timeout)
+        low, high = (self._list({key: timestamp}, deadline)[0] for timestamp in (offsets.EARLIEST_TIMESTAMP, offsets.LATEST_TIMESTAMP))
+        for result in (low, high):
+            if result.error is not None:
+                raise KafkaException(result.error)
+        return low.offset, high.offset
+
+    def offsets_for_times(self, partitions: list[TopicPartition], timeout: float | None = None) -> list[TopicPartition]:
+        self._consumer.enter()
+        found = {(one.topic, one.partition): one for one in self._list({(one.topic, one.partition): one.offset for one in partitions}, deadline_of(timeout))}
+        return [found[one.topic, one.partition] for one in partitions]
+
+    def _list(self, timestamps: dict[Key, int], deadline: float) -> list[PartitionResult]:
+        deadline = min(deadline, time.monotonic() + self._timeout_s)
+        left_ms = int(max(deadline - time.monotonic(), 0) * 1000)
+        found = offsets.read_list_offsets(self.request(requests.LIST_OFFSETS, 1 << 14, offsets.list_offsets_request(timestamps, self._config.isolation_level, left_ms), deadline))
+        return [with_outcome(topic, index, offset, code, None, epoch) for (topic, index), (code, offset, epoch) in found.items()]
+
+    def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
+        self._consumer.enter()
+        return self._control.metadata.list_topics(topic, timeout, allow_auto_create=bool(self._config["allow.auto.create.topics"]))
+
+    def cluster_id(self, timeout: float = -1) -> str | None:
+        self._consumer.enter()
+        return requests.read_metadata(self.request(requests.METADATA, 1 << 14, requests.metadata([], False), deadline_of(timeout)))[0].cluster_id

@@ -1,0 +1,46 @@
+"""statistics.interval.ms and stats_cb of a consumer on shared memory: librdkafka's JSON, as far as there are figures; what is lacking is not made up."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+from mqd.client.rebalancing import Call
+
+_NEVER = float("inf")
+
+
+class ConsumerStatistics:
+    """`due`: time.monotonic of the next report. The figures are taken when the application is called, by its own thread."""
+
+    def __init__(self, consumer: Any) -> None:
+        self._consumer = consumer
+        self._callback = consumer.config["stats_cb"]
+        self._interval_s = consumer.config["statistics.interval.ms"] / 1000 if self._callback is not None else 0.0
+        self._began = time.monotonic()
+        self.due = self._began + self._interval_s if self._interval_s else _NEVER
+
+    def call(self, now: float) -> Call:
+        self.due = now + self._interval_s
+        return Call(self._report, ())
+
+    def _report(self) -> None:
+        self._callback(json.dumps(self._figures()))
+
+    def _figures(self) -> dict[str, Any]:
+        consumer = self._consumer
+        topics: dict[str, Any] = {}
+        for part in consumer.parts:
+            end = part.reader.lag_end() if part.reader is not None else -1
+            topics.setdefault(part.topic, {"topic": part.topic, "partitions": {}})["partitions"][str(part.index)] = {
+                "partition": part.index, "fetch_state": "paused" if part.paused else part.phase.name.lower(), "next_offset": part.fetched, "app_offset": part.position,
+                "stored_offset": part.stored, "committed_offset": part.committed, "ls_offset" if consumer.config.isolation_level else "hi_offset": end,
+                "consumer_lag": max(end - max(part.position, 0), 0) if end >= 0 and part.position >= 0 else -1,
+            }  # fmt: skip
+        return {
+            "name": f"{consumer.config['client.id']}#consumer-{os.getpid()}", "client_id": consumer.config["client.id"], "type": "consumer", "transport": "shm",
+            "ts": time.monotonic_ns() // 1000, "time": int(time.time()), "age": int((time.monotonic() - self._began) * 1e6), "attachments": consumer.control.generation,
+            "topics": topics,
+        }  # fmt: skip
