@@ -25,7 +25,7 @@ from perf import loading
 from perf.accounting import machine, wait_quiet
 from perf.peers import charts, plan, report, results
 from perf.peers.apache_kafka import ApacheKafka
-from perf.peers.driving import BUILD, Driver, KafkaTools, Librdkafka, LoadFailed
+from perf.peers.driving import BUILD, Driver, EncodedFrames, KafkaTools, Librdkafka, LoadFailed
 from perf.peers.measuring import Bounds, Laboratory
 from perf.peers.mqd_broker import Mqd
 from perf.peers.nats_jetstream import NatsJetStream
@@ -83,17 +83,17 @@ def _prepare(directory: Path, names: list[str], heap: str) -> tuple[list[Peer], 
     return there, skipped
 
 
-def _drivers(peers: list[Peer]) -> tuple[dict[str, Driver], Driver | None]:
-    """The neutral driver of each protocol that is needed, and Kafka's tools if they can be had."""
-    neutral: dict[str, Driver] = {}
+def _drivers(peers: list[Peer]) -> tuple[dict[str, Driver], Driver | None, dict[str, Driver]]:
+    """The neutral driver of each protocol that is needed; Kafka's tools if they can be had; the lean drivers."""
+    streams: dict[str, Driver] = {peer.protocol: StreamLoad() for peer in peers if isinstance(peer, StreamPeer)}
+    neutral, lean = dict(streams), dict(streams)
     if any(peer.protocol == "kafka" for peer in peers):
-        neutral["kafka"] = Librdkafka()
-    neutral |= {peer.protocol: StreamLoad() for peer in peers if isinstance(peer, StreamPeer)}
+        neutral["kafka"], lean["kafka"] = Librdkafka(), EncodedFrames()
     try:
-        return neutral, KafkaTools()
+        return neutral, KafkaTools(), lean
     except Unavailable as error:
         _say(f"Apache Kafka's own tools are not used: {error}")
-        return neutral, None
+        return neutral, None, lean
 
 
 def fill_pages(run: Run) -> None:
@@ -115,10 +115,10 @@ def _measure(arguments: argparse.Namespace, directory: Path) -> str:
     began = time.monotonic()
     loading.build()
     peers, skipped = _prepare(directory, arguments.only or list(PEERS), arguments.heap)
-    neutral, tools = _drivers(peers)
+    neutral, tools, lean = _drivers(peers)
     samples_file = BUILD / f"samples-{datetime.datetime.now():%Y%m%d-%H%M%S}.jsonl"
     bounds = Bounds.quick() if arguments.quick else Bounds()
-    laboratory = Laboratory(peers, neutral, tools, say=_say, seconds=arguments.minutes * 60 - (time.monotonic() - began), bounds=bounds, samples_file=samples_file)
+    laboratory = Laboratory(peers, neutral, tools, lean, say=_say, seconds=arguments.minutes * 60 - (time.monotonic() - began), bounds=bounds, samples_file=samples_file)
     interrupted = False
     try:
         laboratory.warm()

@@ -1,7 +1,8 @@
 """Load generators: what drives a peer, and what they print made into figures.
 
 `neutral` is one program per protocol, the same for every peer that speaks it. `kafka tools` are Apache Kafka's own, run from its jars against every broker that speaks its
-protocol, so that nobody can say our client favours us.
+protocol, so that nobody can say our client favours us. `lean` spends next to nothing in the client, so that the broker is what is measured: it is perf/native's generator for
+Kafka's protocol and stream_load, which is lean already, for the others.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from perf.loading import ROOT, LoadFailed
+from perf.loading import build as build_generator
 from perf.peers import maven
 from perf.peers.apache_kafka import POM, TOOL_LOGGING
 from perf.peers.peer import Load, Peer, Unavailable
@@ -24,7 +26,7 @@ from perf.peers.peer import Load, Peer, Unavailable
 SOURCES = Path(__file__).resolve().parent / "native"
 BUILD = ROOT / ".build" / "perf" / "peers"
 LATENCY_LINGER_MS = "1"
-NEUTRAL, KAFKA_TOOLS = "neutral", "kafka tools"
+NEUTRAL, KAFKA_TOOLS, LEAN = "neutral", "kafka tools", "lean"
 
 
 class Driver(Protocol):
@@ -85,7 +87,7 @@ def rdkafka_load() -> Path:
 
 
 class Librdkafka:
-    """librdkafka's own defaults but for acks, compression, and linger where latency is measured."""
+    """librdkafka's own defaults but for acks, compression, linger where latency is measured, and the nap of a reader that is ahead (native/rdkafka_load.c)."""
 
     name = "librdkafka"
 
@@ -108,6 +110,37 @@ class Librdkafka:
     def latency(self, peer: Peer, topic: str, load: Load, *, rate: int, milliseconds: int, warm_milliseconds: int) -> dict:
         words = {"rate": rate, "milliseconds": milliseconds, "warm_milliseconds": warm_milliseconds, "linger_ms": LATENCY_LINGER_MS}
         return self._run("latency", peer, topic, load, 60 + (milliseconds + warm_milliseconds) / 1000, **words)
+
+
+class EncodedFrames:
+    """perf/native's generator: Produce requests of 16 KiB batches, encoded once and sent over and over by one thread; it only produces."""
+
+    name = "encoded frames"
+    BATCH_PAYLOAD = 16384
+    RECORD_OVERHEAD, BATCH_OVERHEAD = 10, 61
+    FLOW = {"connections": 4, "depth": 16, "burst": 8, "spin": 0}  # 64 batches in flight
+
+    def __init__(self) -> None:
+        self._program = str(build_generator())
+
+    def version(self) -> str:
+        return "perf/native"
+
+    def produce(self, peer: Peer, topic: str, load: Load, *, records: int, milliseconds: int, reading: bool = False) -> dict:
+        each = max(1, self.BATCH_PAYLOAD // load.record_bytes)
+        words = {
+            "port": peer.port, "topic": topic, "partitions": load.partitions, "acks": -1 if load.acks == "all" else int(load.acks), "records": each,
+            "batch": self.BATCH_OVERHEAD + each * (load.record_bytes + self.RECORD_OVERHEAD), "count": max(1, records // each), "milliseconds": milliseconds, **self.FLOW,
+        }
+        said = json.loads(run([self._program, "produce", *(f"{key}={value}" for key, value in words.items())], 60 + milliseconds / 1000))
+        sent = said["count"] * each
+        return {"records": sent, "stored": sent, "seconds": said["seconds"], "client_cpu_seconds": said["client_cpu_seconds"]}
+
+    def consume(self, peer: Peer, topic: str, load: Load, *, records: int) -> dict:
+        raise LoadFailed("encoded frames only produce")
+
+    def latency(self, peer: Peer, topic: str, load: Load, *, rate: int, milliseconds: int, warm_milliseconds: int) -> dict:
+        raise LoadFailed("encoded frames only produce")
 
 
 # -- Apache Kafka's own tools ----------------------------------------------------------------------------------------------

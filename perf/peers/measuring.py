@@ -18,7 +18,7 @@ from pathlib import Path
 from perf import loading
 from perf.accounting import wait_quiet
 from perf.peers import plan
-from perf.peers.driving import KAFKA_TOOLS, NEUTRAL, Driver, LoadFailed
+from perf.peers.driving import KAFKA_TOOLS, LEAN, NEUTRAL, Driver, LoadFailed
 from perf.peers.peer import Load, Peer
 from perf.peers.plan import Step
 from perf.peers.processes import PeerFailed
@@ -51,7 +51,7 @@ class Laboratory:
     """`say` shows progress. `neutral` gives the driver of a protocol; `tools` drives what speaks Kafka's, or is None."""
 
     def __init__(
-        self, peers: list[Peer], neutral: dict[str, Driver], tools: Driver | None, *, say: Callable[[str], None], seconds: float, bounds: Bounds = Bounds(), samples_file: Path | None = None,
+        self, peers: list[Peer], neutral: dict[str, Driver], tools: Driver | None, lean: dict[str, Driver] | None = None, *, say: Callable[[str], None], seconds: float, bounds: Bounds = Bounds(), samples_file: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.peers = {peer.name: peer for peer in peers}
@@ -59,7 +59,7 @@ class Laboratory:
         self.failures: list[Failure] = []
         self.left_out: dict[str, str] = {}
         self.rounds = 0
-        self._neutral, self._tools, self._bounds = neutral, tools, bounds
+        self._neutral, self._lean, self._tools, self._bounds = neutral, lean or {}, tools, bounds
         self._say, self._clock, self._samples_file = say, clock, samples_file
         self._began = clock()
         self._deadline = self._began + seconds
@@ -103,13 +103,15 @@ class Laboratory:
     def _wanted(self, peer: Peer, step: Step) -> bool:
         if peer.name in self.left_out or (peer.protocol != "kafka" and not step.everyone):
             return False
-        if step.driver == KAFKA_TOOLS and self._tools is None:
+        if (step.driver == KAFKA_TOOLS and self._tools is None) or (step.driver == LEAN and peer.protocol not in self._lean):
             return False
         return not (step.kind != plan.START and peer.can(step.load))
 
     def _driver(self, peer: Peer, step: Step) -> Driver:
         if step.driver == NEUTRAL:
             return self._neutral[peer.protocol]
+        if step.driver == LEAN:
+            return self._lean[peer.protocol]
         assert self._tools is not None
         return self._tools
 
@@ -177,7 +179,7 @@ class Laboratory:
         values = throughput_values(produced, peer.cpu_seconds() - cpu, load)
         if "acknowledged" in produced:
             values |= {f"acknowledged_{key}": value for key, value in produced["acknowledged"].items() if key != "count"}
-        if not along:
+        if step.kind == plan.THROUGHPUT:
             values["disk_bytes_per_record"] = (peer.topic_disk_bytes(topic) - disk) / produced["stored"]
             values["pss_mb"] = peer.pss_bytes() / 1e6
             cpu = peer.cpu_seconds()
@@ -196,7 +198,7 @@ class Laboratory:
         """The neutral clients are bounded by time and bytes; Kafka's tool wants a count: what its own rate, or before that is known half of the neutral client's, does in a
         few seconds."""
         by_bytes = self._bounds.payload_bytes // step.load.record_bytes
-        if step.driver == NEUTRAL:
+        if step.driver != KAFKA_TOOLS:
             return by_bytes
         neutral = self._median(peer.name, Step(plan.THROUGHPUT, step.load), "records_per_s")
         rate = self._median(peer.name, step, "records_per_s") or (neutral or 100_000) / 2

@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
 
-from perf.peers.driving import KAFKA_TOOLS, NEUTRAL
+from perf.peers.driving import KAFKA_TOOLS, LEAN, NEUTRAL
 from perf.peers.peer import Load
 
 BASE = Load()
@@ -20,6 +20,7 @@ PARTITIONS = (1, 6, 100)
 SHARES = (0.25, 0.5, 0.75)
 
 THROUGHPUT = "throughput"  # produce, then read it all
+PRODUCE = "produce"  # and leave it at that
 ALONG = "along"  # produce with a consumer reading along: the maximum that shares are of
 LATENCY = "latency"  # open loop, produced and read at once
 START = "start"  # from the command to the first answer
@@ -37,12 +38,12 @@ class Step:
     everyone: bool = False  # peers that do not speak Kafka's protocol too
 
     def label(self) -> str:
-        what = {THROUGHPUT: "throughput", ALONG: "produced and read at once", LATENCY: "latency", START: "start-up"}[self.kind]
+        what = {THROUGHPUT: "throughput", PRODUCE: "producing", ALONG: "produced and read at once", LATENCY: "latency", START: "start-up"}[self.kind]
         if self.kind == START:
             return what
         rate = "" if self.share is None else f" at {self.share:.0%} of {'the same' if self.common else 'its'} maximum"
-        tools = " by Kafka's tools" if self.driver == KAFKA_TOOLS else ""
-        return f"{what}{rate}{tools}: {self.load.label()}"
+        driver = {KAFKA_TOOLS: " by Kafka's tools", LEAN: " by the leanest client"}.get(self.driver, "")
+        return f"{what}{rate}{driver}: {self.load.label()}"
 
 
 def vary(base: Load) -> list[Load]:
@@ -71,10 +72,11 @@ def steps(full: bool = False, quick: bool = False) -> list[Step]:
     """In the order in which a round makes them: what matters most first, since a round may be cut by the time bound."""
     durable = dataclasses.replace(BASE, durable=True)
     if quick:
-        return [Step(START, everyone=True), Step(THROUGHPUT, everyone=True), Step(ALONG, everyone=True), Step(LATENCY, share=0.5, everyone=True), Step(THROUGHPUT, driver=KAFKA_TOOLS)]
+        return [Step(START, everyone=True), Step(THROUGHPUT, everyone=True), Step(ALONG, everyone=True), Step(LATENCY, share=0.5, everyone=True), Step(PRODUCE, driver=LEAN, everyone=True),
+                Step(THROUGHPUT, driver=KAFKA_TOOLS)]
     found = [Step(START, everyone=True)]
     for load in (BASE, durable):
-        found.append(Step(THROUGHPUT, load, everyone=True))
+        found += [Step(THROUGHPUT, load, everyone=True), Step(PRODUCE, load, LEAN, everyone=True)]
         found += _steps_for(load, SHARES, everyone=True)
         found += [Step(THROUGHPUT, load, KAFKA_TOOLS), Step(LATENCY, load, KAFKA_TOOLS)]
     others = every() if full else vary(BASE)[1:]

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Sequence
 
 from perf.peers import plan
-from perf.peers.driving import KAFKA_TOOLS
+from perf.peers.driving import KAFKA_TOOLS, LEAN
 from perf.peers.peer import Load
 from perf.peers.plan import BASE, Step
 from perf.peers.results import PeerFacts, Run, saturated
@@ -37,6 +37,7 @@ def headline_rows() -> list[Row]:
     for load, spoken in ((BASE, "no fsync"), (DURABLE, "fsync before the acknowledgement")):
         rows.append(Row(f"produce, {spoken}", Step(plan.THROUGHPUT, load), "records_per_s", "records/s", True))
         rows.append(Row(f"broker CPU to produce, {spoken}", Step(plan.THROUGHPUT, load), "broker_cpu_s_per_million", "CPU-s per million"))
+        rows.append(Row(f"produce, by the leanest client, {spoken}", Step(plan.PRODUCE, load, LEAN), "records_per_s", "records/s", True))
         rows.append(Row(f"acknowledged, p99 at half of its maximum, {spoken}", _latency(load, 0.5), "acknowledged_p99_us", "ms", scale=1e-3))
     rows += [
         Row("read back", Step(plan.THROUGHPUT), "consume_records_per_s", "records/s", True),
@@ -116,6 +117,7 @@ def targets() -> list[Target]:
     wanted = [
         ("broker CPU to produce, no fsync", 1 / 3, "Apache Kafka"), ("broker CPU to produce, fsync before the acknowledgement", 1 / 3, "Apache Kafka"),
         ("broker CPU to produce, no fsync", 1 / 2, ""), ("produce, no fsync", 1.0, ""), ("produce, fsync before the acknowledgement", 1.0, ""),
+        ("produce, by the leanest client, no fsync", 1.0, ""), ("produce, by the leanest client, fsync before the acknowledgement", 1.0, ""),
         ("acknowledged, p99 at half of its maximum, no fsync", 1 / 2, "Apache Kafka"), ("acknowledged, p99 at half of its maximum, fsync before the acknowledgement", 1 / 2, "Apache Kafka"),
         ("memory after load, all processes", 1 / 4, "Apache Kafka"), ("start-up on an empty directory", 1 / 5, "Apache Kafka"),
     ]
@@ -202,7 +204,8 @@ def _throughput_rows(loads: Sequence[Load]) -> list[Row]:
         rows += [
             Row(label, step, "records_per_s", "produced/s", True), Row(label, step, "broker_cpu_s_per_million", "CPU-s per million produced"),
             Row(label, step, "consume_records_per_s", "read/s", True), Row(label, step, "consume_broker_cpu_s_per_million", "CPU-s per million read"),
-            Row(label, step, "disk_bytes_per_record", "bytes on disk"),
+            Row(label, step, "disk_bytes_per_record", "bytes on disk"), Row(label, step, "broker_cores", "CPUs the broker took, producing"),
+            Row(label, step, "client_cores", "CPUs the client took, producing"),
         ]
     return rows
 
@@ -231,6 +234,17 @@ def _tool_rows(loads: Sequence[Load]) -> list[Row]:
             Row(label, through, "broker_cpu_s_per_million", "broker CPU-s per million produced"), Row(label, through, "consume_records_per_s", "ConsumerPerformance, records/s", True),
             Row(label, through, "consume_broker_cpu_s_per_million", "broker CPU-s per million read"), Row(label, latency, "end_to_end_average_us", "EndToEndLatency, average, ms", scale=1e-3),
             Row(label, latency, "end_to_end_p99_us", "EndToEndLatency, p99, whole ms", scale=1e-3),
+        ]
+    return rows
+
+
+def _lean_rows(loads: Sequence[Load]) -> list[Row]:
+    rows = []
+    for load in loads:
+        step, label = Step(plan.PRODUCE, load, LEAN), load.label()
+        rows += [
+            Row(label, step, "records_per_s", "produced/s", True), Row(label, step, "broker_cpu_s_per_million", "broker CPU-s per million produced"),
+            Row(label, step, "broker_cores", "CPUs the broker took"), Row(label, step, "client_cores", "CPUs the client took"),
         ]
     return rows
 
@@ -282,6 +296,7 @@ def page_blocks(run: Run, charts: Collection[str] = ()) -> dict[str, str]:
     return {
         "peers-settings": "\n\n".join(part for part in (head_text(run), settings_table(run), skipped_text(run)) if part),
         "peers-throughput": _chart(THROUGHPUT_CHART, charts) + f"{table(run, _throughput_rows(neutral), 'load')}\n\n{notes}",
+        "peers-lean": table(run, _lean_rows(run.loads(plan.PRODUCE, LEAN)), "load"),
         "peers-latency": _chart(LATENCY_CHART, charts) + table(run, _latency_rows(latencies), "latency"),
         "peers-tools": table(run, _tool_rows(tools), "load"),
         "peers-targets": markdown_table(TARGET_HEADINGS, target_lines(run), right=(1, 2, 3, 4)),

@@ -15,7 +15,7 @@ import pytest
 
 from perf.peers import command, maven, plan, stream_peer
 from perf.peers.apache_kafka import POM
-from perf.peers.driving import KAFKA_TOOLS, LoadFailed, Librdkafka, run
+from perf.peers.driving import KAFKA_TOOLS, EncodedFrames, LoadFailed, Librdkafka, run
 from perf.peers.peer import Load, Unavailable
 from perf.peers.plan import Step
 from tests.broker import Broker
@@ -27,7 +27,7 @@ class AtBroker:
     """As much of a Peer as a driver asks for."""
 
     def __init__(self, broker: Broker) -> None:
-        self.address = broker.bootstrap
+        self.address, self.port = broker.bootstrap, broker.port
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +73,15 @@ def test_an_open_loop_counts_every_record_due_after_the_warm_up(broker: Broker, 
 def test_the_time_bound_ends_a_producer_before_its_records_are_over(broker: Broker, librdkafka: Librdkafka) -> None:
     produced = librdkafka.produce(AtBroker(broker), "bounded", SMALL, records=10**9, milliseconds=100)  # type: ignore[arg-type]
     assert 0 < produced["records"] < 10**9
+
+
+def test_encoded_frames_hold_as_many_records_as_they_say(broker: Broker, librdkafka: Librdkafka) -> None:
+    load = Load(1024, "all", "none", 3)
+    peer = AtBroker(broker)
+    librdkafka.produce(peer, "frames", load, records=1, milliseconds=1000)  # type: ignore[arg-type]  # makes the topic
+    sent = EncodedFrames().produce(peer, "frames", load, records=1600, milliseconds=20_000)  # type: ignore[arg-type]
+    assert sent["records"] >= 1600 and sent["records"] % 16 == 0
+    assert librdkafka.consume(peer, "frames", load, records=sent["stored"] + 4)["records"] == sent["stored"] + 4  # type: ignore[arg-type]
 
 
 # -- stream_load -----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from perf.peers import measuring, plan
-from perf.peers.driving import KAFKA_TOOLS, LoadFailed
+from perf.peers.driving import KAFKA_TOOLS, LEAN, LoadFailed
 from perf.peers.measuring import FAILURES_MAX, Bounds, Laboratory
 from perf.peers.peer import Load
 from perf.peers.plan import BASE, Step
@@ -168,6 +168,14 @@ def test_what_cannot_be_asked_is_not_a_failure() -> None:
     lab = laboratory([peer, MadeUp("b", protocol="redis")], driver)
     lab.run([THROUGHPUT, dataclasses.replace(THROUGHPUT, everyone=True), Step(plan.THROUGHPUT, driver=KAFKA_TOOLS)], 1)
     assert (_who(driver), lab.failures) == (["b"], []), "b only where everyone is asked, and there are no tools here"
+
+
+def test_the_lean_client_only_produces() -> None:
+    driver, lean = MadeUpDriver(), MadeUpDriver()
+    lab = Laboratory([MadeUp("a"), MadeUp("b", protocol="redis")], {"kafka": driver, "redis": driver}, None, {"kafka": lean}, say=lambda line: None, seconds=1e6)  # type: ignore[list-item, dict-item]
+    lab.run([Step(plan.PRODUCE, driver=LEAN, everyone=True)], 1)
+    assert [asked[:2] for asked in lean.asked] == [("produce", "a")] and not driver.asked, "and only whose protocol has one"
+    assert "consume_records_per_s" not in lab.samples[0].values
 
 
 def test_rates_are_shares_of_the_own_maximum_or_of_the_lowest() -> None:

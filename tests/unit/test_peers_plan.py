@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from perf.peers import plan
-from perf.peers.driving import KAFKA_TOOLS, NEUTRAL
+from perf.peers.driving import KAFKA_TOOLS, LEAN, NEUTRAL
 from perf.peers.peer import Load
 from perf.peers.plan import BASE, Step
 
@@ -76,5 +76,6 @@ def test_labels_say_what_differs() -> None:
     assert BASE.label() == "1 KiB, acks=all, 6 partitions, no fsync"
     assert Load(100, "1", "zstd", 1, True).label() == "100 B, acks=1, zstd, 1 partition, fsync before the acknowledgement"
     assert Step(plan.LATENCY, share=0.5).label() == "latency at 50% of its maximum: 1 KiB, acks=all, 6 partitions, no fsync"
+    assert Step(plan.PRODUCE, driver=LEAN).label() == "producing by the leanest client: 1 KiB, acks=all, 6 partitions, no fsync"
     assert "the same maximum" in Step(plan.LATENCY, share=0.5, common=True).label()
     assert Step(plan.START).label() == "start-up"

@@ -4,7 +4,7 @@
  *   consume  from the beginning: RECORDS
  *   latency  open loop at RATE for MILLISECONDS after WARM_MILLISECONDS: due to acknowledged, and due to consumed by a second client in the same process
  *
- * librdkafka's defaults hold but for what the words say (linger_ms, acks, compression) and what is named in common_conf. One producer, one consumer.
+ * librdkafka's defaults hold but for what the words say (linger_ms, acks, compression) and what `consumer` names. One producer, one consumer.
  * Prints one JSON object. Exits 1 with a reason when a record was refused or did not arrive.
  */
 #define _GNU_SOURCE
@@ -149,6 +149,7 @@ static rd_kafka_t *consumer(const struct arguments *arguments, rd_kafka_queue_t 
     set(conf, "group.id", "peers");
     set(conf, "enable.auto.commit", "false");
     set(conf, "auto.offset.reset", "earliest");
+    set(conf, "fetch.queue.backoff.ms", "10"); /* 1000 by default: so long would it sleep whenever a broker filled its queue, and its naps be measured */
     rd_kafka_t *rk = make(RD_KAFKA_CONSUMER, conf);
     rd_kafka_poll_set_consumer(rk);
     rd_kafka_topic_partition_list_t *list = rd_kafka_topic_partition_list_new((int)partitions);
