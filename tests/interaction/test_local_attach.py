@@ -1,0 +1,277 @@
+"""Clients of the broker's own host, through shared memory: attached, served as by TCP, refused with reasons, given up when they or the broker's processes die."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import multiprocessing
+import os
+import signal
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mqd import native
+from mqd.protocol.messages import FindCoordinatorRequest, MetadataRequest, OffsetCommitRequest, OffsetFetchRequest
+from mqd.shm import rendezvous
+from tests.broker import Broker
+from tests.interaction.traffic import (
+    API_VERSIONS, FETCH, FETCH_VERSION, METADATA, Watch, create_topic, eventually, fetch, fetch_request, must_produce, read_batches, topic_name,
+)
+from tests.kafka_connection import ConnectionEnded, KafkaConnection
+from tests.local_connection import ASK, MAGIC, WELCOME, LocalConnection, Refused, connect, hello
+
+MIB = 1 << 20
+
+
+def socket_of(broker: Broker) -> str:
+    found = rendezvous.find(broker.bootstrap)
+    assert found.path is not None, found.reason
+    return found.path
+
+
+def attach(broker: Broker, **options) -> LocalConnection:
+    return LocalConnection(socket_of(broker), **options)
+
+
+@contextlib.contextmanager
+def one_for_each_worker(broker: Broker, **options) -> Iterator[list[LocalConnection]]:
+    """The acceptor gives each to the worker with the fewest."""
+    with contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(attach(broker, **options)) for _ in range(2 * broker.workers)]
+        by_worker = {connection.worker: connection for connection in opened}
+        assert len(by_worker) == broker.workers, [connection.worker for connection in opened]
+        yield [by_worker[worker] for worker in sorted(by_worker)]
+
+
+# -- served -------------------------------------------------------------------------------------------------------------------
+
+
+def test_everything_that_tcp_can_do(shared_broker, request):
+    topic = topic_name(request.node.name)
+    with one_for_each_worker(shared_broker) as local, KafkaConnection(port=shared_broker.port) as tcp:
+        create_topic(local[0], topic, 2)
+        values = []
+        for number in range(12):
+            value = b"%d " % number + bytes(number * 5000)
+            must_produce((*local, tcp)[number % 3], topic, number % 2, value)
+            values.append(value)
+        for kafka in (*local, tcp):
+            for partition in (0, 1):
+                stored = b"".join(read_batches(kafka, topic, partition))
+                assert all(value in stored for value in values[partition::2])
+        offset = OffsetCommitRequest.Partition(partition_index=0, committed_offset=5)
+        committed = OffsetCommitRequest(group_id=topic, generation_id_or_member_epoch=-1, topics=[OffsetCommitRequest.Topic(name=topic, partitions=[offset])])
+        eventually(lambda: local[1].call(10, 4, FindCoordinatorRequest(coordinator_keys=[topic])).coordinators[0].error_code == 0, "a coordinator")
+        eventually(lambda: local[0].call(8, 9, committed).topics[0].partitions[0].error_code == 0, "a coordinator that has loaded")
+        (group,) = tcp.call(9, 9, OffsetFetchRequest(groups=[OffsetFetchRequest.Group(group_id=topic, topics=None)])).groups
+        assert [one.committed_offset for one in group.topics[0].partitions] == [5]
+
+
+def test_metadata_names_the_first_listener_and_logs_name_the_process(shared_broker):
+    with attach(shared_broker, client_id="who-am-i") as local:
+        (broker,) = local.call(METADATA, 12, MetadataRequest(topics=[])).brokers
+        assert (broker.host, broker.port) == ("127.0.0.1", shared_broker.port)
+        line = Watch(shared_broker).wait_logged("who-am-i", "attached", logs="mqd-worker-*.log")
+        assert f"pid {os.getpid()}" in line and f"uid {os.getuid()}" in line
+
+
+def test_a_log_is_read_from_its_files(shared_broker, request):
+    """Question and positions: what a reader of files lives on."""
+    topic = topic_name(request.node.name)
+    with attach(shared_broker) as local:
+        topic_id = bytes(create_topic(local, topic, 1, **{"segment.bytes": "16384"}))
+        for number in range(60):
+            must_produce(local, topic, 0, b"%04d" % number + bytes(1000))
+        wanted, offset, seen = b"".join(read_batches(local, topic, 0)), 0, b""
+        control = mmap.mmap(local.control_fd, os.fstat(local.control_fd).st_size, mmap.MAP_PRIVATE)  # the client's library maps it read-only
+        view_of = native.Control.attach(control).slot_view
+        while offset < 60:
+            answer, fd = local.ask(topic_id, 0, offset)
+            assert answer["error"] == 0 and answer["base_offset"] == offset and fd is not None
+            assert view_of(answer["slot"]).high_watermark == 60
+            seen += os.pread(fd, answer["size_bytes"], 0)
+            os.close(fd)
+            offset = min(answer["next_base_offset"], 60)
+        assert seen == wanted
+        positions = msgspec.structs.replace(fetch_request(topic, {0: 7}), max_bytes=0)
+        (partition,) = local.call(FETCH, FETCH_VERSION, positions).responses[0].partitions
+        assert (partition.error_code, partition.high_watermark, partition.records or b"") == (0, 60, b"")
+        assert fetch(local, topic, 0, 7).records  # with a max_bytes: as ever
+
+
+def test_what_is_shared_cannot_be_taken_away(shared_broker):
+    with attach(shared_broker) as local:
+        with pytest.raises(OSError):
+            os.ftruncate(local.memory_fd, 4096)
+        with pytest.raises(OSError):
+            os.pwrite(local.control_fd, b"x", 0)
+        with pytest.raises(PermissionError):
+            mmap.mmap(local.control_fd, 4096)
+        local.call(API_VERSIONS, 3)
+
+
+# -- refused ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("greeting, reason", [
+    (hello(version=2), "layout version 2"), (hello(abi_hash=1), "other sources"), (hello()[:-1], "103 bytes"), (hello() + b"x", "105 bytes"), (hello()[:16], "16 bytes"),
+])
+def test_another_layout_is_refused_with_the_reason(shared_broker, greeting, reason):
+    with pytest.raises(Refused, match=reason) as refused:
+        LocalConnection(socket_of(shared_broker), greeting=greeting)
+    assert refused.value.error == native.E_LAYOUT and "TCP" in str(refused.value)
+
+
+@pytest.mark.parametrize("greeting", [hello(magic=1), b"x", b"GET / HTTP/1.1\r\n\r\n", bytes(104), bytes(5000)])
+def test_who_says_something_else_is_closed(shared_broker, greeting):
+    with pytest.raises(ConnectionEnded):
+        LocalConnection(socket_of(shared_broker), greeting=greeting)
+    with attach(shared_broker) as local:
+        local.call(API_VERSIONS, 3)
+
+
+def test_who_says_nothing_holds_nobody_up(shared_broker):
+    path = socket_of(shared_broker)
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(connect(path)) for _ in range(150)]  # more than may wait to say hello
+        with attach(shared_broker) as local:
+            local.call(API_VERSIONS, 3)
+        silent[0].settimeout(10)
+        assert silent[0].recv(1) == b""  # the oldest made room
+
+
+def test_sizes_are_the_brokers_choice(shared_broker):
+    with attach(shared_broker, greeting=hello(data_bytes=0, reply_bytes=0, submission_count=0)) as least, attach(
+        shared_broker, greeting=hello(data_bytes=3 * MIB + 1, reply_bytes=5000, submission_count=1000)
+    ) as odd:
+        assert (least.data_bytes, least.reply_bytes, least.submission_count) == (65536, 4096, 16)
+        assert (odd.data_bytes, odd.reply_bytes, odd.submission_count) == (3 * MIB + 4096, 8192, 1024)
+        for local in (least, odd):
+            local.call(API_VERSIONS, 3)
+
+
+def test_limits_permissions_and_switching_off(start_broker):
+    broker = start_broker(config={"local.memory.max.bytes": str(24 * MIB), "local.attachments.max": "6", "local.socket.permissions": "0666"})
+    path = Path(socket_of(broker))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 and stat.S_IMODE(path.parent.stat().st_mode) == 0o711
+    opened: list[LocalConnection] = []
+    try:
+        with pytest.raises(Refused, match="local.memory.max.bytes"):
+            while True:
+                opened.append(attach(broker, greeting=hello(data_bytes=8 * MIB)))
+        assert 16 * MIB <= sum(local.total_bytes for local in opened) <= 24 * MIB
+        status = broker.status()
+        assert sum(worker["local_clients"] for worker in status["workers"]) == len(opened)
+        assert sum(worker["local_bytes"] for worker in status["workers"]) == sum(local.total_bytes for local in opened)
+        assert status["client_socket"] == str(path)
+        for local in opened:
+            local.close()
+        watch = Watch(broker)
+        eventually(lambda: watch.total("local_bytes") == 0, "memory given back")
+        opened = [attach(broker, greeting=hello(data_bytes=65536)) for _ in range(6)]
+        with pytest.raises(Refused, match="local.attachments.max"):
+            opened.append(attach(broker, greeting=hello(data_bytes=65536)))
+        assert watch.total("local_refused") == 2 and watch.total("local_attachments") == 6
+    finally:
+        for local in opened:
+            local.close()
+    broker.stop()
+    assert not path.exists() and rendezvous.find(broker.bootstrap).path is None
+    broker.config["local.attachments.max"] = "0"
+    broker.start()
+    assert not path.exists() and rendezvous.find(broker.bootstrap).path is None and broker.status()["client_socket"] is None
+
+
+# -- deaths -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def mortal(io_backend, tmp_path_factory) -> Iterator[Broker]:
+    """Its processes are killed, and started again."""
+    with Broker(tmp_path_factory.mktemp(f"mortal-{io_backend}"), config={"io.backend": io_backend}) as broker:
+        yield broker
+
+
+def _attach_and_fork(path: str, pipe) -> None:
+    """A client whose child has everything that it has; then it waits to be killed."""
+    local = LocalConnection(path)
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+        os._exit(0)
+    pipe.send((os.getpid(), child, local.total_bytes))
+    signal.pause()
+
+
+def test_a_client_that_is_killed_leaves_nothing_even_when_its_children_live(mortal):
+    watch, context = Watch(mortal), multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    client = context.Process(target=_attach_and_fork, args=(socket_of(mortal), there))
+    client.start()
+    pid, child, total_bytes = here.recv()
+    try:
+        assert watch.total("local_bytes") == total_bytes
+        os.kill(pid, signal.SIGKILL)
+        client.join()
+        eventually(lambda: watch.total("local_attachments") == 0 and watch.total("local_bytes") == 0, "the dead client forgotten while its child lives")
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_deaths_of_the_brokers_processes(mortal):
+    broker, path = mortal, socket_of(mortal)
+    with one_for_each_worker(broker) as local:
+        topic_id = create_topic(local[0], "deaths", 2)
+        must_produce(local[0], "deaths", 0, b"first")
+        os.kill(broker.pid("mqd-acceptor"), signal.SIGKILL)  # attachments stay; who comes meanwhile waits in the keeper's socket
+        must_produce(local[0], "deaths", 0, b"second")
+        with attach(broker) as later:
+            must_produce(later, "deaths", 1, b"third")
+        victim = local[1].worker
+        os.kill(broker.pid(f"mqd-worker-{victim}"), signal.SIGKILL)
+        with pytest.raises((ConnectionEnded, TimeoutError)):
+            for _ in range(1000):
+                local[1].call(API_VERSIONS, 3)
+        assert local[1].has_ended() and not local[0].has_ended()
+        with attach(broker) as again:  # the other worker, or the successor
+            eventually(lambda: _produces(again), "the successor")
+        broker.wait_until_ready()
+        with one_for_each_worker(broker) as fresh:
+            for partition in (0, 1):
+                must_produce(fresh[victim], "deaths", partition, b"by the successor")
+            assert b"first" in b"".join(read_batches(fresh[0], "deaths", 0))
+            answer, fd = fresh[victim].ask(bytes(topic_id), 0, 0)
+            assert answer["error"] == 0 and fd is not None
+            os.close(fd)
+        watch = Watch(broker)
+        eventually(lambda: watch.total("local_attachments") == 2, "the dead worker's attachments forgotten")  # those of `local` on the worker that lives
+    assert rendezvous.find(broker.bootstrap).path == path
+
+
+def _produces(kafka: LocalConnection) -> bool:
+    try:
+        must_produce(kafka, "deaths", 1, b"again")
+        return True
+    except AssertionError:
+        return False  # its owner is being replaced
+
+
+def test_a_descriptor_that_comes_with_a_packet_is_nobodys(shared_broker):
+    """SCM_RIGHTS to those who do not want it: closed by the kernel."""
+    with attach(shared_broker) as local, open("/dev/null") as file:
+        before = [len(os.listdir(f"/proc/{pid}/fd")) for pid in Watch(shared_broker).worker_pids()]
+        topic_id = bytes(16)
+        for _ in range(8):
+            ask = ASK.pack(1, 1, topic_id, 0, 0, 0)
+            socket.send_fds(local.socket, [ask], [file.fileno()] * 4)
+            assert local.answer()[0]["error"] == 100
+        assert [len(os.listdir(f"/proc/{pid}/fd")) for pid in Watch(shared_broker).worker_pids()] == before
+
+
+def test_the_welcome_says_who_refuses():
+    assert WELCOME.size == 256 and MAGIC == int.from_bytes(b"MQDLOCL1", "little")
