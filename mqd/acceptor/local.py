@@ -18,12 +18,13 @@ import asyncio
 import errno
 import socket
 import struct
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from mqd import native
-from mqd.acceptor.accepting import BATCH_COUNT, MAGIC, PAUSE_S
+from mqd.acceptor.accepting import BATCH_COUNT, MAGIC, PAUSE_S, PENDING_FORGET_S
 from mqd.acceptor.link import LISTENER_LOCAL
 from mqd.base import logging
 from mqd.shm.attach import peer_pid
@@ -100,8 +101,8 @@ class LocalClients:
         self._abi_hash = native.local_abi_hash()
         self._greeting: dict[socket.socket, asyncio.TimerHandle] = {}  # have not said hello, oldest first
         self._waiting: deque[tuple[socket.socket, bytes]] = deque()  # no worker's hand-off socket had room
-        self._handed = [0] * len(handoffs)  # that attachment_count may not know of yet
-        self._counted = [0] * len(handoffs)
+        self._handed = [0] * len(handoffs)  # since _handed_s: attachment_count may not know of them yet
+        self._handed_s = 0.0
         self._retry: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -189,11 +190,11 @@ class LocalClients:
 
     def _order(self) -> list[int]:
         """Workers by how many local clients they serve; those that do not run come last: the keeper holds their sockets for the successor."""
-        counts = [self._attachment_count(worker) for worker in range(len(self._handoffs))]
-        for worker, count in enumerate(counts):
-            if count != self._counted[worker]:
-                self._counted[worker], self._handed[worker] = count, 0
-        return sorted(range(len(counts)), key=lambda worker: (not self._running(worker), counts[worker] + self._handed[worker]))
+        now = time.monotonic()
+        if now - self._handed_s > PENDING_FORGET_S:
+            self._handed = [0] * len(self._handoffs)
+            self._handed_s = now
+        return sorted(range(len(self._handoffs)), key=lambda worker: (not self._running(worker), self._attachment_count(worker) + self._handed[worker]))
 
     def _send(self, connection: socket.socket, message: bytes) -> bool:
         for worker in self._order():
