@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -37,8 +38,9 @@ def build() -> Path:
     return program
 
 
+@functools.cache
 def build_local() -> Path:
-    """The load generator through shared memory, with the C client in it, compiled if need be. Raises LoadFailed."""
+    """The load generator through shared memory, with the C client in it, compiled if need be, once in a run. Raises LoadFailed."""
     program, native = BUILD / "local", ROOT / "native"
     sources = [*sorted(LOCAL_SOURCES.glob("*.c")), *sorted(native.glob("mqd_client*.c")), *(native / name for name in LOCAL_PARTS)]
     newest = max(path.stat().st_mtime for path in (*sources, *native.glob("*.h")))
