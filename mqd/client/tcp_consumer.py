@@ -18,8 +18,8 @@ CHUNK_MAX = 10_000
 SLICE_S = 0.1  # of a wait that may be interrupted
 STORE_RECORDS, STORE_S = 100, 0.5  # what was handed out is stored at least as often
 _METHODS = (
-    "memberid", "consumer_group_metadata", "assign", "incremental_assign", "unassign", "incremental_unassign", "assignment", "seek", "pause", "resume", "position", "committed",
-    "list_topics", "get_watermark_offsets", "offsets_for_times", "cluster_id", "set_sasl_credentials",
+    "memberid", "consumer_group_metadata", "incremental_assign", "assignment", "resume", "position", "committed", "list_topics", "get_watermark_offsets", "offsets_for_times",
+    "cluster_id", "set_sasl_credentials",
 )  # fmt: skip
 _TRUE = {"true", "t", "1"}
 
@@ -126,6 +126,46 @@ class TcpConsumer:
             return []
         return [first, *(self._consumer.consume(min(count, CHUNK_MAX) - 1, 0) if count > 1 else ())]
 
+    # -- what lies here goes when its partition does ----------------------------------------------------------------------------
+
+    def _drop(self, partitions: list[Any] | None) -> dict[tuple[str, int], int]:
+        """Of these partitions, None = of all. Returns the first offset dropped of each."""
+        places = None if partitions is None else {(one.topic, one.partition) for one in partitions}
+        first: dict[tuple[str, int], int] = {}
+        kept = []
+        for message in self._held:
+            place = message.topic(), message.partition()
+            if places is None or place in places:
+                first.setdefault(place, message.offset())
+            else:
+                kept.append(message)
+        self._held = kept
+        return first
+
+    def seek(self, partition: Any) -> None:
+        self._consumer.seek(partition)
+        self._drop([partition])
+
+    def pause(self, partitions: list[Any]) -> None:
+        self._consumer.pause(partitions)
+        for (topic, index), offset in self._drop(partitions).items():
+            self._consumer.seek(confluent_kafka.TopicPartition(topic, index, offset))
+
+    def assign(self, partitions: list[Any]) -> None:
+        self._store()
+        self._drop(None)
+        self._consumer.assign(partitions)
+
+    def unassign(self) -> None:
+        self._store()
+        self._drop(None)
+        self._consumer.unassign()
+
+    def incremental_unassign(self, partitions: list[Any]) -> None:
+        self._store()
+        self._drop(partitions)
+        self._consumer.incremental_unassign(partitions)
+
     # -- offsets ----------------------------------------------------------------------------------------------------------------
 
     def _hand_out(self, message: Any) -> None:
@@ -181,8 +221,7 @@ class TcpConsumer:
             return function
 
         def call(_consumer: Any, partitions: list[Any]) -> None:
-            gone = {(one.topic, one.partition) for one in partitions}
-            self._held = [one for one in self._held if (one.topic(), one.partition()) not in gone]
+            self._drop(partitions)
             self._store()
             if function is not None:
                 function(self._owner, partitions)
