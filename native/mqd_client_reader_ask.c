@@ -28,6 +28,7 @@ struct reader_state {
     pthread_rwlock_t entered; /* R1 */
     pthread_mutex_t asking;   /* R2 */
     struct mqd_client *client; /* under `entered`; NULL: it was closed */
+    uint32_t closing;         /* atomic: nobody enters any more, for readers that come and go would keep the closing one out for ever */
     uint32_t number;          /* under `asking` */
 };
 
@@ -49,6 +50,7 @@ static void on_client_close(struct mqd_client *client)
     if (!state)
         return;
     if (mqd_client_check(client) == 0 || mqd_error_code() != MQD_E_INVALID) { /* in a fork's child another thread's lock may never be given back */
+        mqd_store_release(&state->closing, 1u);
         shutdown(client->socket_fd, SHUT_RDWR); /* nobody waits for an answer any longer */
         pthread_rwlock_wrlock(&state->entered);
         state->client = NULL;
@@ -81,10 +83,13 @@ static struct reader_state *state_of(struct mqd_client *client)
 
 static int source_enter(void *context)
 {
+    static const char closed[] = "the attachment was closed; attach again and move the reader there";
     struct reader_state *state = context;
+    if (mqd_load_acquire(&state->closing))
+        return mqd_error_set_static(EPIPE, closed);
     pthread_rwlock_rdlock(&state->entered);
     if (!state->client)
-        mqd_error_set_static(EPIPE, "the attachment was closed; attach again and move the reader there");
+        mqd_error_set_static(EPIPE, closed);
     else if (mqd_client_check(state->client) == 0)
         return 0;
     pthread_rwlock_unlock(&state->entered);
