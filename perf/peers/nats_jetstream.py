@@ -14,7 +14,7 @@ PACKAGES = ("nats-server",)
 class NatsJetStream(StreamPeer):
     name = "NATS JetStream"
     protocol = "nats"
-    settings = "Debian's package; `nats-server -js`, file storage, one replica, its defaults; read by push consumers with flow control, without acknowledgements (as ordered consumers do)"
+    settings = "Debian's package; `nats-server -js`, file storage, one replica, its defaults; read by pull consumers without acknowledgements, 500 records ahead as `nats.go` does"
 
     def prepare(self) -> None:
         self._program = debian.program(debian.unpacked(PACKAGES), "usr/sbin/nats-server", "usr/bin/nats-server")

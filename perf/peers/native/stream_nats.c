@@ -1,5 +1,5 @@
-/* NATS JetStream: every PUB has a reply subject that ends in the record's number, where its PubAck comes; reading is by push consumers with flow control and no
- * acknowledgements, as the client libraries' ordered consumers are.
+/* NATS JetStream: every PUB has a reply subject that ends in the record's number, where its PubAck comes; reading is by pull consumers without acknowledgements, which
+ * ask for the next records when half of what they asked for has come, as nats.go's Consume does.
  */
 #define _GNU_SOURCE
 #include "stream_load.h"
@@ -14,6 +14,10 @@
 #define ASK_SID 2
 #define DELIVERY_SID 3 /* and above: one for each stream */
 #define WORDS_MAX 8
+#define PULL_RECORDS 500
+#define PULL_BYTES_MAX (2 << 20) /* of one stream, on the way: a reader with 64 MB before it is given up by the server */
+
+static int wanted[STREAMS_MAX], pull_records; /* asked for and not come yet; how many are asked for */
 
 static bool answered;
 static char answer[2048];
@@ -34,14 +38,26 @@ static int split(char *line, char *word[WORDS_MAX])
     return count;
 }
 
-/* A status of the server's: a flow control request wants an empty answer, a heartbeat nothing. */
-static void status(struct link *link, const char *reply)
+static void pull(struct link *link, int stream)
 {
-    if (reply)
-        buffer_text(&link->out, "PUB %s 0\r\n\r\n", reply);
+    char name[NAME_MAX_BYTES], json[64];
+    int more = pull_records - wanted[stream];
+    stream_name(name, stream);
+    snprintf(json, sizeof json, "{\"batch\":%d,\"expires\":%lld}", more, 30000000000ll);
+    buffer_text(&link->out, "PUB $JS.API.CONSUMER.MSG.NEXT.%s.reader%d _INBOX.read.%d.%s %zu\r\n%s\r\n", name, (int)getpid(), (int)getpid(), name, strlen(json), json);
+    wanted[stream] += more;
 }
 
-static void message(struct link *link, int sid, const char *subject, const char *reply, const uint8_t *payload, size_t header, size_t size)
+/* The server's word that a request is over before it was filled: what is missing is asked for again. "Status: 408" or the like, with what was not sent. */
+static void status(struct link *link, int stream, const uint8_t *header, size_t size)
+{
+    if (size > 12 && !memcmp(header + 9, "100", 3))
+        return;
+    wanted[stream] = 0;
+    pull(link, stream);
+}
+
+static void message(struct link *link, int sid, const char *subject, const uint8_t *payload, size_t header, size_t size)
 {
     if (sid == ASK_SID) {
         snprintf(answer, sizeof answer, "%.*s", (int)size, (const char *)payload);
@@ -51,9 +67,12 @@ static void message(struct link *link, int sid, const char *subject, const char 
             fail("nats: a record was refused: %.*s", (int)size, payload);
         on_acknowledged(strtoll(strrchr(subject, '.') + 1, NULL, 10));
     } else if (header)
-        status(link, reply);
-    else
+        status(link, sid - DELIVERY_SID, payload, header);
+    else {
         on_received(payload, size);
+        if (--wanted[sid - DELIVERY_SID] <= pull_records / 2)
+            pull(link, sid - DELIVERY_SID);
+    }
 }
 
 static bool nats_take(struct link *link)
@@ -81,8 +100,10 @@ static bool nats_take(struct link *link)
         fail("nats: a message of %zu bytes, %zu of them headers", size, header);
     if (buffer_held(&link->in) < head + size + 2)
         return false;
-    const char *reply = count == 4 + numbers ? word[3] : NULL;
-    message(link, atoi(word[2]), word[1], reply, first + head, header, size);
+    int sid = atoi(word[2]);
+    if (sid < ACK_SID || sid >= DELIVERY_SID + load.streams)
+        fail("nats: a message for subscription %d", sid);
+    message(link, sid, word[1], first + head, header, size);
     link->in.start += head + size + 2;
     return true;
 }
@@ -135,13 +156,15 @@ static void nats_publish(struct link *link, int64_t number, int stream, const ui
 static void nats_subscriber(struct link *link)
 {
     char name[NAME_MAX_BYTES], subject[160], json[400];
+    int64_t fitting = PULL_BYTES_MAX / load.record_bytes;
+    pull_records = fitting < 2 ? 2 : fitting < PULL_RECORDS ? (int)fitting : PULL_RECORDS;
     for (int stream = 0; stream < load.streams; stream++) {
         stream_name(name, stream);
         buffer_text(&link->out, "SUB _INBOX.read.%d.%s %d\r\n", (int)getpid(), name, DELIVERY_SID + stream);
-        snprintf(subject, sizeof subject, "$JS.API.CONSUMER.CREATE.%s", name);
-        snprintf(json, sizeof json, "{\"stream_name\":\"%s\",\"config\":{\"deliver_policy\":\"all\",\"ack_policy\":\"none\",\"replay_policy\":\"instant\",\"max_deliver\":1,"
-                 "\"deliver_subject\":\"_INBOX.read.%d.%s\",\"flow_control\":true,\"idle_heartbeat\":5000000000}}", name, (int)getpid(), name);
+        snprintf(subject, sizeof subject, "$JS.API.CONSUMER.DURABLE.CREATE.%s.reader%d", name, (int)getpid());
+        snprintf(json, sizeof json, "{\"stream_name\":\"%s\",\"config\":{\"durable_name\":\"reader%d\",\"deliver_policy\":\"all\",\"ack_policy\":\"none\",\"replay_policy\":\"instant\"}}", name, (int)getpid());
         request(link, subject, json);
+        pull(link, stream);
     }
 }
 
