@@ -207,6 +207,13 @@ static bool fits_ever(const struct mqd_producer *producer, const struct mqd_prod
     return needed <= producer->used_bytes_max && batch_bytes <= INT32_MAX;
 }
 
+static inline bool has_room(const struct mqd_producer *producer, const struct mqd_producer_batch *batch, const struct record *record, uint64_t *body)
+{
+    *body = body_bytes(record, mqd_zigzag(record->timestamp_ms - batch->base_timestamp_ms), mqd_zigzag(batch->record_count));
+    return batch->size_bytes + mqd_unsigned_varint_bytes(mqd_zigzag((int64_t)*body)) + *body <= batch->limit_bytes &&
+           (uint32_t)batch->record_count < producer->options.batch_records_max;
+}
+
 /* The open batch of the partition with room for the record; its size is worked out along the way. */
 static enum put_result place_record(struct mqd_producer *producer, struct mqd_producer_topic *topic, const struct record *record, int32_t wanted_partition,
                                     struct mqd_producer_batch **out, uint64_t *body)
@@ -219,9 +226,7 @@ static enum put_result place_record(struct mqd_producer *producer, struct mqd_pr
         }
         struct mqd_producer_batch *batch = topic->partitions[index]->open;
         if (batch) {
-            *body = body_bytes(record, mqd_zigzag(record->timestamp_ms - batch->base_timestamp_ms), mqd_zigzag(batch->record_count));
-            if (batch->size_bytes + mqd_unsigned_varint_bytes(mqd_zigzag((int64_t)*body)) + *body <= batch->limit_bytes &&
-                (uint32_t)batch->record_count < producer->options.batch_records_max) {
+            if (has_room(producer, batch, record, body)) {
                 *out = batch;
                 return PUT;
             }
@@ -301,25 +306,69 @@ static inline void column_step(const struct mqd_record_columns *columns, struct 
         record->headers += record->header_bytes;
 }
 
+/* Values of one size, without keys and headers, of one time: all that differs is the offset delta, so what stands before a value is made once for all that have it in as many bytes.
+ * Fills the open batch; returns how many went in. */
+static uint32_t append_alike(struct mqd_producer *producer, struct mqd_producer_batch *batch, const struct record *first, uint32_t count)
+{
+    uint64_t timestamp_delta = mqd_zigzag(first->timestamp_ms - batch->base_timestamp_ms), offset_delta = mqd_zigzag(batch->record_count), body;
+    uint32_t delta_bytes = mqd_unsigned_varint_bytes(offset_delta), most = producer->options.batch_records_max - (uint32_t)batch->record_count, n = count < most ? count : most;
+    uint64_t same_size = (1ull << (7 * delta_bytes - 1)) - (uint64_t)batch->record_count; /* so many have deltas of as many bytes */
+    uint8_t head[32] = {0}, *at = mqd_producer_data(producer) + batch->place + batch->size_bytes;
+    body = body_bytes(first, timestamp_delta, offset_delta);
+    uint64_t size_bytes = mqd_unsigned_varint_bytes(mqd_zigzag((int64_t)body)) + body, fitting = (batch->limit_bytes - batch->size_bytes) / size_bytes;
+    n = n < same_size ? n : (uint32_t)same_size;
+    n = n < fitting ? n : (uint32_t)fitting;
+    uint8_t *delta = mqd_put_unsigned_varint(mqd_put_unsigned_varint(head, mqd_zigzag((int64_t)body)) + 1, timestamp_delta);
+    size_t value_bytes = (size_t)first->value_bytes, delta_at = (size_t)(delta - head);
+    delta[delta_bytes] = 1; /* no key */
+    size_t head_bytes = (size_t)(mqd_put_unsigned_varint(delta + delta_bytes + 1, mqd_zigzag(first->value_bytes)) - head);
+    const uint8_t *value = first->value;
+    bool quick = head_bytes <= 16 && head_bytes + value_bytes >= 16;
+    for (uint32_t i = 0; i < n; i++, value += value_bytes, offset_delta += 2) {
+        if (quick)
+            memcpy(at, head, 16); /* the value is written over what is too much */
+        else
+            memcpy(at, head, head_bytes);
+        mqd_put_varint_of(at + delta_at, offset_delta, delta_bytes);
+        at = (uint8_t *)memcpy(at + head_bytes, value, value_bytes) + value_bytes;
+        *at++ = 0;
+    }
+    batch->size_bytes += (uint32_t)(n * size_bytes);
+    batch->record_count += (int32_t)n;
+    producer->outstanding_records += n;
+    return n;
+}
+
 int64_t mqd_producer_append(struct mqd_producer *producer, int32_t topic_number, const struct mqd_record_columns *columns, uint64_t *batch_of)
 {
     if (usable(producer, topic_number))
         return -1;
     struct mqd_producer_topic *topic = producer->topics[topic_number];
     struct record record = {.value = columns->values, .key = columns->keys, .headers = columns->header_bytes ? columns->headers : NULL};
+    bool one_partition = !columns->partitions && columns->partition >= 0 && columns->partition < topic->partition_count;
+    bool alike = !columns->partitions && !columns->value_bytes && !columns->key_bytes && !columns->header_bytes && !columns->timestamps_ms && columns->fixed_value_bytes > 0;
     enum put_result result = PUT;
     uint32_t i = 0;
-    for (; i < columns->count; i++) {
-        struct mqd_producer_batch *batch;
+    while (i < columns->count) {
+        struct mqd_producer_batch *batch = one_partition ? topic->partitions[columns->partition]->open : NULL;
         uint64_t body;
-        result = column_record(columns, i, &record) ? PUT_WRONG
-                                                   : place_record(producer, topic, &record, columns->partitions ? columns->partitions[i] : columns->partition, &batch, &body);
+        uint32_t n = 1;
+        result = column_record(columns, i, &record) ? PUT_WRONG : PUT;
+        if (result == PUT && !(batch && has_room(producer, batch, &record, &body)))
+            result = place_record(producer, topic, &record, columns->partitions ? columns->partitions[i] : columns->partition, &batch, &body);
         if (result != PUT)
             break;
-        append_record(producer, batch, &record, body);
-        if (batch_of)
-            batch_of[i] = batch->number;
-        column_step(columns, &record);
+        if (alike)
+            n = append_alike(producer, batch, &record, columns->count - i);
+        else
+            append_record(producer, batch, &record, body);
+        for (uint32_t j = 0; batch_of && j < n; j++)
+            batch_of[i + j] = batch->number;
+        if (alike)
+            record.value += (uint64_t)n * (uint32_t)record.value_bytes;
+        else
+            column_step(columns, &record);
+        i += n;
     }
     mqd_client_flush(producer->client);
     return result == PUT_WRONG && i == 0 ? -1 : (int64_t)i;

@@ -21,6 +21,14 @@ static inline uint8_t *mqd_put_unsigned_varint(uint8_t *at, uint64_t value)
     return at;
 }
 
+/* As the other, in exactly `size_bytes`, which is what it needs. */
+static inline void mqd_put_varint_of(uint8_t *at, uint64_t value, uint32_t size_bytes)
+{
+    for (uint32_t i = 0; i + 1 < size_bytes; i++, value >>= 7)
+        at[i] = (uint8_t)(value | 0x80);
+    at[size_bytes - 1] = (uint8_t)value;
+}
+
 static inline uint64_t mqd_zigzag(int64_t value)
 {
     return (uint64_t)value << 1 ^ (uint64_t)(value >> 63);

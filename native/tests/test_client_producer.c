@@ -257,6 +257,57 @@ TEST(columns_that_are_the_same_for_all)
     end(&s);
 }
 
+/* Offset deltas of one, two and three bytes, values shorter and longer than what is written at once; the first record of another time, so that deltas of time are not 0. */
+TEST(alike_records_across_all_sizes_of_their_deltas)
+{
+    static const int32_t sizes[] = {1, 4, 7, 8, 15, 16, 63, 64, 100};
+    static uint8_t values[20000 * 100];
+    for (size_t k = 0; k < sizeof sizes / sizeof sizes[0]; k++) {
+        struct setup s = {.client_options = small()};
+        struct mqd_producer_options options = plain();
+        options.batch_bytes = 4 << 20;
+        options.batch_records_max = 20000;
+        s.client_options.data_bytes = 40 << 20;
+        fake_open(&s.fake, "alike");
+        s.client = fake_attach(&s.fake, &s.client_options);
+        CHECK(s.client);
+        s.producer = mqd_producer_open(s.client, &options);
+        int32_t topic = mqd_producer_topic(s.producer, "t", 1, MQD_PARTITIONER_RANDOM), size = sizes[k];
+        uint64_t seed = k;
+        for (int32_t i = 0; i < 20000 * size; i++)
+            values[i] = (uint8_t)test_random(&seed);
+        CHECK(mqd_producer_put(s.producer, topic, 0, values, size, NULL, -1, NULL, 0, 5000) > 0);
+        for (uint32_t done = 1; done < 20000;) {
+            uint32_t count = 1 + (uint32_t)(test_random(&seed) % 3000);
+            count = count < 20000 - done ? count : 20000 - done;
+            struct mqd_record_columns columns = {.count = count, .values = values + (size_t)done * (size_t)size, .fixed_value_bytes = size, .partition = k % 2 ? -1 : 0, .timestamp_ms = 4321};
+            CHECK_EQUAL(mqd_producer_append(s.producer, topic, &columns, NULL), count);
+            done += count;
+        }
+        CHECK_EQUAL(mqd_producer_send(s.producer, 0, 1), 0);
+        CHECK(fake_next(&s.fake));
+        CHECK_EQUAL(s.fake.batch.record_count, 20000);
+        CHECK_EQUAL(s.fake.batch.max_timestamp_ms, 5000);
+        const uint8_t *at = s.fake.partition.records + MQD_BATCH_HEADER_BYTES, *last = s.fake.partition.records + s.fake.partition.size_bytes;
+        for (int32_t i = 0; i < 20000; i++) {
+            int64_t bytes, timestamp_delta, offset_delta, key;
+            at = mqd_varint(at, last, &bytes);
+            CHECK(at);
+            const uint8_t *next = at + bytes;
+            CHECK_EQUAL(*at++, 0);
+            at = mqd_varint(mqd_varlong(at, next, &timestamp_delta), next, &offset_delta);
+            CHECK_EQUAL(timestamp_delta, i ? -679 : 0);
+            CHECK_EQUAL(offset_delta, i);
+            at = check_blob(mqd_varint(at, next, &key), next, values + (size_t)i * (size_t)size, size);
+            CHECK_EQUAL(key, -1);
+            CHECK(at && at + 1 == next && *at == 0);
+            at = next;
+        }
+        CHECK(at == last);
+        end(&s);
+    }
+}
+
 TEST(linger_closes_the_oldest_first)
 {
     struct setup s;
