@@ -88,6 +88,8 @@ class Attachment:
     def __init__(self, opener: Callable[[], NativeClient], *, client_id: str = "mqd", metadata_max_age_s: float = 300.0, request_timeout_s: float = 30.0) -> None:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
+        self._released = threading.Condition(self.lock)  # the background thread waits here for the role
+        self._parked = False
         self.client_id = client_id
         self.request_timeout_s = request_timeout_s
         self.generation = 0  # attachments made
@@ -205,6 +207,8 @@ class Attachment:
                     self._require_usable()
             finally:
                 self._waiting -= 1
+                if self._parked and self._driver is None:
+                    self._released.notify()
 
     # -- life --------------------------------------------------------------------------------------------------------------------
 
@@ -217,6 +221,7 @@ class Attachment:
             self._closed = True
             self.native.wake()
             self.changed.notify_all()
+            self._released.notify()
         if threading.current_thread() is not self._thread:
             self._thread.join()
         with self.lock:
@@ -255,8 +260,10 @@ class Attachment:
         with self.lock:
             while not self._closed:
                 if self._driver is not None or self._waiting or self._driven != seen:
+                    self._parked = self._driven == seen  # for long: who drives has had no turn meanwhile
                     seen = self._driven
-                    self.changed.wait(DRIVER_LEASE_S if self._driver is None else IDLE_WAIT_S)
+                    self._released.wait(IDLE_WAIT_S if self._parked else DRIVER_LEASE_S)
+                    self._parked = False
                     continue
                 self._drive_once(me, float("inf"))
                 self.changed.notify_all()

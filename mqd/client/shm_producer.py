@@ -113,13 +113,13 @@ class ShmProducer:
             if len(entries) >= stage.limit:
                 make_room(stage)
             if (
-                plain and type(value) is bytes and key is None and partition == -1 and headers is None and not timestamp and callback is None and on_delivery is None
-                and (size := len(value)) <= small_max
+                plain and type(value) is bytes and partition == -1 and headers is None and not timestamp and callback is None and on_delivery is None
+                and (key is None or type(key) is bytes) and (size := len(value) + (len(key) if key else 0)) <= small_max
             ):  # fmt: skip
                 now_ms = time_ns() // 1_000_000
                 if now_ms != stage.now_ms:
                     stage.mark(now_ms)
-                entries.append(value)
+                entries.append(value if key is None else (value, key))
             else:
                 entry = entry_of(stage, value, key, partition, callback or on_delivery, timestamp, headers)
                 size = len(entry[0] or b"")

@@ -1,10 +1,11 @@
 """Records between produce() and the C core: a list for each topic, handed over in bulk.
 
-Per record, Python can afford little: an append to a list. An entry is the value itself where a record is nothing but a value (all else as by default), a tuple otherwise.
+Per record, Python can afford little: an append to a list. An entry is the value itself where a record is nothing but a value (all else as by default), a pair of value and key
+where that is all, an Entry otherwise.
 Now and then the whole list becomes columns: one join, one pass for the sizes, one call into C.
 
 1. The list is never replaced: appends need no lock, and what is taken is sliced off its front, so that an append beside it is neither lost nor doubled.
-2. Entries of mere values have their time from `marks`: (how many records were before, milliseconds), one for each millisecond in which there were any.
+2. Values and pairs have their time from `marks`: (how many records were before, milliseconds), one for each millisecond in which there were any.
 3. `armed` is set by whoever appends and cleared before entries are taken: so an entry is either taken now, or somebody has asked for another turn.
 Concurrency: append by any thread; everything else with the attachment's lock held.
 """
@@ -83,10 +84,6 @@ class Stage:
         starts = [max(position, self.taken) for position, _ in inside] + [end]
         return marks[0][1], np.repeat(np.array([ms for _, ms in inside], np.int64), np.diff(starts))
 
-    def oldest_ms(self) -> int:
-        first = self.entries[0]
-        return first.timestamp_ms if type(first) is Entry else self.times(1)[0]
-
 
 class Chunk(NamedTuple):
     """Columns for one call into C, and `rows` (Entry or value) where a record has somebody who waits for its report."""
@@ -129,6 +126,9 @@ def chunk_of(stage: Stage, count: int) -> Chunk:
     try:
         data = b"".join(entries)
     except TypeError:  # entries that are tuples
+        if set(map(type, entries)) == {tuple}:
+            values, keys = zip(*entries, strict=True)
+            return Chunk(_column(values), _column(keys), None, None, timestamp_ms, timestamps)
         return _mixed(entries, timestamp_ms, timestamps)
     return Chunk(Column(count, data, np.fromiter(map(len, entries), np.int32, count)), None, None, None, timestamp_ms, timestamps, None)
 
@@ -136,15 +136,18 @@ def chunk_of(stage: Stage, count: int) -> Chunk:
 def _mixed(entries: list[Any], timestamp_ms: int, timestamps: np.ndarray | None) -> Chunk:
     count = len(entries)
     of_each = [timestamp_ms] * count if timestamps is None else timestamps.tolist()
-    rows = [
-        entry if type(entry) is Entry else Entry(entry, None, -1, of_each[index], None, None, 0.0, None) for index, entry in enumerate(entries)
-    ]
+    rows = [entry if type(entry) is Entry else _entry(entry, of_each[index]) for index, entry in enumerate(entries)]
     values, keys, partitions, times, headers, callbacks, _, _ = zip(*rows, strict=True)
     return Chunk(
         _column(values), _optional(keys), _encoded_headers(headers) if any(headers) else None,
         np.array(partitions, np.int32) if any(partition >= 0 for partition in partitions) else None, timestamp_ms, np.array(times, np.int64),
         rows if any(callbacks) else None,
     )  # fmt: skip
+
+
+def _entry(entry: Any, timestamp_ms: int) -> Entry:
+    value, key = entry if type(entry) is tuple else (entry, None)
+    return Entry(value, key, -1, timestamp_ms, None, None, 0.0, None)
 
 
 def _column(items: tuple[Any, ...]) -> Column:

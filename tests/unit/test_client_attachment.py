@@ -93,6 +93,22 @@ def test_the_background_thread_drives(attachment: Attachment) -> None:
     assert watcher.turns >= 10
 
 
+def test_the_background_thread_takes_over_again(attachment: Attachment, broker: FakeBroker) -> None:
+    """Whoever waited and left must not leave it parked: another thread's waiting is over without its having driven."""
+    broker.answers[requests.INIT_PRODUCER_ID] = lambda _request: InitProducerIdResponse(producer_id=1, producer_epoch=0)
+    threads = [threading.Thread(target=lambda: [_ask_id(attachment) for _ in range(100)]) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    for _ in range(20):
+        answered = threading.Event()
+        attachment.send(requests.INIT_PRODUCER_ID, 4, requests.init_producer_id(None, 1000), lambda response, error: answered.set())
+        assert answered.wait(5), "nobody drives"
+        attachment.wait_for(lambda: True)
+        attachment.wait_for(lambda: False, 0.002)
+
+
 def test_a_dead_worker_is_attached_to_anew(attachment: Attachment, broker: FakeBroker) -> None:
     watcher = Watcher()
     attachment.subscribe(watcher)

@@ -110,7 +110,8 @@ def test_group_metadata_is_confluents() -> None:
 # -- stages -------------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_stage_keeps_times_and_order() -> None:
+@pytest.mark.parametrize(("mix", "plain"), [(0.0, 1.0), (0.0, 0.0), (0.2, 1.0), (0.2, 0.5), (0.0, 0.5)])
+def test_a_stage_keeps_times_and_order(mix: float, plain: float) -> None:
     rng = random.Random(7)
     stage, sent, expected, now = Stage("t"), 0, [], 1000
     taken: list[tuple[bytes | None, int]] = []
@@ -118,13 +119,13 @@ def test_a_stage_keeps_times_and_order() -> None:
         for _ in range(rng.randrange(6)):
             if rng.random() < 0.4:
                 now += rng.randrange(3)
-            if rng.random() < 0.2:
+            if rng.random() < mix:
                 stage.entries.append(Entry(b"%d" % sent, None, -1, 7, None, None, 0.0, None))
                 expected.append((b"%d" % sent, 7))
             else:
                 if now != stage.now_ms:
                     stage.mark(now)
-                stage.entries.append(b"%d" % sent)
+                stage.entries.append(b"%d" % sent if rng.random() < plain else (b"%d" % sent, b"key"))
                 expected.append((b"%d" % sent, now))
             sent += 1
         count = rng.randrange(len(stage.entries) + 1)
