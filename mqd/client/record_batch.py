@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 _NO_HEADERS = b"\0"
+_ARROW_MIN = 21
 _SPARSE_BYTES = 1 << 20  # a region with more than this between its blobs is not copied as a whole
 
 
@@ -173,8 +174,8 @@ def _pyarrow() -> Any:
         import pyarrow
     except ImportError:
         raise ImportError("Arrow arrays need pyarrow: pip install 'mqd[arrow]'") from None
-    if not hasattr(pyarrow, "binary_view"):
-        raise ImportError(f"pyarrow {pyarrow.__version__} has no binary_view: pip install --upgrade 'mqd[arrow]'")
+    if int(pyarrow.__version__.partition(".")[0]) < _ARROW_MIN:
+        raise ImportError(f"pyarrow {pyarrow.__version__} makes no BinaryView arrays over given memory: pip install --upgrade 'mqd[arrow]'")
     return pyarrow
 
 
