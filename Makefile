@@ -28,7 +28,7 @@ example:
 native-test:
 	$(MAKE) -C native/tests check
 
-# The core's own tests (native-test) and all that need no broker run beside those that do.
+# tests/run_quick.py runs native-test too, beside the tests that wait.
 test: venv
 	$(BIN)/python -m tests.run_quick
 

@@ -1,7 +1,8 @@
 """`make test`: the core's own tests and pytest's quick tier; what failed is run once more, alone, by fresh brokers, and named.
 
-Two runs beside each other, since tests with brokers wait more than they compute: those with brokers, and at a lower priority `make native-test` and then all tests that start none
-(BESIDE). What the second says is shown when the first is done. With arguments there is one run of pytest, with them.
+Two runs beside each other, since tests with brokers wait more than they compute: those of our own processes under attack (crash, interaction, and what is not named here), and at a lower
+priority `make native-test` and then BESIDE: what starts no broker, and other people's clients, who are patient. What the second says is shown when the first is done. With arguments
+there is one run of pytest, with them.
 
 Thousands of tests with real processes, on a machine whose speed nobody promises: one of them may lose a race against its own time limit. A test that fails twice,
 or is one of more than AGAIN_MAX, fails the run. One that passes the second time is printed as such, so that it is looked into; the slow tiers have no second try.
@@ -20,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 AGAIN_MAX = 5
-BESIDE = ("tests/unit", "tests/property", "tests/sim", "tests/tidy")
+BESIDE = ("tests/tidy", "tests/unit", "tests/sim", "tests/property", "tests/compat")
 BESIDE_NICE = 10
 THE_SECOND = "--beside"
 CORE_FAILED = 100
@@ -39,7 +40,7 @@ def failed_of(cache: Path) -> list[str]:
     return sorted(json.loads(_last_failed(cache).read_text())) if _last_failed(cache).exists() else []
 
 
-def core_and_brokerless() -> int:
+def the_second() -> int:
     """The second run, in a process of its own: CORE_FAILED when the core's own tests fail, else pytest's status."""
     core = subprocess.run(["make", "--no-print-directory", "-C", "native/tests", "check"]).returncode
     status = run(BESIDE_CACHE, *BESIDE)
@@ -89,4 +90,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(core_and_brokerless() if sys.argv[1:] == [THE_SECOND] else main(sys.argv[1:]))
+    sys.exit(the_second() if sys.argv[1:] == [THE_SECOND] else main(sys.argv[1:]))
