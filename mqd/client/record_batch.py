@@ -206,7 +206,7 @@ class RecordBatchView:
         sections = [message.headers() for message in messages]
         headers = Blobs.of_list([encode_headers(section) if section else _NO_HEADERS for section in sections]) if any(sections) else None
         keys, values = Blobs.of_list([message.key() for message in messages]), Blobs.of_list([message.value() for message in messages])
-        epoch = messages[0].leader_epoch() if count else None
+        epoch = messages[-1].leader_epoch() if count else None
         return cls(topic, partition, offsets, timestamps, keys, values, headers, epoch, stamps[0][0] if count else TIMESTAMP_CREATE_TIME)
 
     # -- lifetime -------------------------------------------------------------------------------------------------------------------
