@@ -19,6 +19,7 @@
 #define SUBMISSION_COUNT_MIN 16u
 #define SOCKET_SEND_BYTES 4096 /* the kernel doubles it: some answers with a descriptor each, not hundreds in flight for a client that does not take them */
 #define OVERDUE_LOOKS 2
+#define UNMAP_BYTES_MAX (1u << 20) /* more than this is unmapped by the pool */
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 8u
 #endif
@@ -98,6 +99,10 @@ static bool memory_open(const struct mqd_reactor *r, struct making *making)
     making->memory_fd = memory_create();
     if (making->memory_fd < 0 || ftruncate(making->memory_fd, (off_t)local->total_bytes) < 0)
         return false;
+    uint64_t replies_offset = sizeof(struct mqd_local_header) + round_up((uint64_t)local->submission_count * sizeof(struct mqd_local_submission));
+    uint64_t data_offset = replies_offset + round_up(local->reply_bytes);
+    if (fallocate(making->memory_fd, 0, 0, (off_t)data_offset) < 0) /* what we write: a page that cannot be had is an error now, not SIGBUS later */
+        return false;
     if (fcntl(making->memory_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
         return false;
     void *memory = mmap(NULL, local->total_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, making->memory_fd, 0);
@@ -109,14 +114,14 @@ static bool memory_open(const struct mqd_reactor *r, struct making *making)
     header->abi_hash = mqd_local_abi_hash();
     header->total_bytes = local->total_bytes;
     header->submissions_offset = sizeof *header;
-    header->replies_offset = header->submissions_offset + round_up((uint64_t)local->submission_count * sizeof(struct mqd_local_submission));
-    header->data_offset = header->replies_offset + round_up(local->reply_bytes);
+    header->replies_offset = replies_offset;
+    header->data_offset = data_offset;
     header->data_bytes = local->data_bytes;
     header->submission_count = local->submission_count;
     header->reply_bytes = local->reply_bytes;
-    local->submissions = (const struct mqd_local_submission *)((uint8_t *)memory + header->submissions_offset);
-    local->replies = (uint8_t *)memory + header->replies_offset;
-    local->data = (const uint8_t *)memory + header->data_offset;
+    local->submissions = (const struct mqd_local_submission *)(header + 1);
+    local->replies = (uint8_t *)memory + replies_offset;
+    local->data = (const uint8_t *)memory + data_offset;
     mqd_store_release(&header->magic, MQD_LOCAL_MAGIC);
     return true;
 }
@@ -159,6 +164,29 @@ static bool welcome_send(const struct mqd_reactor *r, const struct making *makin
 
 /* ---- adopting ---- */
 
+struct unmapping { void *memory; uint64_t size_bytes; };
+
+static int unmap(void *argument)
+{
+    struct unmapping *unmapping = argument;
+    munmap(unmapping->memory, unmapping->size_bytes);
+    free(unmapping);
+    return 0;
+}
+
+/* The client may be gone: then the kernel frees the pages too, a tenth of a second for a gigabyte. Not on this thread. */
+static void memory_close(struct mqd_reactor *r, void *memory, uint64_t size_bytes)
+{
+    struct unmapping *unmapping = size_bytes > UNMAP_BYTES_MAX ? malloc(sizeof *unmapping) : NULL;
+    if (unmapping) {
+        *unmapping = (struct unmapping){memory, size_bytes};
+        if (mqd_poll_run(r->poll, unmap, unmapping, mqd_token(MQD_TOKEN_WAKE, 0)) == 0)
+            return;
+        free(unmapping);
+    }
+    munmap(memory, size_bytes);
+}
+
 static void local_free(struct mqd_reactor *r, struct mqd_local *local)
 {
     if (local->to_worker >= 0) {
@@ -173,7 +201,7 @@ static void local_free(struct mqd_reactor *r, struct mqd_local *local)
     if (local->to_client >= 0)
         close(local->to_client);
     if (local->header)
-        munmap(local->header, local->total_bytes);
+        memory_close(r, local->header, local->total_bytes);
     mqd_local_ask_close(local);
     free(local);
 }
