@@ -46,7 +46,7 @@ def build_local() -> Path:
     newest = max(path.stat().st_mtime for path in (*sources, *native.glob("*.h")))
     if not program.exists() or program.stat().st_mtime < newest:
         # what the client has beyond a producer needs more of the core: sections that nothing reaches are left out, and with them what they refer to
-        _compile(program, ["-O3", "-DNDEBUG", "-ffunction-sections", "-fdata-sections", f"-I{native}"], sources, ["-Wl,--gc-sections", "-pthread"])
+        _compile(program, ["-O3", "-DNDEBUG", "-fno-strict-aliasing", "-ffunction-sections", "-fdata-sections", f"-I{native}"], sources, ["-Wl,--gc-sections", "-pthread"])
     return program
 
 

@@ -1,0 +1,51 @@
+"""The shared-memory bench without a broker: its table, its commands, and that every case has a name that is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+from perf import cases, cases_local, loading
+from perf.accounting import CpuTime
+from perf.report import Figure
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def kept_figures() -> list[Figure]:
+    added: list[Figure] = []
+    bench = SimpleNamespace(add=lambda name, unit, values, target=None, *, at_least=False, note="": added.append(Figure(name, unit, values, target, at_least, note)))
+    kept = cases_local._Kept()
+    for factor in (1, 2, 3):
+        kept.load("produce, shared memory", {"count": 1_000_000 * factor, "seconds": 0.5, "client_cpu_seconds": 0.4 * factor}, CpuTime(run_ns=200_000_000 * factor))
+    kept.add_to(bench, "produce, shared memory", 5e6)
+    return [*added, Figure("local: round trip", "µs", [3.0], 15.0), Figure("something else", "µs", [1.0], 0.5)]
+
+
+def test_rates_and_what_they_cost_both_sides():
+    rate, client, broker = kept_figures()[:3]
+    assert (rate.median, client.median, broker.median) == (4e6, 0.4, 0.2)
+    assert rate.verdict == "missed"
+
+
+def test_the_page_has_a_line_for_each_and_tells_what_was_missed():
+    page = cases_local.page(kept_figures())
+    assert page.startswith("1 of 2 targets reached.")
+    assert "| produce, shared memory | **4,000,000** | 2,000,000–6,000,000 | 0.4 | 0.2 | ≥ 5,000,000 | missed |" in page
+    assert "| round trip | **3** µs | 3–3 | ≤ 15 | reached |" in page
+    assert "something else" not in page and page.count("client") == 1
+
+
+def test_a_page_of_single_cases_has_no_empty_table():
+    assert cases_local.page([Figure("local: round trip", "µs", [3.0])]).count("\n| ---") == 1
+
+
+def test_every_case_is_run_by_the_bench_and_every_python_load_exists():
+    from perf.local_load import WORK
+
+    assert set(cases_local.CASES) <= set(cases.CASES)
+    assert {*cases_local.PYTHON_RECORDS, "idle", "round_trip"} == set(WORK)
+
+
+def test_the_client_is_linked_from_files_that_exist():
+    assert [name for name in loading.LOCAL_PARTS if not (ROOT / "native" / name).exists()] == []
