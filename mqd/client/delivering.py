@@ -6,6 +6,7 @@ come in the order of their records.
 
 from __future__ import annotations
 
+import collections
 import time
 from collections.abc import Callable
 from typing import Any
@@ -85,4 +86,56 @@ class Delivery:
                 done = later_position - len(indices) + at + 1
                 self.parts = [(None, None, done), (rows, indices[at + 1 :], len(indices) - at - 1), *later]
                 raise
+        return served
+
+
+class ErrorEvent:
+    """For error_cb."""
+
+    __slots__ = ("callback", "error")
+
+    def __init__(self, callback: Callable[[KafkaError], None], error: KafkaError) -> None:
+        self.callback, self.error = callback, error
+
+    def calls(self) -> int:
+        return 0  # nothing outstanding hangs on it
+
+    def call(self) -> int:
+        self.callback(self.error)
+        return 1
+
+
+class Events:
+    """What poll() has to serve, oldest first. `unserved`: callbacks of records among them, which count as outstanding."""
+
+    def __init__(self) -> None:
+        self._queue: collections.deque[Any] = collections.deque()
+        self.unserved = 0
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def leave(self, event: Any) -> None:
+        """With the attachment's lock held."""
+        self.unserved += event.calls()
+        self._queue.append(event)
+
+    def serve(self, lock: Any) -> int:
+        """Calls back for what is there now; how many calls. Without the lock, but for the count. When a callback raises, what is behind it stays."""
+        served, queue = 0, self._queue
+        for _ in range(len(queue)):
+            try:
+                event = queue.popleft()
+            except IndexError:  # another thread serves, too
+                break
+            waiting = event.calls()
+            try:
+                served += event.call()
+            except BaseException:
+                if event.calls():
+                    queue.appendleft(event)
+                raise
+            finally:
+                with lock:
+                    self.unserved -= waiting - event.calls()
         return served

@@ -12,7 +12,6 @@ Concurrency: produce() by any thread, without lock while there is room; all else
 
 from __future__ import annotations
 
-import collections
 import logging
 import os
 import time
@@ -23,9 +22,10 @@ import numpy as np
 
 from mqd.client import columns
 from mqd.client.attachment import Attachment
+from mqd.client.batch_call import PART_MAX, BatchCall, Refused
 from mqd.client.compressing import Compressor
 from mqd.client.config import Choice, ProducerConfig, Settings
-from mqd.client.delivering import CallReport, Delivery
+from mqd.client.delivering import CallReport, Delivery, ErrorEvent, Events
 from mqd.client.fates import Fates
 from mqd.client.identity import Identity
 from mqd.client.messages import KafkaError, KafkaException, encode_headers, failure, local_error
@@ -42,7 +42,6 @@ from mqd.native_client import Producer as NativeProducer
 _log = logging.getLogger("mqd.client")
 _NEVER = float("inf")
 _AT_ONCE_BYTES = 16 << 10  # a record this large goes over at once: staged ones are bounded in bytes, too
-PART_MAX = 8192  # records of produce_batch at a time: others want the lock, too
 _PRODUCE_VERSION_MAX = 12
 
 
@@ -54,8 +53,7 @@ class ShmProducer:
     def __init__(self, settings: Settings, choice: Choice) -> None:
         self.reason = choice.reason
         self.config = config = ProducerConfig(settings)
-        self.events: collections.deque[Any] = collections.deque()
-        self.unserved = 0  # callbacks in `events`
+        self.events = Events()
         self.fatal: KafkaError | None = None
         self.held: str | None = None  # why stages stay where they are
         self.stages: dict[str, Stage] = {}
@@ -206,7 +204,7 @@ class ShmProducer:
             chunk = chunk_of(stage, count)
             try:
                 done = self.append(stage, chunk, chunk.rows)
-            except _Refused as refused:
+            except Refused as refused:
                 self.fail_entries(stage, 1, refused.error)
                 continue
             stage.release(done)
@@ -214,7 +212,7 @@ class ShmProducer:
                 return
 
     def append(self, stage: Stage, chunk: Chunk, rows: Any, first_index: int = 0) -> int:
-        """Records into the C core; how many it took, fewer when it is full. `rows`: see Delivery, their indices begin at first_index. Raises _Refused when the first record is
+        """Records into the C core; how many it took, fewer when it is full. `rows`: see Delivery, their indices begin at first_index. Raises Refused when the first record is
         one that it will never take. Lock held."""
         if self.compressor.enabled:
             return self._append_to_compress(stage, chunk, rows, first_index)
@@ -228,7 +226,7 @@ class ShmProducer:
                 return 0  # the attachment has ended: the driver knows, or will
             partition = chunk.partition if chunk.partitions is None else int(chunk.partitions[0])
             wrong = KafkaError._UNKNOWN_PARTITION if partition >= stage.partition_count else KafkaError.MSG_SIZE_TOO_LARGE
-            raise _Refused(local_error(wrong, str(error))) from None
+            raise Refused(local_error(wrong, str(error))) from None
         if done:
             self.transactions.wrote()
             self.fates.appended(stage.number, batch_of[:done], rows, first_index)
@@ -237,7 +235,7 @@ class ShmProducer:
     def _append_to_compress(self, stage: Stage, chunk: Chunk, rows: Any, first_index: int) -> int:
         highest = chunk.partition if chunk.partitions is None else int(chunk.partitions[0])
         if highest >= stage.partition_count:
-            raise _Refused(local_error(KafkaError._UNKNOWN_PARTITION))
+            raise Refused(local_error(KafkaError._UNKNOWN_PARTITION))
         if chunk.partitions is not None and chunk.partitions.max() >= stage.partition_count:
             chunk = chunk.part(0, int(np.argmax(chunk.partitions >= stage.partition_count)))
         done = self.compressor.append(stage, chunk, rows, first_index)
@@ -277,9 +275,8 @@ class ShmProducer:
         stage.release(count)
 
     def leave(self, event: Any) -> None:
-        """An event for poll()."""
-        self.unserved += event.calls()
-        self.events.append(event)
+        """An event for poll(). Lock held."""
+        self.events.leave(event)
 
     def resolve(self, stage: Stage) -> bool:
         """Has the topic a number in the C core? Asks for its metadata where not."""
@@ -360,7 +357,7 @@ class ShmProducer:
         if error.fatal():
             self.set_fatal(error)
         elif self.config["error_cb"] is not None:
-            self.leave(_ErrorEvent(self.config["error_cb"], error))
+            self.leave(ErrorEvent(self.config["error_cb"], error))
         if self.config["retries"] == 0:  # what was sent may have been written: nothing is sent twice
             self.fates.drop_all(error)
 
@@ -381,7 +378,7 @@ class ShmProducer:
         self.hold("fatal")
         _log.error("%s: fatal error: %s", self.config["client.id"], error.str())
         if self.config["error_cb"] is not None:
-            self.leave(_ErrorEvent(self.config["error_cb"], local_error(KafkaError._FATAL, f"Fatal error: {error.str()}", fatal=True)))
+            self.leave(ErrorEvent(self.config["error_cb"], local_error(KafkaError._FATAL, f"Fatal error: {error.str()}", fatal=True)))
         if of_batch is not None:
             self.fates.give_up(*of_batch)
         purged = local_error(KafkaError._PURGE_QUEUE)
@@ -401,7 +398,7 @@ class ShmProducer:
         """Records that are staged or in the C core, and callbacks to be made. Lock held."""
         if self.fates.batches and not self.native.outstanding_records:
             self.fates.take_deliveries(time.monotonic())  # answered, but nobody has been told
-        return self.native.outstanding_records + self.compressor.records + self.unserved + sum(len(stage.entries) for stage in self.stages.values())
+        return self.native.outstanding_records + self.compressor.records + self.events.unserved + sum(len(stage.entries) for stage in self.stages.values())
 
     def require_usable(self) -> None:
         if os.getpid() != self._pid:
@@ -458,23 +455,7 @@ class ShmProducer:
         return self._serve()
 
     def _serve(self) -> int:
-        served, events = 0, self.events
-        for _ in range(len(events)):
-            try:
-                event = events.popleft()
-            except IndexError:  # another thread serves, too
-                break
-            waiting = event.calls()
-            try:
-                served += event.call()
-            except BaseException:
-                if event.calls():
-                    events.appendleft(event)
-                raise
-            finally:
-                with self.attachment.lock:
-                    self.unserved -= waiting - event.calls()
-        return served
+        return self.events.serve(self.attachment.lock)
 
     def flush(self, timeout: float | None = -1) -> int:
         """As mqd.Producer.flush."""
@@ -572,72 +553,6 @@ class ShmProducer:
         if left:
             _log.warning("%s: producer ends with %d records outstanding: use flush() to wait for their delivery", self.config["client.id"], left)
         self._end()
-
-
-class _Refused(Exception):
-    def __init__(self, error: KafkaError) -> None:
-        super().__init__(error.str())
-        self.error = error
-
-
-class BatchCall:
-    """A call of produce_batch under way: `taken` of its records so far; `error` when it cannot go on."""
-
-    def __init__(self, producer: ShmProducer, stage: Stage, records: Chunk, report: CallReport | None) -> None:
-        self._producer, self._stage, self._records, self._report = producer, stage, records, report
-        self._began = time.monotonic()
-        self.taken = 0
-        self.count = records.values.count
-        self.error: KafkaError | None = None
-
-    @property
-    def finished(self) -> bool:
-        return self.error is not None or self.taken == self.count
-
-    def step(self) -> bool:
-        """Goes on as far as there is room; True when there is nothing left to do. Lock held. What was produced one by one before goes first."""
-        producer, stage = self._producer, self._stage
-        if self.finished or not self._may_go():
-            return self.finished
-        producer.hand_over(stage)
-        while not stage.entries and self.taken < self.count and producer.held is None and producer.transactions.may_write(stage):
-            room = producer.messages_max - producer.outstanding()
-            end = min(self.taken + min(room, PART_MAX), self.count)
-            if end <= self.taken:
-                producer.close_open_batches()  # somebody waits for the room of what lingers
-                break
-            try:
-                done = producer.append(stage, self._records.part(self.taken, end), self._report, self.taken)
-            except _Refused as refused:
-                self.error = refused.error
-                break
-            self.taken += done
-            if not done:
-                break
-        producer.send_due()
-        return self.finished
-
-    def _may_go(self) -> bool:
-        producer, stage = self._producer, self._stage
-        if producer.fatal is not None:
-            self.error = local_error(KafkaError._FATAL, producer.fatal.str(), fatal=True)
-        elif not producer.resolve(stage) and time.monotonic() - self._began > producer.config["topic.metadata.propagation.max.ms"] / 1000:
-            self.error = local_error(KafkaError._UNKNOWN_TOPIC)
-        return self.error is None and stage.number >= 0
-
-
-class _ErrorEvent:
-    __slots__ = ("callback", "error")
-
-    def __init__(self, callback: Callable[[KafkaError], None], error: KafkaError) -> None:
-        self.callback, self.error = callback, error
-
-    def calls(self) -> int:
-        return 0  # nothing outstanding hangs on it
-
-    def call(self) -> int:
-        self.callback(self.error)
-        return 1
 
 
 def _native_columns(chunk: Chunk) -> Columns:

@@ -1,0 +1,69 @@
+"""A call of produce_batch under way: how far it is, and one step more whenever there is room."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from mqd.client.delivering import CallReport
+from mqd.client.messages import KafkaError, local_error
+from mqd.client.staging import Chunk, Stage
+
+if TYPE_CHECKING:
+    from mqd.client.shm_producer import ShmProducer
+
+PART_MAX = 8192  # records at a time: others want the lock, too
+
+
+class Refused(Exception):
+    """The C core will never take the first of these records; `error` is what its report says."""
+
+    def __init__(self, error: KafkaError) -> None:
+        super().__init__(error.str())
+        self.error = error
+
+
+class BatchCall:
+    """A call of produce_batch under way: `taken` of its records so far; `error` when it cannot go on."""
+
+    def __init__(self, producer: ShmProducer, stage: Stage, records: Chunk, report: CallReport | None) -> None:
+        self._producer, self._stage, self._records, self._report = producer, stage, records, report
+        self._began = time.monotonic()
+        self.taken = 0
+        self.count = records.values.count
+        self.error: KafkaError | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.error is not None or self.taken == self.count
+
+    def step(self) -> bool:
+        """Goes on as far as there is room; True when there is nothing left to do. Lock held. What was produced one by one before goes first."""
+        producer, stage = self._producer, self._stage
+        if self.finished or not self._may_go():
+            return self.finished
+        producer.hand_over(stage)
+        while not stage.entries and self.taken < self.count and producer.held is None and producer.transactions.may_write(stage):
+            room = producer.messages_max - producer.outstanding()
+            end = min(self.taken + min(room, PART_MAX), self.count)
+            if end <= self.taken:
+                producer.close_open_batches()  # somebody waits for the room of what lingers
+                break
+            try:
+                done = producer.append(stage, self._records.part(self.taken, end), self._report, self.taken)
+            except Refused as refused:
+                self.error = refused.error
+                break
+            self.taken += done
+            if not done:
+                break
+        producer.send_due()
+        return self.finished
+
+    def _may_go(self) -> bool:
+        producer, stage = self._producer, self._stage
+        if producer.fatal is not None:
+            self.error = local_error(KafkaError._FATAL, producer.fatal.str(), fatal=True)
+        elif not producer.resolve(stage) and time.monotonic() - self._began > producer.config["topic.metadata.propagation.max.ms"] / 1000:
+            self.error = local_error(KafkaError._UNKNOWN_TOPIC)
+        return self.error is None and stage.number >= 0
