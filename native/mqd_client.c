@@ -210,27 +210,44 @@ static int begin(struct mqd_client *client, uint32_t size_bytes)
     return 0;
 }
 
-/* One step over what lies between reply_head and `tail`: a piece of a response, or a whole one. 1 = went on, 0 = no more, -1. */
+/* A whole response of the producer's, read where it lies. 1 = taken, 0 = it is not one, -1. */
+static int take_answer(struct mqd_client *client, uint64_t there)
+{
+    uint8_t word[4];
+    if (there < 2 * sizeof word)
+        return 0;
+    copy_out(client, client->reply_head, word, sizeof word);
+    uint32_t size_bytes = mqd_get_be32(word), at = (uint32_t)(client->reply_head + sizeof word) & (client->reply_bytes - 1);
+    const uint8_t *bytes = client->replies + at;
+    if (size_bytes < 4 || size_bytes > there - sizeof word || size_bytes > client->reply_bytes - at || mqd_get_be32(bytes) < MQD_CLIENT_CORRELATION_PRODUCER)
+        return 0;
+    client->reply_head += sizeof word + size_bytes; /* the worker does not write here before the ring says so: see the end of take_replies */
+    return answered(client, bytes, size_bytes) ? -1 : 1;
+}
+
+/* Bytes of the length word, however few: nothing stays in the ring that could not be taken, so that "something is there" always means news. 1 = it is whole. */
+static int take_length(struct mqd_client *client, uint64_t there)
+{
+    uint32_t missing = (uint32_t)sizeof client->length - client->length_arrived, piece = there < missing ? (uint32_t)there : missing;
+    copy_out(client, client->reply_head, client->length + client->length_arrived, piece);
+    client->reply_head += piece;
+    client->length_arrived += piece;
+    if (client->length_arrived < sizeof client->length)
+        return 0;
+    client->length_arrived = 0;
+    uint32_t size_bytes = mqd_get_be32(client->length);
+    if (size_bytes < 4 || size_bytes > RESPONSE_BYTES_MAX)
+        return mqd_client_fail(client, MQD_E_CORRUPT, "the broker sent a response of an impossible length");
+    return begin(client, size_bytes) ? -1 : 1;
+}
+
+/* One step over what lies between reply_head and `tail`. 1 = went on, 0 = no more, -1. */
 static int take_reply(struct mqd_client *client, uint64_t tail)
 {
     uint64_t there = tail - client->reply_head;
     if (!client->arriving) {
-        uint8_t word[4];
-        if (there < sizeof word)
-            return 0;
-        copy_out(client, client->reply_head, word, sizeof word);
-        uint32_t size_bytes = mqd_get_be32(word), at = (uint32_t)(client->reply_head + sizeof word) & (client->reply_bytes - 1);
-        if (size_bytes < 4 || size_bytes > RESPONSE_BYTES_MAX)
-            return mqd_client_fail(client, MQD_E_CORRUPT, "the broker sent a response of an impossible length");
-        const uint8_t *bytes = client->replies + at;
-        if (there - sizeof word >= size_bytes && at + size_bytes <= client->reply_bytes && mqd_get_be32(bytes) >= MQD_CLIENT_CORRELATION_PRODUCER) {
-            client->reply_head += sizeof word + size_bytes; /* the worker does not write here before the ring says so: see the end of take_replies */
-            return answered(client, bytes, size_bytes) ? -1 : 1;
-        }
-        if (begin(client, size_bytes))
-            return -1;
-        client->reply_head += sizeof word;
-        return 1;
+        int answer = client->length_arrived ? 0 : take_answer(client, there);
+        return answer ? answer : there ? take_length(client, there) : 0;
     }
     uint32_t missing = client->arriving->size_bytes - client->arrived, piece = there < missing ? (uint32_t)there : missing;
     copy_out(client, client->reply_head, client->arriving->bytes + client->arrived, piece);

@@ -30,7 +30,7 @@ struct mqd_client_options {
 };
 struct mqd_client;
 struct mqd_client *mqd_client_open(const struct mqd_client_options *options);
-void mqd_client_close(struct mqd_client *client);
+void mqd_client_close(struct mqd_client *client); /* not while a mqd_client_wait is under way: wake it first */
 uint32_t mqd_client_worker(const struct mqd_client *client);
 void *mqd_client_control(struct mqd_client *client); /* the control segment, read-only: for mqd_slot_view */
 /* Copies a whole request frame (from the api key on, without length word) and submits it. Correlation ids below 2^30 are the caller's; the producer uses the others.

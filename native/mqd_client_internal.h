@@ -69,6 +69,8 @@ struct mqd_client {
     struct mqd_submitted *submitted; /* submission_count of them */
     uint64_t request_tail, request_head; /* bytes of the ring of requests, ever growing */
 
+    uint8_t length[4];  /* the length word of the next one; `length_arrived` of its bytes are here */
+    uint32_t length_arrived;
     struct mqd_response *arriving; /* begun in the reply ring; `arrived` of its bytes are here */
     uint32_t arrived;
     struct mqd_response *first_response, **last_response, *taken;

@@ -307,6 +307,24 @@ TEST(death_is_seen_after_the_last_reply)
     fake_close(&fake);
 }
 
+/* A worker that died in the middle of a length word: those bytes are no news for ever. */
+TEST(death_within_a_length_word)
+{
+    struct fake fake;
+    struct mqd_client_options options = small();
+    static const uint8_t begun[] = {0, 0};
+    fake_open(&fake, "word");
+    struct mqd_client *client = fake_attach(&fake, &options);
+    fake_put(&fake, begun, sizeof begun);
+    CHECK_EQUAL(mqd_client_wait(client, -1), 1);
+    CHECK_EQUAL(mqd_client_poll(client), 0);
+    CHECK_EQUAL(mqd_client_wait(client, 1000), 0);
+    fake_die(&fake);
+    CHECK(mqd_client_wait(client, -1) < 0 && mqd_error_code() == EPIPE);
+    mqd_client_close(client);
+    fake_close(&fake);
+}
+
 TEST(a_sleeping_worker_is_woken)
 {
     struct fake fake;
