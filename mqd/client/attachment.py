@@ -265,7 +265,12 @@ class Attachment:
                     self._released.wait(IDLE_WAIT_S if self._parked else DRIVER_LEASE_S)
                     self._parked = False
                     continue
-                self._drive_once(me, float("inf"))
+                try:
+                    self._drive_once(me, float("inf"))
+                except Exception as error:  # ours: nobody would drive any more, and everybody wait
+                    _log.exception("%s: the client has failed", self.client_id)
+                    self._end_for_good(local_error(KafkaError._FATAL, f"a fault in the client: {error!r}", fatal=True))
+                    return
                 self.changed.notify_all()
 
     def _drive_until(self, predicate: Callable[[], object], deadline: float) -> None:
@@ -413,11 +418,17 @@ class Attachment:
             return
         self.native, self.attached = new, True
         self.generation += 1
+        try:
+            for reference in self._listeners:
+                listener = reference()
+                if listener is not None:
+                    listener.on_reattached(old, new)
+        except OSError as error:  # it has less memory than is needed, or has ended already
+            self.native, self.attached = old, False
+            new.close()
+            self._attaching_failed(error)
+            return
         self._backoff_s = BACKOFF_MIN_S
-        for reference in self._listeners:
-            listener = reference()
-            if listener is not None:
-                listener.on_reattached(old, new)
         old.close()
         self.send(requests.API_VERSIONS, 3, requests.api_versions(), self._on_versions)  # it may be another release
         self.metadata.expire()
@@ -428,8 +439,15 @@ class Attachment:
         self._reattach_at = time.monotonic() + self._backoff_s
         self._backoff_s = min(self._backoff_s * 2, BACKOFF_MAX_S)
         if error.fatal():
-            self.fatal = error
-            self._fail_pending(error)
+            self._end_for_good(error)
+            return
+        self._tell_lost(error)
+        self.changed.notify_all()
+
+    def _end_for_good(self, error: KafkaError) -> None:
+        self.fatal = error
+        self._unsent.clear()
+        self._fail_pending(error)
         self._tell_lost(error)
         self.changed.notify_all()
 

@@ -43,6 +43,9 @@ _log = logging.getLogger("mqd.client")
 _NEVER = float("inf")
 _AT_ONCE_BYTES = 16 << 10  # a record this large goes over at once: staged ones are bounded in bytes, too
 _PRODUCE_VERSION_MAX = 12
+_DATA_BYTES, _DATA_BYTES_MAX = 16 << 20, 1 << 30
+_LARGEST_RECORDS = 4  # of message.max.bytes, for which there is room
+_BATCH_BYTES_MIN = 128  # the C core's
 
 
 class ShmProducer:
@@ -60,6 +63,7 @@ class ShmProducer:
         self.active: set[Stage] = set()
         self.topics: list[Stage] = []  # by number in the C core
         self.compress_due = _NEVER
+        self._metadata_version = 0
         self._flushing = 0
         self._closed = False
         self._pid = os.getpid()
@@ -67,7 +71,7 @@ class ShmProducer:
         self.messages_max = config["queue.buffering.max.messages"] or 1 << 62
         self._partitioner = number_of(config["partitioner"])
         self._batch_of = np.empty(PART_MAX, np.uint64)
-        data_bytes = settings.own["mqd.buffer.bytes"] or min(max(config["queue.buffering.max.kbytes"] << 10, 1 << 20), 16 << 20)
+        data_bytes = settings.own["mqd.buffer.bytes"] or min(max(_DATA_BYTES, _LARGEST_RECORDS * config["message.max.bytes"]), _DATA_BYTES_MAX)
         self.attachment = Attachment(
             opener(settings, choice, config["client.id"], data_bytes), client_id=config["client.id"], request_timeout_s=config["socket.timeout.ms"] / 1000,
             metadata_max_age_s=max(config["topic.metadata.refresh.interval.ms"], 1000) / 1000,
@@ -90,7 +94,7 @@ class ShmProducer:
         version = api.pick(PRODUCE, _PRODUCE_VERSION_MAX if api.transactions_v2 else _PRODUCE_VERSION_MAX - 1)
         options = ProducerOptions(
             acks=max(min(config["acks"], 1), -1), request_timeout_ms=config["request.timeout.ms"], transactional_id=config["transactional.id"] or None,
-            batch_bytes=config["batch.size"], batch_records_max=config["batch.num.messages"], inflight_max=config["max.in.flight.requests.per.connection"],
+            batch_bytes=max(config["batch.size"], _BATCH_BYTES_MIN), batch_records_max=config["batch.num.messages"], inflight_max=config["max.in.flight.requests.per.connection"],
             linger_us=int(config["linger.ms"] * 1000), buffer_bytes_max=config["queue.buffering.max.kbytes"] << 10, produce_version=version,
         )  # fmt: skip
         return NativeProducer(self.attachment.native, options)
@@ -301,6 +305,10 @@ class ShmProducer:
         if self._closed:
             return None
         self.fates.take_deliveries(now)
+        if self._metadata_version != self.attachment.metadata.version:
+            self._metadata_version = self.attachment.metadata.version
+            for stage in self.topics:
+                self.resolve(stage)  # it may have more partitions
         due = min(self.identity.on_turn(now), self.fates.on_turn(now), self.statistics.on_turn(now))
         for stage in list(self.active):
             due = min(due, self._stage_turn(stage, now))
@@ -316,8 +324,8 @@ class ShmProducer:
         if stage.number < 0 and not self.resolve(stage):
             return self._unresolved(stage, now)
         if self._flushing or now >= stage.due:
+            self.active.discard(stage)  # before `armed`: whoever arms it from here on puts it back
             stage.armed = False
-            self.active.discard(stage)
             self.hand_over(stage)
             if not stage.entries:
                 return _NEVER
@@ -334,8 +342,8 @@ class ShmProducer:
             code = info.error if hopeless else KafkaError._UNKNOWN_TOPIC
             self.fail_entries(stage, len(stage.entries), local_error(code))
             stage.unresolved_since = now
-            stage.armed = False
             self.active.discard(stage)
+            stage.armed = False
             if stage.entries:
                 self._arm(stage)
             return _NEVER

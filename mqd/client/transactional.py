@@ -74,10 +74,14 @@ class Transactions:
         self._wrote = True
 
     def may_write(self, stage: Any) -> bool:
-        """False: the topic's partitions are joining the transaction; a turn follows."""
-        if not self.enabled or self._version_2 or stage.topic in self._joined:
+        """False: no transaction is open, or the topic's partitions are joining it; a turn follows."""
+        if not self.enabled:
             return True
-        if self.state is State.OPEN and stage.topic not in self._joining:
+        if self.state is not State.OPEN:
+            return False
+        if self._version_2 or stage.topic in self._joined:
+            return True
+        if stage.topic not in self._joining:
             self._join(stage)
         return False
 
@@ -88,6 +92,8 @@ class Transactions:
             if self.state is State.OPEN:
                 self.state = State.BROKEN
             self._close_gate()
+            for stage in self._producer.stages.values():
+                self._producer.fail_entries(stage, len(stage.entries), local_error(KafkaError._PURGE_QUEUE))
 
     def on_close(self) -> None:
         if self.enabled and self.state in (State.OPEN, State.BROKEN):

@@ -133,6 +133,36 @@ def test_a_refusal_for_good_ends_it(attachment: Attachment, broker: FakeBroker) 
         attachment.wait_for(lambda: False, 5)
 
 
+def test_an_attachment_that_does_not_suit_is_given_back(attachment: Attachment, broker: FakeBroker) -> None:
+    class Choosy(Watcher):
+        def on_reattached(self, old: object, new: object) -> None:
+            super().on_reattached(old, new)
+            if self.reattached < 3:
+                raise OSError("less memory than is needed")
+
+    choosy = Choosy()
+    attachment.subscribe(choosy)
+    broker.kill()
+    assert attachment.wait_for(lambda: choosy.reattached == 3, 5)
+    assert [client.closed for client in broker.clients] == [True, True, True, False]
+
+
+def test_a_fault_of_our_own_is_told(attachment: Attachment) -> None:
+    class Faulty(Watcher):
+        def on_turn(self, now: float) -> float | None:
+            raise ValueError("a fault")
+
+    faulty = Faulty()
+    attachment.subscribe(faulty)
+    with pytest.raises((KafkaException, ValueError)):
+        while True:
+            attachment.wait_for(lambda: False, 0.01)
+    deadline = time.monotonic() + 5
+    while attachment.fatal is None and time.monotonic() < deadline:
+        time.sleep(0.001)  # the background thread meets it as well
+    assert attachment.fatal is not None and faulty.lost
+
+
 def test_close_ends_what_waits(broker: FakeBroker) -> None:
     attachment = Attachment(broker.attach)
     broker.answers[requests.INIT_PRODUCER_ID] = lambda _request: None

@@ -133,6 +133,19 @@ def test_a_topic_may_come_late(make, broker: FakeBroker) -> None:
     assert producer.flush(10) == 0 and native.written == {0: [b"x"]}
 
 
+def test_a_topic_that_grows(make, broker: FakeBroker) -> None:
+    producer, native = make()
+    producer.produce("events", b"x", partition=2)
+    assert producer.flush(10) == 0
+    with pytest.raises(KafkaException):
+        producer.produce("events", b"x", partition=5)
+    broker.topics["events"] = 6
+    producer.attachment.metadata.refresh()
+    assert producer.attachment.wait_for(lambda: producer.stages["events"].partition_count == 6, 10)
+    producer.produce("events", b"y", partition=5)
+    assert producer.flush(10) == 0 and native.written == {2: [b"x"], 5: [b"y"]}
+
+
 # -- identity ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -367,6 +380,7 @@ def test_a_failed_record_breaks_the_transaction(make, broker: FakeBroker) -> Non
     assert raised.value.args[0].txn_requires_abort() and not raised.value.args[0].fatal()
     with pytest.raises(KafkaException):
         producer.produce("events", b"more")
+    assert producer.flush(10) == 0
     producer.abort_transaction(10)
     native.fate = lambda batch: 0
     producer.begin_transaction()
