@@ -12,12 +12,13 @@ from perf.report import rounded
 APPEND = {1024: "1 KiB batch appended, io_uring", 16384: "16 KiB batch appended, io_uring"}
 APPEND_SMALL = 200, "200-byte batch appended, io_uring"  # as batches per CPU-second
 FORWARD = {1024: "forwarding a 1 KiB batch costs", 16384: "forwarding a 16 KiB batch costs"}
+CAREFUL_AT = 16
 FETCH = {65536: "fetch of 64 KiB, io_uring", 1 << 20: "fetch of 1 MiB, io_uring"}
 
 
 def figures(run: dict, scaled: dict) -> Figures:
     """`run`: a line of perf/history.jsonl; `scaled`: perf/scaling.json. KeyError when a figure is missing. Noise does not make larger batches cheaper, nor a
-    difference negative; of the scalability law the upper ends of the intervals count: whoever buys by them has too much rather than too little."""
+    difference negative; of the scalability law the careful end counts, at CAREFUL_AT workers: whoever buys by it has too much rather than too little."""
     def of(name: str) -> float:
         return run["figures"][name]["median"]
 
@@ -28,6 +29,7 @@ def figures(run: dict, scaled: dict) -> Figures:
         return found
 
     machine, law = run["machine"], usl.fit(scaling.by_workers(scaled))
+    contention, coherency = law.careful(CAREFUL_AT)
     broker, worker = scaling.memory_of(scaled)
     size, small = APPEND_SMALL
     return Figures(
@@ -36,7 +38,7 @@ def figures(run: dict, scaled: dict) -> Figures:
         append_cpu_us=growing({size: rounded(1e6 / of(small)), **{at: of(name) for at, name in APPEND.items()}}),
         forward_cpu_us=growing({at: of(name) for at, name in FORWARD.items()}),
         fetch_cpu_us=growing({at: of(name) for at, name in FETCH.items()}),
-        broker_memory_bytes=broker, worker_memory_bytes=worker, contention=rounded(law.interval("contention").high), coherency=rounded(law.interval("coherency").high),
+        broker_memory_bytes=broker, worker_memory_bytes=worker, contention=rounded(contention), coherency=rounded(coherency),
         workers_measured=max(count for count in scaling.by_workers(scaled) if count <= scaled["cores"]),
     )
 

@@ -49,6 +49,11 @@ class Fit:
         index = ("rate", "contention", "coherency").index(name)
         return _interval([sample[index] for sample in self.samples] or [getattr(self, name)], confidence)
 
+    def careful(self, n: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
+        """Contention and coherency of the fit that gains least by n among all but the worst few drawn: one pair that goes together, where both upper ends would be worse than any fit."""
+        drawn = sorted((law(n, 1.0, contention, coherency), contention, coherency) for _, contention, coherency in self.samples or [(self.rate, self.contention, self.coherency)])
+        return drawn[int((1 - confidence) / 2 * len(drawn))][1:]
+
     @property
     def peak(self) -> float:
         """The n with the largest X; infinite when more is always more."""
