@@ -221,6 +221,7 @@ def test_no_server_is_said_at_once(stream_load: Callable[..., dict]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_smallest_comparison_from_jars_to_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     try:
         maven.java()
