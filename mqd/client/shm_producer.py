@@ -45,6 +45,7 @@ _AT_ONCE_BYTES = 16 << 10  # a record this large goes over at once: staged ones 
 _PRODUCE_VERSION_MAX = 12
 _DATA_BYTES, _DATA_BYTES_MAX = 16 << 20, 1 << 30
 _LARGEST_RECORDS = 4  # of message.max.bytes, for which there is room
+_CLOSE_ALONE_S = 5.0
 _BATCH_BYTES_MIN = 128  # the C core's
 
 
@@ -537,9 +538,19 @@ class ShmProducer:
             return True
         if self.fatal is None:
             self.transactions.on_close()
-            self.flush()
+            self._last_flush()
         self._end()
         return True
+
+    def _last_flush(self) -> None:
+        """Until everything is delivered or has failed; while there is no broker to deliver to, not for long."""
+        alone_since = time.monotonic()
+        while left := self.flush(0.2):
+            if self.attachment.attached:
+                alone_since = time.monotonic()
+            elif time.monotonic() - alone_since > _CLOSE_ALONE_S:
+                _log.warning("%s: closed with %d records undelivered: there is no broker", self.config["client.id"], left)
+                return
 
     def _end(self) -> None:
         if self._closed:
