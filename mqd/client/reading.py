@@ -26,6 +26,7 @@ from mqd.protocol.errors import ProtocolError
 from mqd.protocol.records import RECORD_BYTES_MIN
 
 BLOCK_RECORDS = 16384
+LARGE_BLOCK_RECORDS = 65536  # for who wants so many, and is so far behind
 BLOCK_COUNT_MAX = 4
 DECOMPRESSED_TOGETHER_BYTES = 1 << 20  # of one read(): more than that is not gathered from several compressed batches
 TURNS_MAX = 16  # without a record, of one read(): then the caller has his turn
@@ -51,23 +52,24 @@ _PROBLEMS = {ReadStop.ABORTED: "aborted", ReadStop.OUT_OF_RANGE: "range", ReadSt
 
 
 class BlockPool:
-    """Blocks to fill, of BLOCK_RECORDS records. One that nobody looks at any more is given out again."""
+    """Blocks to fill, of BLOCK_RECORDS or LARGE_BLOCK_RECORDS. One that nobody looks at any more is given out again."""
 
     def __init__(self) -> None:
-        self._blocks: list[Block] = []
+        self._blocks: dict[int, list[Block]] = {BLOCK_RECORDS: [], LARGE_BLOCK_RECORDS: []}
         self._idle_references = 0
 
     def take(self, capacity: int = BLOCK_RECORDS) -> Block:
-        if capacity > BLOCK_RECORDS:
+        kept = self._blocks.get(capacity)
+        if kept is None:  # for one large compressed batch
             return Block(capacity)
-        for block in self._blocks:
+        for block in kept:
             if sys.getrefcount(block.memory) == self._idle_references:
                 return block
-        block = Block(BLOCK_RECORDS)
+        block = Block(capacity)
         if not self._idle_references:
             self._idle_references = sys.getrefcount(block.memory)
-        if len(self._blocks) < BLOCK_COUNT_MAX:
-            self._blocks.append(block)
+        if len(kept) < BLOCK_COUNT_MAX:
+            kept.append(block)
         return block
 
 
@@ -133,12 +135,13 @@ class PartitionReader:
     # -- reading --------------------------------------------------------------------------------------------------------------------
 
     def read(self, records_max: int = BLOCK_RECORDS, bytes_max: int = 1 << 20) -> RecordBatchView | None:
-        """The next records, at most `records_max`; no further batch of the log is begun when bytes_max of it were walked. Never blocks but for a disk."""
+        """The next records, at most `records_max` (and LARGE_BLOCK_RECORDS); no further batch of the log is begun when bytes_max of it were walked. Never blocks but for a disk."""
         self._problem = None
         if self._rest is not None:
             return self._take_rest(records_max)
+        capacity = LARGE_BLOCK_RECORDS if records_max > BLOCK_RECORDS and self.lag() > BLOCK_RECORDS else BLOCK_RECORDS
         for _ in range(TURNS_MAX):
-            block = self._pool.take()
+            block = self._pool.take(capacity)
             state = self._reader.next(block, bytes_max, self.check_crc, records_max)
             if block.count:
                 return self._view(block, block.count, self._reader.hold(block))
@@ -183,7 +186,7 @@ class PartitionReader:
         parts: list[bytes] = []
         count = size = 0
         kind: tuple[int, int] | None = None
-        limit, found_in = min(records_max, BLOCK_RECORDS), block
+        limit, found_in = min(records_max, block.capacity), block
         while state.stop == ReadStop.COMPRESSED and count < limit and size < bytes_max:
             header, payload = compressed_batch(found_in, state)
             batch_kind, record_count = (header.leader_epoch, header.timestamp_type), header.record_count
