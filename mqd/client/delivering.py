@@ -42,51 +42,56 @@ class Delivery:
     A part is (rows, indices, count): rows a list of Entry or a CallReport, indices which of them; (None, None, count) are records that nobody waits for.
     """
 
-    __slots__ = ("base_offset", "error", "log_append_ms", "parts", "partition", "topic")
+    __slots__ = ("base_offset", "error", "left", "log_append_ms", "parts", "partition", "topic")
 
     def __init__(self, topic: str, partition: int, base_offset: int, log_append_ms: int, error: KafkaError | None, parts: list[tuple[Any, Any, int]]) -> None:
         self.topic, self.partition, self.base_offset, self.log_append_ms, self.error, self.parts = topic, partition, base_offset, log_append_ms, error, parts
+        self.left = sum(_callback_count(rows, indices) for rows, indices, _ in parts)
 
     def calls(self) -> int:
-        """How many callbacks it will make."""
-        return sum(0 if rows is None else 1 if isinstance(rows, CallReport) else sum(rows[index].on_delivery is not None for index in indices) for rows, indices, _ in self.parts)
+        """How many callbacks it has to make."""
+        return self.left
 
     def call(self) -> int:
         """Calls back. When a callback raises, the reports after it stay: call() again goes on behind it."""
         served, parts, position = 0, self.parts, 0
-        self.parts = []
         for number, (rows, indices, count) in enumerate(parts):
             offset = self.base_offset + position if self.base_offset >= 0 else None
             if isinstance(rows, CallReport):
-                self._rest(parts[number + 1 :], position + count)
-                rows.on_delivery(self.error, BatchDelivery(self.topic, self.partition, offset, indices, time.monotonic() - rows.began))
-                self.parts = []
+                self.parts = [(None, None, position + count), *parts[number + 1 :]]
+                self.left -= 1
                 served += 1
+                rows.on_delivery(self.error, BatchDelivery(self.topic, self.partition, offset, indices, time.monotonic() - rows.began))
             elif rows is not None:
-                served += self._call_rows(rows, indices, offset, parts[number + 1 :], position + count)
+                served += self._call_rows(rows, indices, offset, parts[number + 1 :], position)
             position += count
         return served
 
-    def _rest(self, parts: list[tuple[Any, Any, int]], position: int) -> None:
-        self.parts = [(None, None, position), *parts]
-
-    def _call_rows(self, rows: list[Entry], indices: Any, first_offset: int | None, later: list[tuple[Any, Any, int]], later_position: int) -> int:
+    def _call_rows(self, rows: list[Entry], indices: Any, first_offset: int | None, later: list[tuple[Any, Any, int]], position: int) -> int:
         served, now, error, stamped = 0, time.monotonic(), self.error, self.log_append_ms >= 0
+        topic, partition, offset = self.topic, self.partition, None
         for at, index in enumerate(indices):
-            row = rows[index]
-            if row.on_delivery is None:
+            value, key, _, timestamp_ms, _, on_delivery, began, headers = rows[index]
+            if on_delivery is None:
                 continue
+            if first_offset is not None:
+                offset = first_offset + at
+            timestamp = (TIMESTAMP_LOG_APPEND_TIME, self.log_append_ms) if stamped else (TIMESTAMP_CREATE_TIME, timestamp_ms)
             served += 1
-            timestamp = (TIMESTAMP_LOG_APPEND_TIME, self.log_append_ms) if stamped else (TIMESTAMP_CREATE_TIME, row.timestamp_ms)
-            offset = None if first_offset is None else first_offset + at
-            message = Message(self.topic, self.partition, offset, row.key, row.value, row.given_headers, error, timestamp, now - row.began)
             try:
-                row.on_delivery(error, message)
+                on_delivery(error, Message(topic, partition, offset, key, value, headers, error, timestamp, now - began))
             except BaseException:
-                done = later_position - len(indices) + at + 1
-                self.parts = [(None, None, done), (rows, indices[at + 1 :], len(indices) - at - 1), *later]
+                self.left -= served
+                self.parts = [(None, None, position + at + 1), (rows, indices[at + 1 :], len(indices) - at - 1), *later]
                 raise
+        self.left -= served
         return served
+
+
+def _callback_count(rows: Any, indices: Any) -> int:
+    if rows is None:
+        return 0
+    return 1 if isinstance(rows, CallReport) else sum([rows[index].on_delivery is not None for index in indices])
 
 
 class ErrorEvent:
