@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 _NO_HEADERS = b"\0"
+_FEW = 16  # numpy pays from here on
 _ARROW_MIN = 21
 _SPARSE_BYTES = 1 << 20  # a region with more than this between its blobs is not copied as a whole
 
@@ -107,8 +108,9 @@ class Blobs(Sequence):
 
     def _copy_out(self) -> list[bytes | None]:
         sizes = self._sizes
-        if not len(sizes):
-            return []
+        if len(sizes) <= _FEW:
+            base = self._base
+            return [None if size < 0 else bytes(base[start : start + size]) for start, size in zip(self._positions.tolist(), sizes.tolist(), strict=True)]
         low, high = int(sizes.min()), int(sizes.max())
         if low == high:
             if high <= 0:
