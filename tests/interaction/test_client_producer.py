@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -405,3 +407,73 @@ def test_asyncio(shared_broker: Broker, topic: str, transport: str) -> None:
 
     assert asyncio.run(run()) == [(0, offset) for offset in range(100)]
     assert len(read_all(shared_broker, topic, 1100)) == 1100
+
+
+# -- which way ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_attached_to_goes_over_tcp(shared_broker: Broker, topic: str, tmp_path, caplog: pytest.LogCaptureFixture) -> None:
+    """A socket that nobody serves any more, as a killed broker leaves it."""
+    path = str(tmp_path / "client.sock")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as left:
+        left.bind(path)
+    caplog.set_level(logging.INFO, "mqd.client")
+    with Producer({"bootstrap.servers": shared_broker.bootstrap, "mqd.socket.path": path}) as producer:
+        assert producer.transport == "tcp" and "refused" in producer.transport_reason.lower()
+        producer.produce(topic, b"x")
+        assert producer.flush(20) == 0
+    assert producer.transport_reason in caplog.text
+    with pytest.raises((KafkaException, OSError)):
+        Producer({"bootstrap.servers": shared_broker.bootstrap, "mqd.socket.path": path, "transport": "shm"})
+
+
+def test_auto_is_shared_memory_here(shared_broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Producer({"bootstrap.servers": shared_broker.bootstrap}) as producer:
+        assert producer.transport == "shm" and producer.transport_reason
+    monkeypatch.setenv("MQD_SOCKET", str(shared_broker.data_dir / "run" / "client.sock"))
+    with Producer({"bootstrap.servers": "somewhere.invalid:9092"}) as producer:
+        assert producer.transport == "shm" and "MQD_SOCKET" in producer.transport_reason
+
+
+def test_an_administrator_with_a_clients_configuration(shared_broker: Broker, topic: str) -> None:
+    admin = mqd.AdminClient({"bootstrap.servers": shared_broker.bootstrap, "transport": "shm", "mqd.spin.us": 5})
+    assert topic in admin.list_topics(timeout=10).topics
+    with pytest.raises(KafkaException):
+        mqd.AdminClient({"bootstrap.servers": shared_broker.bootstrap, "no.such.key": 1})
+
+
+def test_metadata_is_as_librdkafka_gives_it(shared_broker: Broker, topic: str) -> None:
+    config = {"bootstrap.servers": shared_broker.bootstrap}
+    with Producer({**config, "transport": "shm"}) as ours:
+        theirs = confluent_kafka.Producer(config)
+        for name in (None, topic):
+            mine, other = ours.list_topics(name, 10) if name else ours.list_topics(timeout=10), theirs.list_topics(name, 10) if name else theirs.list_topics(timeout=10)
+            assert set(mine.topics) == set(other.topics) and mine.cluster_id == other.cluster_id and set(mine.brokers) == set(other.brokers)
+            assert {p.id: (p.leader, p.replicas, p.isrs) for p in mine.topics[topic].partitions.values()} == {
+                p.id: (p.leader, p.replicas, p.isrs) for p in other.topics[topic].partitions.values()
+            }
+
+
+def test_an_idle_producer_costs_nothing(shared_broker: Broker, topic: str) -> None:
+    with Producer({"bootstrap.servers": shared_broker.bootstrap, "transport": "shm"}) as producer:
+        producer.produce(topic, b"x")
+        assert producer.flush(20) == 0
+        began = time.process_time()
+        assert producer.poll(1.0) == 0
+        assert time.process_time() - began < 0.05
+
+
+def test_threads_that_wait_and_threads_that_do_not(make, topic: str) -> None:
+    """Whoever waits drives; records of the others are delivered all the same."""
+    producer = make()
+    done = threading.Event()
+    waiter = threading.Thread(target=lambda: [producer.poll(0.05) for _ in iter(done.is_set, True)])
+    waiter.start()
+    try:
+        for _ in range(50):
+            seen = threading.Event()
+            producer.produce(topic, b"x", on_delivery=lambda error, message, seen=seen: seen.set())
+            assert seen.wait(10)
+    finally:
+        done.set()
+        waiter.join(10)
