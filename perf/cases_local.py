@@ -115,9 +115,14 @@ def native_produce(bench: Bench) -> None:
                         broker, "produce", topic=topic, record=RECORD, batch=batch, count=BURST_RECORDS, milliseconds=20_000))  # fmt: skip
                 kept.load(f"C producer, {batch // 1024} KiB batches, {way}", result, spent)
                 broker.delete(topic)
+            bench.settle(WARM_MEGABYTES)
+            alone = loading.run("files", path=bench.brokers.directory, files=1, batch=batch, count=BURST_RECORDS * (RECORD + FRAMED) // batch)["cpu_us_each"]
+            kept(f"floor {batch // 1024}", batch // (RECORD + FRAMED) / alone * 1e6)
     for batch, target in ((16, 12e6), (64, 20e6)):
         kept.add_to(bench, f"C producer, {batch} KiB batches, shared memory", target)
         kept.add_to(bench, f"C producer, {batch} KiB batches, TCP", note="batches encoded beforehand: no client's work is in it")
+        bench.add(f"local: the file system alone, {batch} KiB writes, so many records by one core", "records/s", kept.values[f"floor {batch}"],
+                  note="nothing but write(2) into the page cache: no broker that keeps a log in a file is faster")  # fmt: skip
 
 
 def native_latency(bench: Bench) -> None:
