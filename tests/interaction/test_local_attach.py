@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,11 +17,12 @@ import msgspec
 import pytest
 
 from mqd import native
-from mqd.protocol.messages import FindCoordinatorRequest, MetadataRequest, OffsetCommitRequest, OffsetFetchRequest
+from mqd.protocol.messages import AlterClientQuotasRequest, FindCoordinatorRequest, MetadataRequest, OffsetCommitRequest, OffsetFetchRequest
 from mqd.shm import rendezvous
 from tests.broker import Broker
 from tests.interaction.traffic import (
-    API_VERSIONS, FETCH, FETCH_VERSION, METADATA, Watch, create_topic, eventually, fetch, fetch_request, must_produce, read_batches, topic_name,
+    API_VERSIONS, FETCH, FETCH_VERSION, METADATA, PRODUCE, PRODUCE_VERSION, Watch, batch, create_topic, eventually, fetch, fetch_request, must_produce, produce_request, read_batches,
+    topic_name,
 )
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
 from tests.local_connection import ASK, MAGIC, WELCOME, LocalConnection, Refused, connect, hello
@@ -113,6 +115,24 @@ def test_what_is_shared_cannot_be_taken_away(shared_broker):
         with pytest.raises(PermissionError):
             mmap.mmap(local.control_fd, 4096)
         local.call(API_VERSIONS, 3)
+
+
+def test_quotas_hold_through_shared_memory(shared_broker, request):
+    """A megabyte is the burst (ten windows of a second); whoever is beyond is answered, then not read from until it is paid."""
+    topic, client_id = topic_name(request.node.name), request.node.name
+    rate = AlterClientQuotasRequest.OpData(key="producer_byte_rate", value=100_000.0)
+    entry = AlterClientQuotasRequest.EntryData(entity=[AlterClientQuotasRequest.EntityData(entity_type="client-id", entity_name=client_id)], ops=[rate])
+    with attach(shared_broker, client_id=client_id) as slow, attach(shared_broker) as other:
+        create_topic(other, topic, 1)
+        assert other.call(49, 1, AlterClientQuotasRequest(entries=[entry])).entries[0].error_code == 0
+        throttled_ms = 0
+        while not throttled_ms:
+            throttled_ms = slow.call(PRODUCE, PRODUCE_VERSION, produce_request(topic, {0: batch(bytes(150_000))}, acks=1)).throttle_time_ms
+        began = time.monotonic()
+        slow.send(API_VERSIONS, 3)
+        must_produce(other, topic, 0, b"meanwhile")
+        slow.receive()
+        assert time.monotonic() - began > throttled_ms / 1000 * 0.8 - 0.1
 
 
 # -- refused ------------------------------------------------------------------------------------------------------------------
