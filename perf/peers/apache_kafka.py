@@ -33,6 +33,13 @@ LOGGING = """<Configuration><Appenders><Console name="out"><PatternLayout patter
 TOOL_LOGGING = LOGGING.replace('level="INFO"', 'level="WARN"').replace('name="out"', 'name="out" target="SYSTEM_ERR"')
 
 
+def cluster_id() -> str:
+    """As `kafka-storage.sh random-uuid` makes them: 22 characters, of which the first is no dash, which would read as an option."""
+    while (text := urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
+        pass
+    return text
+
+
 class ApacheKafka(KafkaProtocolPeer):
     name = "Apache Kafka"
     settings = (
@@ -57,8 +64,7 @@ class ApacheKafka(KafkaProtocolPeer):
 
     def _format(self) -> None:
         """What `kafka-storage.sh format --standalone` does; not part of the start-up time."""
-        cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        command = self._run_class("kafka.tools.StorageTool", ["-Xmx128M"], "format", "--standalone", "-t", cluster, "-c", str(self.directory / "server.properties"))
+        command = self._run_class("kafka.tools.StorageTool", ["-Xmx128M"], "format", "--standalone", "-t", cluster_id(), "-c", str(self.directory / "server.properties"))
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         if done.returncode:
             raise Unavailable(f"its storage cannot be formatted: {(done.stderr or done.stdout).strip().splitlines()[-1][:200]}")

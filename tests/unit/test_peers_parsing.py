@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import uuid
 from pathlib import Path
 
 import pytest
 
 from perf.peers import debian, maven
+from perf.peers.apache_kafka import cluster_id
 from perf.peers.debian import apt_reason
 from perf.peers.driving import LoadFailed, parse_consumer_performance, parse_end_to_end, parse_producer_performance
 from perf.peers.maven import java_major
@@ -76,6 +78,12 @@ def test_apts_reason_names_no_address() -> None:
     said = "W: nothing\nE: Failed to fetch http://somewhere.example/x.deb  404  Not Found\nE: second\n"
     assert apt_reason(said) == "Failed to fetch 404 Not Found"
     assert apt_reason("") == "apt gave no reason"
+
+
+def test_a_cluster_id_does_not_read_as_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [uuid.UUID(bytes=bytes([first]) + bytes(15)) for first in (0xF8, 0xFB, 0x04)]  # in base64 the first two begin with a dash
+    monkeypatch.setattr(uuid, "uuid4", lambda: made.pop(0))
+    assert cluster_id() == "BAAAAAAAAAAAAAAAAAAAAA"
 
 
 # -- what cannot be had ----------------------------------------------------------------------------------------------------
