@@ -88,6 +88,7 @@ class GroupCore:
         self._failures = 0
         self._polled_ms = 0
         self._resolve_ms: int | None = None
+        self._resolve_count = 0
         self._unreleased_since_ms: int | None = None
         self._was_member = False
         self._gives_up_quietly = False
@@ -248,10 +249,10 @@ class GroupCore:
         self._due_ms = now_ms + self._interval_ms
         if message.assignment is not None:
             self.target = {(one.topic_id, index) for one in message.assignment.topic_partitions for index in one.partitions}
-            if self.target != self._told_owned:
-                self._say_owned = True  # also when it is what the application has by now: the coordinator wants to hear it
             if self._unknown_topics():
-                self._resolve_ms = now_ms
+                self._resolve_ms, self._resolve_count = now_ms, 0
+            elif self.target != self._told_owned:
+                self._say_owned = True  # also when it is what the application has by now: the coordinator wants to hear it
 
     def _on_error(self, code: int, text: str | None, now_ms: int, actions: list[Action]) -> None:
         if code in _LATER:
@@ -290,6 +291,9 @@ class GroupCore:
     def _advance(self, now_ms: int, actions: list[Action]) -> None:
         if self._resolve_ms is not None and now_ms >= self._resolve_ms:
             self._resolve_ms = now_ms + RESOLVE_AGAIN_MS
+            self._resolve_count += 1
+            if self._resolve_count > 1:
+                self._say_owned = True  # what it has so far: others may wait for what it gave up
             actions.append(Resolve(tuple(sorted(self._unknown_topics()))))
         if self.callback is None:
             self._reconcile(now_ms, actions)

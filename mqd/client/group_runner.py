@@ -42,7 +42,7 @@ class GroupRunner:
         self._unsent: deque[Send] = deque()
         self._polled_at = 0.0
         self._resolving: Resolve | None = None
-        self._resolve_version = -1
+        self._resolve_version = self._known_version = -1
         self._coordinator = coordinator
         self._may_send = False
         attachment.subscribe(self)
@@ -51,6 +51,10 @@ class GroupRunner:
     # -- the application's thread ----------------------------------------------------------------------------------------------
 
     def subscribe(self, topics: tuple[str, ...], regex: str | None) -> None:
+        metadata = self._attachment.metadata
+        with self._attachment.lock:
+            if regex is not None or any(topic not in metadata.topics for topic in topics):
+                metadata.refresh(None if regex is not None else topics)  # the assignment will name topics by id
         self._give(Subscribe(topics, regex))
 
     def leave(self) -> None:
@@ -124,6 +128,9 @@ class GroupRunner:
             self._resolving = None
             counts = {name: topic.partition_count for name, topic in attachment.metadata.topics.items() if not topic.error and not topic.is_internal}
             self._events.append(TopicsKnown(dict(attachment.metadata.names), counts))
+        elif self._known_version != attachment.metadata.version:
+            self._events.append(TopicsKnown(dict(attachment.metadata.names)))
+        self._known_version = attachment.metadata.version
         with self.lock:
             events, self._events = tuple(self._events), deque()
             self._handle(events)

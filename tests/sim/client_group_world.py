@@ -40,6 +40,7 @@ class Consumer:
         self.core = GroupCore(Settings("g", member_id, instance_id, max_poll_interval_ms=MAX_POLL_MS))
         self.requests: deque[tuple[int, Send]] = deque()
         self.answers: deque[tuple[int, int, object]] = deque()
+        self.names: list[tuple[int, TopicsKnown]] = []  # metadata comes when it comes
         self.callback: tuple[int, object] | None = None
         self.works_on: set[tuple[bytes, int]] = set()
         self.busy_until_ms = 0
@@ -62,7 +63,7 @@ class Consumer:
                     self.callback = now_ms + self.rng.randrange(150), action
                 case Resolve(topic_ids):
                     names = {topic_id: name for topic_id in topic_ids if (name := self.world.cluster.topic_name(topic_id)) is not None}
-                    self.answers.append((now_ms + self.world.delay_ms(), -1, TopicsKnown(names)))
+                    self.names.append((now_ms + self.world.delay_ms() + self.rng.choice((0, 0, 0, 600, 900)), TopicsKnown(names)))
                 case Problem(code, _, is_fatal):
                     self.problems.append(code)
                     if is_fatal:
@@ -80,7 +81,10 @@ class Consumer:
             self.answers.append((now_ms + self.world.delay_ms(), send.number, self.world.hear(self, send.message)))
         while self.answers and self.answers[0][0] <= now_ms:
             _, number, message = self.answers.popleft()
-            self.give(message if number < 0 else Answered(number, message))
+            self.give(Answered(number, message))
+        for one in [one for one in self.names if one[0] <= now_ms]:
+            self.names.remove(one)
+            self.give(one[1])
         if now_ms >= self.busy_until_ms:
             self._poll()
         if self.core.next_ms is not None and self.core.next_ms <= now_ms:
@@ -99,11 +103,11 @@ class Consumer:
 
     def break_connection(self) -> None:
         """Of what is on its way some was heard, nothing is answered."""
-        numbers = [send.number for _, send in self.requests] + [number for _, number, _ in self.answers if number >= 0]
+        numbers = [send.number for _, send in self.requests] + [number for _, number, _ in self.answers]
         for _, send in list(self.requests)[: self.rng.randrange(len(self.requests) + 1)]:
             self.world.hear(self, send.message)
         self.requests.clear()
-        self.answers = deque(one for one in self.answers if one[1] < 0)
+        self.answers.clear()
         for number in numbers:
             self.give(Unanswered(number))
 

@@ -63,7 +63,6 @@ class Member:
         self.give(Subscribe(("t",)))
         self.answered(answer(1, partitions))
         self.give(TopicsKnown({T: "t"}))
-        self.answered(answer(1))
         self.give(Done())
         self.answered(answer(1))
         assert self.core.owned == {(T, index) for index in partitions} and self.core.under_way is None
@@ -74,9 +73,7 @@ def test_joining_says_everything_and_reports_what_it_took() -> None:
     message = member.sent(member.give(Subscribe(("t",), "x.*")))
     assert (message.member_epoch, message.subscribed_topic_names, message.subscribed_topic_regex, message.topic_partitions) == (0, ["t"], "x.*", [])
     assert (message.instance_id, message.rack_id, message.server_assignor, message.rebalance_timeout_ms) == ("i", "r", "range", 10_000)
-    actions = member.answered(answer(3, [0, 1]))
-    assert Resolve((T,)) in actions
-    member.answered(answer(3))
+    assert member.answered(answer(3, [0, 1])) == [Resolve((T,))]
     assert member.give(TopicsKnown({T: "t"})) == [Assign((Partition("t", 0, T), Partition("t", 1, T)))]
     message = member.sent(member.give(Done()))
     assert message.member_epoch == 3 and message.subscribed_topic_names is None and [one.partitions for one in message.topic_partitions] == [[0, 1]]
@@ -84,6 +81,18 @@ def test_joining_says_everything_and_reports_what_it_took() -> None:
     member.now_ms = 1000
     message = member.sent(member.give(Tick()))
     assert message.topic_partitions is None and message.rebalance_timeout_ms == -1
+
+
+def test_topics_that_stay_unknown_do_not_hold_up_the_report() -> None:
+    member = Member()
+    member.give(Subscribe(("t",)))
+    assert member.answered(answer(1, [0])) == [Resolve((T,))]
+    assert member.give(TopicsKnown({})) == []
+    member.now_ms = member.core.next_ms
+    actions = member.give(Tick())
+    assert Resolve((T,)) in actions and member.sent(actions).topic_partitions == []
+    assert member.give(TopicsKnown({T: "t"})) == []  # not before the report is answered: the coordinator may have given it away by then
+    assert isinstance(member.answered(answer(1))[0], Assign)
 
 
 def test_what_goes_is_reported_after_the_application_has_let_go() -> None:
