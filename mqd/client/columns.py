@@ -268,3 +268,14 @@ def checked_partition(partition: Any, count: int) -> int:
     if not isinstance(partition, (int, np.integer)) or not 0 <= partition < count:
         raise failure(KafkaError._UNKNOWN_PARTITION, f"the partitioner chose {partition!r} of {count} partitions")
     return int(partition)
+
+
+def one(value: Any, place: int) -> bytes | None:
+    """One value or key, argument `place` of produce(), as bytes. Raises TypeError as confluent_kafka does, but takes bytearray and memoryview, too."""
+    if value is None or type(value) is bytes:
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    raise TypeError(f"argument {place}: a bytes-like object is required, not '{type(value).__name__}'")

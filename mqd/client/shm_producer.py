@@ -32,11 +32,11 @@ from mqd.client.messages import KafkaError, KafkaException, encode_headers, fail
 from mqd.client.opening import opener
 from mqd.client.partitioner import number_of
 from mqd.client.requests import PRODUCE
-from mqd.client.staging import STAGE_MAX, Chunk, Entry, Stage, checked, chunk_of
+from mqd.client.staging import STAGE_MAX, Chunk, Entry, Stage, checked, chunk_of, native_columns
 from mqd.client.statistics import Statistics
 from mqd.client.transactional import Transactions
 from mqd.native import E_INVALID, NativeError
-from mqd.native_client import INT64_MAX, Columns, ProducerOptions
+from mqd.native_client import INT64_MAX, ProducerOptions
 from mqd.native_client import Producer as NativeProducer
 
 _log = logging.getLogger("mqd.client")
@@ -156,9 +156,9 @@ class ShmProducer:
     def _entry_of(self, stage: Stage, value: Any, key: Any, partition: Any, on_delivery: Any, timestamp: Any, headers: Any) -> Any:
         """One record with all that may come with it, checked. Raises what belongs to produce()."""
         if type(value) is not bytes:
-            value = _bytes(value, 2)
+            value = columns.one(value, 2)
         if key is not None and type(key) is not bytes:
-            key = _bytes(key, 3)
+            key = columns.one(key, 3)
         if (len(value) if value else 0) + (len(key) if key else 0) > self._bytes_max:
             raise failure(KafkaError.MSG_SIZE_TOO_LARGE, "Unable to produce message: Broker: Message size too large")
         encoded = None if headers is None else encode_headers(headers)
@@ -234,7 +234,7 @@ class ShmProducer:
         batch_of = self._batch_of[:count]
         self.fates.before_append(rows)
         try:
-            done = self.native.append(stage.number, _native_columns(chunk), batch_of)
+            done = self.native.append(stage.number, native_columns(chunk), batch_of)
         except NativeError as error:
             if error.code != E_INVALID:
                 return 0  # the attachment has ended: the driver knows, or will
@@ -581,25 +581,3 @@ class ShmProducer:
         if left:
             _log.warning("%s: producer ends with %d records outstanding: use flush() to wait for their delivery", self.config["client.id"], left)
         self._end()
-
-
-def _native_columns(chunk: Chunk) -> Columns:
-    values, keys, headers = chunk.values, chunk.keys, chunk.headers
-    found = Columns(count=values.count, values=values.data, value_bytes=values.sizes, fixed_value_bytes=values.fixed_bytes, partitions=chunk.partitions,
-                    partition=chunk.partition, timestamps_ms=chunk.timestamps, timestamp_ms=chunk.timestamp_ms)  # fmt: skip
-    if keys is not None:
-        found.keys, found.key_bytes = keys.data, keys.each_size()
-    if headers is not None:
-        found.headers, found.header_bytes = headers.data, headers.each_size()
-    return found
-
-
-def _bytes(value: Any, place: int) -> bytes | None:
-    """Raises TypeError as confluent_kafka does, but takes bytearray and memoryview, too."""
-    if value is None or type(value) is bytes:
-        return value
-    if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return bytes(value)
-    raise TypeError(f"argument {place}: a bytes-like object is required, not '{type(value).__name__}'")

@@ -20,6 +20,7 @@ import numpy as np
 from mqd.client import columns
 from mqd.client.columns import Column
 from mqd.client.messages import KafkaError, failure
+from mqd.native_client import Columns
 
 STAGE_MAX = 1024  # records handed over at once: more would leave the caches
 
@@ -165,3 +166,15 @@ def _optional(items: tuple[Any, ...]) -> Column | None:
 def _encoded_headers(items: tuple[bytes | None, ...]) -> Column:
     """A record without headers has a count of zero, where another of the chunk has some."""
     return _column(tuple(b"\0" if item is None else item for item in items))
+
+
+def native_columns(chunk: Chunk) -> Columns:
+    """As the C core takes them; the buffers are the chunk's."""
+    values, keys, headers = chunk.values, chunk.keys, chunk.headers
+    found = Columns(count=values.count, values=values.data, value_bytes=values.sizes, fixed_value_bytes=values.fixed_bytes, partitions=chunk.partitions,
+                    partition=chunk.partition, timestamps_ms=chunk.timestamps, timestamp_ms=chunk.timestamp_ms)  # fmt: skip
+    if keys is not None:
+        found.keys, found.key_bytes = keys.data, keys.each_size()
+    if headers is not None:
+        found.headers, found.header_bytes = headers.data, headers.each_size()
+    return found
