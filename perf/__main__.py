@@ -1,6 +1,6 @@
 """`make bench`, or `python -m perf [CASE...]`: measures mqd on this machine.
 
-    python -m perf                   everything, about ten minutes; appends one line to perf/history.jsonl
+    python -m perf                   everything, about a quarter of an hour; appends one line to perf/history.jsonl
     python -m perf produce fetch     these cases only; nothing is appended unless --record
     python -m perf settings          what the settings buy; fills docs/performance.md
     python -m perf scaling           how rate and CPU grow with workers and clients; fills docs/performance.md, perf/scaling.json, docs/scaling.svg
@@ -95,8 +95,10 @@ def main(words: list[str] | None = None) -> int:
                 scaling.write(scaling.measure(bench), PAGE)
             if names:
                 _measure(bench, names)
+            facts = {**machine(), "disturbed": f"{bench.disturbed} of {bench.measured}"}
+            date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
             if set(cases_local.CASES) <= set(names) and not arguments.quick:
-                PAGE.write_text(report.replace_block(PAGE.read_text(), LOCAL, cases_local.page(bench.figures)))
+                PAGE.write_text(report.replace_block(PAGE.read_text(), LOCAL, cases_local.page(bench.figures, facts, date)))
     except LoadFailed as error:
         print(f"\n{error}", file=sys.stderr)
         return 1
@@ -107,8 +109,6 @@ def main(words: list[str] | None = None) -> int:
         print(f"\n{bench.measured - bench.disturbed} of {bench.measured} CPU measurements were undisturbed by other programs.")
     record = arguments.record if arguments.record is not None else not arguments.cases and not arguments.quick
     if record:
-        facts = {**machine(), "disturbed": f"{bench.disturbed} of {bench.measured}"}
-        date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         with HISTORY.open("a") as history:
             history.write(report.history_line(date, commit(), facts, bench.figures) + "\n")
         print(f"Added to {HISTORY.relative_to(ROOT)}; `python -m perf --readme` shows it in README.md.")

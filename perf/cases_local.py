@@ -242,8 +242,8 @@ def headline(bench: Bench) -> None:
     bench.add("local: 1 KiB records at 800,000/s, client", "cores", kept.values["client"])
 
 
-def page(figures: Sequence[Figure]) -> str:
-    """The block of docs/performance.md: every figure of these cases. Rates are shown with what a million records cost."""
+def page(figures: Sequence[Figure], facts: dict, date: str) -> str:
+    """The block of docs/performance.md: every figure of these cases. Rates are shown with what a million records cost. `facts`: machine(), and how many measurements were disturbed."""
     mine = {figure.name.removeprefix("local: "): figure for figure in figures if figure.name.startswith("local: ")}
     lines, others = [], []
     for name, figure in mine.items():
@@ -258,7 +258,8 @@ def page(figures: Sequence[Figure]) -> str:
     if others:
         tables.append(markdown_table(("", "median", "spread", "target", ""), others, right=range(1, 4)))
     judged = [figure.verdict for figure in mine.values() if figure.verdict in (REACHED, MISSED)]
-    return f"{judged.count(REACHED)} of {len(judged)} targets reached.\n\n" + "\n\n".join(tables)
+    head = f"{facts['cores']} cores of {facts['cpu']}, Linux {facts['kernel']}, {date[:10]}; one worker on a core, the client on another; `flush.on.ack=false`, acks=1. Disturbed by other programs: {facts['disturbed']} measurements."
+    return f"{head} {judged.count(REACHED)} of {len(judged)} targets reached.\n\n" + "\n\n".join(tables)
 
 
 CASES: dict[str, Callable[[Bench], None]] = {

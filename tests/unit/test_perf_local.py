@@ -12,6 +12,9 @@ from perf.report import Figure
 ROOT = Path(__file__).resolve().parents[2]
 
 
+FACTS = {"cores": 2, "cpu": "a CPU", "kernel": "6.1", "disturbed": "1 of 9"}
+
+
 def kept_figures() -> list[Figure]:
     added: list[Figure] = []
     bench = SimpleNamespace(add=lambda name, unit, values, target=None, *, at_least=False, note="": added.append(Figure(name, unit, values, target, at_least, note)))
@@ -29,15 +32,15 @@ def test_rates_and_what_they_cost_both_sides():
 
 
 def test_the_page_has_a_line_for_each_and_tells_what_was_missed():
-    page = cases_local.page(kept_figures())
-    assert page.startswith("1 of 2 targets reached.")
+    page = cases_local.page(kept_figures(), FACTS, "2026-01-02T03:04:05+00:00")
+    assert "2 cores of a CPU" in page and "2026-01-02;" in page and "1 of 9 measurements. 1 of 2 targets reached." in page
     assert "| produce, shared memory | **4,000,000** | 2,000,000–6,000,000 | 0.4 | 0.2 | ≥ 5,000,000 | missed |" in page
     assert "| round trip | **3** µs | 3–3 | ≤ 15 | reached |" in page
-    assert "something else" not in page and page.count("client") == 1
+    assert "something else" not in page and page.count("client, CPU-s") == 1
 
 
 def test_a_page_of_single_cases_has_no_empty_table():
-    assert cases_local.page([Figure("local: round trip", "µs", [3.0])]).count("\n| ---") == 1
+    assert cases_local.page([Figure("local: round trip", "µs", [3.0])], FACTS, "2026-01-02").count("\n| ---") == 1
 
 
 def test_every_case_is_run_by_the_bench_and_every_python_load_exists():
