@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mqd.cli.common import CliError, Settings, emit_json, options
+from mqd.cli.common import CliError, emit_json
 
 if TYPE_CHECKING:
     from mqd.cli.sizing import Figures, Plan
@@ -104,7 +104,6 @@ def _formulas(found: Plan) -> None:
 
 
 @click.command(help="Disk, network, cores, memory and hosts that a load needs. Sizes: 1KB = 1000, 1KiB = 1024.")
-@options
 @click.option("--rate", type=COUNT, required=True, help="Records per second, at the peak.")
 @click.option("--record-size", type=BYTES, required=True, help="Key, value and headers of a record.")
 @click.option("--retention", type=TIME, required=True, help="How long records are kept.")
@@ -131,11 +130,13 @@ def _formulas(found: Plan) -> None:
 @click.option("--contention", type=click.FloatRange(0, 1), help="Of the Universal Scalability Law, between workers of a host.")
 @click.option("--coherency", type=click.FloatRange(0, 1), help="The same law's other coefficient.")
 @click.option("--formulas", is_flag=True, help="Show how each number follows.")
+@click.option("--format", "output_format", type=click.Choice(["text", "json"]), help="Form of the output.  [default: text]")
+@click.pass_context
 def command(
-    settings: Settings, rate: float, record_size: float, retention: float, replication: int, compression: float, consumers: int, cold_consumers: int, lag: float,
+    ctx: click.Context, rate: float, record_size: float, retention: float, replication: int, compression: float, consumers: int, cold_consumers: int, lag: float,
     headroom: float, failures: int | None, batch_size: float, fetch_size: float, partitions: int, segment_size: float, host_cores: int, host_memory: float, host_disk: float,
     host_disk_bandwidth: float, host_network: float, figures_path: Path | None, append_cost: float | None, forward_cost: float | None, fetch_cost: float | None,
-    contention: float | None, coherency: float | None, formulas: bool,
+    contention: float | None, coherency: float | None, formulas: bool, output_format: str | None,
 ) -> None:
     from mqd.cli.sizing import Host, Load, Unsizable, plan, to_json
 
@@ -150,7 +151,7 @@ def command(
         found = plan(load, host, figures)
     except Unsizable as error:
         raise CliError(str(error)) from None
-    if settings.json:
+    if (output_format or (ctx.find_root().obj or {}).get("output_format")) == "json":
         emit_json(to_json(load, host, figures, found))
         return
     _table(found, int(found["hosts"]))

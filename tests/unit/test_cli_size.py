@@ -45,6 +45,8 @@ def test_the_example_on_the_command_line(capsys):
     assert "30.24 TB" in text and "90.72 TB" in text
     assert main_module._run([*words, "--format", "json"]) == 0
     answer = json.loads(capsys.readouterr().out)
+    assert main_module._run(["--format", "json", *words]) == 0
+    assert json.loads(capsys.readouterr().out) == answer
     assert answer["result"]["stored_replicated"] == pytest.approx(90.72e12)
     assert answer["load"]["rate"] == 100_000 and answer["load"]["failures"] is None and answer["figures"]["source"]
     assert set(answer["units"]) == set(answer["result"])
