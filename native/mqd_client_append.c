@@ -17,8 +17,6 @@
 #include "mqd_error.h"
 #include "mqd_varint_put.h"
 
-#define SHARE_OF_FREE 8 /* a new batch asks for no more than this part of what is free: see mqd_client_memory.h */
-
 static int64_t now_us(void)
 {
     struct timespec now;
@@ -69,6 +67,7 @@ void mqd_producer_batch_close(struct mqd_producer *producer, struct mqd_producer
     uint32_t needed = mqd_client_memory_chunks(&producer->memory, batch->place - begin + batch->size_bytes + MQD_PRODUCER_TAIL_BYTES);
     batch->partition->open = NULL;
     mqd_list_remove(&batch->lingering);
+    producer->open_count--;
     if (needed < batch->chunk_count) {
         mqd_client_memory_give(&producer->memory, batch->first_chunk + needed, batch->chunk_count - needed);
         producer->used_bytes -= (uint64_t)(batch->chunk_count - needed) * producer->memory.chunk_bytes;
@@ -108,19 +107,21 @@ static void entry_back(struct mqd_producer *producer, struct mqd_producer_batch 
     mqd_list_append(&producer->free, &batch->node);
 }
 
+/* How much a new batch asks for: what it may become, but no more than half its partition's share of the memory, so that every active partition can have one open and one under way.
+ * Half of that is good enough; less is not taken, for small batches would make it worse: what is full then is sent, and soon answered. */
 static uint32_t take_run(struct mqd_producer *producer, uint64_t needed_bytes, uint64_t wanted_bytes, uint32_t *got)
 {
     struct mqd_client_memory *memory = &producer->memory;
     uint64_t allowed = producer->used_bytes_max > producer->used_bytes ? (producer->used_bytes_max - producer->used_bytes) / memory->chunk_bytes : 0;
-    uint32_t needed = mqd_client_memory_chunks(memory, needed_bytes), wanted = mqd_client_memory_chunks(memory, wanted_bytes), share;
-    if (allowed > memory->free_count)
-        allowed = memory->free_count;
-    if (needed > allowed)
-        return UINT32_MAX;
-    share = (uint32_t)allowed / SHARE_OF_FREE;
+    uint64_t share = producer->used_bytes_max / memory->chunk_bytes / (2 * ((uint64_t)producer->active_count + 1));
+    uint32_t needed = mqd_client_memory_chunks(memory, needed_bytes), wanted = mqd_client_memory_chunks(memory, wanted_bytes);
     if (wanted > share)
-        wanted = share;
-    return mqd_client_memory_take(memory, wanted > needed ? wanted : needed, needed, got);
+        wanted = (uint32_t)share;
+    if (needed < (wanted + 1) / 2)
+        needed = (wanted + 1) / 2;
+    if (wanted > allowed)
+        wanted = (uint32_t)allowed;
+    return needed > allowed ? UINT32_MAX : mqd_client_memory_take(memory, wanted > needed ? wanted : needed, needed, got);
 }
 
 static uint64_t frame_bytes(const struct mqd_producer_topic *topic, uint64_t batch_bytes)
@@ -141,6 +142,8 @@ static struct mqd_producer_batch *batch_begin(struct mqd_producer *producer, str
     }
     uint64_t limit = (uint64_t)got * producer->memory.chunk_bytes - frame_bytes(topic, 0), most = needed_bytes > wanted_bytes ? needed_bytes : wanted_bytes;
     producer->used_bytes += (uint64_t)got * producer->memory.chunk_bytes;
+    producer->active_count += partition->batch_count++ == 0;
+    producer->live_count++;
     batch->partition = partition;
     batch->number = ++producer->batch_serial << MQD_PRODUCER_BATCH_BITS | (uint64_t)(batch - producer->batches);
     batch->first_chunk = first;
@@ -162,16 +165,19 @@ static void batch_open(struct mqd_producer *producer, struct mqd_producer_batch 
     batch->opened_us = now_us();
     batch->partition->open = batch;
     mqd_list_append(&producer->open, &batch->lingering);
+    producer->open_count++;
 }
 
-/* Nothing is free for a new batch: what is open goes, what was answered comes in. Worth another look when something did. */
+/* Nothing is free for a new batch. What was answered comes in; what is open goes only when nothing else holds memory: else its owner would close it half empty for want of what the
+ * next answer frees. True: worth another look. */
 static bool make_room(struct mqd_producer *producer)
 {
     uint64_t before = producer->used_bytes;
-    mqd_producer_close_all(producer, INT64_MAX);
     mqd_client_flush(producer->client);
     mqd_client_take(producer->client); /* its error stays with the attachment */
     mqd_producer_pump(producer);
+    if (producer->used_bytes == before && producer->open_count == producer->live_count)
+        mqd_producer_close_all(producer, INT64_MAX);
     mqd_client_flush(producer->client);
     return producer->used_bytes < before;
 }

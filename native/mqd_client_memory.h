@@ -6,11 +6,11 @@
  *
  * Why it cannot wedge. First fit from the low end; neighbours join by themselves, for there is nothing between them. A run ends when its batch is answered, dropped or moved,
  * and none of these needs memory: a batch that is sent again is sent from where it lies. So whoever finds no run of the length he needs only has to take no new ones: every open
- * batch is closed by its linger (or at once: who finds none closes them all), every sent one is answered or its attachment ends, every failed one is decided by its caller.
+ * batch is closed by its linger (or by whoever finds none when open ones are all there are), every sent one is answered or its attachment ends, every failed one is decided by its caller.
  * At the latest when all have ended, the whole area is one run, and nothing larger than that is accepted. A large record waits longer than small ones would, never forever,
  * unless its caller keeps putting small ones before it.
- * How it stays good before that: a batch asks for no more than an eighth of what is free, so many partitions share a small area; a shorter run is taken when the wanted length
- * is not there; low chunks are used again first, so a fast worker's batches stay in the caches.
+ * How it stays good before that: a batch asks for no more than half its partition's share, so many partitions have room in a small area, and takes no less than half of what it
+ * asks for, so that a full area is not filled up with small batches; low chunks are used again first, so a fast worker's batches stay in the caches.
  *
  * Concurrency: the attachment's one thread.
  */

@@ -32,6 +32,8 @@ void mqd_producer_batch_free(struct mqd_producer *producer, struct mqd_producer_
         producer->used_bytes -= (uint64_t)batch->chunk_count * producer->memory.chunk_bytes;
         batch->chunk_count = 0;
     }
+    producer->active_count -= --batch->partition->batch_count == 0;
+    producer->live_count--;
     if (batch->state == MQD_BATCH_DONE)
         return; /* its outcome is still to be told */
     batch->state = MQD_BATCH_FREE;
@@ -334,6 +336,7 @@ int mqd_producer_drop(struct mqd_producer *producer, uint64_t number)
     if (batch->state == MQD_BATCH_OPEN) {
         batch->partition->open = NULL;
         mqd_list_remove(&batch->lingering);
+        producer->open_count--;
     } else {
         mqd_list_remove(&batch->node);
         if (mqd_list_linked(&batch->told))

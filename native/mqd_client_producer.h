@@ -57,6 +57,7 @@ struct mqd_producer_partition {
     struct mqd_producer_topic *topic;
     int32_t index;
     uint32_t inflight;
+    uint32_t batch_count;      /* open and closed */
     struct mqd_producer_batch *open;
     struct mqd_node closed;    /* QUEUED, SENT, FAILED */
     struct mqd_producer_batch *next; /* the first of them that is not SENT; NULL also while it must wait (P1) */
@@ -94,6 +95,8 @@ struct mqd_producer {
     uint32_t batch_count;      /* entries of `batches` */
     uint32_t batches_begun;    /* entries that were ever used; those beyond are untouched memory */
     uint32_t sent_count;
+    uint32_t active_count;     /* partitions that have batches */
+    uint32_t open_count, live_count; /* batches that are OPEN; that have memory */
     struct mqd_node free, open, ready, outcomes;
     struct mqd_producer_topic **topics;
     int32_t topic_count, topic_capacity;

@@ -312,9 +312,8 @@ static void forget_sent(struct mqd_producer *producer)
         batch->state = MQD_BATCH_QUEUED;
         if (batch->abandoned) {
             mqd_list_remove(&batch->node);
-            batch->chunk_count = 0;
-            batch->state = MQD_BATCH_FREE;
-            mqd_list_append(&producer->free, &batch->node);
+            batch->chunk_count = 0; /* has_bytes: it was not moved */
+            mqd_producer_batch_free(producer, batch);
         }
     }
     for (int32_t i = 0; i < producer->topic_count; i++)

@@ -333,8 +333,8 @@ TEST(full_is_full_and_goes_on)
             appended++;
         CHECK_EQUAL(result, 0);
         CHECK(mqd_client_free_bytes(s.client) < 4096);
-        CHECK_EQUAL(mqd_producer_next_send_us(s.producer), INT64_MAX); /* everything was sent that could be */
         int answers = 0;
+        mqd_producer_send(s.producer, 0, 1);
         while (answers < 1 + round % 7 && fake_next(&s.fake)) {
             got += (uint64_t)s.fake.batch.record_count;
             fake_answer(&s.fake, 0, 0);
@@ -347,6 +347,7 @@ TEST(full_is_full_and_goes_on)
     }
     /* a record larger than a batch has one of its own; one that can never fit is refused, not "full" */
     while (mqd_producer_put(s.producer, topic, 0, value, 60000, NULL, -1, NULL, 0, 1) == 0) {
+        mqd_producer_send(s.producer, 0, 1);
         CHECK(fake_next(&s.fake));
         got += (uint64_t)s.fake.batch.record_count;
         fake_answer(&s.fake, 0, 0);
@@ -368,6 +369,36 @@ TEST(full_is_full_and_goes_on)
     CHECK_EQUAL(got, appended);
     CHECK_EQUAL(mqd_client_free_bytes(s.client), s.free_bytes);
     end(&s);
+}
+
+/* A worker that is slower than the producer: what is freed is enough for a whole batch each time, and no more is made of it. */
+TEST(back_pressure_does_not_make_batches_small)
+{
+    for (int32_t partitions = 1; partitions <= 4; partitions += 3) {
+        struct setup s;
+        struct mqd_producer_options options = plain();
+        options.batch_bytes = 6000;
+        options.inflight_max = 1000;
+        options.linger_us = 1000000;
+        CHECK(begin(&s, "pressure", &options));
+        int32_t topic = mqd_producer_topic(s.producer, "t", partitions, MQD_PARTITIONER_RANDOM);
+        uint64_t records = 0, batches = 0;
+        static uint8_t value[90];
+        for (uint32_t n = 0; batches < 400;) {
+            while (mqd_producer_put(s.producer, topic, (int32_t)(n % (uint32_t)partitions), value, sizeof value, NULL, -1, NULL, 0, 1) > 0)
+                n++;
+            CHECK_EQUAL(mqd_producer_send(s.producer, test_now_ns() / 1000, 0), 0);
+            CHECK(fake_next(&s.fake));
+            fake_answer(&s.fake, 0, 0);
+            CHECK_EQUAL(mqd_client_poll(s.client), 0);
+            struct mqd_delivery d;
+            CHECK_EQUAL(mqd_producer_deliveries(s.producer, &d, 1), 1);
+            records += d.record_count;
+            batches++;
+        }
+        CHECK(records / batches >= 30); /* of 58 */
+        end(&s);
+    }
 }
 
 TEST(a_buffer_bound_below_the_memory)
