@@ -32,6 +32,7 @@ from perf.peers.nats_jetstream import NatsJetStream
 from perf.peers.peer import Peer, Unavailable
 from perf.peers.rabbitmq_streams import RabbitmqStreams
 from perf.peers.redis_streams import RedisStreams
+from perf.peers.report import BUSY_MAX
 from perf.peers.results import PeerFacts, Run
 from perf.peers.stream_peer import StreamLoad, StreamPeer
 from perf.report import replace_block
@@ -110,8 +111,8 @@ def fill_pages(run: Run) -> None:
     PAGE.write_text(page)
 
 
-def _measure(arguments: argparse.Namespace, directory: Path) -> str:
-    """The history line of one run."""
+def _measure(arguments: argparse.Namespace, directory: Path, busy: float) -> str:
+    """The history line of one run. `busy`: the share of the CPUs that others used when it began."""
     began = time.monotonic()
     loading.build()
     peers, skipped = _prepare(directory, arguments.only or list(PEERS), arguments.heap)
@@ -132,7 +133,7 @@ def _measure(arguments: argparse.Namespace, directory: Path) -> str:
         _say(f"Interrupted: the table is of what there is, and nothing is recorded. Every sample is in {samples_file.relative_to(loading.ROOT)}.")
         arguments.record = False
     facts = laboratory.facts()
-    how = {"rounds": laboratory.rounds, "minutes": round((time.monotonic() - began) / 60, 1), "quick": arguments.quick, "full": arguments.full, "heap": arguments.heap}
+    how = {"rounds": laboratory.rounds, "minutes": round((time.monotonic() - began) / 60, 1), "quick": arguments.quick, "full": arguments.full, "heap": arguments.heap, "busy_before": round(busy, 2)}
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return results.history_line(date, commit(), machine(), [*facts, *skipped], laboratory.samples, laboratory.failures, how)
 
@@ -153,9 +154,9 @@ def main(words: list[str]) -> int:
                 print(f"{peer.name} {peer.version()}: ready")
             return 1 if skipped else 0
         busy = wait_quiet(5.0)
-        if busy > 0.2:
+        if busy > BUSY_MAX:
             _say(f"Other programs use {busy:.0%} of the CPUs: every figure of this run will be theirs as much as the peers'.")
-        line = _measure(arguments, directory)
+        line = _measure(arguments, directory, busy)
     except (LoadFailed, Unavailable) as error:
         _say(f"Cannot measure: {error}")
         return 1

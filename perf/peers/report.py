@@ -14,6 +14,7 @@ from perf.report import MISSED, REACHED, markdown_table, number
 
 DURABLE = dataclasses.replace(BASE, durable=True)
 NOT_MEASURED = "–"
+BUSY_MAX = 0.2  # of all CPUs, by other programs when a run begins: above it a reader is told
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,9 +184,12 @@ def _step_of(result: dict) -> Step:
 def head_text(run: Run) -> str:
     line = run.line
     machine, how = line["machine"], line["run"]
+    rounds = {0: "part of a round", 1: "1 round"}.get(how["rounds"], f"{how['rounds']} rounds")
+    busy = how.get("busy_before", 0.0)
+    others = f" Other programs used {busy:.0%} of the CPUs when it began: its figures are theirs as much." if busy > BUSY_MAX else ""
     return (
         f"`make bench-peers` on {machine['cores']} cores of {machine['cpu']}, Linux {machine['kernel']}, {line['date'][:10]}, commit {line['commit'][:10]}: broker and client share them. "
-        f"{versions_text(run)}. 1 KiB records, acks=all, 6 partitions, uncompressed; {how['rounds']} round{'s' if how['rounds'] != 1 else ''}, peers in turn."
+        f"{versions_text(run)}. 1 KiB records, acks=all, 6 partitions, uncompressed; {rounds}, peers in turn.{others}"
     )
 
 

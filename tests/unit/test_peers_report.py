@@ -89,6 +89,14 @@ def test_a_peer_that_cannot_be_had_is_named_with_the_reason() -> None:
     assert "mqd 1, Apache Kafka 4.2.0" in block and "3 rounds" in block
 
 
+@pytest.mark.parametrize(("how", "said"), [({"rounds": 0}, "part of a round"), ({"rounds": 1}, "1 round,"), ({"rounds": 2, "busy_before": 0.37}, "Other programs used 37% of the CPUs")])
+def test_a_cut_or_disturbed_run_says_so(how: dict, said: str) -> None:
+    run = run_of(SAMPLES)
+    run.line["run"] = how
+    assert said in report.head_text(run)
+    assert ("Other programs" in report.head_text(run)) == ("busy_before" in how)
+
+
 def test_targets_are_told_as_times_of_a_peer() -> None:
     lines = report.target_lines(run_of(SAMPLES))
     cpu = next(found for found in lines if found[0].startswith("broker CPU to produce, no fsync"))
