@@ -1,7 +1,7 @@
 """A member of an exactly-once copy job, as a process of its own: reads what is committed in a group, writes it to the same partition of another topic in transactions that
-hold the group's offsets too.
+hold the group's offsets too. By librdkafka ("transport": "tcp") or mqd's own client ("shm").
 
-    python -m tests.crash.copy_job '{"bootstrap": "127.0.0.1:9092", "group": "g", "source": "a", "target": "b", "name": "copy-0", "seed": 1, "consumer": {}}'
+    python -m tests.crash.copy_job '{"bootstrap": "127.0.0.1:9092", "group": "g", "source": "a", "target": "b", "name": "copy-0", "seed": 1, "consumer": {}, "transport": "tcp"}'
 
 SIGUSR1 makes it tell where it stands. Ends with code 0 after SIGTERM, with 1 when its producer is fenced or its state unknown: whoever runs it starts it again, as a user would.
 
@@ -17,8 +17,12 @@ import random
 import signal
 import sys
 from collections.abc import Callable
+from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
+import confluent_kafka
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+
+import mqd
 
 BATCH_RECORDS_MAX = 200
 STEP_SECONDS = 5.0
@@ -36,11 +40,14 @@ class Copier:
         self.chance = random.Random(f"{settings['seed']} {settings['name']}")
         self.is_stopping = self.is_moved = False
         common = {"bootstrap.servers": settings["bootstrap"], "client.id": settings["name"], **_QUICK_RETRIES}
-        self.producer = Producer({
+        library: Any = confluent_kafka
+        if settings["transport"] == "shm":
+            library, common["transport"] = mqd, "shm"
+        self.producer = library.Producer({
             **common, "transactional.id": settings["name"], "transaction.timeout.ms": 8_000, "linger.ms": 1, "retry.backoff.ms": 20, "retry.backoff.max.ms": 200,
             "request.timeout.ms": 3_000, "message.timeout.ms": 8_000,
         })  # fmt: skip
-        self.consumer = Consumer({
+        self.consumer = library.Consumer({
             **common, "group.id": settings["group"], "isolation.level": "read_committed", "enable.auto.commit": False, "auto.offset.reset": "earliest",
             "fetch.wait.max.ms": 50, "fetch.error.backoff.ms": 20, "error_cb": lambda _error: None, **settings["consumer"],
         })  # fmt: skip

@@ -75,11 +75,11 @@ class Member:
 class Job:
     """`story` grows: what was done, to be told when it fails."""
 
-    def __init__(self, broker: Broker, directory: Path, seed: str, protocol: str) -> None:
+    def __init__(self, broker: Broker, directory: Path, seed: str, protocol: str, transport: str = "tcp") -> None:
         self.broker = broker
         self.chance = random.Random(seed)
         is_static = protocol == "classic" and self.chance.random() < 0.3
-        self.story = [f"seed {seed}, {protocol}{', static members' if is_static else ''}"]
+        self.story = [f"seed {seed}, {protocol}, {transport}{', static members' if is_static else ''}"]
         create_topics(broker.bootstrap, {"source": PARTITIONS, "target": PARTITIONS})
         self.loads = [LoadProducer(f"load-{number}", broker.bootstrap, {"source": PARTITIONS}, self.chance.randrange(1 << 30), 300, IDEMPOTENT) for number in range(2)]
         self.members = []
@@ -87,7 +87,7 @@ class Job:
             consumer = {"group.protocol": "consumer"} if protocol == "consumer" else {"session.timeout.ms": 2_000, "heartbeat.interval.ms": 200}
             if is_static:
                 consumer["group.instance.id"] = f"member-{number}"
-            settings = {"group": "copy", "source": "source", "target": "target", "seed": seed, "consumer": consumer}
+            settings = {"group": "copy", "source": "source", "target": "target", "seed": seed, "consumer": consumer, "transport": transport}
             self.members.append(Member(broker, directory, number, settings))
 
     def __enter__(self) -> Job:

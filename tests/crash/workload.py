@@ -6,8 +6,8 @@
         final = load.finish()                     # producers flushed, consumers at the end, all logs read
         assert not check(load.history(), final)
 
-Producers and consumers are librdkafka with its own retries; one Python thread each. What they record is appended by one thread each and read after the end (or by
-length, for progress). Times are CLOCK_MONOTONIC ns, as in the file layer's journal.
+Producers and consumers are librdkafka with its own retries, or (`local`) mqd's own client on shared memory; one Python thread each. What they
+record is appended by one thread each and read after the end (or by length, for progress). Times are CLOCK_MONOTONIC ns, as in the file layer's journal.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+import mqd
 from mqd.protocol.messages import FetchRequest, ListOffsetsRequest, ProduceRequest
 from mqd.protocol.records import Record, decode_records, encode_batch
 from tests.broker import Broker
@@ -34,6 +35,14 @@ EARLIEST, LATEST = -2, -1
 _PRODUCE, _FETCH, _LIST_OFFSETS = 0, 1, 2
 _STATISTICS_MS = 100
 _QUICK_RETRIES = {"reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 200, "log_level": 0, "topic.metadata.refresh.interval.ms": 2000}
+
+
+def local_producer(settings: dict[str, Any]) -> Any:
+    return mqd.Producer({**settings, "transport": "shm"})
+
+
+def local_consumer(settings: dict[str, Any]) -> Any:
+    return mqd.Consumer({**settings, "transport": "shm"})
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, what: Callable[[], str]) -> None:
@@ -51,7 +60,7 @@ class ConnectionCount:
         self.opened = self.lost = 0
 
     def on_statistics(self, text: str) -> None:
-        brokers = json.loads(text)["brokers"].values()
+        brokers = json.loads(text).get("brokers", {}).values()  # none on shared memory
         self.opened = sum(broker.get("connects", 0) for broker in brokers)
         self.lost = sum(broker.get("disconnects", 0) for broker in brokers)
 
@@ -67,7 +76,9 @@ def create_topics(bootstrap: str, partitions: dict[str, int], config: dict[str, 
 class LoadProducer(threading.Thread):
     """Sends record after record to random partitions, at about `rate` a second, bounded in flight; records each acknowledgement."""
 
-    def __init__(self, name: str, bootstrap: str, topics: dict[str, int], seed: int, rate: int, settings: dict[str, Any]) -> None:
+    def __init__(
+        self, name: str, bootstrap: str, topics: dict[str, int], seed: int, rate: int, settings: dict[str, Any], make: Callable[[dict[str, Any]], Any] = Producer
+    ) -> None:
         super().__init__(name=name, daemon=True)
         self.acknowledged: list[Acknowledged] = []
         self.failed: list[str] = []
@@ -79,7 +90,7 @@ class LoadProducer(threading.Thread):
         self._random = random.Random(f"{seed} {name}")
         self._ending = threading.Event()
         self.idempotent = bool(settings.get("enable.idempotence"))
-        self._producer = Producer({
+        self._producer = make({
             "bootstrap.servers": bootstrap, "client.id": name, "linger.ms": 2, "batch.size": 16_000, "message.timeout.ms": 120_000, "request.timeout.ms": 5_000,
             "retry.backoff.ms": 20, "retry.backoff.max.ms": 200, "error_cb": self._on_error, "statistics.interval.ms": _STATISTICS_MS, "stats_cb": self.connections.on_statistics,
             **_QUICK_RETRIES, **settings,
@@ -127,11 +138,17 @@ class LoadProducer(threading.Thread):
     def end(self) -> None:
         self._ending.set()
 
+    def leave(self) -> None:
+        """After the end: no connection is left."""
+        if hasattr(self._producer, "close"):
+            self._producer.close()
+        del self._producer
+
 
 class LoadConsumer(threading.Thread):
     """Reads all partitions from the start, without a group; records each record."""
 
-    def __init__(self, name: str, bootstrap: str, topics: dict[str, int]) -> None:
+    def __init__(self, name: str, bootstrap: str, topics: dict[str, int], make: Callable[[dict[str, Any]], Any] = Consumer) -> None:
         super().__init__(name=name, daemon=True)
         self.seen: list[Seen] = []
         self.errors: list[str] = []
@@ -139,7 +156,7 @@ class LoadConsumer(threading.Thread):
         self.until: dict[tuple[str, int], int] | None = None  # set: end when these offsets are reached
         self._ending = threading.Event()
         self.connections = ConnectionCount()
-        self._consumer = Consumer({
+        self._consumer = make({
             "bootstrap.servers": bootstrap, "client.id": name, "group.id": name, "enable.auto.commit": False, "enable.auto.offset.store": False,
             "auto.offset.reset": "error", "check.crcs": True, "fetch.wait.max.ms": 100, "fetch.error.backoff.ms": 20, "error_cb": lambda _error: None,
             "statistics.interval.ms": _STATISTICS_MS, "stats_cb": self.connections.on_statistics, **_QUICK_RETRIES,
@@ -173,15 +190,19 @@ class Load:
     """Producers and consumers over `topics` (name -> partition count). Topics of `relaxed` get producers with acks=1; the others idempotent ones with acks=all."""
 
     def __init__(
-        self, broker: Broker, topics: dict[str, int], *, relaxed: dict[str, int] | None = None, seed: int = 0, producers: int = 3, consumers: int = 2, rate: int = 400
+        self, broker: Broker, topics: dict[str, int], *, relaxed: dict[str, int] | None = None, seed: int = 0, producers: int = 3, consumers: int = 2, rate: int = 400,
+        others: dict[str, int] | None = None, local: bool = False,
     ) -> None:
+        """`others`: topics that somebody else writes, which the consumers read too. `local`: every other client, from the first on, goes through shared memory, and the relaxed
+        one."""
         self.broker = broker
-        self.topics = {**topics, **(relaxed or {})}
+        self.topics = {**topics, **(relaxed or {}), **(others or {})}
         self.relaxed = dict(relaxed or {})
-        self.producers = [LoadProducer(f"p{seed}.{n}", broker.bootstrap, topics, seed, rate, IDEMPOTENT) for n in range(producers)]
+        makers = [(local_producer, local_consumer) if local else (Producer, Consumer), (Producer, Consumer)]
+        self.producers = [LoadProducer(f"p{seed}.{n}", broker.bootstrap, topics, seed, rate, IDEMPOTENT, makers[n % 2][0]) for n in range(producers)]
         if relaxed:
-            self.producers.append(LoadProducer(f"q{seed}", broker.bootstrap, self.relaxed, seed, rate, ACKS_1))
-        self.consumers = [LoadConsumer(f"c{seed}.{n}", broker.bootstrap, self.topics) for n in range(consumers)]
+            self.producers.append(LoadProducer(f"q{seed}", broker.bootstrap, self.relaxed, seed, rate, ACKS_1, makers[0][0]))
+        self.consumers = [LoadConsumer(f"c{seed}.{n}", broker.bootstrap, self.topics, makers[n % 2][1]) for n in range(consumers)]
 
     def __enter__(self) -> Load:
         for client in (*self.producers, *self.consumers):
