@@ -106,12 +106,13 @@ int mqd_mapping_populate(struct mqd_segment_mapping *mapping, uint64_t from, uin
 {
     if (!mapping->mapped || end <= mapping->populated_bytes)
         return 0;
-    uint64_t page = 4096, start = (from > mapping->populated_bytes ? from : mapping->populated_bytes) & ~(page - 1);
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), start = (from > mapping->populated_bytes ? from : mapping->populated_bytes) & ~(page - 1);
     uint64_t stop = start + WINDOW_BYTES > end ? start + WINDOW_BYTES : end;
     stop = stop < limit ? stop : limit;
     uint8_t *at = (uint8_t *)mapping->bytes + start;
-    if (madvise(at, stop - start, MADV_POPULATE_READ) < 0 && errno != EINVAL && errno != ENOSYS) /* those: an older kernel, where the pages come when they are touched */
-        return mqd_error_system(errno == EFAULT ? EIO : errno, "reading a segment file at byte %llu", (unsigned long long)start);
+    /* Other errors: an older kernel, or no memory just now; then the pages come when they are touched. */
+    if (madvise(at, stop - start, MADV_POPULATE_READ) < 0 && (errno == EFAULT || errno == EIO || errno == EHWPOISON))
+        return mqd_error_system(EIO, "reading a segment file at byte %llu", (unsigned long long)start);
     mapping->populated_bytes = stop;
     let_go(mapping, start);
     if (stop < limit) /* what comes next is read while this is walked; costs little when it is cached */

@@ -369,6 +369,25 @@ TEST(bytes_max_and_a_file_alone)
     log_close(&log);
 }
 
+/* Cut off under the reader: what lies behind the file's end cannot be read, and says so instead of killing the process. */
+TEST(a_file_that_was_cut_off)
+{
+    static struct test_view v;
+    struct log log;
+    struct mqd_read_state state;
+    log_open(&log);
+    for (int i = 0; i < 100; i++)
+        log_append(&log, 100, 0, -1, 0, 0);
+    log_expose(&log);
+    struct mqd_segment_reader *reader = log_reader(&log, 0, 0);
+    CHECK_EQUAL(ftruncate(log.segments[0].fd, 0), 0);
+    CHECK_EQUAL(next(reader, &v, 100, &state), UINT32_MAX);
+    CHECK_EQUAL(mqd_error_code(), EIO);
+    CHECK_CONTAINS(mqd_error_message(), "reading a segment file");
+    mqd_segment_reader_close(reader);
+    log_close(&log);
+}
+
 TEST(columns_into_other_shapes)
 {
     const uint8_t base[] = "....abcdefghijklmnop....xy";
