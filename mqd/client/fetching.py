@@ -323,6 +323,7 @@ class Fetcher:
             return _INFINITY if all(self._covered.get(place) == offset for place, offset in wanted.items()) else now + UNCOVERED_WAIT_S
         if not wanted:
             return _INFINITY
+        wanted = dict(islice(wanted.items(), POSITIONS_MAX))  # of the others F1 takes care
         message = self._session.request(wanted, int(PARK_S * 1000))
         self._covered = wanted
         self._fetch_serial += 1

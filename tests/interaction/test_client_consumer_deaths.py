@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import os
+import random
 import signal
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -114,6 +117,52 @@ def test_a_child_of_fork_has_no_consumer(shared_broker: Broker) -> None:
     assert os.waitstatus_to_exitcode(status) == 0
     assert [consumer.poll(SECONDS).value() for _ in range(9)] == [b"%d" % number for number in range(1, 10)]
     consumer.close()
+
+
+# -- members that come and go ------------------------------------------------------------------------------------------------------
+
+
+def test_members_come_and_go_while_records_arrive(shared_broker: Broker) -> None:
+    """With automatic commits, and members that leave in order: every record once, however often its partition changes hands."""
+    count, partitions = 12_000, 8
+    topic = make_topic(shared_broker, partitions)
+    seen: collections.Counter[tuple[int, int]] = collections.Counter()
+    errors: list = []
+    lock, stop = threading.Lock(), threading.Event()
+
+    def member(seed: int) -> None:
+        rng = random.Random(seed)
+        while not stop.is_set():
+            with local(shared_broker, "g-" + topic, group_protocol=rng.choice(("classic", "consumer")), auto_commit_interval_ms=200) as consumer:
+                consumer.subscribe([topic])
+                end = time.monotonic() + rng.uniform(0.2, 0.8)
+                while time.monotonic() < end and not stop.is_set():
+                    if rng.random() < 0.7:
+                        messages = consumer.consume(rng.choice((1, 10, 300)), 0.05)
+                        errors.extend(message.error() for message in messages if message.error() is not None)
+                        found = [(message.partition(), message.offset()) for message in messages if message.error() is None]
+                    else:
+                        batch = consumer.consume_batch(rng.choice((3, 300)), 0.05)
+                        found = [] if batch is None else [(batch.partition, offset) for offset in batch.offsets.tolist()]
+                    with lock:
+                        seen.update(found)
+
+    members = [threading.Thread(target=member, args=(seed,)) for seed in range(4)]
+    for thread in members:
+        thread.start()
+    producer = confluent_kafka.Producer({"bootstrap.servers": shared_broker.bootstrap, "linger.ms": 1})
+    for number in range(count):
+        producer.produce(topic, b"x", partition=number % partitions)
+        if number % 100 == 0:
+            producer.flush(SECONDS)
+    producer.flush(SECONDS)
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline and len(seen) < count:
+        time.sleep(0.05)  # other threads read
+    stop.set()
+    for thread in members:
+        thread.join()
+    assert len(seen) == count and set(seen.values()) == {1} and not errors
 
 
 # -- asyncio -----------------------------------------------------------------------------------------------------------------------
