@@ -139,7 +139,7 @@ static void *fake_accept(void *argument)
     return NULL;
 }
 
-static struct mqd_client *fake_attach(struct fake *fake, struct mqd_client_options *options)
+__attribute__((unused)) static struct mqd_client *fake_attach(struct fake *fake, struct mqd_client_options *options)
 {
     options->socket_path = fake->path;
     CHECK_OR(pthread_create(&fake->thread, NULL, fake_accept, fake) == 0, abort());
