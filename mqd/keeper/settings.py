@@ -17,7 +17,8 @@ import msgspec
 from mqd.base.paths import Layout, default_data_dir, layout
 
 # Variables of our prefix that are not properties: read by supervisord.conf, by the file layer and by the processes themselves.
-_NOT_PROPERTIES = ("MQD_WORKERS", "MQD_PYTHON", "MQD_RUN_", "MQD_FILE_", "MQD_SOCKET")
+_NOT_PROPERTIES = ("MQD_WORKERS", "MQD_PYTHON", "MQD_RUN_", "MQD_FILE_")
+_CLIENTS_OWN = "MQD_SOCKET"  # of clients on this host (mqd/shm/rendezvous.py)
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -29,7 +30,7 @@ class Settings(msgspec.Struct, frozen=True):
 
 def properties_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment without variables that begin like properties and are none."""
-    return {name: value for name, value in environment.items() if not name.startswith(_NOT_PROPERTIES)}
+    return {name: value for name, value in environment.items() if not name.startswith(_NOT_PROPERTIES) and name != _CLIENTS_OWN}
 
 
 def resolve(config: dict[str, str], places: Layout, worker_count: int | None = None) -> Settings:

@@ -59,8 +59,8 @@ def test_log_dirs_become_absolute_and_differ(places, tmp_path, monkeypatch):
 
 
 def test_variables_of_the_machinery_are_no_properties():
-    environment = {"MQD_WORKERS": "2", "MQD_FILE_JOURNAL": "/j", "MQD_RUN_DIR": "/r", "MQD_NODE_ID": "3", "HOME": "/h"}
-    assert settings.properties_environment(environment) == {"MQD_NODE_ID": "3", "HOME": "/h"}
+    environment = {"MQD_WORKERS": "2", "MQD_FILE_JOURNAL": "/j", "MQD_RUN_DIR": "/r", "MQD_SOCKET": "/s", "MQD_SOCKET_REQUEST_MAX_BYTES": "1", "MQD_NODE_ID": "3", "HOME": "/h"}
+    assert settings.properties_environment(environment) == {"MQD_SOCKET_REQUEST_MAX_BYTES": "1", "MQD_NODE_ID": "3", "HOME": "/h"}
 
 
 @pytest.mark.parametrize(
