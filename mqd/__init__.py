@@ -14,7 +14,7 @@ Names, configuration keys and call shapes are confluent_kafka's: an application 
 clients go through shared memory; elsewhere through librdkafka (`transport=auto`, the default; `client.transport` tells which, and why).
 
     Producer       produce, poll, flush, transactions; produce_batch takes lists, numpy and Arrow arrays
-    Consumer       subscribe, assign, poll, commit, seek; consume_batch gives columns
+    Consumer       subscribe, assign, poll, commit, seek; consume_batch gives columns (a RecordBatchView: numpy, Arrow, bytes; on shared memory without a copy)
     AsyncProducer  AsyncConsumer          the same for asyncio
     AdminClient    confluent_kafka's
     Message  TopicPartition  BatchDelivery  KafkaError  KafkaException
@@ -25,7 +25,8 @@ docs/client.md says more. The broker itself is started by the command `mqd up`.
 from __future__ import annotations
 
 _CLIENT = (
-    "AdminClient", "AsyncConsumer", "AsyncProducer", "BatchDelivery", "Consumer", "KafkaError", "KafkaException", "Message", "Producer", "TopicPartition",
+    "AdminClient", "AsyncConsumer", "AsyncProducer", "BatchDelivery", "Consumer", "KafkaError", "KafkaException", "Message", "Producer", "RecordBatchView",
+    "TopicPartition",
     "OFFSET_BEGINNING", "OFFSET_END", "OFFSET_INVALID", "OFFSET_STORED", "TIMESTAMP_CREATE_TIME", "TIMESTAMP_LOG_APPEND_TIME", "TIMESTAMP_NOT_AVAILABLE",
 )  # fmt: skip
 

@@ -13,6 +13,7 @@ _PLACES = {
     "Consumer": "mqd.client.consumer",
     "AsyncConsumer": "mqd.client.async_consumer",
     "AdminClient": "mqd.client.admin",
+    "RecordBatchView": "mqd.client.record_batch",
     "BatchDelivery": "mqd.client.messages",
     "Message": "mqd.client.messages",
     "TopicPartition": "mqd.client.messages",
