@@ -49,9 +49,12 @@ static int connect_to(const char *path, uint32_t timeout_ms)
     struct timeval timeout = {.tv_sec = timeout_ms / 1000, .tv_usec = timeout_ms % 1000 * 1000};
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof timeout); /* connect waits for room in the backlog by it */
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout);
-    if (connect(fd, (struct sockaddr *)&address, sizeof address) == 0)
+    int error;
+    do
+        error = connect(fd, (struct sockaddr *)&address, sizeof address) ? errno : 0;
+    while (error == EINTR); /* waiting for room in the backlog: nothing was begun */
+    if (!error)
         return fd;
-    int error = errno;
     close(fd);
     if (error == ENOENT || error == ECONNREFUSED)
         return mqd_error_system(error, "no broker listens at %s: is it running, and does local.socket.permissions let this user see it", path);

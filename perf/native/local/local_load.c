@@ -1,6 +1,6 @@
 /* Load through shared memory, by the C client (native/mqd_client.h). Words are NAME=VALUE; one JSON object is printed.
  *
- *   local produce  socket topic record batch       [partitions acks inflight data milliseconds count chunk]   as fast as it goes, until all is acknowledged
+ *   local produce  socket topic record batch       [partitions acks inflight data milliseconds count chunk linger]   as fast as it goes, until all is acknowledged
  *   local latency  socket topic record count       [acks spin pause_us]                                        one record at a time: from put to its acknowledgement
  *   local pace     socket topic record rate        [partitions acks batch linger inflight data milliseconds spin]   an open loop: records fall due evenly; latency runs
  *                                                                                                               from when one was due, whether or not it could be sent
@@ -154,7 +154,7 @@ static int produce_main(const struct arguments *arguments)
         chunk = 4 * (batch / (record + 10) + 1);
     chunk = chunk < CHUNK_MAX ? chunk : CHUNK_MAX;
     struct load load;
-    load_open(&load, arguments, batch, 0, number_of(arguments, "spin", 50));
+    load_open(&load, arguments, batch, number_of(arguments, "linger", 1000), number_of(arguments, "spin", 50)); /* a chunk's end is no batch's end */
     uint8_t *values = values_make(record, chunk);
     int64_t begin = now_ns(), end = begin + number_of(arguments, "milliseconds", 10000) * 1000000;
     int64_t sent = 0;
