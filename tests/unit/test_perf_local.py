@@ -26,15 +26,15 @@ def kept_figures() -> list[Figure]:
 
 
 def test_rates_and_what_they_cost_both_sides():
-    rate, client, broker = kept_figures()[:3]
-    assert (rate.median, client.median, broker.median) == (4e6, 0.4, 0.2)
+    rate, client, broker, alone = kept_figures()[:4]
+    assert (rate.median, client.median, broker.median, alone.median) == (4e6, 0.4, 0.2, 2.5e6)
     assert rate.verdict == "missed"
 
 
 def test_the_page_has_a_line_for_each_and_tells_what_was_missed():
     page = cases_local.page(kept_figures(), FACTS, "2026-01-02T03:04:05+00:00")
     assert "2 cores of a CPU" in page and "2026-01-02;" in page and "1 of 9 measurements. 1 of 2 targets reached." in page
-    assert "| produce, shared memory | **4,000,000** | 2,000,000–6,000,000 | 0.4 | 0.2 | ≥ 5,000,000 | missed |" in page
+    assert "| produce, shared memory | **4,000,000** | 2,000,000–6,000,000 | 0.4 | 0.2 | 2,500,000 | ≥ 5,000,000 | missed |" in page
     assert "| round trip | **3** µs | 3–3 | ≤ 15 | reached |" in page
     assert "something else" not in page and page.count("client, CPU-s") == 1
 
