@@ -33,7 +33,7 @@ exec "$BINDIR/erlexec" "$@"
 class RabbitmqStreams(StreamPeer):
     name = "RabbitMQ streams"
     protocol = "rabbitmq"
-    settings = "Debian's package; one node, `rabbitmq_stream` enabled, its defaults; 100 records to a publish frame as its Java client sends them"
+    settings = "Debian's package; one node, `rabbitmq_stream` enabled, its defaults; 100 records to a publish frame and 10 credits to a reader, as its Java client has them"
 
     def prepare(self) -> None:
         root = debian.unpacked(PACKAGES)
