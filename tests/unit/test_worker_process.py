@@ -74,11 +74,12 @@ class Host:
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(AttributeError):
             credits.remove(self.client.welcome.control_name)
-            self.client.close()
             self.controller.close()
         for name in sorted(self.processes, key=lambda name: name == "keeper"):
             # it would wait for its acceptor, this process, to end
             self.stop(name, signal.SIGKILL if name == "keeper" else signal.SIGTERM)
+        with contextlib.suppress(AttributeError):
+            self.client.close()  # not before: a keeper kills who leaves it without ending
         segments.clean(segments.prefix(self.data_dir))
 
     # -- processes ---------------------------------------------------------------------------------------------------------
