@@ -3,6 +3,8 @@
  * How a waiter and the others miss nothing:
  *   worker -> waiter    the waiter stores client_sleeping, full fence, looks again (replies, and room if somebody wants it), blocks in ppoll on to_client. A4.
  *   others -> waiter    whoever begins to want room raises client_sleeping from REPLY to ROOM after a full fence; the waiter looks at wants_room after its own. One of the two sees the other.
+ *   appends -> waiter   what is taken in outside mqd_client_poll, on the way of an append or a submit, is news to a waiter too, for outcomes and responses lie there then:
+ *                       `signalled` is set before the counters move that would have told him; he looks at them first, at `signalled` last.
  *   to_client, and wake_fd that mqd_client_wake writes, are drained by mqd_client_poll alone, never by a waiter: so they are level-triggered for all of them.
  */
 #define _GNU_SOURCE
@@ -23,6 +25,8 @@
 
 #define RESPONSE_BYTES_MAX (128u << 20) /* more than any broker sends: a length word above is a wild one */
 #define IDLE_POLLS_MAX 256u             /* so many without news, then the socket is asked whether it still has another end */
+
+enum { SIGNAL_READABLE = 1 /* to_client or wake_fd is to be drained */, SIGNAL_TAKEN = 2 };
 
 int mqd_client_check(const struct mqd_client *client)
 {
@@ -76,6 +80,13 @@ void mqd_client_flush(struct mqd_client *client)
         wake(client->to_worker_fd);
 }
 
+/* See the head of this file. Before what it is about is published. */
+static void tell_waiter(struct mqd_client *client)
+{
+    if (!client->polling && !(mqd_load_relaxed(&client->signalled) & SIGNAL_TAKEN))
+        mqd_fetch_or(&client->signalled, SIGNAL_TAKEN);
+}
+
 /* A3: what lies before submission_head was copied. */
 static int take_passed(struct mqd_client *client)
 {
@@ -94,7 +105,8 @@ static int take_passed(struct mqd_client *client)
                 mqd_producer_on_passed(client->producer, submitted.batch);
         }
     }
-    mqd_store_relaxed(&client->head, head);
+    tell_waiter(client);
+    mqd_store_release(&client->head, head);
     mqd_store_relaxed(&client->wants_room, client->unanswered > 0);
     return 0;
 }
@@ -269,6 +281,7 @@ static int take_replies(struct mqd_client *client)
     while ((more = take_reply(client, tail)) > 0)
         ;
     if (client->reply_head != before) {
+        tell_waiter(client);
         mqd_store_release(&client->header->reply_head, client->reply_head);
         mqd_fence_full();
         if (mqd_load_relaxed(&client->header->worker_wants_room))
@@ -308,7 +321,8 @@ static int look_for_death(struct mqd_client *client, bool news)
 static void drain(struct mqd_client *client)
 {
     char bytes[512]; /* the worker writes 8 for each sleep of ours */
-    mqd_exchange(&client->signalled, 0);
+    if (!(mqd_exchange(&client->signalled, 0u) & SIGNAL_READABLE))
+        return;
     while (read(client->to_client_fd, bytes, sizeof bytes) == (ssize_t)sizeof bytes)
         ;
     (void)!read(client->wake_fd, bytes, 8);
@@ -328,10 +342,13 @@ int mqd_client_poll(struct mqd_client *client)
     if (mqd_load_relaxed(&client->signalled))
         drain(client);
     uint64_t reply_head = client->reply_head, head = client->head;
-    if (mqd_client_take(client))
-        return -1;
-    if (client->producer)
+    client->polling = true;
+    int result = mqd_client_take(client);
+    if (result == 0 && client->producer)
         mqd_producer_pump(client->producer);
+    client->polling = false;
+    if (result)
+        return -1;
     mqd_client_flush(client);
     return look_for_death(client, reply_head != client->reply_head || head != client->head);
 }
@@ -354,9 +371,12 @@ uint32_t mqd_client_response(struct mqd_client *client, const uint8_t **bytes)
 
 static bool has_news(struct mqd_client *client)
 {
-    if (mqd_load_relaxed(&client->signalled) || mqd_load_acquire(&client->header->reply_tail) != mqd_load_relaxed(&client->header->reply_head))
+    uint64_t reply_head = mqd_load_acquire(&client->header->reply_head), head = mqd_load_acquire(&client->head);
+    if (mqd_load_acquire(&client->header->reply_tail) != reply_head)
         return true;
-    return mqd_load_relaxed(&client->wants_room) && mqd_load_acquire(&client->header->submission_head) != mqd_load_relaxed(&client->head);
+    if (mqd_load_relaxed(&client->wants_room) && mqd_load_acquire(&client->header->submission_head) != head)
+        return true;
+    return mqd_load_relaxed(&client->signalled);
 }
 
 static int64_t now_ns(void)
@@ -402,7 +422,7 @@ static int sleep_until(struct mqd_client *client, int64_t deadline_ns)
     if (count < 0)
         return mqd_error_system(errno, "waiting for the broker");
     if ((fds[0].revents | fds[1].revents) & POLLIN) {
-        mqd_store_relaxed(&client->signalled, 1); /* to be drained */
+        mqd_fetch_or(&client->signalled, SIGNAL_READABLE);
         return 1;
     }
     if ((fds[0].revents || fds[2].revents) && !has_news(client)) /* the worker alone had the other end of the pipe */
@@ -429,6 +449,6 @@ void mqd_client_wake(struct mqd_client *client)
 {
     if (mqd_load_relaxed(&client->gone))
         return;
-    mqd_store_seq_cst(&client->signalled, 1);
+    mqd_fetch_or(&client->signalled, SIGNAL_READABLE);
     wake(client->wake_fd);
 }

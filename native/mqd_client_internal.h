@@ -65,7 +65,8 @@ struct mqd_client {
     uint64_t reply_head;
     uint32_t unanswered; /* submissions before `tail` that are answered by being passed */
     uint32_t wants_room; /* wait: somebody looks for submission_head */
-    uint32_t signalled;  /* wait: to_client or wake_fd was written */
+    uint32_t signalled;  /* wait: to_client or wake_fd was written, or something was taken in by other calls than mqd_client_poll */
+    bool polling;
     struct mqd_submitted *submitted; /* submission_count of them */
     uint64_t request_tail, request_head; /* bytes of the ring of requests, ever growing */
 

@@ -190,6 +190,34 @@ TEST(a_successor_on_the_same_attachment)
     end(&s);
 }
 
+/* An append that takes in answers on its way leaves outcomes: whoever waits in another thread has to look at them. */
+TEST(what_an_append_takes_in_is_news_to_a_waiter)
+{
+    for (int16_t acks = -1; acks <= 0; acks++) {
+        struct setup s;
+        struct mqd_producer_options options = plain();
+        struct mqd_delivery d;
+        options.acks = acks;
+        options.linger_us = 1000000000;
+        CHECK(begin(&s, "news", &options));
+        int32_t topic = mqd_producer_topic(s.producer, "t", 1, MQD_PARTITIONER_RANDOM);
+        uint64_t number = one(&s, topic, 0);
+        CHECK(fake_next(&s.fake));
+        if (acks)
+            fake_answer(&s.fake, 0, 0);
+        struct mqd_record_columns records = same("0123456789", 500, 0);
+        CHECK_EQUAL(mqd_producer_append(s.producer, topic, &records, NULL), 500); /* fills batches; takes in what there is */
+        CHECK(mqd_load_acquire(&s.fake.header->reply_tail) == mqd_load_acquire(&s.fake.header->reply_head));
+        CHECK_EQUAL(mqd_client_wait(s.client, 0), 1);
+        CHECK_EQUAL(mqd_client_wait(s.client, -1), 1);
+        CHECK_EQUAL(mqd_client_poll(s.client), 0);
+        CHECK_EQUAL(mqd_producer_deliveries(s.producer, &d, 1), 1);
+        CHECK_EQUAL(d.batch, number);
+        CHECK_EQUAL(mqd_client_wait(s.client, 0), 0);
+        end(&s);
+    }
+}
+
 TEST(sequences_wrap_to_0)
 {
     CHECK_EQUAL(mqd_sequence_after(0, 5), 5);
