@@ -24,6 +24,7 @@ from tests.interaction.traffic import (
     API_VERSIONS, FETCH, FETCH_VERSION, METADATA, PRODUCE, PRODUCE_VERSION, Watch, batch, create_topic, eventually, fetch, fetch_request, must_produce, produce_request, read_batches,
     topic_name,
 )
+from tests.interaction.transactional import RawProducer, topic_of
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
 from tests.local_connection import ASK, MAGIC, WELCOME, LocalConnection, Refused, connect, hello
 
@@ -104,6 +105,30 @@ def test_a_log_is_read_from_its_files(shared_broker, request):
         (partition,) = local.call(FETCH, FETCH_VERSION, positions).responses[0].partitions
         assert (partition.error_code, partition.high_watermark, partition.records or b"") == (0, 60, b"")
         assert fetch(local, topic, 0, 7).records  # with a max_bytes: as ever
+
+
+def test_positions_name_the_aborted_transactions(shared_broker):
+    """With read_committed: those from the fetch offset to the last stable offset, and no records."""
+    with attach(shared_broker) as local, KafkaConnection(port=shared_broker.port) as tcp:
+        producer = RawProducer(local)  # a coordinator's requests go through shared memory as well
+        producer.init()
+        topic, ends = topic_of(local), []
+        for committed in (False, True, False):
+            assert producer.produce(topic, 0, b"one", b"two") == 0
+            ends.append(producer.end(committed))
+        assert ends == [0, 0, 0]
+
+        def positions(kafka, offset: int):
+            request = msgspec.structs.replace(fetch_request(topic, {0: offset}), max_bytes=0, isolation_level=1)
+            (partition,) = kafka.call(FETCH, FETCH_VERSION, request).responses[0].partitions
+            return partition
+
+        eventually(lambda: positions(local, 0).last_stable_offset == 9, "the last marker")
+        for offset, first_offsets in ((0, [0, 6]), (2, [0, 6]), (3, [6]), (8, [6]), (9, [])):
+            answer = positions(local, offset)
+            assert (answer.error_code, answer.high_watermark, answer.last_stable_offset, answer.records or b"") == (0, 9, 9, b"")
+            assert [one.first_offset for one in answer.aborted_transactions or []] == first_offsets, offset
+        assert positions(tcp, 0).records  # by TCP max_bytes 0 means one batch, as in Kafka
 
 
 def test_what_is_shared_cannot_be_taken_away(shared_broker):
