@@ -33,6 +33,7 @@ from tests.local_connection import (
 
 PRODUCE, FETCH = 0, 1
 LIFE_SECONDS_MAX = 0.4
+BEFORE_THE_RECORDS_BYTES = 300  # of a Produce's frame: its headers, and the batch's
 VALUES = [make_value("hostile", counter) for counter in range(100)]  # sound as they are: what is stored must be these
 _PUNCH_HOLE_KEEP_SIZE = 3
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -66,20 +67,22 @@ class Hostile:
             self.local.wake_worker()
 
     def scribble_over_what_is_submitted(self) -> None:
-        """A child rewrites the records of a batch while the worker copies and checks them, again and again."""
+        """A child rewrites the records of a batch, never what stands around it, while the worker copies and checks them, again and again: only their CRC can tell."""
         local, request = self.local, produce_request(self.topic, {0: batch(*VALUES)}, acks=1)
+        size = sum(map(len, VALUES))
         child = os.fork()
         if child == 0:
             generator = random.Random(self.chance.random())
-            noise = [generator.randbytes(512) for _ in range(16)]
+            noise = [generator.randbytes(128) for _ in range(16)]
             while True:
-                at = local.data_offset + generator.randrange(local.data_bytes - 512)
-                local.memory[at : at + 512] = noise[at % 16]
+                at = local.data_offset + BEFORE_THE_RECORDS_BYTES + generator.randrange(size - 256)
+                local.memory[at : at + 128] = noise[at % 16]
         try:
-            for _ in range(self.chance.randrange(1, 12)):
+            for _ in range(self.chance.randrange(10, 40)):
+                local.wait(lambda: local.word(SUBMISSION_TAIL) == local.word(SUBMISSION_HEAD), "everything submitted to be taken")
+                local._data_at = 0  # in the same place each time
                 local.send(PRODUCE, 9, request)
-                with contextlib.suppress(TimeoutError, ValueError, AssertionError):  # an answer to what we did not ask
-                    local.receive_frame()
+                local.receive_frame()
         finally:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
@@ -172,7 +175,7 @@ class Hostile:
 
 
 WAYS: tuple[Callable[[Hostile], None], ...] = (
-    Hostile.scribble_everywhere, Hostile.scribble_over_words, Hostile.scribble_over_what_is_submitted, Hostile.lie_about_places, Hostile.never_read, Hostile.read_in_drops,
+    *(3 * [Hostile.scribble_over_what_is_submitted]), Hostile.scribble_everywhere, Hostile.scribble_over_words, Hostile.lie_about_places, Hostile.never_read, Hostile.read_in_drops,
     Hostile.truncate, Hostile.punch_holes, Hostile.spoil_descriptors, Hostile.ask_and_not_listen, Hostile.give_descriptors, Hostile.sleep_for_ever, Hostile.fork_and_leave,
     Hostile.half_close, Hostile.stay,
 )  # fmt: skip
@@ -189,7 +192,7 @@ def live(path: str, topic: str, seed: str) -> None:
         hostile = Hostile(path, topic, random.Random(seed))
         for way in plan(seed):
             # An attachment that was ended for what we did to it is what we wanted; so is one that says nothing any more. And our own end chokes on words that we spoiled.
-            with contextlib.suppress(ConnectionEnded, TimeoutError, BrokenPipeError, ConnectionResetError, struct.error, AssertionError, ValueError):
+            with contextlib.suppress(ConnectionEnded, TimeoutError, BlockingIOError, BrokenPipeError, ConnectionResetError, struct.error, AssertionError, ValueError):
                 way(hostile)
         if random.Random(f"{seed} end").random() < 0.5:
             hostile.local.close()

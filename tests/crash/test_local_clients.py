@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -110,11 +110,11 @@ class Killer:
         self._process.wait(30)
         self._errors.close()
 
-    def say(self, line: str) -> None:
+    def _say(self, line: str) -> None:
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
 
-    def hear(self) -> list[str]:
+    def _hear(self) -> list[str]:
         line = self._process.stdout.readline()
         assert line, f"local_killer has ended: {self.errors()}"
         return line.split()
@@ -123,9 +123,16 @@ class Killer:
         self._errors.seek(0)
         return self._errors.read()
 
-    def finish(self, one: Round) -> tuple[str, int, dict[int, int]]:
-        """How it ended, the instructions, batch -> base offset of what was acknowledged."""
-        _, name, how, steps, _, _, *acknowledged = self.hear()
+    def play(self, one: Round, while_it_stands: Callable[[], None] | None = None) -> tuple[str, int, dict[int, int]]:
+        """How it ended, the instructions, batch -> base offset of what was acknowledged. `while_it_stands`: what happens where it is stopped, if it gets that far."""
+        self._say(one.line())
+        words = self._hear()
+        if words[0] == "paused":
+            assert while_it_stands is not None
+            while_it_stands()
+            self._say("go on")
+            words = self._hear()
+        _, name, how, steps, _, _, *acknowledged = words
         assert name == one.name
         self.story.append(f"{one.line()} -> {how} {steps}")
         assert how != "failed", f"{self.story[-1]}: {self.errors()}"
@@ -263,8 +270,7 @@ def lengths_of_windows(theatre: Theatre, killer: Killer) -> list[int]:
     found = [OPEN_INSTRUCTIONS]
     for window, name in list(enumerate(WINDOWS))[1:]:
         one = Round(f"measure-{name}", window, 1 << 40, "kill", warm=0)
-        killer.say(one.line())
-        how, steps, acknowledged = killer.finish(one)
+        how, steps, acknowledged = killer.play(one)
         assert how == "through" and steps > 500 and len(acknowledged) == one.batches
         theatre.note(one, acknowledged)
         found.append(steps)
@@ -291,12 +297,7 @@ def test_a_producer_is_killed_at_any_instruction(start_broker, local_killer, rou
         for number in range(rounds(20, 300)):
             (window,) = chance.choices(range(len(WINDOWS)), SHARES)
             one = a_round(kafka, chance, f"k{number}", window, chance.randrange(lengths[window]), "pause" if chance.random() < 0.125 else "kill")
-            killer.say(one.line())
-            if one.action == "pause":
-                killer.hear()
-                theatre.load.wait_for_progress(15)  # who stops in the middle of anything holds nobody up
-                killer.say("go on")
-            how, _, acknowledged = killer.finish(one)
+            how, _, acknowledged = killer.play(one, theatre.load.wait_for_progress)  # who stops in the middle of anything holds nobody up
             theatre.note(one, acknowledged)
             if how == "ended":
                 assert len(acknowledged) == one.warm + one.batches, killer.story[-1]
@@ -313,12 +314,7 @@ def test_a_producer_is_killed_or_stopped_at_any_time_under_full_load(start_broke
     with killing(broker, local_killer, seed) as (theatre, killer, kafka, chance):
         for number in range(rounds(5, 120)):
             one = a_round(kafka, chance, f"t{number}", -1, chance.randrange(1000, 120_000), chance.choice(("time", "time", "nap")))
-            killer.say(one.line())
-            if one.action == "nap":
-                killer.hear()
-                theatre.load.wait_for_progress(15)
-                killer.say("go on")
-            _, _, acknowledged = killer.finish(one)
+            _, _, acknowledged = killer.play(one, theatre.load.wait_for_progress)
             theatre.note(one, acknowledged, more=True)
             theatre.wait_for_attachments()
 
@@ -334,15 +330,16 @@ def test_a_worker_is_killed_at_any_instruction_of_its_client(start_broker, local
             (window,) = chance.choices(range(len(WINDOWS)), SHARES)
             with KafkaConnection(port=broker.port) as fresh:
                 one = a_round(fresh, chance, f"w{number}", window, chance.randrange(lengths[window]), "pause")
-            killer.say(one.line())
-            killer.hear()
             victims = chance.choice((("mqd-worker-0", "mqd-worker-1"), ("mqd-worker-0",), ("mqd-worker-1",), ("mqd-acceptor",), ("mqd-acceptor", "mqd-worker-0")))
-            before = {victim: kill(broker, victim) for victim in victims}
-            if chance.random() < 0.5:
-                wait_until_whole(broker, before)
-            killer.say("go on")
-            how, _, acknowledged = killer.finish(one)
-            killer.story[-1] += f" kill {victims}"
+            is_patient, before = chance.random() < 0.5, {}
+
+            def end_them() -> None:
+                before.update({victim: kill(broker, victim) for victim in victims})  # noqa: B023 - called in this round
+                if is_patient:  # noqa: B023
+                    wait_until_whole(broker, before)  # noqa: B023
+
+            how, _, acknowledged = killer.play(one, end_them)
+            killer.story[-1] += f" kill {victims if before else 'nobody'}"
             wait_until_whole(broker, before)
             theatre.note(one, acknowledged)
             if how == "ended":

@@ -113,7 +113,7 @@ def record(directory: Path, seed: int, config: dict[str, str], kills: bool) -> R
         begin_ns = time.monotonic_ns()
         retries = Retries(broker.port)
         retries.start()
-        with Load(broker, TOPICS, relaxed=RELAXED, seed=seed) as load:
+        with Load(broker, TOPICS, relaxed=RELAXED, seed=seed, local=True) as load:
             admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
             for turn in range(6):
                 load.wait_for_progress()
