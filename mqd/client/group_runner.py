@@ -124,12 +124,11 @@ class GroupRunner:
 
     def on_turn(self, _now: float) -> float | None:
         attachment = self._attachment
-        if self._resolving is not None and 0 <= self._resolve_version != attachment.metadata.version:
-            self._resolving = None
+        if self._known_version != attachment.metadata.version:
             counts = {name: topic.partition_count for name, topic in attachment.metadata.topics.items() if not topic.error and not topic.is_internal}
             self._events.append(TopicsKnown(dict(attachment.metadata.names), counts))
-        elif self._known_version != attachment.metadata.version:
-            self._events.append(TopicsKnown(dict(attachment.metadata.names)))
+            if 0 <= self._resolve_version != attachment.metadata.version:
+                self._resolving = None
         self._known_version = attachment.metadata.version
         with self.lock:
             events, self._events = tuple(self._events), deque()

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from mqd.client.group_events import Assign, Left, Lost, Partitions, Problem, Revoke
 from mqd.client.messages import KafkaError, TopicPartition, broker_error, local_error
 from mqd.client.offsets import Key
+from mqd.protocol.errors import ErrorCode
 
 
 class Call(NamedTuple):
@@ -49,6 +50,8 @@ class Rebalancer:
     def carry_out(self, operation: object) -> KafkaError | None:
         """Returns an error to hand out."""
         match operation:
+            case Problem(ErrorCode.GROUP_ID_NOT_FOUND, _, True) if self._consumer.speak_classic():
+                return None
             case Problem(code, text, is_fatal):
                 return _problem(code, text, is_fatal)
             case Call(function, arguments):

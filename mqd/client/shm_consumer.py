@@ -29,6 +29,8 @@ from mqd.client.consumer_offsets import CLOSE_S, INFINITY, ConsumerOffsets, dead
 from mqd.client.consumer_statistics import ConsumerStatistics
 from mqd.client.coordinator import Coordinator
 from mqd.client.fetching import Fetcher
+from mqd.client.group_assignors import ASSIGNORS
+from mqd.client.group_classic import ClassicCore, ClassicSettings
 from mqd.client.group_core import GroupCore
 from mqd.client.group_core import Settings as GroupSettings
 from mqd.client.group_runner import GroupRunner
@@ -383,9 +385,31 @@ class ShmConsumer:
         self._rebalancer.set_callbacks(on_assign, on_revoke, on_lost)
         self._subscription = list(topics)
         if self._runner is None:
-            self._runner = GroupRunner(self.control, self.coordinator, self._new_core(), self._inbox.put_operation, self._has_progressed)
-        names = tuple(sorted({topic for topic in topics if not topic.startswith("^")}))
-        self._runner.subscribe(names, self._regex([topic for topic in topics if topic.startswith("^")]))
+            self._join_by(self._new_core())
+        else:
+            self._runner.subscribe(*self._wanted_topics())
+
+    def _join_by(self, core: GroupCore | ClassicCore) -> None:
+        self._runner = GroupRunner(self.control, self.coordinator, core, self._inbox.put_operation, self._has_progressed)
+        self._runner.subscribe(*self._wanted_topics())
+
+    def _wanted_topics(self) -> tuple[tuple[str, ...], str | None]:
+        names = tuple(sorted({topic for topic in self._subscription if not topic.startswith("^")}))
+        return names, self._regex([topic for topic in self._subscription if topic.startswith("^")])
+
+    def speak_classic(self) -> bool:
+        """The group has classic members, and the broker lets no other kind in (group.consumer.migration.policy): this member joins as one. False: it is one already."""
+        if self._runner is None or isinstance(self._runner.core, ClassicCore) or not self._subscription:
+            return False
+        _log.info("group %s keeps to the classic protocol: joining by that", self.config["group.id"])
+        config = self.config
+        assignors = tuple(name for name in str(config["partition.assignment.strategy"]).replace(" ", "").split(",") if name in ASSIGNORS)
+        self._runner.close()
+        self._join_by(ClassicCore(ClassicSettings(
+            config["group.id"], config["group.instance.id"], config["session.timeout.ms"], config["heartbeat.interval.ms"], config["max.poll.interval.ms"],
+            assignors or ("range", "roundrobin"), max(config["topic.metadata.refresh.interval.ms"], 1_000),
+        )))  # fmt: skip
+        return True
 
     def _regex(self, expressions: list[str]) -> str | None:
         """librdkafka's expressions find, the coordinator's match whole names; who asks for group.protocol=consumer writes the latter."""

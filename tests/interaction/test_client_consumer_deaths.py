@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import confluent_kafka
 import pytest
@@ -163,6 +163,48 @@ def test_members_come_and_go_while_records_arrive(shared_broker: Broker) -> None
     for thread in members:
         thread.join()
     assert len(seen) == count and set(seen.values()) == {1} and not errors
+
+
+@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+def test_a_group_that_keeps_to_the_classic_protocol(classic_broker: Broker, strategy: str) -> None:
+    """The broker lets no member of the newer protocol into it: members on shared memory speak the old one, led by librdkafka or leading it."""
+    topic = make_topic(classic_broker, 6)
+    more = {"session_timeout_ms": 10_000, "heartbeat_interval_ms": 200, "partition_assignment_strategy": strategy, "enable_auto_commit": False}
+    remote = local(classic_broker, "g-" + topic, transport="tcp", **more)
+    remote.subscribe([topic])
+    found: list[tuple[int, int, bytes]] = []
+    produce(classic_broker, topic, range(60), 6)
+    read([remote], found, 60)
+    remote.commit(asynchronous=False)
+    members = [remote, local(classic_broker, "g-" + topic, **more), local(classic_broker, "g-" + topic, **more)]
+    for member in members[1:]:
+        member.subscribe([topic])
+    settle(members, [2, 2, 2])
+    produce(classic_broker, topic, range(60, 120), 6)
+    read(members, found, 120)
+    assert sorted(int(value) for _, _, value in found) == list(range(120))
+    assert sum(one.offset for member in members[1:] for one in member.commit(asynchronous=False)) == 80
+    remote.commit(asynchronous=False)
+    members.pop(0).close()
+    settle(members, [3, 3])
+    members.pop(0).close()
+    settle(members, [6])
+    members[0].close()
+
+
+def settle(members: list[Consumer], sizes: list[int]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while sorted(len(member.assignment()) for member in members) != sizes:
+        assert time.monotonic() < deadline, [member.assignment() for member in members]
+        for member in members:
+            message = member.poll(0.02)
+            assert message is None, message.error() or message
+
+
+@pytest.fixture(scope="module")
+def classic_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with Broker(tmp_path_factory.mktemp("classic"), workers=1, config={"group.consumer.migration.policy": "disabled", "group.initial.rebalance.delay.ms": "0"}) as broker:
+        yield broker
 
 
 # -- asyncio -----------------------------------------------------------------------------------------------------------------------

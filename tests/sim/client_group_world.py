@@ -11,11 +11,12 @@ and when faults have stopped
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import deque
 
 from mqd.client.group_core import GroupCore, Settings, State
-from mqd.client.group_events import Answered, Assign, Done, Leave, Left, Lost, Polled, Problem, Resolve, Revoke, Send, Subscribe, Tick, TopicsKnown, Unanswered
+from mqd.client.group_events import Answered, Assign, Done, Leave, Left, Lost, Partition, Polled, Problem, Resolve, Revoke, Send, Subscribe, Tick, TopicsKnown, Unanswered
 from mqd.coordinator.actions import Persist, Reply, Timer, TimerFired
 from mqd.group.consumer import ConsumerGroup
 from mqd.group.consumer_cluster import FixedCluster
@@ -59,20 +60,30 @@ class Consumer:
                     if self.callback is not None:
                         raise Violation("M2: two things for the application at once")
                     if isinstance(action, Assign):
-                        self.works_on |= {(one.topic_id, one.index) for one in partitions}
+                        self.works_on |= places(partitions)
                     self.callback = now_ms + self.rng.randrange(150), action
                 case Resolve(topic_ids):
-                    names = {topic_id: name for topic_id in topic_ids if (name := self.world.cluster.topic_name(topic_id)) is not None}
-                    self.names.append((now_ms + self.world.delay_ms() + self.rng.choice((0, 0, 0, 600, 900)), TopicsKnown(names)))
+                    cluster = self.world.cluster
+                    known = {topic_id: name for topic_id in topic_ids if (name := cluster.topic_name(topic_id)) is not None}
+                    counts = {name: topic.partition_count for name, topic in cluster.topics.items()}
+                    self.names.append((now_ms + self.world.delay_ms() + self.rng.choice((0, 0, 0, 600, 900)), TopicsKnown(known, counts)))
                 case Problem(code, _, is_fatal):
                     self.problems.append(code)
-                    if is_fatal:
+                    if is_fatal and code in self.world.fatal_codes:
+                        self.is_gone = True
+                    elif is_fatal:
                         raise Violation(f"fatal: {action}")
                 case Left():
                     self.is_gone = self.is_closing
         self.core.check()
-        if not self.works_on <= self.core.owned:
+        if not self.works_on <= self.identity():
             raise Violation("M1: the application works on what the core does not know of")
+
+    def identity(self) -> set[tuple[bytes, int]]:
+        return self.core.owned
+
+    def give_unanswered(self, number: int) -> None:
+        self.give(Unanswered(number))
 
     def step(self) -> None:
         now_ms = self.world.now_ms
@@ -98,7 +109,7 @@ class Consumer:
             _, action = self.callback
             self.callback = None
             if not isinstance(action, Assign):
-                self.works_on -= {(one.topic_id, one.index) for one in action.partitions}
+                self.works_on -= places(action.partitions)
             self.give(Done())
 
     def break_connection(self) -> None:
@@ -112,7 +123,16 @@ class Consumer:
             self.give(Unanswered(number))
 
 
+def places(partitions: tuple[Partition, ...]) -> set[tuple[bytes, int]]:
+    """With the id where there is one: a topic that was made anew is another one."""
+    return {(one.topic_id or one.topic.encode(), one.index) for one in partitions}
+
+
 class World:
+    consumer_type = Consumer
+    more_settling = 0
+    fatal_codes: frozenset[int] = frozenset()  # after which a member gives up, and may
+
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.now_ms = 1_000_000
@@ -214,7 +234,7 @@ class World:
         self.names += 1
         used = {one.core.settings.instance_id for one in self.consumers}
         instance_id = self.rng.choice(("one", "two", None, None, None))
-        consumer = Consumer(self, f"m{self.names}", None if instance_id in used else instance_id)
+        consumer = self.consumer_type(self, f"m{self.names}", None if instance_id in used else instance_id)
         self.consumers.append(consumer)
         consumer.give(self.rng.choice(SUBSCRIPTIONS))
 
@@ -240,6 +260,11 @@ class World:
             if not consumer.is_closing and consumer.core.subscription is None:
                 consumer.give(Subscribe(TOPICS))
         self._run_ms(3 * SESSION_MS)
+        for _ in range(self.more_settling):
+            with contextlib.suppress(Violation):
+                self._check_settled()
+                break
+            self._run_ms(SESSION_MS)
         self._check_settled()
         before = {one.core.member_id: one.sent_count for one in self.consumers}
         self._run_ms(10 * INTERVAL_MS)

@@ -1,0 +1,184 @@
+"""Who gets which partitions, where the members decide themselves (classic protocol): librdkafka's range, roundrobin and cooperative-sticky. And what members tell each other.
+
+    subscription   version int16 = 1, topics: count int32, strings; user_data nullable bytes; owned partitions: count int32, (topic string, count int32, int32...)
+    assignment     version int16 = 1, partitions: count int32, (topic string, count int32, int32...); user_data nullable bytes
+
+Written by other members, so hostile: lengths are checked, what does not fit raises ValueError. Source: Kafka's ConsumerProtocolSubscription, ConsumerProtocolAssignment (KIP-429).
+
+    A1  every partition of a topic that somebody wants has one owner, who wants it; but for A3
+    A2  cooperative-sticky: counts are as even as subscriptions allow by moving single partitions, and nobody loses what need not move
+    A3  cooperative-sticky: what moves from one member to another is nobody's in this round: its owner gives it up, and joins again
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+
+TopicPartition = tuple[str, int]
+COOPERATIVE = "cooperative-sticky"
+_VERSION = 1
+
+
+class Subscription(msgspec.Struct, frozen=True):
+    topics: frozenset[str]
+    owned: frozenset[TopicPartition] = frozenset()
+
+
+Members = Mapping[str, Subscription]
+Counts = Mapping[str, int]
+Assignment = dict[str, set[TopicPartition]]
+
+
+def assign_range(members: Members, counts: Counts) -> Assignment:
+    """Of each topic every subscriber a run of neighbours, the first ones one more."""
+    found: Assignment = {member_id: set() for member_id in members}
+    for topic, count in sorted(counts.items()):
+        subscribers = sorted(member_id for member_id, one in members.items() if topic in one.topics)
+        begin = 0
+        for number, member_id in enumerate(subscribers):
+            size = count // len(subscribers) + (number < count % len(subscribers))
+            found[member_id].update((topic, index) for index in range(begin, begin + size))
+            begin += size
+    return found
+
+
+def assign_roundrobin(members: Members, counts: Counts) -> Assignment:
+    found: Assignment = {member_id: set() for member_id in members}
+    order = sorted(members)
+    turn = 0
+    for topic, count in sorted(counts.items()):
+        if not any(topic in one.topics for one in members.values()):
+            continue
+        for index in range(count):
+            while topic not in members[order[turn % len(order)]].topics:
+                turn += 1
+            found[order[turn % len(order)]].add((topic, index))
+            turn += 1
+    return found
+
+
+def assign_sticky(members: Members, counts: Counts) -> Assignment:
+    """The balance that the group goes to, before A3."""
+    claims: dict[TopicPartition, list[str]] = {}
+    for member_id, one in sorted(members.items()):
+        for topic, index in one.owned:
+            if topic in one.topics and index < counts.get(topic, 0):
+                claims.setdefault((topic, index), []).append(member_id)
+    owner = {place: claimed[0] for place, claimed in claims.items() if len(claimed) == 1}
+    sizes = dict.fromkeys(sorted(members), 0)
+    for member_id in owner.values():
+        sizes[member_id] += 1
+    subscribers = {topic: [member_id for member_id in sizes if topic in members[member_id].topics] for topic in counts}
+    places = [(topic, index) for topic, count in sorted(counts.items()) if subscribers[topic] for index in range(count)]
+    for place in places:
+        if place not in owner:
+            taker = min(subscribers[place[0]], key=sizes.__getitem__)
+            owner[place] = taker
+            sizes[taker] += 1
+    has_moved = True
+    while has_moved:  # ends: each move makes the sum of squares smaller
+        has_moved = False
+        for place in places:
+            taker = min(subscribers[place[0]], key=sizes.__getitem__)
+            if sizes[owner[place]] > sizes[taker] + 1:
+                sizes[owner[place]] -= 1
+                sizes[taker] += 1
+                owner[place] = taker
+                has_moved = True
+    found: Assignment = {member_id: set() for member_id in members}
+    for place, member_id in owner.items():
+        found[member_id].add(place)
+    return found
+
+
+def assign_cooperative(members: Members, counts: Counts) -> Assignment:
+    found = assign_sticky(members, counts)
+    holders: dict[TopicPartition, set[str]] = {}
+    for member_id, one in members.items():
+        for place in one.owned:
+            holders.setdefault(place, set()).add(member_id)
+    return {member_id: {place for place in places if holders.get(place, {member_id}) == {member_id}} for member_id, places in found.items()}
+
+
+ASSIGNORS: dict[str, Callable[[Members, Counts], Assignment]] = {"range": assign_range, "roundrobin": assign_roundrobin, COOPERATIVE: assign_cooperative}
+
+
+# -- what is written -----------------------------------------------------------------------------------------------------------
+
+
+def _string(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack(">h", len(data)) + data
+
+
+def _partitions(places: Iterable[TopicPartition]) -> bytes:
+    by_topic: dict[str, list[int]] = {}
+    for topic, index in sorted(places):
+        by_topic.setdefault(topic, []).append(index)
+    parts = [_string(topic) + struct.pack(f">i{len(indexes)}i", len(indexes), *indexes) for topic, indexes in by_topic.items()]
+    return struct.pack(">i", len(parts)) + b"".join(parts)
+
+
+def encode_subscription(one: Subscription) -> bytes:
+    topics = sorted(one.topics)
+    return struct.pack(">hi", _VERSION, len(topics)) + b"".join(map(_string, topics)) + struct.pack(">i", -1) + _partitions(one.owned)
+
+
+def encode_assignment(places: Iterable[TopicPartition]) -> bytes:
+    return struct.pack(">h", _VERSION) + _partitions(places) + struct.pack(">i", -1)
+
+
+class _Reader:
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = data, 0
+
+    def number(self, shape: str) -> int:
+        size = struct.calcsize(shape)
+        return int(struct.unpack(shape, self._take(size))[0])
+
+    def _take(self, size: int) -> bytes:
+        if size < 0 or size > len(self._data) - self._at:
+            raise ValueError(f"a length of {size} at byte {self._at} of {len(self._data)}")
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+    def string(self) -> str:
+        return self._take(self.number(">h")).decode()
+
+    def blob(self) -> bytes:
+        size = self.number(">i")
+        return b"" if size == -1 else self._take(size)
+
+    def count(self, smallest: int) -> int:
+        count = self.number(">i")
+        if count < 0 or count * smallest > len(self._data) - self._at:
+            raise ValueError(f"{count} elements at byte {self._at} of {len(self._data)}")
+        return count
+
+    def partitions(self) -> frozenset[TopicPartition]:
+        found: set[TopicPartition] = set()
+        for _ in range(self.count(6)):
+            topic, count = self.string(), self.count(4)
+            found.update((topic, index) for index in struct.unpack(f">{count}i", self._take(4 * count)))
+        return frozenset(found)
+
+
+def decode_subscription(data: bytes) -> Subscription:
+    """Raises ValueError."""
+    reader = _Reader(data)
+    version = reader.number(">h")
+    topics = frozenset(reader.string() for _ in range(reader.count(2)))
+    reader.blob()
+    return Subscription(topics, reader.partitions() if version >= 1 else frozenset())
+
+
+def decode_assignment(data: bytes) -> frozenset[TopicPartition]:
+    """An empty one is what a member has that was given none. Raises ValueError."""
+    if not data:
+        return frozenset()
+    reader = _Reader(data)
+    reader.number(">h")
+    return reader.partitions()

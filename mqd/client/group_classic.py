@@ -1,0 +1,398 @@
+"""A member of a consumer group by the classic protocol: JoinGroup, SyncGroup, Heartbeat, LeaveGroup; whoever leads a generation assigns its partitions. Sans-I/O.
+
+Spoken where the broker does not let a member of the newer protocol into a group (group.consumer.migration.policy). Same events and actions as group_core.py.
+
+Invariants (check())
+    C1  what the application works on (`owned`) grows when Assign leaves, shrinks when Revoke or Lost is Done
+    C2  one request is under way at a time, and one of Revoke, Assign and Lost
+    C3  eager: a member that joins owns nothing. Cooperative: it says what it owns, and joins again when it has given something up
+    C4  next_ms is never later than what has to happen next
+
+Sources: KIP-62, KIP-345 (static members), KIP-394 (member ids), KIP-429 (cooperative).
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from typing import Any
+
+import msgspec
+
+from mqd.client.group_assignors import ASSIGNORS, COOPERATIVE, Subscription, TopicPartition, decode_assignment, decode_subscription, encode_assignment, encode_subscription
+from mqd.client.group_core import BACKOFF_FIRST_MS, BACKOFF_MAX_MS, MAX_POLL_EXCEEDED
+from mqd.client.group_events import (
+    Action, Answered, Assign, Done, Event, Leave, Left, Lost, Partition, Partitions, Polled, Problem, Resolve, Revoke, Send, Subscribe, Tick, TopicsKnown, Unanswered,
+)  # fmt: skip
+from mqd.protocol.errors import ErrorCode, error_message, error_name
+from mqd.protocol.messages import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
+
+JOIN, HEARTBEAT, LEAVE, SYNC = 11, 12, 13, 14
+JOIN_VERSION_MAX = 9
+PROTOCOL_TYPE = "consumer"
+_AWAY = frozenset({ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR, ErrorCode.NETWORK_EXCEPTION, ErrorCode.REQUEST_TIMED_OUT})
+
+
+class State(enum.Enum):
+    IDLE = "no member, wants nothing"
+    JOINING = "to join, or asked to"
+    LEADING = "leads this generation; partition counts are on their way"
+    SYNCING = "waits for its assignment"
+    STABLE = "in the group"
+    LOST = "not in the group any more; the application lets go of everything, then joins again"
+    STALE = "left, because the application does not poll; joins when it does"
+    LEAVING = "gives everything back"
+    FATAL = "has given up"
+
+
+class ClassicSettings(msgspec.Struct, frozen=True):
+    group_id: str
+    instance_id: str | None = None
+    session_timeout_ms: int = 45_000
+    heartbeat_interval_ms: int = 3_000
+    max_poll_interval_ms: int = 300_000
+    assignors: tuple[str, ...] = ("range", "roundrobin")
+    metadata_interval_ms: int = 300_000
+
+
+class ClassicCore:
+    """`handle` is the only mutator. `next_ms`: when Tick is due; None: not before another event."""
+
+    def __init__(self, settings: ClassicSettings) -> None:
+        self.settings = settings
+        self.is_cooperative = settings.assignors[0] == COOPERATIVE
+        self.member_id = ""
+        self.epoch = -1  # the generation
+        self.state = State.IDLE
+        self.owned: set[TopicPartition] = set()
+        self.target: set[TopicPartition] | None = None
+        self.subscription: Subscribe | None = None
+        self.counts: dict[str, int] = {}
+        self.under_way: int | None = None
+        self.callback: tuple[type, set[TopicPartition]] | None = None
+        self.next_ms: int | None = None
+        self._number = 0
+        self._sent: type | None = None
+        self._wants_join = False
+        self._members: dict[str, Subscription] = {}
+        self._protocol: str | None = None
+        self._assigned_counts: dict[str, int] | None = None  # what this generation's assignment, made by us, rests on
+        self._joined_topics: frozenset[str] = frozenset()
+        self._due_ms = 0
+        self._look_ms: int | None = None
+        self._failures = 0
+        self._polled_ms = 0
+        self._quiet = False
+
+    @property
+    def is_member(self) -> bool:
+        return self.state is State.STABLE
+
+    @property
+    def generation(self) -> int:
+        return self.epoch if self.member_id and self.state in (State.STABLE, State.JOINING, State.LEADING, State.SYNCING, State.LEAVING) else -1
+
+    @property
+    def has_lost(self) -> bool:
+        return self.state in (State.LOST, State.STALE, State.FATAL)
+
+    @property
+    def wants_poll(self) -> bool:
+        return self.state is State.STALE
+
+    def timeout_s(self, send: Send) -> float | None:
+        """A join is answered when all members have come, or their time is up."""
+        return (self.settings.max_poll_interval_ms + 5_000) / 1000 if send.api_key in (JOIN, SYNC) else None
+
+    # -- events ----------------------------------------------------------------------------------------------------------------
+
+    def handle(self, event: Event, now_ms: int) -> list[Action]:
+        actions: list[Action] = []
+        match event:
+            case Answered(number, message):
+                if number == self.under_way:
+                    self.under_way = None
+                    self._on_answer(message, now_ms, actions)
+            case Unanswered(number):
+                if number == self.under_way:
+                    self.under_way = None
+                    if self.state in (State.LEADING, State.SYNCING):
+                        self._rejoin()
+                    self._later(now_ms)
+            case Done():
+                self._on_done(now_ms)
+            case Subscribe():
+                self._on_subscribe(event, now_ms, actions)
+            case Leave():
+                self._on_leave(actions)
+            case TopicsKnown(_, counts):
+                self._on_topics(dict(counts), now_ms, actions)
+            case Polled():
+                self._on_polled(now_ms)
+            case Tick(is_polling):
+                self._on_tick(is_polling, now_ms, actions)
+        self._advance(now_ms, actions)
+        self._arm()
+        return actions
+
+    def _on_subscribe(self, event: Subscribe, now_ms: int, actions: list[Action]) -> None:
+        if self.state is State.FATAL:
+            return
+        self.subscription = event
+        actions.append(Resolve((), None if event.regex is not None else event.topics))
+        self._look_ms = now_ms + self.settings.metadata_interval_ms
+        if self.state is State.IDLE:
+            self._polled_ms = now_ms
+            self._begin(now_ms)
+        elif self.state in (State.STABLE, State.SYNCING, State.LEADING):
+            self._rejoin()
+
+    def _begin(self, now_ms: int) -> None:
+        self.state, self.epoch, self.target, self.under_way = State.JOINING, -1, None, None
+        self._wants_join, self._due_ms, self._failures = True, now_ms, 0
+
+    def _rejoin(self) -> None:
+        """With what it is; eager members give up everything before."""
+        self.state, self._wants_join, self.target = State.JOINING, True, None
+
+    def _on_leave(self, actions: list[Action]) -> None:
+        self.subscription, self._look_ms = None, None
+        if self.state in (State.IDLE, State.STALE, State.FATAL) and self.callback is None:
+            self.state = self.state if self.state is State.FATAL else State.IDLE
+            actions.append(Left())
+        elif self.state is State.FATAL:
+            self._quiet = True
+        elif self.state is not State.LEAVING:
+            self.state, self.target, self.under_way, self._failures = State.LEAVING, set(), None, 0
+
+    def _on_polled(self, now_ms: int) -> None:
+        self._polled_ms = now_ms
+        if self.state is State.STALE and self.callback is None and not self.owned and self.subscription is not None:
+            self._begin(now_ms)
+
+    def _on_tick(self, is_polling: bool, now_ms: int, actions: list[Action]) -> None:
+        if is_polling:
+            self._on_polled(now_ms)
+        if self.state in (State.JOINING, State.LEADING, State.SYNCING, State.STABLE) and now_ms >= self._polled_ms + self.settings.max_poll_interval_ms:
+            text = f"Application maximum poll interval ({self.settings.max_poll_interval_ms}ms) exceeded: leaving the group; poll() joins again"
+            actions.append(Problem(MAX_POLL_EXCEEDED, text))
+            if self.member_id and self.settings.instance_id is None:
+                self._send(LEAVE, self._leave_request(), actions)
+            self.state, self.under_way, self.member_id = State.STALE, None, ""
+        if self._look_ms is not None and now_ms >= self._look_ms and self.subscription is not None:
+            self._look_ms = now_ms + self.settings.metadata_interval_ms
+            actions.append(Resolve((), None if self.subscription.regex is not None else self.subscription.topics))
+
+    def _on_done(self, now_ms: int) -> None:
+        if self.callback is None:
+            return
+        kind, partitions = self.callback
+        self.callback = None
+        if kind is not Assign:
+            self.owned -= partitions
+        if self.is_cooperative and kind is Revoke and self.state is State.STABLE:
+            self._wants_join = True  # others get it in the next generation
+        if self.state in (State.LOST, State.STALE) and not self.owned:
+            if self.subscription is None:
+                self.state = State.IDLE
+            else:
+                self._begin(now_ms)
+
+    def _on_topics(self, counts: dict[str, int], now_ms: int, actions: list[Action]) -> None:
+        self.counts = counts
+        if self.state is State.LEADING:
+            self._lead(actions)
+        elif self.state is State.STABLE:
+            stale = self._assigned_counts is not None and any(counts.get(topic, 0) != count for topic, count in self._assigned_counts.items())
+            if stale or self._topics() != self._joined_topics:
+                self._rejoin()
+
+    def _topics(self) -> frozenset[str]:
+        wanted = self.subscription
+        if wanted is None:
+            return frozenset()
+        matched = set(wanted.topics)
+        if wanted.regex is not None:
+            try:
+                matches = re.compile(wanted.regex).fullmatch
+            except re.error:
+                return frozenset(matched)
+            matched.update(topic for topic in self.counts if matches(topic))
+        return frozenset(matched)
+
+    # -- answers ---------------------------------------------------------------------------------------------------------------
+
+    def _later(self, now_ms: int) -> None:
+        self._due_ms = now_ms + min(BACKOFF_MAX_MS, BACKOFF_FIRST_MS << min(self._failures, 10))
+        self._failures += 1
+        self._wants_join = self._wants_join or self.state is State.JOINING
+
+    def _on_answer(self, message: Any, now_ms: int, actions: list[Action]) -> None:
+        code, sent = message.error_code, self._sent
+        if self.state is State.LEAVING:
+            self._left(now_ms, actions)
+        elif self.state not in (State.JOINING, State.SYNCING, State.STABLE):
+            return
+        elif code:
+            self._on_error(code, message, now_ms, actions)
+        elif sent is JoinGroupRequest:
+            self._on_joined(message, now_ms, actions)
+        elif sent is SyncGroupRequest:
+            self._failures, self.state, self._due_ms = 0, State.STABLE, now_ms + self.settings.heartbeat_interval_ms
+            try:
+                self.target = set(decode_assignment(message.assignment))
+            except ValueError as error:
+                self._fail(int(ErrorCode.INCONSISTENT_GROUP_PROTOCOL), f"the group's leader sent an assignment that cannot be read: {error}", actions)
+        elif sent is HeartbeatRequest:
+            self._failures, self._due_ms = 0, now_ms + self.settings.heartbeat_interval_ms
+
+    def _on_error(self, code: int, message: Any, now_ms: int, actions: list[Action]) -> None:
+        if code in _AWAY:
+            if self.state is State.SYNCING:
+                self._rejoin()
+            self._later(now_ms)
+        elif code == ErrorCode.MEMBER_ID_REQUIRED:
+            self.member_id, self._wants_join, self._due_ms = message.member_id, True, now_ms
+        elif code == ErrorCode.REBALANCE_IN_PROGRESS:
+            self._rejoin()
+            self._due_ms = now_ms
+        elif code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION):
+            if code == ErrorCode.UNKNOWN_MEMBER_ID:
+                self.member_id = ""
+            self.epoch, self.target, self._wants_join = -1, None, False
+            if self.owned or self.callback is not None:
+                self.state = State.LOST
+            else:
+                self._begin(now_ms)
+        else:
+            self._fail(code, f"{error_name(code)}: {error_message(code)}", actions)
+
+    def _fail(self, code: int, text: str, actions: list[Action]) -> None:
+        self.state = State.FATAL
+        actions.append(Problem(code, text, is_fatal=True))
+
+    def _on_joined(self, message: Any, now_ms: int, actions: list[Action]) -> None:
+        self._failures = 0
+        self.member_id, self.epoch, self._protocol = message.member_id, message.generation_id, message.protocol_name
+        self._assigned_counts = None
+        if message.leader != message.member_id or message.skip_assignment:
+            self._sync([], actions)
+            return
+        try:
+            self._members = {one.member_id: decode_subscription(one.metadata) for one in message.members}
+        except ValueError as error:
+            self._fail(int(ErrorCode.INCONSISTENT_GROUP_PROTOCOL), f"a member's subscription cannot be read: {error}", actions)
+            return
+        self.state, self._due_ms = State.LEADING, now_ms + self.settings.heartbeat_interval_ms
+        actions.append(Resolve((), tuple(sorted({topic for one in self._members.values() for topic in one.topics}))))
+
+    def _lead(self, actions: list[Action]) -> None:
+        topics = {topic for one in self._members.values() for topic in one.topics}
+        self._assigned_counts = {topic: self.counts.get(topic, 0) for topic in topics}
+        known = {topic: count for topic, count in self._assigned_counts.items() if count}
+        found = ASSIGNORS[self._protocol or ""](self._members, known)
+        self._sync([SyncGroupRequest.Assignment(member_id=member_id, assignment=encode_assignment(places)) for member_id, places in found.items()], actions)
+
+    def _sync(self, assignments: list[Any], actions: list[Action]) -> None:
+        self.state = State.SYNCING
+        request = SyncGroupRequest(
+            group_id=self.settings.group_id, generation_id=self.epoch, member_id=self.member_id, group_instance_id=self.settings.instance_id, protocol_type=PROTOCOL_TYPE,
+            protocol_name=self._protocol, assignments=assignments,
+        )  # fmt: skip
+        self._send(SYNC, request, actions)
+
+    def _left(self, now_ms: int, actions: list[Action]) -> None:
+        self.state, self.epoch, self.target, self.member_id = State.IDLE, -1, None, ""
+        actions.append(Left())
+        if self.subscription is not None:
+            self._begin(now_ms)
+
+    # -- what to do next -------------------------------------------------------------------------------------------------------
+
+    def _advance(self, now_ms: int, actions: list[Action]) -> None:
+        if self.callback is None:
+            self._reconcile(now_ms, actions)
+        if self.under_way is not None or self.callback is not None and self.state is not State.STABLE:
+            return
+        if self.state is State.LEAVING and not self.owned and now_ms >= (self._due_ms if self._failures else 0):
+            if self.member_id and self.settings.instance_id is None:
+                self._send(LEAVE, self._leave_request(), actions)
+            else:
+                self._left(now_ms, actions)
+        elif self.state is State.JOINING and self._wants_join and now_ms >= self._due_ms and (self.is_cooperative or not self.owned):
+            self._send(JOIN, self._join_request(), actions)
+        elif self.state is State.STABLE and now_ms >= self._due_ms:
+            request = HeartbeatRequest(group_id=self.settings.group_id, generation_id=self.epoch, member_id=self.member_id, group_instance_id=self.settings.instance_id)
+            self._send(HEARTBEAT, request, actions)
+            self._due_ms = now_ms + self.settings.heartbeat_interval_ms
+
+    def _reconcile(self, now_ms: int, actions: list[Action]) -> None:
+        if self.has_lost:
+            if self.owned:
+                self._call(Lost, set(self.owned), actions)
+            elif self.state is State.FATAL and self._quiet:
+                self._quiet = False
+                actions.append(Left())
+        elif self.state is State.JOINING and not self.is_cooperative:
+            if self.owned:
+                self._call(Revoke, set(self.owned), actions)
+        elif self.target is not None and self.state in (State.STABLE, State.LEAVING):
+            revoked, added = self.owned - self.target, self.target - self.owned
+            if revoked:
+                self._call(Revoke, revoked, actions)
+            elif added:
+                self.owned |= added
+                self._call(Assign, added, actions)
+            elif self._wants_join and self.state is State.STABLE:
+                self._rejoin()
+                self.under_way, self._due_ms = None, now_ms
+
+    def _call(self, kind: type, places: set[TopicPartition], actions: list[Action]) -> None:
+        self.callback = kind, places
+        actions.append(kind(self._named(places), self.is_cooperative))
+
+    def _named(self, places: set[TopicPartition]) -> Partitions:
+        return tuple(sorted(Partition(topic, index) for topic, index in places))
+
+    # -- requests --------------------------------------------------------------------------------------------------------------
+
+    def _send(self, api_key: int, message: Any, actions: list[Action]) -> None:
+        self._number += 1
+        self.under_way, self._sent = self._number, type(message)
+        actions.append(Send(self._number, api_key, message, JOIN_VERSION_MAX))
+
+    def _join_request(self) -> JoinGroupRequest:
+        self._wants_join = False
+        self._joined_topics = self._topics()
+        metadata = encode_subscription(Subscription(self._joined_topics, frozenset(self.owned)))
+        return JoinGroupRequest(
+            group_id=self.settings.group_id, session_timeout_ms=self.settings.session_timeout_ms, rebalance_timeout_ms=self.settings.max_poll_interval_ms, member_id=self.member_id,
+            group_instance_id=self.settings.instance_id, protocol_type=PROTOCOL_TYPE,
+            protocols=[JoinGroupRequest.Protocol(name=name, metadata=metadata) for name in self.settings.assignors],
+        )  # fmt: skip
+
+    def _leave_request(self) -> LeaveGroupRequest:
+        identity = LeaveGroupRequest.MemberIdentity(member_id=self.member_id, group_instance_id=self.settings.instance_id)
+        return LeaveGroupRequest(group_id=self.settings.group_id, member_id=self.member_id, members=[identity])
+
+    # -- time ------------------------------------------------------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        times = [self._look_ms] if self._look_ms is not None else []
+        if self.state in (State.JOINING, State.LEADING, State.SYNCING, State.STABLE):
+            times.append(self._polled_ms + self.settings.max_poll_interval_ms)
+        if self.under_way is None and (self.state is State.STABLE or (self.state is State.JOINING and self._wants_join and self.callback is None)):
+            times.append(self._due_ms)
+        if self.under_way is None and self.state is State.LEAVING and self.callback is None:
+            times.append(self._due_ms)
+        self.next_ms = min(times) if times else None
+
+    def check(self) -> None:
+        if self.callback is not None:
+            assert self.callback[1] <= self.owned, "C1"
+        if self._sent is JoinGroupRequest and self.under_way is not None and not self.is_cooperative:
+            assert not self.owned, "C3"
+        if self.state is State.IDLE:
+            assert not self.owned and self.callback is None, "C2"
+        if self.state is State.STABLE and self.under_way is None:
+            assert self.next_ms is not None and self.next_ms <= self._due_ms, "C4"
