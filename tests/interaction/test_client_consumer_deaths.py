@@ -55,8 +55,8 @@ def read(consumers: list[Consumer], found: list[tuple[int, int, bytes]], count: 
                     found.append((message.partition(), message.offset(), message.value()))
 
 
-@pytest.mark.parametrize("role", ["worker", "acceptor"])
-def test_a_process_dies_while_a_group_reads(start_broker: Callable[..., Broker], io_backend: str, role: str) -> None:
+@pytest.mark.parametrize(("role", "io_backend"), [("worker", "io_uring"), ("acceptor", "epoll")])
+def test_a_process_dies_while_a_group_reads(start_broker: Callable[..., Broker], role: str, io_backend: str) -> None:
     broker = start_broker(workers=2, config={**QUICK_GROUPS, "io.backend": io_backend})
     topic = make_topic(broker, 4)
     members = [local(broker, "g") for _ in range(2)]

@@ -8,7 +8,7 @@ from mqd.client import group_core
 from mqd.client.group_core import GroupCore
 from tests.sim.client_group_world import run
 
-QUICK_SEEDS = 40
+QUICK_SEEDS = 30
 
 
 def test_histories() -> None:
