@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import random
 import signal
@@ -91,28 +92,49 @@ def _until_known(commit: Callable[[float], None]) -> None:
                 raise
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(("seed", "seconds"), [(1, 4.0), *(pytest.param(seed, 12.0, marks=pytest.mark.slow) for seed in range(2, 8))])
-def test_kills(start_broker: Callable[..., Broker], seed: int, seconds: float) -> None:
-    rng = random.Random(seed)
+def _start(start_broker: Callable[..., Broker], rng: random.Random, topic: str) -> Broker:
     broker = start_broker(workers=2, config={"log.flush.on.ack": "false", "io.backend": rng.choice(["epoll", "io_uring"])})
     admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
-    for future in admin.create_topics([NewTopic("plain", PARTITIONS, 1), NewTopic("transactions", PARTITIONS, 1)]).values():
-        future.result(20)
+    admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(20)
+    return broker
+
+
+def _kill(broker: Broker, rng: random.Random, load: Load, pause_seconds_max: float) -> None:
+    kills = 0
+    while time.monotonic() < load.end - 1:
+        time.sleep(rng.uniform(0.3, pause_seconds_max))  # the load runs
+        pids = broker.pids("acceptor" if rng.random() < 0.2 else "worker")
+        with contextlib.suppress(ProcessLookupError):
+            if pids:
+                os.kill(rng.choice(pids), signal.SIGKILL)
+                kills += 1
+    assert kills
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("seed", "seconds"), [(1, 4.0), *(pytest.param(seed, 12.0, marks=pytest.mark.slow) for seed in range(2, 8))])
+def test_idempotent(start_broker: Callable[..., Broker], seed: int, seconds: float) -> None:
+    rng = random.Random(seed)
+    broker = _start(start_broker, rng, "plain")
     load = Load(broker, seconds)
     for name in ("0", "1"):
         load.start(load.idempotent, name)
-    load.start(load.transactional, "t")
-    kills = 0
-    while time.monotonic() < load.end - 1:
-        time.sleep(rng.uniform(0.3, seconds / 5))  # the load runs
-        pids = broker.pids("acceptor" if rng.random() < 0.2 else "worker")
-        if pids:
-            os.kill(rng.choice(pids), signal.SIGKILL)
-            kills += 1
+    _kill(broker, rng, load, seconds / 5)
     load.join()
-    assert kills
     _check(read_all(broker, "plain", load.sent["0"] + load.sent["1"], seconds=60))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_transactional(start_broker: Callable[..., Broker], seed: int) -> None:
+    rng = random.Random(seed)
+    broker = _start(start_broker, rng, "transactions")
+    load = Load(broker, 10.0)
+    for name in ("0", "1"):
+        load.start(load.transactional, name)
+    _kill(broker, rng, load, 2.0)
+    load.join()
     found = [message.value() for message in read_all(broker, "transactions", load.committed, seconds=60)]
     assert len(set(found)) == len(found)
 
