@@ -150,9 +150,10 @@ class Laboratory:
     def _values(self, peer: Peer, step: Step) -> dict[str, float] | None:
         if step.kind == plan.START:
             return self._start(peer)
-        settle(self._megabytes(peer, step))
+        settle()
         topic = self._topic(peer, step.load)
         try:
+            touch(self._megabytes(peer, step))
             if step.kind == plan.LATENCY:
                 return self._latency(peer, step, topic)
             return self._throughput(peer, step, topic)
@@ -259,12 +260,16 @@ class Laboratory:
                 out.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
-def settle(megabytes: int = 0) -> None:
-    """What the one before left to be written back is written now, so that the next one does not pay for it; within bounds, since a disk may be slow. Then as much memory is
-    touched and freed as the page cache is about to take: in a virtual machine the first touch of a page costs several times what writing to it does (perf/README.md)."""
+def settle() -> None:
+    """What the one before left to be written back is written now, so that the next one does not pay for it; within bounds, since a disk may be slow."""
     writer = threading.Thread(target=os.sync, daemon=True)
     writer.start()
     writer.join(SYNC_SECONDS)
+    wait_quiet(1.0)
+
+
+def touch(megabytes: int) -> None:
+    """Touches and frees as much memory as the page cache is about to take, immediately before it does: in a virtual machine the first touch of a page costs several times what
+    writing to it does, and the host takes free pages back within seconds (perf/README.md). It would be charged to whichever peer happens to write there first."""
     if megabytes:
         loading.run("warm", megabytes=megabytes, milliseconds=WARM_MILLISECONDS)
-    wait_quiet(1.0)

@@ -20,7 +20,8 @@ THROUGHPUT, ALONG = Step(plan.THROUGHPUT), Step(plan.ALONG)
 
 @pytest.fixture(autouse=True)
 def _no_settling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "settle", lambda megabytes=0: None)
+    monkeypatch.setattr(measuring, "settle", lambda: None)
+    monkeypatch.setattr(measuring, "touch", lambda megabytes: None)
 
 
 class MadeUp:
@@ -246,3 +247,11 @@ def test_a_topic_that_will_not_go_takes_no_measurement_with_it() -> None:
     lab.run([THROUGHPUT], 1)
     assert lab.failures[0].reason == "nothing came"
     assert sum("stays: not now" in line for line in said) == 2
+
+
+def test_as_much_memory_is_touched_as_will_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    touched: list[int] = []
+    monkeypatch.setattr(measuring, "touch", touched.append)
+    lab = laboratory([MadeUp("a")], MadeUpDriver({"a": 100_000.0}), bounds=Bounds(throughput_ms=2000, latency_ms=3000, latency_warm_ms=1000, payload_bytes=300_000_000))
+    lab.run([THROUGHPUT, ALONG, Step(plan.LATENCY, share=0.5)], 1)
+    assert touched == [300, 204, 204], "all that it may write until its rate is known; then what the rate writes in the time"
