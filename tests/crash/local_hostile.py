@@ -70,13 +70,14 @@ class Hostile:
         """A child rewrites the records of a batch, never what stands around it, while the worker copies and checks them, again and again: only their CRC can tell."""
         local, request = self.local, produce_request(self.topic, {0: batch(*VALUES)}, acks=1)
         size = sum(map(len, VALUES))
-        child = os.fork()
+        parent, child = os.getpid(), os.fork()
         if child == 0:
             generator = random.Random(self.chance.random())
             noise = [generator.randbytes(128) for _ in range(16)]
-            while True:
+            while os.getppid() == parent:  # which may be killed at any time
                 at = local.data_offset + BEFORE_THE_RECORDS_BYTES + generator.randrange(size - 256)
                 local.memory[at : at + 128] = noise[at % 16]
+            os._exit(0)
         try:
             for _ in range(self.chance.randrange(10, 40)):
                 local.wait(lambda: local.word(SUBMISSION_TAIL) == local.word(SUBMISSION_HEAD), "everything submitted to be taken")
