@@ -95,8 +95,7 @@ class Commits:
         for key, code in codes.items():
             if not code:
                 self._on_committed(key, commit.offsets[key].offset)
-        whole = bad if bad and all(code == bad for code in codes.values()) else 0
-        self._end(commit, broker_error(whole, "commit") if whole else None)
+        self._end(commit, broker_error(bad, "commit") if bad else None)  # of some is of the commit, as in librdkafka: nobody need look at each partition to hear of it
 
     def _again_or_end(self, commit: Commit, error: KafkaError, is_worth_it: bool) -> None:
         if not is_worth_it or time.monotonic() >= commit.deadline:
@@ -111,7 +110,7 @@ class Commits:
         results = []
         for (topic, index), one in commit.offsets.items():
             code = commit.result.get((topic, index), 0)
-            outcome = broker_error(code, "commit") if code else error
+            outcome = broker_error(code, "commit") if code else None if commit.result else error
             results.append(PartitionResult(topic, index, one.offset, one.metadata, one.leader_epoch, outcome))
         self.finish(commit, error, results)
         self.advance()

@@ -35,7 +35,7 @@ _PRODUCER_DEFAULTS: dict[str, Any] = {
     "compression.type": "none", "compression.level": -1, "batch.num.messages": 10_000, "batch.size": 1_000_000, "message.max.bytes": 1_000_000,
     "max.in.flight.requests.per.connection": 1_000_000, "partitioner": "consistent_random", "sticky.partitioning.linger.ms": 10, "statistics.interval.ms": 0,
     "delivery.report.only.error": False, "topic.metadata.refresh.interval.ms": 300_000, "topic.metadata.propagation.max.ms": 30_000, "socket.timeout.ms": 60_000,
-    "security.protocol": "plaintext", "error_cb": None, "stats_cb": None, "on_delivery": None, "logger": None,
+    "allow.auto.create.topics": True, "security.protocol": "plaintext", "error_cb": None, "stats_cb": None, "on_delivery": None, "logger": None,
 }  # fmt: skip
 _WORDS = {"acks": {"all": -1}}
 _TRUE, _FALSE = {"true", "t", "1"}, {"false", "f", "0"}

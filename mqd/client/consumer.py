@@ -140,11 +140,13 @@ class Consumer:
 
     def commit(self, message: Message | None = None, offsets: list[TopicPartition] | None = None, asynchronous: bool = True) -> list[TopicPartition] | None:
         """Commits the offset behind `message`, or `offsets`, or everything stored. Asynchronous: on_commit is told, from poll(). Else returns what was committed, each with
-        its error or None; raises KafkaException when nothing could be."""
+        its error or None; raises KafkaException when one of them could not be."""
         return self._implementation.commit(message=message, offsets=offsets, asynchronous=asynchronous) if message is None or offsets is None else _both()
 
     def store_offsets(self, message: Message | None = None, offsets: list[TopicPartition] | None = None) -> None:
         """What the next commit says; with enable.auto.offset.store=false."""
+        if message is not None and offsets is not None:
+            _both()
         if message is not None:
             self._implementation.store_offsets(message=message)
         else:
@@ -195,6 +197,8 @@ def _both() -> None:
 
 
 def _make(owner: Consumer, settings: configuration.Settings) -> Any:
+    if settings.rdkafka.get("group.id", "-") == "":  # an assertion of confluent_kafka's, which ends the process
+        raise ValueError("Failed to create consumer: group.id must be set")
     choice = configuration.choose_transport(settings)
     if choice.transport == "shm":
         configuration.check(settings, confluent_kafka.Consumer)

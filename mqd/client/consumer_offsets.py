@@ -12,7 +12,7 @@ from typing import Any
 
 from mqd.client import offsets, requests
 from mqd.client.committing import Commit, Commits
-from mqd.client.messages import OFFSET_INVALID, OFFSET_STORED, KafkaError, KafkaException, Message, TopicPartition, failure, local_error
+from mqd.client.messages import OFFSET_INVALID, OFFSET_STORED, KafkaError, KafkaException, Message, TopicPartition, broker_error, failure, local_error
 from mqd.client.offsets import Committed, Key, PartitionResult, with_outcome
 from mqd.client.partitions import Part
 from mqd.protocol.errors import ErrorCode
@@ -91,7 +91,7 @@ class ConsumerOffsets:
                 raise KafkaException(error)
             self.commits.finish(Commit({}, on_commit, 0.0), error)
             return None
-        commit = self.commits.add(wanted, on_commit, self._timeout_s)
+        commit = self.commits.add(wanted, on_commit if asynchronous else None, self._timeout_s)
         if asynchronous:
             return None
         self._consumer.until(lambda: commit.outcome is not None, INFINITY)
@@ -126,7 +126,7 @@ class ConsumerOffsets:
                 part.stored, part.stored_epoch, part.stored_metadata = one.offset, one.leader_epoch, one.metadata
         if given:
             self.expect()
-        if missing:
+        if missing and len(missing) == len(given):  # some: as confluent_kafka, since a rebalance may have taken them meanwhile
             raise failure(KafkaError._STATE, f"not assigned: {', '.join(missing)}")
 
     # -- asking the broker ------------------------------------------------------------------------------------------------------
@@ -171,13 +171,18 @@ class ConsumerOffsets:
     def offsets_for_times(self, partitions: list[TopicPartition], timeout: float | None = None) -> list[TopicPartition]:
         self._consumer.enter()
         found = {(one.topic, one.partition): one for one in self._list({(one.topic, one.partition): one.offset for one in partitions}, deadline_of(timeout))}
+        if found and all(one.error is not None for one in found.values()):
+            raise KafkaException(next(iter(found.values())).error)
         return [found[one.topic, one.partition] for one in partitions]
 
     def _list(self, timestamps: dict[Key, int], deadline: float) -> list[PartitionResult]:
         deadline = min(deadline, time.monotonic() + self._timeout_s)
         left_ms = int(max(deadline - time.monotonic(), 0) * 1000)
         found = offsets.read_list_offsets(self.request(requests.LIST_OFFSETS, 1 << 14, offsets.list_offsets_request(timestamps, self._config.isolation_level, left_ms), deadline))
-        return [with_outcome(topic, index, offset, code, None, epoch) for (topic, index), (code, offset, epoch) in found.items()]
+        return [
+            PartitionResult(topic, index, offset, None, epoch, local_error(KafkaError._UNKNOWN_PARTITION) if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION else broker_error(code) if code else None)
+            for (topic, index), (code, offset, epoch) in found.items()
+        ]
 
     def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
         self._consumer.enter()

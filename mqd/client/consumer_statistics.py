@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from mqd.client.rebalancing import Call
+from mqd.client.statistics import NOT_COUNTED
 
 _NEVER = float("inf")
 
@@ -36,11 +37,13 @@ class ConsumerStatistics:
             end = part.reader.lag_end() if part.reader is not None else -1
             topics.setdefault(part.topic, {"topic": part.topic, "partitions": {}})["partitions"][str(part.index)] = {
                 "partition": part.index, "fetch_state": "paused" if part.paused else part.phase.name.lower(), "next_offset": part.fetched, "app_offset": part.position,
-                "stored_offset": part.stored, "committed_offset": part.committed, "ls_offset" if consumer.config.isolation_level else "hi_offset": end,
+                "stored_offset": part.stored, "committed_offset": part.committed, "hi_offset": end, "ls_offset": end,
+                "lo_offset": part.reader.log_start() if part.reader is not None else -1,
                 "consumer_lag": max(end - max(part.position, 0), 0) if end >= 0 and part.position >= 0 else -1,
             }  # fmt: skip
         return {
             "name": f"{consumer.config['client.id']}#consumer-{os.getpid()}", "client_id": consumer.config["client.id"], "type": "consumer", "transport": "shm",
             "ts": time.monotonic_ns() // 1000, "time": int(time.time()), "age": int((time.monotonic() - self._began) * 1e6), "attachments": consumer.control.generation,
+            **NOT_COUNTED, "txmsgs": 0, "replyq": len(consumer._fetcher.events),
             "topics": topics,
         }  # fmt: skip

@@ -69,7 +69,7 @@ class Delivery:
 
     def _call_rows(self, rows: list[Entry], indices: Any, first_offset: int | None, later: list[tuple[Any, Any, int]], position: int) -> int:
         served, now, error, stamped = 0, time.monotonic(), self.error, self.log_append_ms >= 0
-        topic, partition, offset = self.topic, self.partition, None
+        topic, partition, offset = self.topic, self.partition if self.partition >= 0 else None, None
         for at, index in enumerate(indices):
             value, key, _, timestamp_ms, _, on_delivery, began, headers = rows[index]
             if on_delivery is None:

@@ -113,6 +113,20 @@ class Message(confluent_kafka.Message):
     def set_error(self, value) -> None:
         self._error = value
 
+    def _fields(self) -> tuple:
+        return (self._topic, self._partition, self._offset, self._key, self._value, self.headers(), self._error, self._timestamp, self._latency, self._leader_epoch)
+
+    def __eq__(self, other: object) -> bool:
+        return self._fields() == other._fields() if isinstance(other, Message) else NotImplemented
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = None  # type: ignore[assignment]  # as confluent_kafka's
+
+    def __reduce__(self) -> tuple:
+        return type(self), self._fields()
+
     def __len__(self) -> int:
         return len(self._value) if self._value is not None else 0
 
@@ -258,9 +272,9 @@ def encode_headers(headers: object) -> bytes:
             key, value = header
         except (TypeError, ValueError):
             raise TypeError("expected headers to be dict or list of (key, value) tuples") from None
-        if not isinstance(key, str):
+        if not isinstance(key, (str, bytes)):
             raise TypeError(f"expected header key to be str, not {type(key).__name__}")
-        name = key.encode()
+        name = key if isinstance(key, bytes) else key.encode()
         _append_varint(out, len(name))
         out += name
         if value is None:

@@ -78,7 +78,9 @@ class MetadataCache:
         return found[-1]
 
     def list_topics(self, topic: str | None, timeout: float, allow_auto_create: bool = False) -> Any:
-        """confluent_kafka's ClusterMetadata, asked for now. Raises KafkaException."""
+        """confluent_kafka's ClusterMetadata, asked for now. Raises KafkaException; TypeError when `topic` is no name."""
+        if topic is not None and not isinstance(topic, str):
+            raise TypeError(f"argument 1 must be str or None, not {type(topic).__name__}")
         attachment = self._attachment
         version = attachment.api.pick(requests.METADATA)
         response = attachment.request(requests.METADATA, version, requests.metadata(None if topic is None else [topic], allow_auto_create), timeout)

@@ -63,8 +63,8 @@ class Producer:
         """
         self._implementation.produce(topic, value, key, partition, callback, on_delivery, timestamp, headers)
 
-    def produce_batch(self, topic: str, values: Any, keys: Any = None, headers: Any = None, partition: Any = -1, timestamps: Any = None, on_delivery: Any = None,
-                      timeout: float = -1) -> int:  # fmt: skip
+    def produce_batch(self, topic: str, values: Any = None, keys: Any = None, headers: Any = None, partition: Any = -1, timestamps: Any = None, on_delivery: Any = None,
+                      timeout: float = -1, *, messages: list[dict[str, Any]] | None = None, callback: Any = None) -> int:  # fmt: skip
         """Takes many records of one topic, in order; several million a second on shared memory. Returns how many were taken.
 
         values, keys: lists of bytes (or str, None); numpy arrays of 'S' or, with two dimensions, uint8; Arrow arrays (binary, string, fixed_size_binary).
@@ -78,8 +78,11 @@ class Producer:
         KafkaException later (the producer was closed or fenced) has the attribute `taken`. Memory of numpy and Arrow arrays may be used again after the return.
 
         confluent_kafka's form, a list of dicts with value, key, partition, timestamp, callback, is taken too, record by record as produce() does; it does not wait, and
-        those that could not be taken have "_error" set.
+        those that could not be taken have "_error" set. Its names are taken as well: messages, callback.
         """
+        on_delivery = on_delivery if callback is None else callback
+        if messages is not None:
+            values = messages
         if isinstance(values, list) and values and isinstance(values[0], dict):
             return self._produce_dicts(topic, values, -1 if keys is None and not isinstance(partition, int) else partition, on_delivery)
         return self._implementation.produce_batch(topic, values, keys, headers=headers, partition=partition, timestamps=timestamps, on_delivery=on_delivery, timeout=timeout)

@@ -5,7 +5,7 @@ of everything, first that all of it goes, then what there is from now on; so an 
 members notice no difference: what stays with this member is not given up.
 
     B1  one operation at a time, each ended by exactly one done(), also when a callback raises; the exception leaves poll()
-    B2  what the callback has assigned itself is left as it is; else it is done for it
+    B2  what the callback has assigned itself is left as it is; else it is done for it, also when it raises: the group has given these partitions to this member alone
 """
 
 from __future__ import annotations
@@ -125,10 +125,12 @@ class Rebalancer:
 
     def _call(self, callback: Callable | None, keys: list[Key], otherwise: Callable[[], None]) -> None:
         self._application_assigned = False
-        if callback is not None:
-            callback(self._consumer._owner, _listed(keys))
-        if not self._application_assigned:
-            otherwise()
+        try:
+            if callback is not None:
+                callback(self._consumer._owner, _listed(keys))
+        finally:
+            if not self._application_assigned:
+                otherwise()
 
     def until_left(self, deadline: float) -> None:
         """Carries out what giving everything back needs, until the coordinator has heard of it."""

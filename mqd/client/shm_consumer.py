@@ -35,12 +35,13 @@ from mqd.client.group_core import GroupCore
 from mqd.client.group_core import Settings as GroupSettings
 from mqd.client.group_runner import GroupRunner
 from mqd.client.inbox import Inbox
-from mqd.client.messages import OFFSET_INVALID, GroupMetadata, KafkaError, KafkaException, Message, TopicPartition, failure, local_error
+from mqd.client.messages import OFFSET_INVALID, GroupMetadata, KafkaError, KafkaException, Message, TopicPartition, broker_error, failure, local_error
 from mqd.client.offsets import Key, PartitionResult
 from mqd.client.opening import opener
 from mqd.client.partitions import Part, Parts, Phase
 from mqd.client.reading import BlockPool, PartitionReader
 from mqd.client.rebalancing import Call, Rebalancer
+from mqd.protocol.errors import ErrorCode
 
 POLL_RECORDS = 2048
 DATA_BYTES = 1 << 20  # for requests alone: the records come from mapped files
@@ -48,6 +49,7 @@ REPLY_BYTES = 64 << 10
 BATCH_RECORDS_MAX = 1 << 20
 _log = logging.getLogger("mqd.client")
 _NOTHING: Iterator[Message] = iter(())
+_ON_ITS_WAY = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE})  # of a topic that the question makes
 
 
 class ShmConsumer:
@@ -83,6 +85,7 @@ class ShmConsumer:
         self._is_closed = False
         self._interrupted = False
         self._metadata_version = -1
+        self._topics_told: set[str] = set()  # subscribed to, and the application knows that they are not there
         self._statistics = ConsumerStatistics(self)
         self._progress: Message | None = None
         self._turns = _Turns(self)
@@ -253,6 +256,7 @@ class ShmConsumer:
         self._inbox.serve()
         if self._metadata_version != self.control.metadata.version:
             self._metadata_version = self.control.metadata.version
+            self._look_for_topics()
         self._fetcher.advance()
         self._offsets.commits.advance()
 
@@ -331,7 +335,7 @@ class ShmConsumer:
     def _part(self, partition: TopicPartition) -> Part:
         part = self.parts.get((partition.topic, partition.partition))
         if part is None:
-            raise failure(KafkaError._STATE, f"{partition.topic} [{partition.partition}] is not assigned")
+            raise failure(KafkaError._INVALID_ARG, f"{partition.topic} [{partition.partition}] is not assigned")
         return part
 
     def assignment(self) -> list[TopicPartition]:
@@ -351,14 +355,17 @@ class ShmConsumer:
     def pause(self, partitions: list[TopicPartition]) -> None:
         self._require_open()
         for one in partitions:
-            part = self._part(one)
-            self._drop_chunk_of(part)
-            part.paused = True
+            part = self.parts.get((one.topic, one.partition))
+            if part is not None:  # as confluent_kafka: a rebalance may have taken it since the caller looked
+                self._drop_chunk_of(part)
+                part.paused = True
 
     def resume(self, partitions: list[TopicPartition]) -> None:
         self._require_open()
         for one in partitions:
-            self._part(one).paused = False
+            part = self.parts.get((one.topic, one.partition))
+            if part is not None:
+                part.paused = False
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         self._require_open()
@@ -383,11 +390,28 @@ class ShmConsumer:
             self.unsubscribe()
             return
         self._rebalancer.set_callbacks(on_assign, on_revoke, on_lost)
+        if not all(topics):
+            raise failure(KafkaError._INVALID_ARG, "Failed to set subscription: a topic's name is empty")
         self._subscription = list(topics)
+        if names := self._wanted_topics()[0]:
+            self._metadata_version = -1
+            with self.control.lock:
+                self.control.metadata.refresh(names, bool(self.config["allow.auto.create.topics"]))
         if self._runner is None:
             self._join_by(self._new_core())
         else:
             self._runner.subscribe(*self._wanted_topics())
+
+    def _look_for_topics(self) -> None:
+        """Tells the application of what it subscribed to and is not there, each once: the group would wait for it without a word."""
+        for topic in self._subscription:
+            info = self.control.metadata.topics.get(topic)
+            if info is None or not info.error:
+                self._topics_told.discard(topic)
+            elif topic not in self._topics_told and not (info.error in _ON_ITS_WAY and self.config["allow.auto.create.topics"]):
+                self._topics_told.add(topic)
+                error = broker_error(info.error, f"Subscribed topic not available: {topic}")
+                self._fetcher.events.append(Message(topic, 0, None, error=error))
 
     def _join_by(self, core: GroupCore | ClassicCore) -> None:
         self._runner = GroupRunner(self.control, self.coordinator, core, self._inbox.put_operation, self._has_progressed)
@@ -503,7 +527,7 @@ class _Turns:
         version = consumer.control.metadata.version
         if version != self._version:
             self._version = version
-            if consumer._fetcher._starting:
+            if consumer._fetcher._starting or consumer._subscription:
                 consumer._inbox.notice()
         if now >= consumer._statistics.due:
             consumer._inbox.put_operation(consumer._statistics.call(now))

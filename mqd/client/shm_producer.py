@@ -13,6 +13,7 @@ Concurrency: produce() by any thread, without lock while there is room; all else
 from __future__ import annotations
 
 import logging
+import operator
 import os
 import time
 from collections.abc import Callable
@@ -48,6 +49,7 @@ _DATA_BYTES, _DATA_BYTES_MAX = 16 << 20, 1 << 30
 _LARGEST_RECORDS = 4  # of message.max.bytes, for which there is room
 _CLOSE_ALONE_S = 5.0
 _BATCH_BYTES_MIN = 128  # the C core's
+_INT32_MAX = 2**31 - 1
 
 
 class ShmProducer:
@@ -162,7 +164,9 @@ class ShmProducer:
         if (len(value) if value else 0) + (len(key) if key else 0) > self._bytes_max:
             raise failure(KafkaError.MSG_SIZE_TOO_LARGE, "Unable to produce message: Broker: Message size too large")
         encoded = None if headers is None else encode_headers(headers)
-        partition = -1 if partition is None or partition < 0 else int(partition)
+        partition = -1 if partition is None else operator.index(partition)
+        if not -1 <= partition <= _INT32_MAX:
+            raise failure(KafkaError._UNKNOWN_PARTITION, f"Unable to produce message: there is no partition numbered {partition}")
         if self.config.partitioner is not None and partition < 0:
             count = self._partition_count(stage)
             partition = columns.checked_partition(self.config.partitioner(key, count), count)
@@ -174,12 +178,14 @@ class ShmProducer:
             if not callable(on_delivery):
                 raise TypeError("expected on_delivery to be callable")
             began = time.monotonic()
-        timestamp_ms = int(timestamp) if timestamp else time.time_ns() // 1_000_000
+        timestamp_ms = operator.index(timestamp) if timestamp else time.time_ns() // 1_000_000
+        if not -INT64_MAX <= timestamp_ms <= INT64_MAX:
+            raise OverflowError("timestamp: milliseconds since the epoch, in 64 bits")
         return _new_entry(Entry, (value, key, partition, timestamp_ms, encoded, on_delivery, began, headers))
 
     def _partition_count(self, stage: Stage) -> int:
         if stage.number < 0:
-            self.attachment.metadata.find(stage.topic, self.config["topic.metadata.propagation.max.ms"] / 1000, allow_auto_create=True)
+            self.attachment.metadata.find(stage.topic, self.config["topic.metadata.propagation.max.ms"] / 1000, allow_auto_create=self.config["allow.auto.create.topics"])
             with self.attachment.lock:
                 self.resolve(stage)
         return stage.partition_count
@@ -240,7 +246,7 @@ class ShmProducer:
                 return 0  # the attachment has ended: the driver knows, or will
             partition = chunk.partition if chunk.partitions is None else int(chunk.partitions[0])
             wrong = KafkaError._UNKNOWN_PARTITION if partition >= stage.partition_count else KafkaError.MSG_SIZE_TOO_LARGE
-            raise Refused(local_error(wrong, str(error))) from None
+            raise Refused(local_error(wrong)) from None
         if done:
             self.transactions.wrote()
             self.fates.appended(stage.number, batch_of[:done], rows, first_index)
@@ -306,7 +312,7 @@ class ShmProducer:
         now = time.monotonic()
         if now >= stage.wanted_by:
             stage.wanted_by = now + 0.1
-            metadata.refresh([stage.topic], allow_auto_create=True)
+            metadata.refresh([stage.topic], allow_auto_create=self.config["allow.auto.create.topics"])
         return False
 
     # -- the driver's turn ----------------------------------------------------------------------------------------------------------------
@@ -349,7 +355,7 @@ class ShmProducer:
         limit = stage.unresolved_since + self.config["topic.metadata.propagation.max.ms"] / 1000
         hopeless = info is not None and info.error and info.error not in (3, 5)  # UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE: may be on its way
         if hopeless or now >= limit:
-            code = info.error if hopeless else KafkaError._UNKNOWN_TOPIC
+            code = info.error if info is not None and info.error else KafkaError._UNKNOWN_TOPIC
             self.fail_entries(stage, len(stage.entries), local_error(code))
             stage.unresolved_since = now
             self.active.discard(stage)
@@ -418,11 +424,16 @@ class ShmProducer:
             self.fates.take_deliveries(time.monotonic())  # answered, but nobody has been told
         return self.native.outstanding_records + self.compressor.records + self.events.unserved + sum(len(stage.entries) for stage in self.stages.values())
 
+    def _require_open(self) -> None:
+        """As require_usable, but for a fatal error, of which the caller has more to say."""
+        if self._closed or os.getpid() != self._pid:
+            self.require_usable()
+
     def require_usable(self) -> None:
         if os.getpid() != self._pid:
             raise failure(KafkaError._STATE, "this producer was made before fork(): make a new one in the child process")
         if self._closed:
-            raise failure(KafkaError._STATE, "the producer is closed")
+            raise RuntimeError("Producer has been closed")  # as confluent_kafka
         if self.fatal is not None:
             raise KafkaException(local_error(KafkaError._FATAL, self.fatal.str(), fatal=True))
 
@@ -467,6 +478,8 @@ class ShmProducer:
         """As mqd.Producer.poll."""
         if self.events:
             return self._serve()
+        if self._closed:
+            self.require_usable()
         if timeout == 0:
             return 0
         self.attachment.wait_for(lambda: self.events, -1 if timeout is None else timeout)
@@ -479,8 +492,7 @@ class ShmProducer:
         """As mqd.Producer.flush."""
         deadline = _NEVER if timeout is None or timeout < 0 else time.monotonic() + timeout
         with self.attachment.lock:
-            if self._closed or os.getpid() != self._pid:
-                self.require_usable()
+            self._require_open()
             self._flushing += 1
             for stage in self.stages.values():
                 if stage.entries:
@@ -517,7 +529,7 @@ class ShmProducer:
     def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
         """As mqd.Producer.list_topics."""
         self.require_usable()
-        return self.attachment.metadata.list_topics(topic, timeout, allow_auto_create=True)
+        return self.attachment.metadata.list_topics(topic, timeout, allow_auto_create=self.config["allow.auto.create.topics"])
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
         """Nothing: the broker knows the process's user."""
@@ -525,18 +537,23 @@ class ShmProducer:
     # -- transactions ----------------------------------------------------------------------------------------------------------------------------
 
     def init_transactions(self, timeout: float = -1) -> None:
+        self._require_open()
         self.transactions.init(timeout)
 
     def begin_transaction(self) -> None:
+        self._require_open()
         self.transactions.begin()
 
     def send_offsets_to_transaction(self, positions: Any, group_metadata: Any, timeout: float = -1) -> None:
+        self._require_open()
         self.transactions.send_offsets(positions, group_metadata, timeout)
 
     def commit_transaction(self, timeout: float = -1) -> None:
+        self._require_open()
         self.transactions.commit(timeout)
 
     def abort_transaction(self, timeout: float = -1) -> None:
+        self._require_open()
         self.transactions.abort(timeout)
 
     # -- life --------------------------------------------------------------------------------------------------------------------------------------

@@ -178,7 +178,7 @@ class TcpConsumer:
         if self._unstored:
             messages, self._unstored = self._unstored.values(), {}
             self._unstored_count, self._stored_at = 0, time.monotonic()
-            self._store_offsets([confluent_kafka.TopicPartition(one.topic(), one.partition(), one.offset() + 1) for one in messages])
+            self._store_offsets([_behind(one) for one in messages])
 
     def _store_offsets(self, offsets: list[Any]) -> None:
         with contextlib.suppress(KafkaException):  # of partitions that have been revoked meanwhile
@@ -241,3 +241,9 @@ class TcpConsumer:
         self._held = []
         self._store()
         self._consumer.close()
+
+
+def _behind(message: Any) -> Any:
+    epoch = message.leader_epoch()
+    more = {} if epoch is None or epoch < 0 else {"leader_epoch": epoch}
+    return confluent_kafka.TopicPartition(message.topic(), message.partition(), message.offset() + 1, **more)
