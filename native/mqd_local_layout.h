@@ -113,7 +113,7 @@ struct mqd_local_segment { /* worker -> client; with one descriptor (the .log fi
     int32_t error;    /* a Kafka error code: 1 OFFSET_OUT_OF_RANGE, 3 UNKNOWN_TOPIC_OR_PARTITION, 56 KAFKA_STORAGE_ERROR, 100 UNKNOWN_TOPIC_ID... */
     uint32_t slot;    /* of the partition in the control segment */
     int64_t base_offset;  /* of the segment: its name */
-    int64_t next_base_offset; /* of the segment after it, INT64_MAX = it is the active one */
+    int64_t next_base_offset; /* of the segment after it, INT64_MAX = it is the active one, or more of it will become readable */
     uint64_t segments_generation; /* of the slot; positions in this file are good as long as it is open, whatever becomes of the name */
     uint32_t position;    /* of the batch that holds `offset`, or of the end of what is readable when offset is the high watermark */
     uint32_t size_bytes;  /* readable bytes of the file now */

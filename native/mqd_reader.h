@@ -59,7 +59,7 @@ int16_t mqd_reader_aborted(struct mqd_reader *reader, uint32_t slot, const struc
                            int64_t to_offset, struct mqd_aborted_list *out);
 struct mqd_segment_place {
     struct mqd_segment_ref *segment; /* referenced: mqd_segment_place_release */
-    int64_t base_offset, next_base_offset; /* INT64_MAX: there is none after it */
+    int64_t base_offset, next_base_offset; /* INT64_MAX: there is none after it, or its end is not below the high watermark yet */
     uint32_t position;       /* of the batch that holds the offset; the end of what is readable where the offset is the high watermark */
     uint32_t readable_bytes; /* of the file */
 };

@@ -25,6 +25,8 @@ static int16_t place_whole(struct mqd_reader_slot *slot, const struct mqd_positi
     bool last = (uint32_t)number + 1 == slot->segment_count;
     out->next_base_offset = last ? INT64_MAX : slot->segments[number + 1].base_offset;
     if (out->base_offset >= positions->high_watermark_segment) {
+        if (out->next_base_offset > positions->high_watermark)
+            out->next_base_offset = INT64_MAX; /* rolled, but its end is not readable yet: whoever took readable_bytes for all of it would leave records out */
         out->readable_bytes = out->base_offset == positions->high_watermark_segment ? positions->high_watermark_position : 0;
         return 0;
     }

@@ -405,6 +405,33 @@ TEST(the_ends_of_the_log)
     plain_end(reader);
 }
 
+/* Who reads the files himself goes on to the next segment where readable_bytes end, so it must not be told of one before all of this one is readable: the writer rolls
+ * while batches that are not flushed yet lie behind the high watermark. */
+TEST(the_next_segment_is_told_when_all_of_this_one_is_readable)
+{
+    struct mqd_reader *reader = plain_partition(4, 100);
+    for (uint32_t number = 0; number <= shared.batch_count; number++) {
+        struct mqd_positions positions = positions_at(&shared, number);
+        for (int64_t offset = 0; offset <= positions.high_watermark; offset += 7) {
+            struct mqd_segment_place place;
+            uint32_t end = 0;
+            CHECK_EQUAL(mqd_reader_place(reader, 3, &positions, 1, offset, &place), 0);
+            for (uint32_t i = 0; i < shared.batch_count; i++)
+                if (shared.batches[i].segment == place.base_offset)
+                    end = shared.batches[i].position + shared.batches[i].size_bytes;
+            CHECK(place.position <= place.readable_bytes && place.readable_bytes <= end);
+            if (place.next_base_offset != INT64_MAX) {
+                CHECK_EQUAL(place.readable_bytes, end);
+                CHECK(place.next_base_offset <= positions.high_watermark);
+            } else {
+                CHECK(place.base_offset >= positions.high_watermark_segment);
+            }
+            mqd_segment_place_release(reader, &place);
+        }
+    }
+    plain_end(reader);
+}
+
 TEST(a_first_batch_above_the_limit_comes_whole_or_not_at_all)
 {
     struct model *m = &shared;
