@@ -320,13 +320,14 @@ def test_a_producer_is_killed_or_stopped_at_any_time_under_full_load(start_broke
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("io_backend", quick_on("io_uring"))
+@pytest.mark.slow
+@pytest.mark.parametrize("io_backend", BACKENDS)
 def test_a_worker_is_killed_at_any_instruction_of_its_client(start_broker, local_killer, rounds, seed, io_backend):
     """The client stops after a counted instruction, its broker loses processes, the client goes on: it attaches anew, and idempotent records are there once."""
     broker = start_broker(config={"io.backend": io_backend})
     with killing(broker, local_killer, seed, is_mortal=True) as (theatre, killer, kafka, chance):
         lengths = lengths_of_windows(theatre, killer)
-        for number in range(rounds(2, 60)):
+        for number in range(rounds(5, 60)):
             (window,) = chance.choices(range(len(WINDOWS)), SHARES)
             with KafkaConnection(port=broker.port) as fresh:
                 one = a_round(fresh, chance, f"w{number}", window, chance.randrange(lengths[window]), "pause")
@@ -433,7 +434,8 @@ def test_processes_of_the_broker_are_killed_or_stopped_under_local_clients(start
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("run", [pytest.param(run, marks=[] if run == 1 else [pytest.mark.slow]) for run in range(12)])
+@pytest.mark.slow
+@pytest.mark.parametrize("run", range(12))
 def test_a_copy_job_in_transactions_over_shared_memory(start_broker, tmp_path, rounds, seed, run):
     """Its members and the broker's processes are killed; the output is the input, every record once, in order."""
     backend, protocol = BACKENDS[run & 1], ("classic", "consumer")[(run ^ run >> 1) & 1]
