@@ -61,7 +61,7 @@ int mqd_compact_output_begin(struct mqd_compact_output *output, int64_t base_off
 static int write_whole(int fd, const uint8_t *bytes, size_t size_bytes, int64_t position)
 {
     while (size_bytes > 0) {
-        ssize_t written = mqd_file_pwrite(fd, bytes, size_bytes, position);
+        ssize_t written = mqd_file_pwrite(fd, bytes, size_bytes < MQD_WRITE_BYTES_MAX ? size_bytes : MQD_WRITE_BYTES_MAX, position);
         if (written <= 0)
             return mqd_error_system(written < 0 ? errno : EIO, "cannot write a compacted segment");
         bytes += written;

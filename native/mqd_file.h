@@ -13,6 +13,10 @@
 
 #include "mqd_native.h"
 
+/* The most one write to a segment takes. Beyond it ext4 puts what is written into folios of 128 KiB and more, whose memory a virtual machine mostly touches for the first
+ * time: 0.15 CPU-us per KiB become 1 to 3.7 (measured on Linux 6.18). A system call more for 64 KiB costs nothing beside that. */
+#define MQD_WRITE_BYTES_MAX ((size_t)64 << 10)
+
 /* All: -1 with errno and mqd_error both set. */
 int mqd_file_open(const char *path, int flags, mode_t mode);   /* close-on-exec; names the fd for the journal */
 ssize_t mqd_file_pwritev(int fd, const struct iovec *iov, int count, int64_t offset);

@@ -173,13 +173,29 @@ static uint32_t plan_run(struct mqd_partition *partition, uint32_t first, int64_
     return count;
 }
 
+/* One call, of at most MQD_WRITE_BYTES_MAX. */
+static ssize_t write_some(int fd, struct iovec *iov, int count, int64_t position)
+{
+    size_t room = MQD_WRITE_BYTES_MAX, cut = 0;
+    int taken = 0;
+    while (taken < count && iov[taken].iov_len <= room)
+        room -= iov[taken++].iov_len;
+    if (taken < count && room) {
+        cut = iov[taken].iov_len - room;
+        iov[taken++].iov_len = room;
+    }
+    ssize_t written = mqd_file_pwritev(fd, iov, taken, position);
+    iov[taken - 1].iov_len += cut;
+    return written;
+}
+
 /* 0, or -1 with errno after cutting the file back; a failed cut fences. */
 static int write_all(struct mqd_partition *partition, struct iovec *iov, int count)
 {
     int64_t position = partition->active.size_bytes;
     int error = 0;
     while (count > 0 && !error) {
-        ssize_t written = mqd_file_pwritev(partition->active.fd, iov, count, position);
+        ssize_t written = write_some(partition->active.fd, iov, count, position);
         if (written <= 0)
             error = written < 0 ? errno : EIO;
         for (position += written > 0 ? written : 0; written > 0 && count > 0;) {
