@@ -68,7 +68,7 @@ class _Reports:
     def batch(self, error: Any, delivery: Any) -> None:
         if error is not None:
             raise SystemExit(f"a batch failed: {error}")
-        self.records += delivery.record_count
+        self.records += delivery.count
 
     def one(self, error: Any, _message: Any) -> None:
         if error is not None:
