@@ -166,7 +166,7 @@ class GroupCore:
         self.subscription = None
         if self.state in (State.IDLE, State.STALE, State.FATAL) and self.callback is None:
             if self.state is not State.FATAL:
-                self.state = State.IDLE
+                self.state, self.epoch, self.target = State.IDLE, 0, None  # what it was given last is not to come yet
             actions.append(Left())
         elif self.state is State.FATAL:
             self._gives_up_quietly = True

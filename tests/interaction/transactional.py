@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import time
 
+from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
-    AddPartitionsToTxnRequest, DescribeProducersRequest, DescribeTransactionsRequest, EndTxnRequest, FetchRequest, FindCoordinatorRequest, InitProducerIdRequest, ProduceRequest,
+    AddPartitionsToTxnRequest, DescribeProducersRequest, DescribeProducersResponse, DescribeTransactionsRequest, EndTxnRequest, FetchRequest, FindCoordinatorRequest, InitProducerIdRequest, ProduceRequest,
 )
 from mqd.protocol.records import Record, decode_batch, encode_batch, iterate_batches
 from tests.broker import Broker
@@ -127,7 +128,12 @@ def read_committed_records(kafka: KafkaConnection, topic: str, partition: int, b
 
 def producers(kafka: KafkaConnection, topic: str, partition: int) -> list:
     asked = [DescribeProducersRequest.Topic(name=topic, partition_indexes=[partition])]
-    (answer,) = kafka.call(DESCRIBE_PRODUCERS, 0, DescribeProducersRequest(topics=asked)).topics
-    (found,) = answer.partitions
+
+    def answer() -> DescribeProducersResponse.PartitionResponse | None:
+        """Other workers serve reads while the partition's owner is still opening it: it leads a moment later."""
+        (found,) = kafka.call(DESCRIBE_PRODUCERS, 0, DescribeProducersRequest(topics=asked)).topics[0].partitions
+        return None if found.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER else found
+
+    found = eventually(answer, "the partition's owner serves")
     assert found.error_code == 0, found
     return found.active_producers

@@ -16,6 +16,10 @@ def test_histories() -> None:
         run(seed)
 
 
+def test_who_leaves_while_it_does_not_poll_is_given_nothing_more() -> None:
+    run(2464)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("share", range(10))
 def test_many_histories(share: int) -> None:
