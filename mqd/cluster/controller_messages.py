@@ -12,13 +12,19 @@ import msgspec
 
 class PartitionImage(msgspec.Struct, frozen=True):
     index: int
-    slot: int  # in the control segment; assigned by the controller at run time, not part of the log
-    owner: int  # worker index
+    slot: int  # in the control segment; assigned by the controller at run time, not part of the log. -1: this host has no replica (or no slot for it yet)
+    owner: int  # worker index; OWNER_NONE without a usable replica here
     log_dir: int  # index in log.dirs
-    leader: int  # node id
+    leader: int  # node id, -1 = none
     leader_epoch: int
-    replicas: list[int]
+    replicas: list[int]  # node ids, the preferred leader first; during a reassignment: target and current ones
     in_sync_replicas: list[int]
+    partition_epoch: int = 0
+    adding: list[int] = []  # replicas that a reassignment brings (KIP-455)
+    removing: list[int] = []  # replicas that it takes away once the others are in sync
+    eligible: list[int] = []  # eligible leader replicas (KIP-966); none while enough are in sync
+    last_known_eligible: list[int] = []
+    retiring: bool = False  # takes no new records; gone when retention has emptied it
 
 
 class TopicImage(msgspec.Struct, frozen=True):
@@ -34,7 +40,12 @@ class BrokerImage(msgspec.Struct, frozen=True):
     host: str
     port: int
     rack: str | None
-    epoch: int
+    epoch: int  # of its registration
+    fenced: bool = False
+    shutting_down: bool = False  # controlled shutdown: leads nothing any more
+    inter_broker_host: str = ""  # where other hosts' workers and acceptors connect; "" = nowhere
+    inter_broker_port: int = 0
+    worker_count: int = 0  # owner_of() of its partitions
 
 
 class ClientQuota(msgspec.Struct, frozen=True):
@@ -57,6 +68,7 @@ class Image(msgspec.Struct, tag=True, frozen=True):
     group_configs: dict[str, dict[str, str]] = {}  # of consumer groups that have one of their own
     client_quotas: list[ClientQuota] = []
     features: dict[str, int] = {}  # levels that were set; mqd.cluster.features.levels() adds the defaults
+    node_id: int = -1  # this host
 
 
 class TopicPut(msgspec.Struct, tag=True, frozen=True):
@@ -93,6 +105,29 @@ class SettingsPut(msgspec.Struct, tag=True, frozen=True):
     version: int
     client_quotas: list[ClientQuota] | None = None
     features: dict[str, int] | None = None
+
+
+class BrokersPut(msgspec.Struct, tag=True, frozen=True):
+    """All registered brokers, fenced ones too, and who is the active controller (-1 = not known). The version is the one in force when only the controller changed."""
+
+    version: int
+    brokers: list[BrokerImage]
+    controller_id: int = -1
+
+
+class InSyncAnswer(msgspec.Struct, tag=True, frozen=True):
+    """To the worker that proposed: what became of ProposeInSync. What was committed also comes as a TopicPut; both may come in either order, the higher partition epoch counts.
+
+    error  0, or Kafka's: FENCED_LEADER_EPOCH, INVALID_UPDATE_VERSION, INELIGIBLE_REPLICA, NOT_CONTROLLER, ... : a refusal that is safe under R6b (the proposal can
+           never take effect). REQUEST_TIMED_OUT: the outcome is not known; the union of both sets stays installed and the same set is proposed again.
+    """
+
+    topic_id: bytes
+    index: int
+    leader_epoch: int  # as proposed
+    sequence: int  # as proposed
+    error: int
+    partition: PartitionImage | None = None  # as it is committed now, if that is known
 
 
 class Command(msgspec.Struct, tag=True, frozen=True):
@@ -132,6 +167,18 @@ class MoveCompleted(msgspec.Struct, tag=True, frozen=True):
     topic_id: bytes
     index: int
     log_dir: int
+
+
+class ProposeInSync(msgspec.Struct, tag=True, frozen=True):
+    """From the worker that leads the partition: this set is to be the in-sync one (AlterPartition, KIP-497). Before this was sent, the worker counts both the
+    committed and the proposed set (R5). Answered by InSyncAnswer, at most one under way for a partition; sent anew after a reconnection."""
+
+    topic_id: bytes
+    index: int
+    leader_epoch: int
+    partition_epoch: int  # compare-and-set
+    in_sync: list[tuple[int, int]]  # (node id, broker epoch it fetched with); the leader itself with its own
+    sequence: int = 0  # the worker's: rises with each proposal for the partition, repeated when the same proposal is sent again
 
 
 class Request(msgspec.Struct, tag=True, frozen=True):
@@ -218,7 +265,100 @@ class AllocateProducerIds(msgspec.Struct, tag=True, frozen=True):
     count: int
 
 
-Change = CreateTopic | DeleteTopic | AddPartitions | AlterConfig | DeleteRecords | AllocateProducerIds | MoveReplica | AlterClientQuota | UpdateFeatures
+class PartitionReassignment(msgspec.Struct, frozen=True):
+    name: str
+    partition: int
+    replicas: list[int] | None  # the target; None = cancel what is under way
+
+
+class AlterReassignments(msgspec.Struct, tag=True, frozen=True):
+    """AlterPartitionReassignments (KIP-455): each partition by itself; one result for each, in this order."""
+
+    partitions: list[PartitionReassignment]
+    allow_replication_factor_change: bool = True
+
+
+class ElectLeaders(msgspec.Struct, tag=True, frozen=True):
+    """KIP-460. One result for each partition; with None (all that need it) for those that were tried."""
+
+    election_type: int  # Kafka's: 0 preferred, 1 unclean
+    partitions: list[tuple[str, int]] | None
+
+
+class UnregisterBroker(msgspec.Struct, tag=True, frozen=True):
+    """KIP-185: refused while it is alive."""
+
+    node_id: int
+
+
+class DrainBroker(msgspec.Struct, tag=True, frozen=True):
+    """Moves all replicas of a host elsewhere, and places none there; `cancel`: it takes part again."""
+
+    node_id: int
+    cancel: bool = False
+
+
+class BalanceReplicas(msgspec.Struct, tag=True, frozen=True):
+    """Spreads replicas and leaderships evenly over the hosts, by reassignments; with validate_only the answer's results say which."""
+
+    topics: list[str] | None = None
+
+
+class RetirePartitions(msgspec.Struct, tag=True, frozen=True):
+    """The partitions from `partition_count` on take no new records and vanish when retention has emptied them."""
+
+    name: str
+    partition_count: int  # that remain
+
+
+class AddVoter(msgspec.Struct, tag=True, frozen=True):
+    """AddRaftVoter (KIP-853)."""
+
+    node_id: int
+    directory_id: bytes  # 16 bytes; empty = the one it is registered with
+
+
+class RemoveVoter(msgspec.Struct, tag=True, frozen=True):
+    node_id: int
+    directory_id: bytes
+
+
+class DescribeQuorum(msgspec.Struct, tag=True, frozen=True):
+    """No change: the active controller's view of the quorum, in the answer's `quorum`."""
+
+
+Change = (
+    CreateTopic | DeleteTopic | AddPartitions | AlterConfig | DeleteRecords | AllocateProducerIds | MoveReplica | AlterClientQuota | UpdateFeatures | AlterReassignments
+    | ElectLeaders | UnregisterBroker | DrainBroker | BalanceReplicas | RetirePartitions | AddVoter | RemoveVoter | DescribeQuorum
+)
+
+
+class PartitionResult(msgspec.Struct, frozen=True):
+    """What became of one partition of a change that names many."""
+
+    name: str
+    partition: int
+    error: int = 0
+    message: str | None = None
+    replicas: list[int] = []  # BalanceReplicas: the target
+
+
+class QuorumReplica(msgspec.Struct, frozen=True):
+    node_id: int
+    directory_id: bytes  # 16 bytes
+    log_end_offset: int
+    last_fetch_ms: int = -1  # wall clock, -1 = not known
+    last_caught_up_ms: int = -1
+    host: str = ""  # its controller listener
+    port: int = 0
+
+
+class QuorumImage(msgspec.Struct, frozen=True):
+    leader_id: int
+    leader_epoch: int
+    high_watermark: int
+    voters: list[QuorumReplica]
+    observers: list[QuorumReplica]
 
 
 class Answer(msgspec.Struct, tag=True, frozen=True):
@@ -228,7 +368,9 @@ class Answer(msgspec.Struct, tag=True, frozen=True):
     topic: TopicImage | None = None  # CreateTopic (also when validate_only), AddPartitions
     offset: int = -1  # DeleteRecords: new log start. AllocateProducerIds: first id of the block
     count: int = 0
+    results: list[PartitionResult] = []  # AlterReassignments, ElectLeaders, BalanceReplicas
+    quorum: QuorumImage | None = None  # DescribeQuorum
 
 
-ToController = Subscribe | Applied | CommandDone | MoveCompleted | Request
-FromController = Image | TopicPut | TopicRemoved | BrokerConfigPut | GroupConfigPut | SettingsPut | Command | Answer
+ToController = Subscribe | Applied | CommandDone | MoveCompleted | ProposeInSync | Request
+FromController = Image | TopicPut | TopicRemoved | BrokersPut | BrokerConfigPut | GroupConfigPut | SettingsPut | InSyncAnswer | Command | Answer
