@@ -12,10 +12,10 @@
 #define MQD_EPOCHS_H
 
 #include "mqd_native.h"
+#include "mqd_replica.h" /* struct mqd_epoch */
 
 #define MQD_EPOCHS_FILE "leader-epoch-checkpoint"
 
-struct mqd_epoch { int32_t epoch; int64_t start_offset; };
 struct mqd_epochs { struct mqd_epoch *entries; uint32_t count, capacity; }; /* zeroed = empty */
 
 void mqd_epochs_free(struct mqd_epochs *epochs);
