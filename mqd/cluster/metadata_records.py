@@ -15,6 +15,17 @@ class PartitionState(msgspec.Struct, frozen=True):
     leader: int  # node id, -1 = none
     leader_epoch: int
     partition_epoch: int = 0  # +1 on every change of this partition (compare-and-set, KIP-497)
+    adding_replicas: tuple[int, ...] = ()  # a reassignment under way (KIP-455): in `replicas` already, not yet all in sync
+    removing_replicas: tuple[int, ...] = ()  # in `replicas` still, and no more when it is done
+    eligible_leader_replicas: tuple[int, ...] = ()  # left the in-sync set below min.insync.replicas: they have every committed record (KIP-966)
+    last_known_eligible: tuple[int, ...] = ()  # were eligible, then came back without their memory: a human may still choose one
+    recovering: bool = False  # its leader was chosen uncleanly; until the leader has said that it is in order
+    retiring: int = 0  # RETIRE_*: this partition of a topic that gets fewer
+    redirect: int = -1  # index of the partition that takes what producers send here
+
+
+RETIRE_NOT, RETIRE_SEALED, RETIRE_REDIRECTED, RETIRE_HIDDEN = 0, 1, 2, 3
+"""A partition that is to go: no; refuses new records, retriably; gives them to `redirect`; the same, and Metadata does not show it any more."""
 
 
 class TopicState(msgspec.Struct, frozen=True):
@@ -32,6 +43,16 @@ class BrokerState(msgspec.Struct, frozen=True):
     epoch: int  # offset of the registration in this log
     incarnation: int  # the keeper's generation: another one means that the whole host was restarted
     directories: dict[str, str]  # directory id -> path where it was last seen
+    fenced: bool = False  # neither leads nor is in any in-sync set; clients are not told of it
+    in_controlled_shutdown: bool = False  # gets no leadership, is not taken into an in-sync set
+    draining: bool = False  # its replicas go to others, it gets no new ones
+    inter_broker_host: str = ""  # for data between hosts; "" = none
+    inter_broker_port: int = 0
+    controller_host: str = ""  # for the quorum and heartbeats
+    controller_port: int = 0
+    worker_count: int = 0
+    directory_id: str = ""  # of the metadata directory: another one is another host, whatever its node id says
+    features: dict[str, tuple[int, int]] = {}  # levels that it can do, first and last
 
 
 class ClusterCreated(msgspec.Struct, frozen=True, tag="cluster_created/1"):
@@ -114,9 +135,56 @@ class ReplicaMoved(msgspec.Struct, frozen=True, tag="replica_moved/1"):
     directory: str
 
 
+class PartitionChange(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What becomes of one partition; None = as it was. The partition epoch rises by one. A leader epoch rises when `new_epoch` is set: always with another leader,
+    and when whoever leads must forget what it knows of its followers."""
+
+    index: int
+    new_epoch: bool = False
+    leader: int | None = None
+    in_sync_replicas: tuple[int, ...] | None = None
+    eligible_leader_replicas: tuple[int, ...] | None = None
+    last_known_eligible: tuple[int, ...] | None = None
+    replicas: tuple[int, ...] | None = None  # always with directories
+    directories: tuple[str, ...] | None = None
+    adding_replicas: tuple[int, ...] | None = None
+    removing_replicas: tuple[int, ...] | None = None
+    recovering: bool | None = None
+    retiring: int | None = None
+    redirect: int | None = None
+
+
+class PartitionsChanged(msgspec.Struct, frozen=True, tag="partitions_changed/1"):
+    topic_id: bytes
+    changes: tuple[PartitionChange, ...]  # at most one of a partition
+
+
+class BrokerChanged(msgspec.Struct, frozen=True, tag="broker_changed/1"):
+    """Of a registered broker; None = as it was. The changes of its partitions are in the same batch."""
+
+    node_id: int
+    epoch: int  # of the registration that this is about
+    fenced: bool | None = None
+    in_controlled_shutdown: bool | None = None
+    draining: bool | None = None
+
+
+class BrokerUnregistered(msgspec.Struct, frozen=True, tag="broker_unregistered/1"):
+    """It holds no replica any more."""
+
+    node_id: int
+
+
+class PartitionsVanished(msgspec.Struct, frozen=True, tag="partitions_vanished/1"):
+    """The retired partitions of the topic are empty and gone: this many are left."""
+
+    topic_id: bytes
+    partition_count: int
+
+
 Record = (
     ClusterCreated | BrokerRegistered | TopicCreated | PartitionsAdded | LeaderEpochsRaised | TopicRemoved | TopicConfigured | BrokerConfigured | GroupConfigured | ProducerIdsAllocated
-    | ClientQuotaSet | FeatureLevelSet | ReplicaMoved
+    | ClientQuotaSet | FeatureLevelSet | ReplicaMoved | PartitionsChanged | BrokerChanged | BrokerUnregistered | PartitionsVanished
 )
 
 _encoder = msgspec.msgpack.Encoder()

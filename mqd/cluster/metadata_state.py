@@ -15,17 +15,22 @@ Invariants (check())
 import msgspec
 
 from mqd.cluster.metadata_records import (
+    BrokerChanged,
     BrokerConfigured,
     BrokerRegistered,
     BrokerState,
+    BrokerUnregistered,
     ClientQuotaSet,
     ClusterCreated,
     Entity,
     FeatureLevelSet,
     GroupConfigured,
     LeaderEpochsRaised,
+    PartitionChange,
     PartitionsAdded,
+    PartitionsChanged,
     PartitionState,
+    PartitionsVanished,
     ProducerIdsAllocated,
     Record,
     ReplicaMoved,
@@ -58,6 +63,30 @@ class Snapshot(msgspec.Struct, frozen=True, tag="snapshot/1"):
 def collision_key(name: str) -> str:
     """Names with equal keys would share one metric name in Kafka's tools: '.' and '_' are the same there."""
     return name.replace(".", "_")
+
+
+def changed(old: PartitionState, change: PartitionChange) -> PartitionState:
+    """The partition after the change; what the state and the rules both hold to be so."""
+
+    def kept(new, before):
+        return before if new is None else new
+
+    return PartitionState(
+        index=old.index,
+        replicas=kept(change.replicas, old.replicas),
+        directories=kept(change.directories, old.directories),
+        in_sync_replicas=kept(change.in_sync_replicas, old.in_sync_replicas),
+        leader=kept(change.leader, old.leader),
+        leader_epoch=old.leader_epoch + change.new_epoch,
+        partition_epoch=old.partition_epoch + 1,
+        adding_replicas=kept(change.adding_replicas, old.adding_replicas),
+        removing_replicas=kept(change.removing_replicas, old.removing_replicas),
+        eligible_leader_replicas=kept(change.eligible_leader_replicas, old.eligible_leader_replicas),
+        last_known_eligible=kept(change.last_known_eligible, old.last_known_eligible),
+        recovering=kept(change.recovering, old.recovering),
+        retiring=kept(change.retiring, old.retiring),
+        redirect=kept(change.redirect, old.redirect),
+    )
 
 
 class MetadataState:
@@ -182,6 +211,34 @@ class MetadataState:
         self._count((moved,), 1)
         self._put(msgspec.structs.replace(topic, partitions=(*topic.partitions[: record.index], moved, *topic.partitions[record.index + 1 :])))
 
+    def _on_partitions_changed(self, record: PartitionsChanged) -> None:
+        topic = self._topic(record.topic_id)
+        partitions = list(topic.partitions)
+        for change in record.changes:
+            old = partitions[change.index]
+            new = partitions[change.index] = changed(old, change)
+            if change.replicas is not None or change.directories is not None:
+                self._count((old,), -1)
+                self._count((new,), 1)
+        self._put(msgspec.structs.replace(topic, partitions=tuple(partitions)))
+
+    def _on_partitions_vanished(self, record: PartitionsVanished) -> None:
+        topic = self._topic(record.topic_id)
+        if not 0 < record.partition_count <= len(topic.partitions):
+            raise ValueError(f"topic {topic.name} has {len(topic.partitions)} partitions, {record.partition_count} cannot be left")
+        self._count(topic.partitions[record.partition_count :], -1)
+        self._put(msgspec.structs.replace(topic, partitions=topic.partitions[: record.partition_count]))
+
+    def _on_broker_changed(self, record: BrokerChanged) -> None:
+        broker = self.brokers[record.node_id]
+        if broker.epoch != record.epoch:
+            raise ValueError(f"broker {record.node_id} is registered with epoch {broker.epoch}, not {record.epoch}")
+        fields = {name: getattr(record, name) for name in ("fenced", "in_controlled_shutdown", "draining") if getattr(record, name) is not None}
+        self.brokers[record.node_id] = msgspec.structs.replace(broker, **fields)
+
+    def _on_broker_unregistered(self, record: BrokerUnregistered) -> None:
+        del self.brokers[record.node_id]
+
     def _topic(self, topic_id: bytes) -> TopicState:
         name = self.topics_by_id.get(topic_id)
         if name is None:
@@ -269,4 +326,8 @@ _APPLY = {
     ClientQuotaSet: MetadataState._on_client_quota_set,
     FeatureLevelSet: MetadataState._on_feature_level_set,
     ReplicaMoved: MetadataState._on_replica_moved,
+    PartitionsChanged: MetadataState._on_partitions_changed,
+    PartitionsVanished: MetadataState._on_partitions_vanished,
+    BrokerChanged: MetadataState._on_broker_changed,
+    BrokerUnregistered: MetadataState._on_broker_unregistered,
 }

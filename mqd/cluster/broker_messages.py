@@ -1,0 +1,177 @@
+"""What a broker says to the active controller and back: registration, heartbeats, in-sync sets, forwarded changes, deaths. Part of the union of peer_messages.
+
+Every message is best effort and may come late, twice or never; so each carries the epochs by which its receiver refuses what is stale: the broker's (`broker_epoch`, the
+offset of its registration record) and, downwards, the controller's. Times are milliseconds of the sender's CLOCK_BOOTTIME and are only ever echoed to it.
+
+Answers name the request they belong to by (incarnation | sent_ms | sequence | request_id); an answer that matches nothing is dropped.
+"""
+
+import msgspec
+
+from mqd.cluster import controller_messages as messages
+
+
+class DirectoryReport(msgspec.Struct, frozen=True):
+    """One entry of log.dirs of the sender."""
+
+    directory_id: str
+    path: str
+    free_bytes: int
+    usable: bool
+
+
+# -- a broker's life -----------------------------------------------------------------------------------------------------------
+
+
+class RegisterBroker(msgspec.Struct, tag="register_broker", frozen=True):
+    """Sent until it is answered. The same (node id, directory id, incarnation) registers once, however often it asks."""
+
+    node_id: int
+    directory_id: str  # of its metadata directory
+    incarnation: int  # of its keeper: another one means that all its processes were restarted
+    host: str
+    port: int
+    rack: str | None
+    inter_broker_host: str
+    inter_broker_port: int
+    controller_host: str
+    controller_port: int
+    worker_count: int
+    directories: list[DirectoryReport]
+    clean_epoch: int  # broker epoch in its clean-shutdown marker; -1 = it did not end cleanly (R9)
+    features: dict[str, tuple[int, int]]
+
+
+class RegisterBrokerAnswer(msgspec.Struct, tag="register_broker_answer", frozen=True):
+    controller_epoch: int
+    node_id: int
+    incarnation: int
+    error: int  # 0; NOT_CONTROLLER; DUPLICATE_BROKER_REGISTRATION (its predecessor's session still lives: again later); others are final
+    message: str = ""
+    broker_epoch: int = -1
+
+
+class Heartbeat(msgspec.Struct, tag="heartbeat", frozen=True):
+    node_id: int
+    broker_epoch: int
+    sent_ms: int  # echoed
+    metadata_version: int  # everything up to here is in force on the sender's workers
+    want_shutdown: bool = False
+    directories: list[DirectoryReport] = []  # when they have changed, and every now and then
+
+
+class HeartbeatAnswer(msgspec.Struct, tag="heartbeat_answer", frozen=True):
+    controller_epoch: int
+    node_id: int
+    broker_epoch: int
+    sent_ms: int
+    lease_ms: int  # from sent_ms on: so long it may act as a leader; 0 = not at all
+    fenced: bool
+    should_shutdown: bool = False  # everybody knows that it leads nothing any more
+    error: int = 0  # NOT_CONTROLLER | STALE_BROKER_EPOCH: register again | BROKER_ID_NOT_REGISTERED
+
+
+class ProofOfDeath(msgspec.Struct, tag="proof_of_death", frozen=True):
+    """The sender's keeper saw all broker processes of its own host end (pidfd): nobody there acts for this broker epoch any more. Only the same host can prove it."""
+
+    node_id: int
+    broker_epoch: int
+
+
+class WorkersDied(msgspec.Struct, tag="workers_died", frozen=True):
+    """The processes that led these partitions died: each needs a new leader epoch before anyone there serves it. Repeated until the sender sees the new epochs."""
+
+    node_id: int
+    broker_epoch: int
+    partitions: list[tuple[bytes, int, int]]  # topic id, index, the leader epoch that died
+
+
+# -- in-sync sets ----------------------------------------------------------------------------------------------------------------
+
+
+class InSyncProposal(msgspec.Struct, frozen=True):
+    topic_id: bytes
+    index: int
+    leader_epoch: int
+    partition_epoch: int
+    sequence: int  # of this leader's proposals for the partition; rises with every proposal, and never within a broker epoch falls (R6b)
+    in_sync: list[tuple[int, int]]  # (node id, broker epoch as seen in its fetches)
+    recovered: bool = False  # the leader has done what an unclean election asks of it
+
+
+class AlterPartition(msgspec.Struct, tag="alter_partition", frozen=True):
+    """KIP-497, with R6b: one in flight of each partition; a repetition has the same sequence and the same contents."""
+
+    controller_epoch: int  # of the controller that it is meant for; another one refuses it
+    node_id: int
+    broker_epoch: int
+    proposals: list[InSyncProposal]
+
+
+class InSyncResult(msgspec.Struct, frozen=True):
+    """`error` 0: committed. Otherwise what is true instead (fields as committed; -1 where the partition is unknown)."""
+
+    topic_id: bytes
+    index: int
+    sequence: int
+    error: int  # INVALID_UPDATE_VERSION, FENCED_LEADER_EPOCH, NOT_LEADER..., INELIGIBLE_REPLICA, UNKNOWN_TOPIC_ID, OPERATION_NOT_ATTEMPTED = older than what was handled
+    leader: int = -1
+    leader_epoch: int = -1
+    partition_epoch: int = -1
+    in_sync_replicas: list[int] = []
+
+
+class AlterPartitionAnswer(msgspec.Struct, tag="alter_partition_answer", frozen=True):
+    controller_epoch: int
+    node_id: int
+    broker_epoch: int
+    error: int  # NOT_CONTROLLER | STALE_BROKER_EPOCH | 0
+    results: list[InSyncResult]
+
+
+# -- changes -----------------------------------------------------------------------------------------------------------------------
+
+
+class ChangeForwarded(msgspec.Struct, tag="change_forwarded", frozen=True):
+    """A client of the sender's host asked for it. Not repeated: a change may not be made twice; when no answer comes the client is told REQUEST_TIMED_OUT."""
+
+    node_id: int
+    broker_epoch: int
+    request_id: int  # of the sender's controller process
+    incarnation: int  # of that process: answers to a predecessor are dropped
+    request: messages.Request
+
+
+class ChangeAnswered(msgspec.Struct, tag="change_answered", frozen=True):
+    """The answer rests on the log up to `version`: the asking host answers its client when its own workers have that in force."""
+
+    controller_epoch: int
+    node_id: int
+    request_id: int
+    incarnation: int
+    version: int
+    answer: messages.Answer
+    topic_name: str | None = None  # the topic to show with it
+
+
+class ReplicaPlaced(msgspec.Struct, tag="replica_placed", frozen=True):
+    """The sender's replica lies in this log directory now (KIP-113, KIP-858). Repeated until the sender sees it in the metadata."""
+
+    node_id: int
+    broker_epoch: int
+    topic_id: bytes
+    index: int
+    directory: str  # its id
+
+
+class PartitionsEmptied(msgspec.Struct, tag="partitions_emptied", frozen=True):
+    """Retired partitions that the sender leads and whose log start has reached the log end. Repeated until they are hidden."""
+
+    node_id: int
+    broker_epoch: int
+    partitions: list[tuple[bytes, int, int]]  # topic id, index, leader epoch
+
+
+ToActiveController = RegisterBroker | Heartbeat | ProofOfDeath | WorkersDied | AlterPartition | ChangeForwarded | ReplicaPlaced | PartitionsEmptied
+FromActiveController = RegisterBrokerAnswer | HeartbeatAnswer | AlterPartitionAnswer | ChangeAnswered
+BrokerMessage = ToActiveController | FromActiveController
