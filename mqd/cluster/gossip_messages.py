@@ -1,0 +1,285 @@
+"""What hosts gossip: updates, the datagrams that carry them, the states that two hosts exchange over TCP; and the seal that proves a datagram's sender knows the cluster key.
+
+A datagram on the wire (at most DATAGRAM_BYTES_MAX bytes, so that it is one Ethernet frame):
+
+    offset  bytes  what
+    0       4      b"mqg1"; a later format has another last character and is ignored here
+    4       32     HMAC-SHA256 over all that follows, key = derived from the cluster key and the cluster id
+    36      n      a Packet in msgpack
+
+Everything here was written by a peer: `Seal.open` raises `Refused` for whatever is too long, not sealed by the key, or no Packet. Sizes of strings and lists, and ranges of
+numbers, are part of the types. Fields may be added at the end of a struct: hosts of an earlier version ignore them, a later one takes the default.
+
+An incarnation is one number of two parts, life * REFUTATIONS + refutation: a host counts its lives on disk (one more at every start) and refutations in memory. So a host that
+comes back always outranks what was said of it before.
+"""
+
+import hashlib
+import hmac
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Raw
+
+MAGIC = b"mqg1"
+MAC_BYTES = 32
+HEAD_BYTES = len(MAGIC) + MAC_BYTES
+DATAGRAM_BYTES_MAX = 1400
+BODY_BYTES_MAX = DATAGRAM_BYTES_MAX - HEAD_BYTES
+UPDATE_BYTES_MAX = 700  # of one update: whatever a peer says, it fits into a datagram beside the longest head
+UPDATE_COUNT_MAX = 128  # in one datagram
+MEMBER_COUNT_MAX = 4096  # of one state
+STATE_BYTES_MAX = 8 << 20
+REFUTATIONS = 1 << 24
+LIFE_MAX = (1 << 38) - 1
+NODE_NONE = -1
+
+Node = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
+NodeOrNone = Annotated[int, Meta(ge=NODE_NONE, le=(1 << 31) - 1)]
+Directory = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Incarnation = Annotated[int, Meta(ge=0, le=(LIFE_MAX + 1) * REFUTATIONS - 1)]
+Life = Annotated[int, Meta(ge=0, le=LIFE_MAX)]
+Count = Annotated[int, Meta(ge=0, le=(1 << 62) - 1)]
+Epoch = Annotated[int, Meta(ge=-1, le=(1 << 31) - 1)]
+Host = Annotated[str, Meta(min_length=1, max_length=255)]
+Port = Annotated[int, Meta(ge=1, le=65535)]
+Short = Annotated[str, Meta(max_length=64)]
+Rack = Annotated[str, Meta(max_length=249)]
+ProbeId = Annotated[int, Meta(ge=0, le=(1 << 62) - 1)]
+
+Identity = tuple[int, bytes]  # node id, directory id: a wiped host is another one
+
+
+def life_of(incarnation: int) -> int:
+    return incarnation // REFUTATIONS
+
+
+class Refused(ValueError):
+    """A datagram or state that is none of ours; the text says why, for a counter or a debug line. Nothing of it may be used."""
+
+
+# -- updates -------------------------------------------------------------------------------------------------------------------
+
+
+class Alive(msgspec.Struct, tag="a", array_like=True, frozen=True):
+    """What a host says of itself; true until a higher incarnation. `host`, `port`: its controller listener (TCP and UDP). Capacities are hints, 0 = not told."""
+
+    node_id: Node
+    directory_id: Directory
+    incarnation: Incarnation
+    host: Host
+    port: Port
+    rack: Rack | None = None
+    version: Short = ""
+    worker_count: Count = 0
+    cpu_count: Count = 0
+    memory_bytes: Count = 0
+    disk_bytes: Count = 0
+
+
+class Suspect(msgspec.Struct, tag="s", array_like=True, frozen=True):
+    """`by` did not hear from the host. From different ones it counts as confirmation."""
+
+    node_id: Node
+    directory_id: Directory
+    incarnation: Incarnation
+    by: Node
+
+
+class Dead(msgspec.Struct, tag="d", array_like=True, frozen=True):
+    """The suspicion was not refuted in time, says `by`. A hint like the rest: only the controller fences."""
+
+    node_id: Node
+    directory_id: Directory
+    incarnation: Incarnation
+    by: Node
+
+
+class Left(msgspec.Struct, tag="l", array_like=True, frozen=True):
+    """The host said goodbye."""
+
+    node_id: Node
+    directory_id: Directory
+    incarnation: Incarnation
+
+
+class Load(msgspec.Struct, tag="o", array_like=True, frozen=True):
+    """How a host fares; the highest (life, number) of a host counts."""
+
+    node_id: Node
+    directory_id: Directory
+    life: Life
+    number: Count
+    broker_epoch: Annotated[int, Meta(ge=-1, le=(1 << 62) - 1)] = -1
+    metadata_version: Annotated[int, Meta(ge=-1, le=(1 << 62) - 1)] = -1
+    cpu_permille: Annotated[int, Meta(ge=0, le=1 << 20)] = 0  # of one core, so up to 1000 per core
+    disk_used_bytes: Count = 0
+    in_bytes_per_s: Count = 0
+    out_bytes_per_s: Count = 0
+    leader_count: Count = 0
+    replica_count: Count = 0
+
+
+Update = Alive | Suspect | Dead | Left | Load
+
+# -- datagrams -----------------------------------------------------------------------------------------------------------------
+
+
+class Ping(msgspec.Struct, tag="p", array_like=True, frozen=True):
+    """Answered by Ack to the address that is named here, not to where the datagram seems to come from."""
+
+    probe_id: ProbeId
+    host: Host
+    port: Port
+
+
+class Ack(msgspec.Struct, tag="k", array_like=True, frozen=True):
+    probe_id: ProbeId
+
+
+class PingRequest(msgspec.Struct, tag="r", array_like=True, frozen=True):
+    """Ping the target for me: Ack when it answers, Nack after `wait_ms` when it does not, both with this probe id to host:port."""
+
+    probe_id: ProbeId
+    host: Host
+    port: Port
+    target_node_id: Node
+    target_directory_id: Directory
+    target_life: Life
+    target_host: Host
+    target_port: Port
+    wait_ms: Annotated[int, Meta(ge=1, le=10_000)]
+
+
+class Nack(msgspec.Struct, tag="n", array_like=True, frozen=True):
+    probe_id: ProbeId
+
+
+Body = Ping | Ack | PingRequest | Nack
+
+
+class Packet(msgspec.Struct, array_like=True, frozen=True):
+    """Addressed to one life of one host, numbered by its sender: whoever repeats it, to anybody, at any time, changes nothing."""
+
+    to_directory_id: Directory
+    to_life: Life  # 0: not known; then only a Ping is answered
+    node_id: Node
+    directory_id: Directory
+    incarnation: Incarnation
+    sequence: Count  # rises within a life
+    controller_epoch: Epoch  # the newest active controller the sender has heard of; -1: none
+    controller_id: NodeOrNone
+    body: Body | None
+    updates: Annotated[list[Update], Meta(max_length=UPDATE_COUNT_MAX)] = []
+
+
+class PacketOut(msgspec.Struct, array_like=True, frozen=True):
+    """As Packet, with updates that are encoded already: they are encoded once and sent many times."""
+
+    to_directory_id: bytes
+    to_life: int
+    node_id: int
+    directory_id: bytes
+    incarnation: int
+    sequence: int
+    controller_epoch: int
+    controller_id: int
+    body: Body | None
+    updates: list[Raw]
+
+
+# -- states, over TCP ----------------------------------------------------------------------------------------------------------
+
+
+class Entry(msgspec.Struct, array_like=True, frozen=True):
+    """One member as the sender of a state sees it. `state`: "alive", "suspect", "dead" or "left"."""
+
+    alive: Alive
+    state: Annotated[str, Meta(max_length=8)]
+    incarnation: Incarnation
+    load: Load | None = None
+
+
+class State(msgspec.Struct, tag="state", array_like=True, frozen=True):
+    """Everything the sender knows. `wants_answer`: it has not heard the receiver's yet."""
+
+    controller_epoch: Epoch
+    controller_id: NodeOrNone
+    entries: Annotated[list[Entry], Meta(max_length=MEMBER_COUNT_MAX)]
+    wants_answer: bool = True
+
+
+class StreamPing(msgspec.Struct, tag="ping", array_like=True, frozen=True):
+    """A probe over TCP, where datagrams do not get through; answered by StreamAck, by the very host that is named."""
+
+    node_id: Node
+    directory_id: Directory
+
+
+class StreamAck(msgspec.Struct, tag="ack", array_like=True, frozen=True):
+    node_id: Node
+    directory_id: Directory
+
+
+StreamMessage = State | StreamPing | StreamAck
+
+encode = msgspec.msgpack.Encoder().encode
+_decode_packet = msgspec.msgpack.Decoder(Packet).decode
+_decode_stream = msgspec.msgpack.Decoder(StreamMessage).decode
+
+
+def encode_update(update: Update) -> bytes:
+    """ValueError when it is too long for a datagram: a host of such a name cannot gossip, and says so at its start."""
+    data = encode(update)
+    if len(data) > UPDATE_BYTES_MAX:
+        raise ValueError(f"an update of {len(data)} bytes; at most {UPDATE_BYTES_MAX} fit into a datagram: shorten host name, rack or version")
+    return data
+
+
+def decode_stream(data: bytes) -> StreamMessage:
+    """Raises Refused."""
+    if len(data) > STATE_BYTES_MAX:
+        raise Refused(f"a state of {len(data)} bytes; at most {STATE_BYTES_MAX} are allowed")
+    try:
+        return _decode_stream(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Refused(f"not a message of gossip: {error}") from error
+
+
+class Seal:
+    """Seals and opens datagrams of one cluster.
+
+    `cluster_key`: the secret that all hosts share; empty where no listener leaves the host (then the seal tells clusters apart, and nothing else). Two clusters of one key
+    do not mix: the cluster id is part of what the seal's key is derived from.
+    """
+
+    def __init__(self, cluster_key: bytes, cluster_id: str) -> None:
+        key = hmac.digest(cluster_key, b"mqd gossip datagrams 1\0" + cluster_id.encode(), hashlib.sha256)
+        self._hmac = hmac.new(key, digestmod=hashlib.sha256)
+
+    def _mac(self, body: bytes) -> bytes:
+        mac = self._hmac.copy()
+        mac.update(body)
+        return mac.digest()
+
+    def close(self, packet: PacketOut) -> bytes:
+        body = encode(packet)
+        return MAGIC + self._mac(body) + body
+
+    def open(self, data: bytes) -> Packet:
+        """Raises Refused. The sender is a host that has the key; that it is no repetition is for the core to find out."""
+        if not HEAD_BYTES < len(data) <= DATAGRAM_BYTES_MAX:
+            raise Refused(f"{len(data)} bytes")
+        if data[:4] != MAGIC:
+            raise Refused("no datagram of mqd, or of another version")
+        body = data[HEAD_BYTES:]
+        if not hmac.compare_digest(self._mac(body), data[4:HEAD_BYTES]):
+            raise Refused("not sealed with this cluster's key")
+        return self.parse(body)
+
+    @staticmethod
+    def parse(body: bytes) -> Packet:
+        try:
+            return _decode_packet(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise Refused(f"not a packet: {error}") from error
