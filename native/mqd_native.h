@@ -404,13 +404,54 @@ int mqd_reactor_set_connection_max(struct mqd_reactor *reactor, uint32_t count);
 /* The same for attachments by shared memory (0 at first): how many, and how much memory for all of them. */
 int mqd_reactor_set_local_max(struct mqd_reactor *reactor, uint32_t count, uint64_t size_bytes);
 
+/* Replication. A partition of several replicas has an assignment (mqd_replica.h), which metadata bring; without one it is led here and alone. A follower refuses Produce with
+ * NOT_LEADER_OR_FOLLOWER; its positions are in the slot as ever. event.offset = the log end. */
+struct mqd_replica_assignment;
+int mqd_reactor_replica_set(struct mqd_reactor *reactor, uint64_t token, uint32_t slot, const struct mqd_replica_assignment *assignment, int32_t leader_worker);
+/* The controller's answer to MQD_EVENT_PROPOSE_IN_SYNC: mqd_replica_answered. */
+int mqd_reactor_in_sync_answer(struct mqd_reactor *reactor, uint64_t token, uint32_t slot, uint64_t sequence, int32_t leader_epoch, int32_t error);
+/* What committed records a log is known to hold when it is opened again (the checkpointed high watermark); before the first replica_set. */
+int mqd_reactor_high_watermark(struct mqd_reactor *reactor, uint64_t token, uint32_t slot, int64_t high_watermark);
+
+#define MQD_FETCHER_COUNT_MAX 512
+enum mqd_fetcher_lane {
+    MQD_LANE_IN_SYNC,  /* partitions whose in-sync set has this node */
+    MQD_LANE_CATCH_UP, /* those that it has not: throttled; without such a connection they use the other */
+    MQD_LANE_COUNT
+};
+struct mqd_fetcher_options {
+    int32_t leader_node;
+    uint32_t leader_worker;
+    uint32_t lane;                   /* enum mqd_fetcher_lane */
+    int32_t node_id;                 /* this node */
+    uint32_t wait_ms;                /* replica.fetch.wait.max.ms */
+    uint32_t response_bytes_max;     /* replica.fetch.response.max.bytes: asked for; one batch may make an answer larger */
+    uint32_t response_bytes_limit;   /* an answer beyond it ends the connection */
+    uint32_t partition_bytes_max;    /* replica.fetch.max.bytes */
+    uint32_t timeout_ms;             /* without an answer for so long beyond wait_ms the connection is taken for dead (replica.socket.timeout.ms) */
+    uint32_t backoff_ms;             /* replica.fetch.backoff.ms: a partition that the leader refused is asked for again after this */
+    int64_t bytes_per_second_max;    /* follower.replication.throttled.rate, of the catch-up lane; 0 = no bound */
+};
+/* A connection to a worker of another host, both sides proven. The reactor takes the socket (non-blocking or not), also when the command fails. It replaces one of the same
+ * (leader_node, leader_worker, lane). The connection's `token` comes back in MQD_EVENT_FETCHER_ENDED. The command's own answer is MQD_EVENT_DONE, as ever. */
+int mqd_reactor_fetcher_put(struct mqd_reactor *reactor, uint64_t token, int fd, const struct mqd_fetcher_options *options);
+/* Ends it; no MQD_EVENT_FETCHER_ENDED then. */
+int mqd_reactor_fetcher_remove(struct mqd_reactor *reactor, uint64_t token, int32_t leader_node, uint32_t leader_worker, uint32_t lane);
+int mqd_reactor_fetcher_rate(struct mqd_reactor *reactor, uint64_t token, int64_t bytes_per_second_max); /* of every catch-up lane, in all */
+
+struct mqd_replica_proposal;
+void mqd_proposal_free(struct mqd_replica_proposal *proposal);
+
 enum mqd_event_kind {
     MQD_EVENT_NONE,
     MQD_EVENT_DONE,            /* command `token` ended; error 0 or errno/MQD_E*; text says why */
     MQD_EVENT_ROLLED,          /* slot got a new active segment; offset = its base */
     MQD_EVENT_LOG_DIR_FAILED,  /* a write or flush failed: log_dir is fenced, its partitions are OFFLINE */
     MQD_EVENT_LOG_DIR_FULL,    /* a write met ENOSPC */
-    MQD_EVENT_LOG              /* a line for the log: level, connection, slot, text */
+    MQD_EVENT_LOG,             /* a line for the log: level, connection, slot, text */
+    MQD_EVENT_PROPOSE_IN_SYNC, /* the leader of slot proposes an in-sync set: event.proposal, which the taker frees */
+    MQD_EVENT_FETCHER_ENDED,   /* the connection put with `token` is over: error, text */
+    MQD_EVENT_TRUNCATED        /* slot's log was cut (a follower's): offset = its end now; level 4: below the high watermark. The checkpoint is due */
 };
 struct mqd_event {
     uint32_t kind;
@@ -422,6 +463,7 @@ struct mqd_event {
     uint64_t connection;  /* 0 = none */
     uint32_t level;       /* syslog numbers: 3 error, 4 warning, 6 info, 7 debug */
     struct mqd_partition *partition;
+    struct mqd_replica_proposal *proposal; /* PROPOSE_IN_SYNC; else NULL */
     char text[184];
 };
 int mqd_reactor_event_fd(struct mqd_reactor *reactor); /* readable when events wait */
