@@ -1,0 +1,203 @@
+"""What the metadata quorum is made of and what its members say to each other: voters, batches, the messages of a pull Raft with pre-vote and a lease.
+
+The shape is KRaft's (KIP-595, KIP-853, KIP-996): voters and observers fetch; the leader never pushes. Every message names the generation of the cluster, which only an
+operator's `force-standalone` raises: members of different generations do not talk. Delivery is best effort: lost, repeated and reordered messages are harmless.
+
+Bounds: a batch is at most BATCH_BYTES_MAX of values, an answer to Fetch FETCH_BYTES_MAX unless its first batch alone is larger, a snapshot's chunk SNAPSHOT_CHUNK_BYTES.
+All offsets are those of the metadata log; control batches (leader changes, voter sets) take offsets like others. Stamps are nanoseconds of the leader's CLOCK_BOOTTIME.
+"""
+
+import zlib
+
+import msgspec
+
+BATCH_BYTES_MAX = 8 << 20
+FETCH_BYTES_MAX = 1 << 20
+SNAPSHOT_CHUNK_BYTES = 1 << 20
+SNAPSHOT_BYTES_MAX = 1 << 30
+VOTERS_MAX = 7  # five, and two in passing
+
+DATA, LEADER_CHANGE, VOTERS = 0, 1, 2
+"""Kinds of a batch: the state machine's records; the first of a leader's epoch; a new voter set, in force from the moment it is in a log, committed or not."""
+
+
+# -- who -----------------------------------------------------------------------------------------------------------------------
+
+
+class ReplicaKey(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """A member of the quorum. A host whose disk was lost has another directory id: it is someone else, and never a voter by its old name."""
+
+    node_id: int
+    directory_id: bytes  # 16 bytes
+
+
+class Voter(msgspec.Struct, frozen=True, array_like=True, order=True):
+    key: ReplicaKey
+    host: str  # of its controller listener
+    port: int
+
+    @property
+    def node_id(self) -> int:
+        return self.key.node_id
+
+
+Voters = tuple[Voter, ...]  # sorted; no node id twice
+
+
+# -- the log -------------------------------------------------------------------------------------------------------------------
+
+
+class Batch(msgspec.Struct, frozen=True, array_like=True):
+    """Records that were appended together by the leader of `epoch`: all of them are committed, or none."""
+
+    base_offset: int
+    epoch: int
+    kind: int
+    values: tuple[bytes, ...]  # never empty; opaque unless control
+    crc: int  # of the values: a message between hosts has no other checksum
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + len(self.values)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(map(len, self.values))
+
+    @property
+    def is_sound(self) -> bool:
+        return bool(self.values) and self.crc == checksum(self.values)
+
+
+def checksum(values: tuple[bytes, ...]) -> int:
+    crc = 0
+    for value in values:
+        crc = zlib.crc32(value, zlib.crc32(len(value).to_bytes(4, "big"), crc))
+    return crc
+
+
+def make_batch(base_offset: int, epoch: int, kind: int, values: tuple[bytes, ...]) -> Batch:
+    return Batch(base_offset, epoch, kind, values, checksum(values))
+
+
+def leader_change_batch(base_offset: int, epoch: int, leader: ReplicaKey) -> Batch:
+    return make_batch(base_offset, epoch, LEADER_CHANGE, (msgspec.msgpack.encode(leader),))
+
+
+def voters_batch(base_offset: int, epoch: int, voters: Voters) -> Batch:
+    return make_batch(base_offset, epoch, VOTERS, (msgspec.msgpack.encode(voters),))
+
+
+_voters_decoder = msgspec.msgpack.Decoder(Voters)
+
+
+def voters_of(batch: Batch) -> Voters:
+    """The voter set in a batch of kind VOTERS. Raises msgspec.DecodeError."""
+    return _voters_decoder.decode(batch.values[0])
+
+
+class SnapshotMeta(msgspec.Struct, frozen=True, array_like=True):
+    """What stands beside the state in a snapshot: it takes the place of the log's records below `offset`."""
+
+    offset: int  # the first that it does not cover
+    epoch: int  # of the last record that it covers; 0 when it covers none
+    voters: Voters  # in force at `offset`
+    generation: int  # of the cluster, from 1
+
+
+# -- elections -----------------------------------------------------------------------------------------------------------------
+
+
+class VoteRequest(msgspec.Struct, frozen=True, tag="q.vote"):
+    """Vote for me in `epoch`; with `pre_vote`: would you, in the epoch after `epoch`? (KIP-996)"""
+
+    generation: int
+    epoch: int
+    candidate: ReplicaKey
+    voter: ReplicaKey  # whom it asks; another directory must not answer
+    log_end_offset: int
+    log_end_epoch: int
+    pre_vote: bool
+    round: int  # the answer repeats it
+
+
+class VoteResponse(msgspec.Struct, frozen=True, tag="q.voted"):
+    generation: int
+    epoch: int  # of the voter
+    voter: ReplicaKey
+    granted: bool
+    pre_vote: bool
+    round: int
+    leader: int  # node id of the leader of `epoch`, -1 = not known
+
+
+class BeginEpoch(msgspec.Struct, frozen=True, tag="q.begin"):
+    """I lead `epoch`: fetch from me. Sent to voters that have not fetched in it yet."""
+
+    generation: int
+    epoch: int
+    leader: ReplicaKey
+
+
+class EndEpoch(msgspec.Struct, frozen=True, tag="q.end"):
+    """I lead `epoch` no more and hold no lease: whoever promised me not to vote is free. `successors`: node ids, the best first; they try in this order."""
+
+    generation: int
+    epoch: int
+    leader: ReplicaKey
+    successors: tuple[int, ...]
+
+
+# -- replication ---------------------------------------------------------------------------------------------------------------
+
+
+class Fetch(msgspec.Struct, frozen=True, tag="q.fetch"):
+    """Everything below `offset` is on the sender's disk. Sent to someone who does not lead it asks who does."""
+
+    generation: int  # 0: has no snapshot yet and takes whichever the leader's is
+    epoch: int
+    replica: ReplicaKey
+    sequence: int  # rises with every request of a replica; the answer repeats it
+    offset: int
+    last_epoch: int  # of the record before `offset`
+    high_watermark: int  # that the sender knows
+    stamp_ns: int  # of the newest answer that the sender has taken in this epoch; 0 = none
+
+
+class FetchResponse(msgspec.Struct, frozen=True, tag="q.fetched"):
+    generation: int
+    epoch: int
+    leader: int  # node id of the leader of `epoch`, -1 = not known: the sender is not it unless it is named here
+    sender: ReplicaKey
+    sequence: int
+    sent_ns: int  # no later than it was sent; 0 from a sender who does not lead
+    high_watermark: int = -1
+    batches: tuple[Batch, ...] = ()
+    diverging: tuple[int, int] | None = None  # (epoch, end offset of it): the logs part no later than there (KIP-595)
+    snapshot: SnapshotMeta | None = None  # what was asked for is older than the log: fetch this first
+    snapshot_bytes: int = 0
+
+
+class FetchSnapshot(msgspec.Struct, frozen=True, tag="q.snapshot"):
+    generation: int
+    epoch: int
+    replica: ReplicaKey
+    sequence: int
+    snapshot_offset: int
+    snapshot_epoch: int
+    position: int  # bytes; a multiple of nothing
+    stamp_ns: int
+
+
+class SnapshotChunk(msgspec.Struct, frozen=True, tag="q.chunk"):
+    generation: int
+    epoch: int
+    sender: ReplicaKey
+    sequence: int
+    sent_ns: int
+    position: int
+    data: bytes  # empty: there is no such snapshot any more, fetch again
+    crc: int
+
+
+QuorumMessage = VoteRequest | VoteResponse | BeginEpoch | EndEpoch | Fetch | FetchResponse | FetchSnapshot | SnapshotChunk
