@@ -17,10 +17,12 @@ from collections.abc import Callable, Hashable
 
 import msgspec
 
+from mqd.cluster import broker_messages
 from mqd.cluster import controller_messages as messages
 from mqd.cluster import metadata_rules as rules
 from mqd.cluster import settings_rules
 from mqd.cluster.config_rules import ConfigRules
+from mqd.cluster.controller_options import DEFAULTS, ControllerOptions
 from mqd.cluster.metadata_records import (
     BrokerConfigured,
     BrokerRegistered,
@@ -101,7 +103,54 @@ class Tick(msgspec.Struct, frozen=True):
     pass
 
 
-Event = BrokerStarted | DirectoriesSeen | ChangeRequested | MoveCompleted | LeadershipsLost | Persisted | PersistFailed | AppliedByHost | ClientGone | Tick
+class Committed(msgspec.Struct, frozen=True):
+    """The quorum has committed these records; `version` is the offset after the last of them, and after control records of the quorum's own that follow. On the active
+    controller they are the next ones that it proposed (as Persisted); elsewhere they are applied and published."""
+
+    records: tuple[Record, ...]
+    version: int
+
+
+class SnapshotInstalled(msgspec.Struct, frozen=True):
+    """This host was behind the log's beginning: the whole committed state instead. Only while inactive. `MetadataCore.committed` stays the same object."""
+
+    state: MetadataState
+
+
+class BecameActive(msgspec.Struct, frozen=True):
+    """The quorum made this host its leader and has committed a record of its own in this epoch: everything before `version` has been given by Committed."""
+
+    epoch: int
+    version: int  # the log's end: the next proposed record gets this offset
+
+
+class Resigned(msgspec.Struct, frozen=True):
+    """Not the quorum's leader any more: what was proposed and not committed is forgotten (another leader may still commit it, then it comes by Committed)."""
+
+
+class OffsetsTaken(msgspec.Struct, frozen=True):
+    """The quorum appended control records of its own (voters): the next proposed record gets this offset."""
+
+    version: int
+
+
+class LeaseChanged(msgspec.Struct, frozen=True):
+    """How long nobody else can be the quorum's leader (own CLOCK_BOOTTIME). Past it, no broker gets a lease and none is fenced."""
+
+    until_ms: int
+
+
+class PeerReceived(msgspec.Struct, frozen=True):
+    """From the broker core of `node_id` (authenticated by the transport; this host's own core among them)."""
+
+    node_id: int
+    message: broker_messages.ToActiveController
+
+
+Event = (
+    BrokerStarted | DirectoriesSeen | ChangeRequested | MoveCompleted | LeadershipsLost | Persisted | PersistFailed | AppliedByHost | ClientGone | Tick | Committed
+    | SnapshotInstalled | BecameActive | Resigned | OffsetsTaken | LeaseChanged | PeerReceived
+)  # fmt: skip
 
 # -- actions -------------------------------------------------------------------------------------------------------------------
 
@@ -126,6 +175,8 @@ class Publish(msgspec.Struct, frozen=True):
     groups: tuple[str, ...] = ()  # consumer groups whose configuration has changed
     client_quotas_changed: bool = False
     features_changed: bool = False
+    partitions: tuple[tuple[str, tuple[int, ...]], ...] = ()  # of topics in `topics` of which only these partitions changed; a topic that is not here changed as a whole
+    vanished: tuple[tuple[TopicState, int], ...] = ()  # topics that lost their partitions from this index on; as they were before (also in `topics`)
 
     @property
     def settings_changed(self) -> bool:
@@ -138,7 +189,14 @@ class Reply(msgspec.Struct, frozen=True):
     topic: TopicState | None = None  # the shell adds slots and owners and puts it into the answer
 
 
-Action = Persist | Publish | Reply
+class SendPeer(msgspec.Struct, frozen=True):
+    """To the broker core of `node_id`; when that is this host, to its own."""
+
+    node_id: int
+    message: broker_messages.FromActiveController
+
+
+Action = Persist | Publish | Reply | SendPeer
 
 
 class _Batch(msgspec.Struct):
@@ -156,7 +214,12 @@ class _Waiting(msgspec.Struct):
 
 
 class MetadataCore:
-    def __init__(self, state: MetadataState, node_id: int, config_rules: ConfigRules, new_id: Callable[[], bytes], partition_count_max: int) -> None:
+    """`active`: decides from the start without a quorum (a host alone). With a quorum it is False: BecameActive and Resigned tell."""
+
+    def __init__(
+        self, state: MetadataState, node_id: int, config_rules: ConfigRules, new_id: Callable[[], bytes], partition_count_max: int, active: bool = True,
+        options: ControllerOptions = DEFAULTS,
+    ) -> None:  # fmt: skip
         self.committed = state
         self.tail = state.copy()
         self.node_id = node_id
