@@ -1,0 +1,299 @@
+"""How empty hosts become a cluster, once: what a host on an empty metadata directory asks the seeds, and what it makes of their answers. Sans-I/O.
+
+A host that is of a cluster already never asks. An empty one asks every seed (also itself: that is how it learns whether it is one) until it can tell which holds:
+
+    no seeds                                                    found alone, at once
+    a seed is of a cluster                                      join that cluster: as a voter when its answer names this host among the voters, else as an observer
+    every seed answers, is empty, names the same seeds, and
+    has itself seen exactly the same set of hosts               found: the voters are the seeds, the cluster's id follows from who they are
+    otherwise                                                   wait, and say for whom
+
+Who is not one of the seeds never founds.
+
+Invariants
+    F1  an identity is (node id, directory id); a wiped host has another directory id, so it is nobody's voter
+    F2  a host founds only when the newest answer of each seed, in answer to a question of this process, says: empty, the same seeds, and `sees` = the set that this host sees.
+        So two different sets can never both have a majority: who said "I see S" had then not founded, sees later sets only, and never goes back
+    F3  all founders of one set come to the same cluster id and the same voters, whoever asks first
+    F4  the identity is on disk (fsynced) before the first answer is given (the shell's promise)
+
+Bounds: SEED_COUNT_MAX seeds; one question under way per seed; a question without an answer for ANSWER_MS_MAX counts as not answered.
+"""
+
+import hashlib
+from base64 import urlsafe_b64encode
+from collections.abc import Sequence
+
+import msgspec
+
+SEED_COUNT_MAX = 32
+ASK_MS_MIN = 100  # between two questions to one seed; doubled after each that leads nowhere
+ASK_MS_MAX = 2_000
+ANSWER_MS_MAX = 3_000
+
+# -- what is said between hosts ------------------------------------------------------------------------------------------------
+
+
+class Member(msgspec.Struct, frozen=True, order=True):
+    """A host with the address at which its controller listens."""
+
+    node_id: int
+    directory_id: str
+    host: str
+    port: int
+
+
+class FormationAsk(msgspec.Struct, tag=True, frozen=True):
+    ask_id: int
+
+
+class FormationAnswer(msgspec.Struct, tag=True, frozen=True):
+    ask_id: int
+    member: Member  # who answers
+    cluster_id: str  # "" = empty
+    generation: int
+    seeds: tuple[str, ...]  # as normalised by normalise(), sorted
+    sees: str  # digest of the complete set of seeds that it has seen, all empty; "" = not complete
+    voters: tuple[Member, ...]  # of its cluster
+
+
+# -- events --------------------------------------------------------------------------------------------------------------------
+
+
+class Start(msgspec.Struct, frozen=True):
+    pass
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """An answer that came over an authenticated connection to `seed`."""
+
+    seed: str
+    answer: FormationAnswer
+
+
+class Unreachable(msgspec.Struct, frozen=True):
+    """The question did not get there, or the connection ended before the answer."""
+
+    seed: str
+    ask_id: int
+    reason: str
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """Another host's question; also while this host has a cluster (then the shell answers by answer_of_member())."""
+
+    client: object
+    ask: FormationAsk
+
+
+class Tick(msgspec.Struct, frozen=True):
+    pass
+
+
+Event = Start | Answered | Unreachable | Asked | Tick
+
+# -- effects -------------------------------------------------------------------------------------------------------------------
+
+
+class AskSeed(msgspec.Struct, frozen=True):
+    seed: str  # "host:port"
+    ask: FormationAsk
+
+
+class AnswerAsk(msgspec.Struct, frozen=True):
+    client: object
+    answer: FormationAnswer
+
+
+class Found(msgspec.Struct, frozen=True):
+    """Become a voter of a new cluster: the same on each of `voters`."""
+
+    cluster_id: str
+    voters: tuple[Member, ...]  # sorted
+
+
+class Join(msgspec.Struct, frozen=True):
+    """Become an observer of a cluster, or, when this host is one of `voters`, the voter that it was founded with."""
+
+    cluster_id: str
+    generation: int
+    voters: tuple[Member, ...]
+    voter: bool
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """Nothing can be decided: one line for each seed that is in the way. Said again only when it changes."""
+
+    reasons: tuple[str, ...]
+
+
+Effect = AskSeed | AnswerAsk | Found | Join | Wait
+
+
+def normalise(seed: str) -> str:
+    """"Host:Port" in the form in which two hosts' lists are compared. Raises ValueError."""
+    host, colon, port = seed.strip().rpartition(":")
+    host = host.strip().strip("[]").lower()
+    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"{seed.strip()!r} is not HOST:PORT")
+    return f"[{host}]:{int(port)}" if ":" in host else f"{host}:{int(port)}"
+
+
+def split(seed: str) -> tuple[str, int]:
+    """(host, port) of a normalised seed."""
+    host, _, port = seed.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def set_digest(members: Sequence[Member]) -> str:
+    """The same for the same hosts, whatever addresses they are known by and in whatever order."""
+    text = "\n".join(f"{node_id} {directory_id}" for node_id, directory_id in sorted((member.node_id, member.directory_id) for member in members))
+    return urlsafe_b64encode(hashlib.sha256(b"mqd cluster of\n" + text.encode()).digest()[:16]).rstrip(b"=").decode()
+
+
+class _Seed(msgspec.Struct):
+    answer: FormationAnswer | None = None  # the newest
+    answered_ms: int = 0
+    reason: str = "has not answered yet"
+    ask_id: int = 0  # of the question under way; 0 = none
+    asked_ms: int = 0
+    next_ms: int = 0
+    wait_ms: int = ASK_MS_MIN
+
+
+class FormationCore:
+    """handle(event, now_ms) is the only mutator; now_ms is monotonic. `decided` is set once, with the effect that was returned."""
+
+    def __init__(self, own: Member, seeds: Sequence[str]) -> None:
+        self.own = own
+        self.seeds = tuple(sorted({normalise(seed) for seed in seeds}))
+        if len(self.seeds) > SEED_COUNT_MAX:
+            raise ValueError(f"cluster.seeds names {len(self.seeds)} seeds; at most {SEED_COUNT_MAX} are possible")
+        self.decided: Found | Join | None = None
+        self._states = {seed: _Seed() for seed in self.seeds}
+        self._ask_count = 0
+        self._said: tuple[str, ...] | None = None
+
+    def handle(self, event: Event, now_ms: int) -> list[Effect]:
+        match event:
+            case Asked():
+                return [AnswerAsk(event.client, self._answer(event.ask))]
+            case Answered():
+                return self._on_answered(event, now_ms)
+            case Unreachable():
+                return self._on_unreachable(event, now_ms)
+            case Start() | Tick():
+                return self._step(now_ms)
+
+    # -- answering -----------------------------------------------------------------------------------------------------------
+
+    def _answer(self, ask: FormationAsk) -> FormationAnswer:
+        if self.decided is not None:
+            return answer_of_member(ask, self.own, self.decided.cluster_id, getattr(self.decided, "generation", 0), self.seeds, self.decided.voters)
+        seen = self._complete_set()
+        return FormationAnswer(ask.ask_id, self.own, "", 0, self.seeds, set_digest(seen) if seen else "", ())
+
+    # -- asking --------------------------------------------------------------------------------------------------------------
+
+    def _on_answered(self, event: Answered, now_ms: int) -> list[Effect]:
+        state = self._states.get(event.seed)
+        if self.decided is not None or state is None or event.answer.ask_id != state.ask_id or not state.ask_id:
+            return []
+        changed = state.answer is None or msgspec.structs.replace(state.answer, ask_id=0) != msgspec.structs.replace(event.answer, ask_id=0)
+        state.answer, state.answered_ms, state.ask_id = event.answer, now_ms, 0
+        state.wait_ms = ASK_MS_MIN if changed else min(ASK_MS_MAX, state.wait_ms * 2)
+        state.next_ms = now_ms + state.wait_ms
+        return self._step(now_ms)
+
+    def _on_unreachable(self, event: Unreachable, now_ms: int) -> list[Effect]:
+        state = self._states.get(event.seed)
+        if state is not None and state.ask_id == event.ask_id and event.ask_id:
+            self._unanswered(state, event.reason, now_ms)
+        return self._step(now_ms)
+
+    @staticmethod
+    def _unanswered(state: _Seed, reason: str, now_ms: int) -> None:
+        state.answer, state.reason, state.ask_id = None, reason, 0
+        state.wait_ms = min(ASK_MS_MAX, state.wait_ms * 2)
+        state.next_ms = now_ms + state.wait_ms
+
+    def _step(self, now_ms: int) -> list[Effect]:
+        if self.decided is not None:
+            return []
+        decided = self._decide()
+        if decided is not None:
+            self.decided = decided
+            return [decided]
+        effects: list[Effect] = []
+        for seed, state in self._states.items():
+            if state.ask_id and now_ms - state.asked_ms >= ANSWER_MS_MAX:
+                self._unanswered(state, f"has not answered within {ANSWER_MS_MAX / 1000:.0f} s", now_ms)
+            if not state.ask_id and now_ms >= state.next_ms:
+                self._ask_count += 1
+                state.ask_id, state.asked_ms = self._ask_count, now_ms
+                effects.append(AskSeed(seed, FormationAsk(self._ask_count)))
+        reasons = self._reasons()
+        if reasons != self._said:
+            self._said = reasons
+            effects.append(Wait(reasons))
+        return effects
+
+    # -- deciding ------------------------------------------------------------------------------------------------------------
+
+    def _decide(self) -> Found | Join | None:
+        if not self.seeds:
+            return Found(set_digest([self.own]), (self.own,))
+        of_clusters = [state.answer for state in self._states.values() if state.answer is not None and state.answer.cluster_id]
+        if of_clusters:
+            return self._join(of_clusters)
+        seen = self._complete_set()
+        if seen is None or not any(self._is_own(member) for member in seen):
+            return None
+        digest = set_digest(seen)
+        if any(state.answer is None or state.answer.sees != digest for state in self._states.values()):
+            return None
+        return Found(digest, tuple(sorted(seen)))
+
+    def _join(self, answers: list[FormationAnswer]) -> Join | None:
+        if len({answer.cluster_id for answer in answers}) > 1:
+            return None  # seeds of different clusters: somebody has to decide which is meant
+        newest = max(answers, key=lambda answer: (answer.generation, len(answer.voters)))
+        return Join(newest.cluster_id, newest.generation, newest.voters, any(self._is_own(voter) for voter in newest.voters))
+
+    def _is_own(self, member: Member) -> bool:
+        return (member.node_id, member.directory_id) == (self.own.node_id, self.own.directory_id)
+
+    def _complete_set(self) -> list[Member] | None:
+        """The seeds, when all have answered, are empty, name the same seeds and are different hosts."""
+        members = []
+        for state in self._states.values():
+            if state.answer is None or state.answer.cluster_id or state.answer.seeds != self.seeds:
+                return None
+            members.append(state.answer.member)
+        return members if len({member.node_id for member in members}) == len(members) else None
+
+    def _reasons(self) -> tuple[str, ...]:
+        reasons = []
+        by_node: dict[int, str] = {}
+        for seed, state in self._states.items():
+            answer = state.answer
+            if answer is None:
+                reasons.append(f"{seed} {state.reason}")
+            elif answer.cluster_id:
+                reasons.append(f"{seed} is of cluster {answer.cluster_id}")
+            elif answer.seeds != self.seeds:
+                reasons.append(f"{seed} names other seeds: {', '.join(answer.seeds) or 'none'}")
+            elif answer.member.node_id in by_node:
+                reasons.append(f"{seed} has node id {answer.member.node_id}, as {by_node[answer.member.node_id]} has: each host needs a node.id of its own")
+            else:
+                by_node[answer.member.node_id] = seed
+        if not reasons and self.seeds and not any(state.answer is not None and self._is_own(state.answer.member) for state in self._states.values()):
+            reasons.append("this host is not one of the seeds: it waits until they have formed a cluster")
+        elif not reasons:
+            reasons.append("the other seeds have not seen each other yet")
+        return tuple(reasons)
+
+
+def answer_of_member(ask: FormationAsk, own: Member, cluster_id: str, generation: int, seeds: tuple[str, ...], voters: Sequence[Member]) -> FormationAnswer:
+    """What a host that is of a cluster says; `voters` as its quorum knows them."""
+    return FormationAnswer(ask.ask_id, own, cluster_id, generation, seeds, "", tuple(sorted(voters)))

@@ -1,0 +1,247 @@
+"""Two hosts prove to each other that they hold the cluster's key, before either reads anything else. Sans-I/O: bytes in, bytes out.
+
+Every connection between hosts begins with it, on the controller's listener and on the inter-broker listener:
+
+    initiator                                             responder
+    "MQDP", hello (nonce, who I am, what I want)    ->
+                                                    <-    challenge (nonce)
+    proof  HMAC(key, "initiator", hello, nonce)     ->
+                                                    <-    answer (who I am, or why not) with HMAC(key, "responder", hello, nonce, answer)
+
+Frames: 4-byte big-endian length, then msgpack; at most FRAME_BYTES_MAX. Afterwards the connection belongs to the protocol that `purpose` names; the initiator speaks first.
+
+Invariants
+    H1  nothing of the peer's hello is believed, and nothing of this host is told, before the peer has proven the key: the responder's identity follows the initiator's proof
+    H2  each proof covers both nonces, the purpose, both identities and the role of who made it: it is of no use on another connection, for another purpose or in the other direction
+    H3  proofs are compared in constant time; a wrong one, a long frame or a frame out of turn ends the connection, with nothing said to the peer
+    H4  exactly the handshake's bytes are consumed: feed() takes at most `wanted` bytes, so a descriptor can be handed on afterwards
+    H5  a refusal is proven like an acceptance: a stranger cannot make a host believe that it was refused
+
+What it does not do: bytes that follow are neither encrypted nor authenticated one by one; a network where others can write into a connection needs protection of its own.
+Concurrency: one object per connection, one call at a time. Randomness is passed in: each nonce NONCE_BYTES from os.urandom.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Callable
+
+import msgspec
+
+MAGIC = b"MQDP"
+VERSION = 1
+NONCE_BYTES = 32
+FRAME_BYTES_MAX = 4096
+KEY_BYTES_MIN = 16
+HANDSHAKE_SECONDS_MAX = 5.0  # for the shells: who has not finished by then is disconnected
+PURPOSES = ("controller", "data", "gossip")
+
+# Why a responder refuses. The initiator decides by them whether to come again.
+REFUSED_CLUSTER = "cluster"  # of another cluster, or another generation of it
+REFUSED_FEATURES = "features"  # no feature level that both support
+REFUSED_WORKER = "worker"  # no such worker here
+REFUSED_IDENTITY = "identity"  # this node id belongs to another host, or is the responder's own
+REFUSED_PURPOSE = "purpose"  # not spoken on this listener
+REFUSED_BUSY = "busy"  # too many connections, or not ready yet
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """A host, as it tells its peers about itself."""
+
+    node_id: int
+    directory_id: str  # of the metadata directory: a wiped host is another one
+    cluster_id: str = ""  # "" = of no cluster yet
+    generation: int = 0  # of the cluster: raised when a single host was forced to go on alone
+    empty: bool = False  # its metadata log holds nothing and it has never voted
+    feature_first: int = 0  # metadata levels that this host can read, inclusive
+    feature_last: int = 0
+    host: str = ""  # where its controller listens for other hosts; "" = nowhere
+    port: int = 0
+
+
+class Hello(msgspec.Struct, frozen=True):
+    version: int
+    nonce: bytes
+    purpose: str  # one of PURPOSES
+    identity: Identity
+    worker: int = -1  # purpose "data": the worker that the socket is for
+
+
+class _Challenge(msgspec.Struct, frozen=True):
+    version: int
+    nonce: bytes
+
+
+class _Proof(msgspec.Struct, frozen=True):
+    mac: bytes
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    code: str  # REFUSED_*
+    message: str
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    identity: Identity | None
+    refusal: Refusal | None
+
+
+class _Signed(msgspec.Struct, frozen=True):
+    answer: bytes
+    mac: bytes
+
+
+class HandshakeFailed(RuntimeError):
+    """The peer does not hold the key, speaks another protocol, or sent what is no handshake. The connection ends."""
+
+
+class HandshakeRefused(HandshakeFailed):
+    """The peer holds the key and does not want this connection."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.code = refusal.code
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoders = {kind: msgspec.msgpack.Decoder(kind) for kind in (Hello, _Challenge, _Proof, _Answer, _Signed)}
+
+
+def derive_key(secret: bytes, use: str) -> bytes:
+    """A key of its own for each use ("handshake", "gossip"), so that nothing said for one counts for the other."""
+    return hmac.new(secret, b"mqd cluster key: " + use.encode(), hashlib.sha256).digest()
+
+
+def _mac(key: bytes, role: bytes, *parts: bytes) -> bytes:
+    mac = hmac.new(key, b"mqd peer handshake 1: " + role, hashlib.sha256)
+    for part in parts:
+        mac.update(len(part).to_bytes(4, "big") + part)
+    return mac.digest()
+
+
+def _frame(body: bytes) -> bytes:
+    assert len(body) <= FRAME_BYTES_MAX, "a handshake frame of our own is too long"
+    return len(body).to_bytes(4, "big") + body
+
+
+class _Side:
+    """What both sides do: read frame after frame, never a byte more than the next one needs."""
+
+    def __init__(self, key: bytes, nonce: bytes, first: bytes) -> None:
+        assert len(nonce) == NONCE_BYTES
+        self._key = key
+        self._nonce = nonce
+        self._buffer = bytearray()
+        self._size = -1  # of the frame's body; -1 = its length is not known yet
+        self._prefix = first  # what the peer's first frame begins with
+        self.peer: Hello | Identity | None = None  # who it is, once `done`
+        self.done = False
+        self._failed = False
+
+    @property
+    def wanted(self) -> int:
+        """How many bytes to read next at most; 0 when the handshake is over."""
+        if self.done or self._failed:
+            return 0
+        return (self._size if self._size >= 0 else len(self._prefix) + 4) - len(self._buffer)
+
+    def feed(self, data: bytes) -> bytes:
+        """The bytes to send now. Raises HandshakeFailed: close the connection, say nothing."""
+        if len(data) > self.wanted:
+            raise ValueError(f"{len(data)} bytes given where {self.wanted} were wanted")
+        self._buffer += data
+        if self.wanted:
+            return b""
+        try:
+            if self._size < 0:
+                self._begin_frame()
+                return b""
+            body, self._buffer, self._size = bytes(self._buffer), bytearray(), -1
+            return self._on_frame(body)
+        except HandshakeFailed:
+            self._failed = True
+            raise
+        except msgspec.MsgspecError as error:
+            self._failed = True
+            raise HandshakeFailed(f"the peer sent what is no handshake: {error}") from error
+
+    def _begin_frame(self) -> None:
+        prefix, size = bytes(self._buffer[: len(self._prefix)]), int.from_bytes(self._buffer[-4:], "big")
+        if prefix != self._prefix:
+            raise HandshakeFailed(f"the peer does not speak mqd's protocol between hosts (it began with {prefix!r})")
+        if not 0 < size <= FRAME_BYTES_MAX:
+            raise HandshakeFailed(f"a handshake frame of {size} bytes; at most {FRAME_BYTES_MAX} are allowed")
+        self._prefix = b""
+        self._buffer.clear()
+        self._size = size
+
+    def _on_frame(self, body: bytes) -> bytes:
+        raise NotImplementedError
+
+    def _check_proof(self, given: bytes, role: bytes, *parts: bytes) -> None:
+        if not hmac.compare_digest(given, _mac(self._key, role, *parts)):
+            raise HandshakeFailed("the peer does not hold this cluster's key (cluster.key.file must be the same on every host)")
+
+
+class Initiator(_Side):
+    """The side that connected: send opening(), then feed() what arrives until `done`; `peer` is the responder's Identity. Raises HandshakeRefused when it does not want us."""
+
+    peer: Identity | None
+
+    def __init__(self, key: bytes, purpose: str, identity: Identity, nonce: bytes, worker: int = -1) -> None:
+        super().__init__(key, nonce, b"")
+        self._hello = _encode(Hello(VERSION, nonce, purpose, identity, worker))
+        self._challenge: bytes | None = None
+
+    def opening(self) -> bytes:
+        return MAGIC + _frame(self._hello)
+
+    def _on_frame(self, body: bytes) -> bytes:
+        if self._challenge is None:
+            challenge = _decoders[_Challenge].decode(body)
+            if challenge.version != VERSION or len(challenge.nonce) != NONCE_BYTES:
+                raise HandshakeFailed(f"the peer speaks version {challenge.version} of the handshake, this host {VERSION}")
+            self._challenge = body
+            return _frame(_encode(_Proof(_mac(self._key, b"initiator", self._hello, body))))
+        signed = _decoders[_Signed].decode(body)
+        self._check_proof(signed.mac, b"responder", self._hello, self._challenge, signed.answer)
+        answer = _decoders[_Answer].decode(signed.answer)
+        if answer.identity is None:
+            raise HandshakeRefused(answer.refusal or Refusal(REFUSED_BUSY, "the peer gave no reason"))
+        self.peer = answer.identity
+        self.done = True
+        return b""
+
+
+class Responder(_Side):
+    """The side that accepted: feed() what arrives until `done`; `peer` is the initiator's Hello.
+
+    `decide(hello)` is asked once the initiator has proven the key: this host's Identity, or a Refusal. After a refusal `refused` is set and `done` is False: send what feed()
+    returned, then close."""
+
+    peer: Hello | None
+
+    def __init__(self, key: bytes, decide: Callable[[Hello], Identity | Refusal], nonce: bytes) -> None:
+        super().__init__(key, nonce, MAGIC)
+        self._decide = decide
+        self._hello_bytes = b""
+        self._hello: Hello | None = None
+        self._challenge = _encode(_Challenge(VERSION, nonce))
+        self.refused: Refusal | None = None
+
+    def _on_frame(self, body: bytes) -> bytes:
+        if self._hello is None:
+            hello = _decoders[Hello].decode(body)
+            if hello.version != VERSION or len(hello.nonce) != NONCE_BYTES or hello.purpose not in PURPOSES:
+                raise HandshakeFailed(f"the peer speaks version {hello.version} of the handshake, this host {VERSION}")
+            self._hello, self._hello_bytes = hello, body
+            return _frame(self._challenge)
+        proof = _decoders[_Proof].decode(body)
+        self._check_proof(proof.mac, b"initiator", self._hello_bytes, self._challenge)
+        decision = self._decide(self._hello)
+        if isinstance(decision, Refusal):
+            self.refused, self._failed = decision, True
+            answer = _encode(_Answer(None, decision))
+        else:
+            self.peer, self.done = self._hello, True
+            answer = _encode(_Answer(decision, None))
+        return _frame(_encode(_Signed(answer, _mac(self._key, b"responder", self._hello_bytes, self._challenge, answer))))
