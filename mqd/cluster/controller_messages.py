@@ -24,7 +24,9 @@ class PartitionImage(msgspec.Struct, frozen=True):
     removing: list[int] = []  # replicas that it takes away once the others are in sync
     eligible: list[int] = []  # eligible leader replicas (KIP-966); none while enough are in sync
     last_known_eligible: list[int] = []
-    retiring: bool = False  # takes no new records; gone when retention has emptied it
+    recovering: bool = False  # its leader was chosen uncleanly and has not yet said that it is in order
+    retiring: int = 0  # RETIRE_* of mqd.cluster.metadata_records
+    redirect: int = -1  # partition that takes what producers send here
 
 
 class TopicImage(msgspec.Struct, frozen=True):
@@ -42,7 +44,8 @@ class BrokerImage(msgspec.Struct, frozen=True):
     rack: str | None
     epoch: int  # of its registration
     fenced: bool = False
-    shutting_down: bool = False  # controlled shutdown: leads nothing any more
+    in_controlled_shutdown: bool = False  # leads nothing any more
+    draining: bool = False
     inter_broker_host: str = ""  # where other hosts' workers and acceptors connect; "" = nowhere
     inter_broker_port: int = 0
     worker_count: int = 0  # owner_of() of its partitions
@@ -116,18 +119,14 @@ class BrokersPut(msgspec.Struct, tag=True, frozen=True):
 
 
 class InSyncAnswer(msgspec.Struct, tag=True, frozen=True):
-    """To the worker that proposed: what became of ProposeInSync. What was committed also comes as a TopicPut; both may come in either order, the higher partition epoch counts.
-
-    error  0, or Kafka's: FENCED_LEADER_EPOCH, INVALID_UPDATE_VERSION, INELIGIBLE_REPLICA, NOT_CONTROLLER, ... : a refusal that is safe under R6b (the proposal can
-           never take effect). REQUEST_TIMED_OUT: the outcome is not known; the union of both sets stays installed and the same set is proposed again.
-    """
+    """To the worker that proposed: what became of ProposeInSync (mqd_replica_answered). `error` 0: committed; the TopicPut with the new partition epoch is on its way or
+    was sent before. Otherwise Kafka's code."""
 
     topic_id: bytes
     index: int
     leader_epoch: int  # as proposed
     sequence: int  # as proposed
     error: int
-    partition: PartitionImage | None = None  # as it is committed now, if that is known
 
 
 class Command(msgspec.Struct, tag=True, frozen=True):
@@ -171,14 +170,15 @@ class MoveCompleted(msgspec.Struct, tag=True, frozen=True):
 
 class ProposeInSync(msgspec.Struct, tag=True, frozen=True):
     """From the worker that leads the partition: this set is to be the in-sync one (AlterPartition, KIP-497). Before this was sent, the worker counts both the
-    committed and the proposed set (R5). Answered by InSyncAnswer, at most one under way for a partition; sent anew after a reconnection."""
+    committed and the proposed set (R5). Answered by InSyncAnswer, or not; the worker sends it again with the same sequence, at most one is under way for a partition."""
 
     topic_id: bytes
     index: int
     leader_epoch: int
     partition_epoch: int  # compare-and-set
     in_sync: list[tuple[int, int]]  # (node id, broker epoch it fetched with); the leader itself with its own
-    sequence: int = 0  # the worker's: rises with each proposal for the partition, repeated when the same proposal is sent again
+    sequence: int  # rises with each new proposal for the partition in this leader epoch (R6b)
+    recovered: bool = False  # the leader has done what an unclean election asks of it
 
 
 class Request(msgspec.Struct, tag=True, frozen=True):
