@@ -65,7 +65,8 @@ struct mqd_replica_follower { /* as its leader sees it; this node's own entry ha
     int64_t fetched_ms;           /* its last fetch, and where the leader's log ended then */
     int64_t fetched_log_end;
     int64_t behind_ms;            /* since when it is more than lag_records_max behind; INT64_MAX = it is not */
-    uint8_t proposed;             /* member of the proposal under way */
+    uint8_t proposed;             /* member of the proposal under way, with this broker epoch */
+    int64_t proposed_broker_epoch;
 };
 
 struct mqd_replica {
@@ -73,7 +74,6 @@ struct mqd_replica {
     uint8_t role;
     uint8_t flush_on_ack;
     uint8_t proposing;            /* a proposal has no final answer yet */
-    uint8_t proposal_due;         /* ... and is to be handed out (again) from proposal_ms on */
     int32_t node_id, leader;
     int64_t broker_epoch;
     int32_t leader_epoch, partition_epoch;
@@ -83,7 +83,7 @@ struct mqd_replica {
     int64_t log_start, log_end, durable;
     int64_t high_watermark;
     int64_t epoch_start;          /* log end when this leader epoch began: leader_epoch_start_offset */
-    int64_t proposal_ms;
+    int64_t proposal_ms;          /* nothing is handed out before */
     uint64_t proposal_sequence;   /* of the one under way, or the last */
     uint32_t follower_count;      /* replicas, this node included */
     struct mqd_replica_follower followers[16];
@@ -114,7 +114,8 @@ enum mqd_replica_change { /* bits */
     MQD_REPLICA_CHANGED_ROLE = 2,
     MQD_REPLICA_CHANGED_HIGH_WATERMARK = 4,
     MQD_REPLICA_CHANGED_STALE = 8,   /* older than what is known: nothing was done */
-    MQD_REPLICA_CHANGED_BELOW_MIN = 16 /* the committed set has fewer than min_insync members: whoever awaits acknowledgement is told NOT_ENOUGH_REPLICAS_AFTER_APPEND */
+    MQD_REPLICA_CHANGED_BELOW_MIN = 16, /* the committed set has fewer than min_insync members now: whoever awaits acknowledgement is told NOT_ENOUGH_REPLICAS_AFTER_APPEND */
+    MQD_REPLICA_CHANGED_CUT = 32     /* a mutant's alone (TRUNCATE_TO_HW): cut the log at the high watermark */
 };
 /* Takes what metadata say. Before the first one the caller has told mqd_replica_log where the log ends, and a high watermark that it knows (mqd_replica_restore). -1: not an
  * assignment (more members than fit, this node twice, ...). */
@@ -161,8 +162,8 @@ struct mqd_replica_proposal { /* AlterPartition, by way of this host's controlle
 /* Is there anything to propose now, or to repeat? Then it is installed (R5), *out filled, 1 returned. It comes again when there was no answer within repeat_ms. Look after every
  * fetch that was answered with MQD_REPLICA_CHANGED_* or by whom not in the set, and every lag_ms_max / 2. */
 int mqd_replica_propose(struct mqd_replica *replica, int64_t now_ms, int64_t repeat_ms, struct mqd_replica_proposal *out);
-/* The controller answered. error: Kafka's. 0: the new partition epoch is on its way; 55 OPERATION_NOT_ATTEMPTED, 107 INELIGIBLE_REPLICA: refused for good, the proposal no longer counts;
- * every other: unknown, it goes on counting and is repeated from again_ms on. An answer to another proposal is ignored. Returns bits of enum mqd_replica_change. */
+/* The controller answered. error: Kafka's. 0: the new partition epoch is on its way; 55 OPERATION_NOT_ATTEMPTED, 107 INELIGIBLE_REPLICA: refused for good, the proposal no longer counts
+ * and the next one waits until again_ms; every other: unknown, it goes on counting and is repeated from again_ms on. An answer to another proposal is ignored. Returns bits of enum mqd_replica_change. */
 int mqd_replica_answered(struct mqd_replica *replica, uint64_t sequence, int32_t leader_epoch, int error, int64_t now_ms, int64_t again_ms);
 
 /* ---- the follower ---- */
