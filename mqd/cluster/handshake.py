@@ -160,7 +160,7 @@ class _Side:
         except HandshakeFailed:
             self._failed = True
             raise
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             self._failed = True
             raise HandshakeFailed(f"the peer sent what is no handshake: {error}") from error
 

@@ -56,5 +56,5 @@ def decode(body: bytes | memoryview) -> msgspec.Struct | None:
         if "Invalid value" in str(error) and "`$.type`" in str(error):  # an unknown tag
             return None
         raise PeerProtocolError(f"not a message between hosts: {error}") from error
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise PeerProtocolError(f"not a message between hosts: {error}") from error

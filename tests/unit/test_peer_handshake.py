@@ -1,0 +1,170 @@
+"""The handshake between hosts: two ends joined by hand, and everything an outsider may try."""
+
+import random
+
+import msgspec
+import pytest
+
+from mqd.cluster import handshake
+from mqd.cluster.handshake import HandshakeFailed, HandshakeRefused, Identity, Initiator, Refusal, Responder
+
+KEY = handshake.derive_key(b"a secret of the cluster's own", "handshake")
+A = Identity(1, "directory-a", "cluster", feature_last=29, host="127.0.0.1", port=9094)
+B = Identity(2, "directory-b", "cluster", feature_last=29, host="127.0.0.2", port=9094)
+
+
+def nonce(seed: int = 0) -> bytes:
+    return random.Random(seed).randbytes(handshake.NONCE_BYTES)
+
+
+def pair(key_a=KEY, key_b=KEY, purpose="controller", decide=lambda hello: B, worker=-1):
+    return Initiator(key_a, purpose, A, nonce(1), worker), Responder(key_b, decide, nonce(2))
+
+
+def give(side, data: bytes, step: int = 1 << 20) -> tuple[bytes, bytes]:
+    """(what it sends, what it did not take)"""
+    out = b""
+    while data and side.wanted:
+        take = min(side.wanted, step, len(data))
+        out += side.feed(data[:take])
+        data = data[take:]
+    return out, data
+
+
+def run(initiator, responder, step: int = 1 << 20) -> tuple[bytes, bytes]:
+    to_responder, to_initiator = initiator.opening(), b""
+    sent = [b"", b""]
+    while to_responder or to_initiator:
+        sent[0] += to_responder
+        to_initiator, rest = give(responder, to_responder, step)
+        assert not rest
+        sent[1] += to_initiator
+        to_responder, rest = give(initiator, to_initiator, step)
+        assert not rest
+    return sent[0], sent[1]
+
+
+@pytest.mark.parametrize("step", [1, 3, 1 << 20])
+def test_both_sides_know_each_other(step):
+    initiator, responder = pair(purpose="data", worker=3)
+    run(initiator, responder, step)
+    assert initiator.done and responder.done
+    assert initiator.peer == B and initiator.wanted == responder.wanted == 0
+    assert responder.peer.identity == A and responder.peer.purpose == "data" and responder.peer.worker == 3
+
+
+def test_bytes_that_follow_are_not_taken():
+    """H4: a descriptor that is handed on must still hold the protocol's first byte."""
+    initiator, responder = pair()
+    challenge, _ = give(responder, initiator.opening())
+    proof, _ = give(initiator, challenge)
+    _, rest = give(responder, proof + b"first frame")
+    assert responder.done and rest == b"first frame"
+    with pytest.raises(ValueError):
+        responder.feed(b"x")
+
+
+def test_a_stranger_learns_nothing():
+    """H1, H3: whoever lacks the key gets a nonce, and no word after it."""
+    initiator, responder = pair(key_a=handshake.derive_key(b"another cluster's secret", "handshake"))
+    challenge, _ = give(responder, initiator.opening())
+    assert b"directory-b" not in challenge and len(challenge) < 100
+    proof, _ = give(initiator, challenge)
+    with pytest.raises(HandshakeFailed, match="key"):
+        give(responder, proof)
+    assert not responder.done and responder.peer is None and responder.wanted == 0
+
+
+def test_a_responder_without_the_key_is_found_out():
+    initiator, _ = pair()
+    _, impostor = pair(key_b=b"x" * 32)
+    challenge, _ = give(impostor, initiator.opening())
+    give(initiator, challenge)
+    answer = msgspec.msgpack.encode({"identity": msgspec.to_builtins(B), "refusal": None})
+    forged = msgspec.msgpack.encode({"answer": answer, "mac": b"\0" * 32})
+    with pytest.raises(HandshakeFailed, match="key"):
+        give(initiator, len(forged).to_bytes(4, "big") + forged)
+    assert initiator.peer is None
+
+
+def test_a_refusal_is_told_and_proven():
+    refusal = Refusal(handshake.REFUSED_CLUSTER, "of cluster X, this host is of cluster Y")
+    initiator, responder = pair(decide=lambda hello: refusal)
+    with pytest.raises(HandshakeRefused, match="cluster X") as refused:
+        run(initiator, responder)
+    assert refused.value.code == handshake.REFUSED_CLUSTER and responder.refused == refusal
+    assert not responder.done and responder.peer is None and not initiator.done
+    # H5: the same words without the key
+    initiator, responder = pair()
+    challenge, _ = give(responder, initiator.opening())
+    give(initiator, challenge)
+    answer = msgspec.msgpack.encode({"identity": None, "refusal": msgspec.to_builtins(refusal)})
+    forged = msgspec.msgpack.encode({"answer": answer, "mac": b"\1" * 32})
+    with pytest.raises(HandshakeFailed) as failed:
+        give(initiator, len(forged).to_bytes(4, "big") + forged)
+    assert not isinstance(failed.value, HandshakeRefused)
+
+
+def test_decide_is_not_asked_before_the_proof():
+    asked = []
+    initiator, responder = pair(key_a=b"wrong" * 7, decide=lambda hello: asked.append(hello) or B)
+    with pytest.raises(HandshakeFailed):
+        run(initiator, responder)
+    assert asked == []
+
+
+def test_a_recorded_connection_cannot_be_replayed():
+    """H2: the responder's nonce is new, so is what it must see."""
+    initiator, responder = pair()
+    from_initiator, _ = run(initiator, responder)
+    again = Responder(KEY, lambda hello: B, nonce(3))
+    with pytest.raises(HandshakeFailed):
+        give(again, from_initiator)
+
+
+def test_own_proof_cannot_be_reflected():
+    """H2: an attacker without the key connects to a host and echoes what that host proved as an initiator elsewhere: the roles differ."""
+    victim, _ = pair()
+    nonce_of_attacker = nonce(9)
+    challenge = msgspec.msgpack.encode({"version": 1, "nonce": nonce_of_attacker})
+    proof, _ = give(victim, len(challenge).to_bytes(4, "big") + challenge)
+    mac = msgspec.msgpack.decode(proof[4:])["mac"]
+    answer = msgspec.msgpack.encode({"identity": msgspec.to_builtins(B), "refusal": None})
+    forged = msgspec.msgpack.encode({"answer": answer, "mac": mac})
+    with pytest.raises(HandshakeFailed):
+        give(victim, len(forged).to_bytes(4, "big") + forged)
+
+
+@pytest.mark.parametrize("field, value", [("purpose", "data"), ("worker", 5), ("nonce", nonce(77))])
+def test_a_hello_changed_on_the_way_is_refused(field, value):
+    initiator, responder = pair()
+    hello = msgspec.msgpack.decode(initiator.opening()[8:])
+    hello[field] = value
+    changed = msgspec.msgpack.encode(hello)
+    challenge, _ = give(responder, b"MQDP" + len(changed).to_bytes(4, "big") + changed)
+    proof, _ = give(initiator, challenge)
+    with pytest.raises(HandshakeFailed):
+        give(responder, proof)
+
+
+def test_hostile_bytes_end_the_connection():
+    generator = random.Random(4)
+    opening = pair()[0].opening()
+    cases = [b"GET / HTTP/1.1\r\n\r\n", b"MQDP" + (1 << 31).to_bytes(4, "big"), b"MQDP\0\0\0\0", b"MQDP" + (4097).to_bytes(4, "big"), b"MQDP\0\0\0\1\xc1"]
+    cases += [opening[:4] + (8).to_bytes(4, "big") + generator.randbytes(8) for _ in range(200)]
+    for _ in range(500):
+        mangled = bytearray(opening)
+        for _ in range(generator.randint(1, 4)):
+            mangled[generator.randrange(4, len(mangled))] = generator.randrange(256)
+        cases.append(bytes(mangled))
+    for data in cases:
+        _, responder = pair()
+        try:
+            give(responder, data)
+        except HandshakeFailed:
+            assert responder.wanted == 0
+        assert not responder.done
+
+
+def test_keys_differ_by_use():
+    assert handshake.derive_key(b"secret", "handshake") != handshake.derive_key(b"secret", "gossip") != handshake.derive_key(b"other", "gossip")
