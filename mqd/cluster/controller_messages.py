@@ -1,7 +1,7 @@
 """What the controller says to the acceptor and the workers of its host, over `run/controller.sock` (stream; 4-byte big-endian length, then msgpack).
 
 Subscribers get the whole metadata image first, then every change in order; each answers Applied when the change is in force (a worker: when its reactor
-serves the partitions). A change is acknowledged to its requester after it is on disk and every subscribed worker has applied it: whoever was told that
+serves the partitions, or follows their leaders). A change is acknowledged to its requester after it is on disk and every subscribed worker has applied it: whoever was told that
 a topic exists can produce to it.
 """
 
@@ -81,6 +81,14 @@ class TopicPut(msgspec.Struct, tag=True, frozen=True):
     topic: TopicImage
 
 
+class PartitionsPut(msgspec.Struct, tag=True, frozen=True):
+    """The new state of some partitions of a topic that the receiver knows; the topic itself and its other partitions are as they were."""
+
+    version: int
+    topic_id: bytes
+    partitions: list[PartitionImage]
+
+
 class TopicRemoved(msgspec.Struct, tag=True, frozen=True):
     version: int
     name: str
@@ -116,6 +124,13 @@ class BrokersPut(msgspec.Struct, tag=True, frozen=True):
     version: int
     brokers: list[BrokerImage]
     controller_id: int = -1
+
+
+class Several(msgspec.Struct, tag=True, frozen=True):
+    """News of one version that belong together: taken in order, answered by one Applied."""
+
+    version: int
+    parts: list["TopicPut | PartitionsPut | TopicRemoved | BrokersPut | BrokerConfigPut | SettingsPut"]
 
 
 class InSyncAnswer(msgspec.Struct, tag=True, frozen=True):
@@ -166,6 +181,14 @@ class MoveCompleted(msgspec.Struct, tag=True, frozen=True):
     topic_id: bytes
     index: int
     log_dir: int
+
+
+class PartitionEmptied(msgspec.Struct, tag=True, frozen=True):
+    """From the worker that leads it: a retiring partition has no record any more. Said again until the partition is gone."""
+
+    topic_id: bytes
+    index: int
+    leader_epoch: int
 
 
 class ProposeInSync(msgspec.Struct, tag=True, frozen=True):
@@ -372,5 +395,5 @@ class Answer(msgspec.Struct, tag=True, frozen=True):
     quorum: QuorumImage | None = None  # DescribeQuorum
 
 
-ToController = Subscribe | Applied | CommandDone | MoveCompleted | ProposeInSync | Request
-FromController = Image | TopicPut | TopicRemoved | BrokersPut | BrokerConfigPut | GroupConfigPut | SettingsPut | InSyncAnswer | Command | Answer
+ToController = Subscribe | Applied | CommandDone | MoveCompleted | PartitionEmptied | ProposeInSync | Request
+FromController = Image | TopicPut | PartitionsPut | TopicRemoved | BrokersPut | BrokerConfigPut | GroupConfigPut | SettingsPut | Several | InSyncAnswer | Command | Answer
