@@ -202,6 +202,8 @@ def test_never_two_clusters_with_a_majority(first):
 
 def check_one_majority(world: World, had_majority: list[str]) -> None:
     """A cluster that had more than half of its voters' disks at one moment may have decided something: another may come only when none of its disks is left."""
+    decided = {host.decision.cluster_id for host in world.hosts.values() if host.decision is not None}
+    assert len(decided) <= 1, "living hosts are of different clusters: one of them is stuck for ever"
     members: dict[str, list[Member]] = {}
     voter_count: dict[str, int] = {}
     for host in world.hosts.values():
