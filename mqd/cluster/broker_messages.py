@@ -23,7 +23,7 @@ class DirectoryReport(msgspec.Struct, frozen=True):
 # -- a broker's life -----------------------------------------------------------------------------------------------------------
 
 
-class RegisterBroker(msgspec.Struct, tag="register_broker", frozen=True):
+class RegisterBroker(msgspec.Struct, tag=True, frozen=True):
     """Sent until it is answered. The same (node id, directory id, incarnation) registers once, however often it asks."""
 
     node_id: int
@@ -42,7 +42,7 @@ class RegisterBroker(msgspec.Struct, tag="register_broker", frozen=True):
     features: dict[str, tuple[int, int]]
 
 
-class RegisterBrokerAnswer(msgspec.Struct, tag="register_broker_answer", frozen=True):
+class RegisterBrokerAnswer(msgspec.Struct, tag=True, frozen=True):
     controller_epoch: int
     node_id: int
     incarnation: int
@@ -51,7 +51,7 @@ class RegisterBrokerAnswer(msgspec.Struct, tag="register_broker_answer", frozen=
     broker_epoch: int = -1
 
 
-class Heartbeat(msgspec.Struct, tag="heartbeat", frozen=True):
+class Heartbeat(msgspec.Struct, tag=True, frozen=True):
     node_id: int
     broker_epoch: int
     sent_ms: int  # echoed
@@ -60,7 +60,7 @@ class Heartbeat(msgspec.Struct, tag="heartbeat", frozen=True):
     directories: list[DirectoryReport] = []  # when they have changed, and every now and then
 
 
-class HeartbeatAnswer(msgspec.Struct, tag="heartbeat_answer", frozen=True):
+class HeartbeatAnswer(msgspec.Struct, tag=True, frozen=True):
     controller_epoch: int
     node_id: int
     broker_epoch: int
@@ -71,14 +71,14 @@ class HeartbeatAnswer(msgspec.Struct, tag="heartbeat_answer", frozen=True):
     error: int = 0  # NOT_CONTROLLER | STALE_BROKER_EPOCH: register again | BROKER_ID_NOT_REGISTERED
 
 
-class ProofOfDeath(msgspec.Struct, tag="proof_of_death", frozen=True):
+class ProofOfDeath(msgspec.Struct, tag=True, frozen=True):
     """The sender's keeper saw all broker processes of its own host end (pidfd): nobody there acts for this broker epoch any more. Only the same host can prove it."""
 
     node_id: int
     broker_epoch: int
 
 
-class WorkersDied(msgspec.Struct, tag="workers_died", frozen=True):
+class WorkersDied(msgspec.Struct, tag=True, frozen=True):
     """The processes that led these partitions died: each needs a new leader epoch before anyone there serves it. Repeated until the sender sees the new epochs."""
 
     node_id: int
@@ -99,7 +99,7 @@ class InSyncProposal(msgspec.Struct, frozen=True):
     recovered: bool = False  # the leader has done what an unclean election asks of it
 
 
-class AlterPartition(msgspec.Struct, tag="alter_partition", frozen=True):
+class AlterPartition(msgspec.Struct, tag=True, frozen=True):
     """KIP-497, with R6b: one in flight of each partition; a repetition has the same sequence and the same contents."""
 
     controller_epoch: int  # of the controller that it is meant for; another one refuses it
@@ -121,7 +121,7 @@ class InSyncResult(msgspec.Struct, frozen=True):
     in_sync_replicas: list[int] = []
 
 
-class AlterPartitionAnswer(msgspec.Struct, tag="alter_partition_answer", frozen=True):
+class AlterPartitionAnswer(msgspec.Struct, tag=True, frozen=True):
     controller_epoch: int
     node_id: int
     broker_epoch: int
@@ -132,7 +132,7 @@ class AlterPartitionAnswer(msgspec.Struct, tag="alter_partition_answer", frozen=
 # -- changes -----------------------------------------------------------------------------------------------------------------------
 
 
-class ChangeForwarded(msgspec.Struct, tag="change_forwarded", frozen=True):
+class ChangeForwarded(msgspec.Struct, tag=True, frozen=True):
     """A client of the sender's host asked for it. Not repeated: a change may not be made twice; when no answer comes the client is told REQUEST_TIMED_OUT."""
 
     node_id: int
@@ -142,7 +142,7 @@ class ChangeForwarded(msgspec.Struct, tag="change_forwarded", frozen=True):
     request: messages.Request
 
 
-class ChangeAnswered(msgspec.Struct, tag="change_answered", frozen=True):
+class ChangeAnswered(msgspec.Struct, tag=True, frozen=True):
     """The answer rests on the log up to `version`: the asking host answers its client when its own workers have that in force."""
 
     controller_epoch: int
@@ -154,7 +154,7 @@ class ChangeAnswered(msgspec.Struct, tag="change_answered", frozen=True):
     topic_name: str | None = None  # the topic to show with it
 
 
-class ReplicaPlaced(msgspec.Struct, tag="replica_placed", frozen=True):
+class ReplicaPlaced(msgspec.Struct, tag=True, frozen=True):
     """The sender's replica lies in this log directory now (KIP-113, KIP-858). Repeated until the sender sees it in the metadata."""
 
     node_id: int
@@ -164,7 +164,7 @@ class ReplicaPlaced(msgspec.Struct, tag="replica_placed", frozen=True):
     directory: str  # its id
 
 
-class PartitionsEmptied(msgspec.Struct, tag="partitions_emptied", frozen=True):
+class PartitionsEmptied(msgspec.Struct, tag=True, frozen=True):
     """Retired partitions that the sender leads and whose log start has reached the log end. Repeated until they are hidden."""
 
     node_id: int
