@@ -237,8 +237,7 @@ struct mqd_mark mqd_partition_end_mark(const struct mqd_partition *partition)
     return (struct mqd_mark){partition->log_end_offset, partition->active.base_offset, (uint32_t)partition->active.size_bytes, partition->written_bytes};
 }
 
-/* The end of one segment and the beginning of the next are the same offset; the later name is the one that survives deletion. */
-static void normalise_mark(const struct mqd_partition *partition, struct mqd_mark *mark)
+void mqd_partition_normalise_mark(const struct mqd_partition *partition, struct mqd_mark *mark)
 {
     if (mark->offset == partition->active.base_offset) {
         mark->segment = partition->active.base_offset;
@@ -252,10 +251,12 @@ static void normalise_mark(const struct mqd_partition *partition, struct mqd_mar
 void mqd_partition_advance_marks(struct mqd_partition *partition)
 {
     struct mqd_mark candidate = partition->options.flush_on_ack ? partition->durable : mqd_partition_end_mark(partition);
-    if (candidate.offset > partition->high_watermark.offset)
+    if (partition->replicated)
+        mqd_partition_note_mark(partition);
+    else if (candidate.offset > partition->high_watermark.offset)
         partition->high_watermark = candidate;
-    normalise_mark(partition, &partition->durable);
-    normalise_mark(partition, &partition->high_watermark);
+    mqd_partition_normalise_mark(partition, &partition->durable);
+    mqd_partition_normalise_mark(partition, &partition->high_watermark);
     if (!partition->writing) /* what a write may still take back has not ended anything */
         mqd_transactions_settle(&partition->producers.transactions, partition->high_watermark.offset);
 }

@@ -21,6 +21,7 @@ void mqd_partition_free(struct mqd_partition *partition)
     mqd_producers_free(&partition->producers);
     mqd_verifications_free(&partition->verifications);
     mqd_epochs_free(&partition->epochs);
+    free(partition->marks);
     free(partition->segments);
     free(partition->path);
     free(partition);

@@ -6,7 +6,7 @@
  *   S1  segments[segment_count - 1] == active.base_offset; the bases rise strictly.
  *   S2  active.size_bytes is the file's size and log_end_offset the end of its last batch, except inside mqd_partition_write.
  *   S3  sync_queue holds, in order of writing, the sealed files that no sync covered yet; an item with a mark stands behind every file that the mark needs.
- *   S4  durable <= high watermark or flush_on_ack; both only rise.
+ *   S4  one replica: durable <= high watermark or flush_on_ack; both only rise.
  *   S5  the sync queue holds a descriptor of every .txnindex that was written since the sync under way began.
  */
 #ifndef MQD_PARTITION_STATE_H
@@ -34,6 +34,12 @@ struct mqd_mark { /* an exact place in the log */
     int64_t segment;
     uint32_t position;
     int64_t written_bytes; /* value of the partition's counter */
+};
+
+#define MQD_MARK_COUNT_MAX 256
+struct mqd_marks { /* places above the high watermark to which it may move, rising; of a partition with several replicas. When full, every second one goes */
+    uint32_t head, count;
+    struct mqd_mark ring[MQD_MARK_COUNT_MAX];
 };
 
 struct mqd_staged {
@@ -81,6 +87,8 @@ struct mqd_partition {
     int64_t staged_end_offset;
 
     struct mqd_mark durable, high_watermark;
+    bool replicated;            /* several replicas: the high watermark is told, not computed (mqd_partition_marks.c) */
+    struct mqd_marks *marks;    /* of a replicated partition; NULL: no memory, then it moves to the log's end alone */
     struct mqd_sync_item sync_queue[MQD_SYNC_QUEUE_MAX];
     uint32_t sync_queue_count;
     bool directory_dirty;
@@ -117,6 +125,14 @@ void mqd_partition_stage_free(struct mqd_partition *partition);
 struct mqd_mark mqd_partition_end_mark(const struct mqd_partition *partition);
 /* high_watermark follows durable or log end; a mark at the end of a sealed segment that is gone moves to the next one's beginning. */
 void mqd_partition_advance_marks(struct mqd_partition *partition);
+/* The end of one segment and the beginning of the next are the same offset; the later name is the one that survives deletion. */
+void mqd_partition_normalise_mark(const struct mqd_partition *partition, struct mqd_mark *mark);
+/* Replicated: the log's end is a place to which the high watermark may move. */
+void mqd_partition_note_mark(struct mqd_partition *partition);
+/* Replicated, and just opened: the high watermark begins at the log start, or at the place `known` (NULL = none), which is below the log's end. */
+void mqd_partition_forget_high_watermark(struct mqd_partition *partition, const struct mqd_mark *known);
+/* The log was cut: places above its end are forgotten, the high watermark is not above it. */
+void mqd_partition_cut_marks(struct mqd_partition *partition);
 
 int mqd_partition_push_segment(struct mqd_partition *partition, int64_t base_offset);
 /* Opens (and empties) the .log of a new active segment. fd, or -1 with errno. */

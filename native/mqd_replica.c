@@ -38,8 +38,7 @@ void mqd_replica_init(struct mqd_replica *replica, uint32_t mutants)
 
 void mqd_replica_restore(struct mqd_replica *replica, int64_t high_watermark)
 {
-    int64_t known = high_watermark < replica->log_start ? replica->log_start : high_watermark;
-    replica->high_watermark = known > replica->log_end ? replica->log_end : known;
+    replica->high_watermark = high_watermark; /* brought into the log's range by the next call */
 }
 
 /* ---- the high watermark ---- */
@@ -186,6 +185,8 @@ int mqd_replica_assign(struct mqd_replica *replica, const struct mqd_replica_ass
     replica->min_insync = assignment->min_insync < (int32_t)assignment->member_count ? assignment->min_insync : (int32_t)assignment->member_count;
     replica->role = role;
     take_members(replica, assignment, !fresh || mutant(replica, MQD_REPLICA_MUTANT_KEEP_STATE), now_ms);
+    if (replica->high_watermark > replica->log_end)
+        replica->high_watermark = replica->log_end;
     if (fresh && role == MQD_REPLICA_LEADER)
         replica->epoch_start = replica->log_end;
     if (new_epoch && role == MQD_REPLICA_FOLLOWER && mutant(replica, MQD_REPLICA_MUTANT_TRUNCATE_TO_HW))
