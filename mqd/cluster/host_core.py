@@ -1,37 +1,70 @@
 """What one host does with committed metadata: partition slots, owners, what its processes are told, and when all of them have it. Sans-I/O.
 
-The metadata core decides what is true for the cluster; this core turns it into the host's own: a slot in the control segment and an owning worker for each
-partition (not in the log: they live as long as the control segment), messages to subscribers, and the knowledge of who has applied what.
+The metadata core decides what is true for the cluster; this core, of which every host has one, turns it into the host's own: a slot in the control segment and an
+owning worker for each partition with a replica here (not in the log: they live as long as the control segment), messages to subscribers, and the knowledge of who
+has applied what. Subscribers are told of all partitions of the cluster: a client may ask any host where a partition is led.
+
+A replica comes: when the metadata name no log directory for it, one is chosen and recorded first (a host that forgot its choice would begin an empty log elsewhere);
+then it gets a slot, and its owner opens it. A replica goes: its image has slot -1, its owner deletes the files, and the slot is free when all workers know.
 
 Invariants (check())
     H1  a slot is free, used by one partition, or retiring; never two of them
     H2  a retiring slot is freed only after every worker that was alive when it retired has applied the removal or has died
-    H3  a worker whose predecessor died is told nothing before each partition of that predecessor has a new leader epoch (or is gone)
+    H3  a worker whose predecessor died is told nothing before each partition that this host led by that predecessor has a new leader epoch (or is gone). What it
+        followed goes on in the same epoch: it had said nothing of its log that was not written
     H4  the applied version never falls, and rises only to what every worker that lives has applied
     H5  the owner of a partition is a function of topic id, index and worker count alone
-    H6  subscribers are told of partitions that have a slot only; those are the first ones of their topic
+    H6  subscribers are told of the first partitions of each topic, all but those at its end that wait for their first slot; a partition has a slot exactly if this host
+        has a replica of it, in a recorded directory, and a slot was free
+    H7  what belongs to one version reaches a subscriber in one message
 Bounds: COMMANDS_MAX commands under way.
 """
 
-import heapq
 import zlib
-from collections.abc import Hashable, Mapping
-from typing import NamedTuple
+from collections.abc import Hashable, Iterable, Mapping
 
 import msgspec
 
 from mqd.cluster import controller_messages as messages
+from mqd.cluster.host_events import (
+    Action,
+    AppliedEverywhere,
+    AssignSlot,
+    ClearSlot,
+    CommandEnded,
+    CommandRequested,
+    ControllerChanged,
+    Event,
+    MoveEnded,
+    Partition,
+    RaiseEpochs,
+    RecordMove,
+    Report,
+    Send,
+    SlotSeen,
+    Started,
+    StateReplaced,
+    SubscriberJoined,
+    SubscriberLeft,
+    Tick,
+    WorkerApplied,
+    WorkerDied,
+)
+from mqd.cluster.host_slots import Slots
 from mqd.cluster.metadata_core import Publish
-from mqd.cluster.metadata_records import PartitionState, TopicState
+from mqd.cluster.metadata_records import BrokerState, PartitionState, TopicState
 from mqd.cluster.metadata_state import INTERNAL_TOPICS, MetadataState
 from mqd.protocol.errors import ErrorCode
+
+__all__ = [
+    "LOG_DIR_NONE", "OWNER_NONE", "AppliedEverywhere", "AssignSlot", "ClearSlot", "CommandEnded", "CommandRequested", "ControllerChanged", "Event", "HostCore", "MoveEnded", "RaiseEpochs",
+    "RecordMove", "Report", "Send", "SlotSeen", "Started", "StateReplaced", "SubscriberJoined", "SubscriberLeft", "Tick", "WorkerApplied", "WorkerDied", "owner_of",
+]  # fmt: skip
 
 OWNER_NONE = 65535
 LOG_DIR_NONE = 255
 COMMANDS_MAX = 10_000
 COMMAND_WAIT_MS_MAX = 30_000
-
-Partition = tuple[bytes, int]  # topic id, index
 
 
 def owner_of(topic_id: bytes, index: int, worker_count: int) -> int:
@@ -39,122 +72,20 @@ def owner_of(topic_id: bytes, index: int, worker_count: int) -> int:
     return (zlib.crc32(topic_id) + index) % worker_count
 
 
-# -- events --------------------------------------------------------------------------------------------------------------------
-
-
-class SlotSeen(NamedTuple):
-    """A used slot found in the control segment when the controller started."""
-
-    slot: int
-    topic_id: bytes
-    index: int
-    leader_epoch: int
-    owner: int
-    stale: bool  # its owner has died since the slot was assigned
-
-
-class Started(msgspec.Struct, frozen=True):
-    """First event: the committed state and what the control segment held."""
-
-    state: MetadataState
-    slots: tuple[SlotSeen, ...]
-    torn: tuple[int, ...]  # slots whose identity the predecessor was writing when it died
-    alive: dict[int, int]  # workers that live now, subscribed or not -> generation
-
-
-class SubscriberJoined(msgspec.Struct, frozen=True):
-    client: Hashable
-    subscribe: messages.Subscribe
-
-
-class SubscriberLeft(msgspec.Struct, frozen=True):
-    client: Hashable
-
-
-class WorkerDied(msgspec.Struct, frozen=True):
-    index: int
-    generation: int
-
-
-class WorkerApplied(msgspec.Struct, frozen=True):
-    client: Hashable
-    applied: messages.Applied
-
-
-class CommandRequested(msgspec.Struct, frozen=True):
-    """What the owner of one partition is to do, without any record being written."""
-
-    client: Hashable
-    request_id: int
-    change: messages.DeleteRecords | messages.MoveReplica
-
-
-class MoveEnded(msgspec.Struct, frozen=True):
-    """A worker says that a partition's files lie whole in another log directory."""
-
-    client: Hashable
-    moved: messages.MoveCompleted
-
-
-class CommandEnded(msgspec.Struct, frozen=True):
-    client: Hashable
-    done: messages.CommandDone
-
-
-class Tick(msgspec.Struct, frozen=True):
-    pass
-
-
-Event = Started | Publish | SubscriberJoined | SubscriberLeft | WorkerDied | WorkerApplied | CommandRequested | MoveEnded | CommandEnded | Tick
-
-# -- actions -------------------------------------------------------------------------------------------------------------------
-
-
-class AssignSlot(msgspec.Struct, frozen=True):
-    slot: int
-    topic_id: bytes
-    index: int
-    owner: int
-    log_dir: int
-    leader_epoch: int
-
-
-class ClearSlot(msgspec.Struct, frozen=True):
-    slot: int
-
-
-class Send(msgspec.Struct, frozen=True):
-    client: Hashable
-    message: messages.FromController
-
-
-class AppliedEverywhere(msgspec.Struct, frozen=True):
-    """Every worker that lives serves this version: the control segment is told, and the metadata core."""
-
-    version: int
-
-
-class RaiseEpochs(msgspec.Struct, frozen=True):
-    """To the metadata core (LeadershipsLost)."""
-
-    partitions: tuple[Partition, ...]
-
-
-class RecordMove(msgspec.Struct, frozen=True):
-    """To the metadata core (MoveCompleted)."""
-
-    topic_id: bytes
-    index: int
-    directory: str  # its id
-
-
-class Report(msgspec.Struct, frozen=True):
-    """For the log: partitions that a worker does not serve."""
-
-    failures: dict[str, str]
-
-
-Action = AssignSlot | ClearSlot | Send | AppliedEverywhere | RaiseEpochs | RecordMove | Report
+def broker_image(broker: BrokerState) -> messages.BrokerImage:
+    return messages.BrokerImage(
+        node_id=broker.node_id,
+        host=broker.host,
+        port=broker.port,
+        rack=broker.rack,
+        epoch=broker.epoch,
+        fenced=broker.fenced,
+        in_controlled_shutdown=broker.in_controlled_shutdown,
+        draining=broker.draining,
+        inter_broker_host=broker.inter_broker_host,
+        inter_broker_port=broker.inter_broker_port,
+        worker_count=broker.worker_count,
+    )
 
 
 class _Subscriber(msgspec.Struct):
@@ -173,21 +104,19 @@ class _Command(msgspec.Struct):
 
 
 class HostCore:
-    """`log_dirs`: directory id -> index in log.dirs, usable ones only. The state given with Started is the metadata core's committed one and is only read."""
+    """`log_dirs`: directory id -> index in log.dirs, usable ones only. The state given with Started is the metadata core's committed one and is only read.
+    `controller_id`: the active controller as far as it is known."""
 
     def __init__(self, node_id: int, controller_id: int, worker_count: int, slot_count: int, log_dirs: Mapping[str, int]) -> None:
         self.node_id = node_id
         self._controller_id = controller_id
         self._worker_count = worker_count
-        self._slot_count = slot_count
         self._log_dirs = dict(log_dirs)
         self._state = MetadataState()
         self._images: dict[str, messages.TopicImage] = {}
         self._names: dict[bytes, str] = {}  # topic id -> name, of the images
-        self._slots: dict[Partition, int] = {}
-        self._free: list[int] = list(range(slot_count))  # heap
-        self._retiring: dict[int, tuple[int, set[int]]] = {}  # slot -> (version of the removal, workers that may still use it)
-        self._unplaced: dict[Partition, None] = {}  # no slot was free
+        self._slots = Slots(slot_count)
+        self._choosing: dict[Partition, str] = {}  # chosen log directories that are not recorded yet
         self._alive: set[int] = set()
         self._generations: dict[int, int] = {}
         self._fenced: dict[int, dict[Partition, int]] = {}  # worker -> partition -> the leader epoch that died with it
@@ -200,7 +129,7 @@ class HostCore:
     def handle(self, event: Event, now_ms: int) -> list[Action]:
         return _HANDLERS[type(event)](self, event, now_ms)
 
-    # -- metadata ----------------------------------------------------------------------------------------------------------
+    # -- start -------------------------------------------------------------------------------------------------------------
 
     def _on_started(self, event: Started, now_ms: int) -> list[Action]:
         self._state, self._version = event.state, event.state.version
@@ -208,19 +137,22 @@ class HostCore:
         actions: list[Action] = []
         lost: list[SlotSeen] = []
         used: set[int] = set()
+        in_place: dict[Partition, int] = {}
         for seen in event.slots:
             used.add(seen.slot)
             partition = (seen.topic_id, seen.index)
-            if self._partition_state(partition) is None or partition in self._slots:
-                self._retiring[seen.slot] = (self._version, set(self._alive))
+            state = self._partition_state(partition)
+            if state is None or self.node_id not in state.replicas or partition in self._slots.used:
+                self._slots.retire(seen.slot, self._version, self._alive)
                 continue
-            self._slots[partition] = seen.slot
-            if seen.stale:
+            self._slots.adopt(partition, seen.slot)
+            if not seen.stale or state.leader == self.node_id:
+                in_place[partition] = seen.leader_epoch
+            if seen.stale and state.leader == self.node_id:
                 lost.append(seen)
         self._adopt_torn(event, used)
-        self._free = [slot for slot in range(self._slot_count) if slot not in used]
+        self._slots.seen(used)
         # A stale slot stays as it is until its new epoch is committed: it is the only witness of the death, should this controller die before.
-        in_place = {(seen.topic_id, seen.index): seen.leader_epoch for seen in event.slots}
         for topic in event.state.topics.values():
             actions += self._put(topic, in_place)
         for seen in lost:
@@ -236,10 +168,10 @@ class HostCore:
             (-partition.leader_epoch, topic.topic_id, partition.index)
             for topic in event.state.topics.values()
             for partition in topic.partitions
-            if (topic.topic_id, partition.index) not in self._slots
+            if self.node_id in partition.replicas and (topic.topic_id, partition.index) not in self._slots.used
         ]
         for slot, (_, topic_id, index) in zip(event.torn, sorted(homeless)):
-            self._slots[(topic_id, index)] = slot
+            self._slots.adopt((topic_id, index), slot)
             used.add(slot)
 
     def _partition_state(self, partition: Partition) -> PartitionState | None:
@@ -248,26 +180,55 @@ class HostCore:
             return None
         return self._state.topics[name].partitions[partition[1]]
 
+    # -- metadata ----------------------------------------------------------------------------------------------------------
+
     def _on_publish(self, event: Publish, now_ms: int) -> list[Action]:
         """`self._state` is the metadata core's committed state and has moved already; this is the news of it. What concerns no subscriber (a block of producer ids)
         leaves the version alone: all processes of the host always agree on the version of the last news."""
-        if event.topics or event.removed or event.broker_config is not None or event.settings_changed:
+        if event.topics or event.removed or event.broker_config is not None or event.brokers_changed or event.settings_changed:
             self._version = event.version
         actions: list[Action] = []
+        news: list[messages.FromController] = []
+        if event.brokers_changed:
+            news.append(self._brokers())
         for topic in event.removed:
-            actions += self._remove(topic)
+            news += self._remove(topic)
+        partial = dict(event.partitions)
         for topic in event.topics:
-            actions += self._put(topic, {})
-            if not self._waits_for_slots(topic):
-                actions += self._broadcast(messages.TopicPut(event.version, self._images[topic.name]))
+            news += self._changed(topic, partial.get(topic.name), actions)
         if event.broker_config is not None:
-            actions += self._broadcast(messages.BrokerConfigPut(event.version, event.broker_config, self._state.broker_configs.get("", {})))
+            news.append(messages.BrokerConfigPut(event.version, event.broker_config, self._state.broker_configs.get("", {})))
+        if event.settings_changed:
+            news.append(self._settings(event))
+        if news:  # H7
+            actions += self._broadcast(news[0] if len(news) == 1 else messages.Several(self._version, news))
         for group_id in event.groups:
             config = self._state.group_configs.get(group_id, {})
             actions += self._broadcast(messages.GroupConfigPut(self._version, group_id, config), role="acceptor")
-        if event.settings_changed:
-            actions += self._broadcast(self._settings(event))
-        return actions + self._unfence() + self._maybe_applied()
+        return actions + self._free_retired() + self._unfence() + self._maybe_applied()
+
+    def _on_state_replaced(self, event: StateReplaced, now_ms: int) -> list[Action]:
+        self._version = self._state.version
+        actions: list[Action] = []
+        for name, image in list(self._images.items()):
+            if self._state.topics_by_id.get(image.topic_id) != name:
+                self._forget(image)
+        for topic in self._state.topics.values():
+            actions += self._put(topic, {})
+        for subscriber in self._subscribers.values():
+            if not subscriber.held:
+                actions.append(Send(subscriber.client, self._whole()))
+        return actions + self._free_retired() + self._unfence() + self._maybe_applied()
+
+    def _on_controller_changed(self, event: ControllerChanged, now_ms: int) -> list[Action]:
+        """Workers have no use for it."""
+        if event.controller_id == self._controller_id:
+            return []
+        self._controller_id = event.controller_id
+        return self._broadcast(self._brokers(), role="acceptor")
+
+    def _brokers(self) -> messages.BrokersPut:
+        return messages.BrokersPut(self._version, [broker_image(broker) for broker in self._state.brokers.values()], self._controller_id)
 
     def _settings(self, event: Publish) -> messages.SettingsPut:
         state = self._state
@@ -280,34 +241,63 @@ class HostCore:
     def _client_quotas(self) -> list[messages.ClientQuota]:
         return [messages.ClientQuota(entity, quotas) for entity, quotas in self._state.client_quotas.items()]
 
-    def _put(self, topic: TopicState, in_place: Mapping[Partition, int]) -> list[Action]:
+    # -- topics ------------------------------------------------------------------------------------------------------------
+
+    def _changed(self, topic: TopicState, indexes: Iterable[int] | None, actions: list[Action]) -> list[messages.FromController]:
+        """What there is to tell of it. `indexes`: only these partitions have changed, None = any."""
+        old = self._images.get(topic.name)
+        known = old is not None and old.topic_id == topic.topic_id
+        only = [index for index in indexes if index < len(old.partitions)] if indexes is not None and known else None
+        actions += self._put(topic, {}, only)
+        if only is not None:
+            image = self._images[topic.name]
+            return [messages.PartitionsPut(self._version, topic.topic_id, [image.partitions[index] for index in only])] if only else []
+        if self._waits_for_slots(topic):
+            image = self._images.get(topic.name)
+            if image is None or not known or (image.partitions[: len(old.partitions)] == old.partitions and image.config == old.config):
+                return []  # told when all of it has slots: whoever asked for it is to find all of it
+        return [messages.TopicPut(self._version, self._images[topic.name])]
+
+    def _put(self, topic: TopicState, in_place: Mapping[Partition, int], only: list[int] | None = None) -> list[Action]:
         actions: list[Action] = []
         old = self._images.get(topic.name)
-        images = []
-        for partition in topic.partitions:
-            before = old.partitions[partition.index] if old is not None and old.topic_id == topic.topic_id and partition.index < len(old.partitions) else None
-            image = self._image(topic.topic_id, partition)
-            if image.slot < 0:  # H6: no slot is free; _place_waiting comes back to it
-                continue
-            images.append(image)
-            unchanged = before is not None and (before.slot, before.leader_epoch, before.log_dir) == (image.slot, image.leader_epoch, image.log_dir)
-            if not unchanged and in_place.get((topic.topic_id, partition.index)) != partition.leader_epoch:
-                actions.append(AssignSlot(image.slot, topic.topic_id, image.index, image.owner, image.log_dir, image.leader_epoch))
+        before = old.partitions if old is not None and old.topic_id == topic.topic_id else []
+        images = list(before) if only is not None else []
+        for index in only if only is not None else range(len(topic.partitions)):
+            image = self._image(topic.topic_id, topic.partitions[index], actions)
+            if only is not None:
+                images[index] = image
+            else:
+                images.append(image)
+            was = before[index] if index < len(before) else None
+            unchanged = was is not None and (was.slot, was.owner, was.leader_epoch, was.log_dir) == (image.slot, image.owner, image.leader_epoch, image.log_dir)
+            if image.slot >= 0 and not unchanged and in_place.get((topic.topic_id, index)) != image.leader_epoch:
+                actions.append(AssignSlot(image.slot, topic.topic_id, index, image.owner, image.log_dir, image.leader_epoch))
+        for image in before[len(topic.partitions) :]:
+            self._give_up((topic.topic_id, image.index))
+        while len(images) > len(before) and (topic.topic_id, images[-1].index) in self._slots.unplaced:  # H6; _place_waiting comes back to them
+            images.pop()
         if images:
             self._images[topic.name] = messages.TopicImage(topic.name, topic.topic_id, images, topic.config, topic.name in INTERNAL_TOPICS)
             self._names[topic.topic_id] = topic.name
         return actions
 
-    def _image(self, topic_id: bytes, partition: PartitionState) -> messages.PartitionImage:
+    def _image(self, topic_id: bytes, partition: PartitionState, actions: list[Action]) -> messages.PartitionImage:
         key = (topic_id, partition.index)
-        owner, log_dir = OWNER_NONE, LOG_DIR_NONE
-        slot = self._slots.get(key, -1)
-        if self.node_id in partition.replicas:
-            directory = partition.directories[partition.replicas.index(self.node_id)]
-            if slot < 0:
-                slot = self._take_slot(key)
-            if directory in self._log_dirs:
+        slot, owner, log_dir = -1, OWNER_NONE, LOG_DIR_NONE
+        if self.node_id not in partition.replicas:
+            self._give_up(key)
+        elif directory := partition.directories[partition.replicas.index(self.node_id)]:
+            self._choosing.pop(key, None)
+            slot = self._slots.take(key)
+            if slot >= 0 and directory in self._log_dirs:
                 owner, log_dir = owner_of(topic_id, partition.index, self._worker_count), self._log_dirs[directory]
+        elif key not in self._choosing and self._log_dirs:
+            actions.append(RecordMove(topic_id, partition.index, self._choose_directory(key)))
+        return self._described(partition, slot, owner, log_dir)
+
+    @staticmethod
+    def _described(partition: PartitionState, slot: int, owner: int, log_dir: int) -> messages.PartitionImage:
         return messages.PartitionImage(
             index=partition.index,
             slot=slot,
@@ -317,45 +307,53 @@ class HostCore:
             leader_epoch=partition.leader_epoch,
             replicas=list(partition.replicas),
             in_sync_replicas=list(partition.in_sync_replicas),
+            partition_epoch=partition.partition_epoch,
+            adding=list(partition.adding_replicas),
+            removing=list(partition.removing_replicas),
+            eligible=list(partition.eligible_leader_replicas),
+            last_known_eligible=list(partition.last_known_eligible),
+            recovering=partition.recovering,
+            retiring=partition.retiring,
+            redirect=partition.redirect,
         )
 
-    def _take_slot(self, partition: Partition) -> int:
-        if not self._free:
-            self._unplaced[partition] = None
-            return -1
-        self._unplaced.pop(partition, None)
-        slot = self._slots[partition] = heapq.heappop(self._free)
-        return slot
+    def _choose_directory(self, key: Partition) -> str:
+        """The usable one with the fewest replicas."""
+        counts = {name: self._state.partition_counts.get((self.node_id, name), 0) for name in self._log_dirs}
+        for name in self._choosing.values():
+            counts[name] += 1
+        chosen = self._choosing[key] = min(counts, key=lambda name: (counts[name], self._log_dirs[name]))
+        return chosen
 
-    def _remove(self, topic: TopicState) -> list[Action]:
+    def _give_up(self, key: Partition) -> int:
+        self._choosing.pop(key, None)
+        return self._slots.give_up(key, self._version, self._alive)
+
+    def _remove(self, topic: TopicState) -> list[messages.FromController]:
         for partition in topic.partitions:
-            self._unplaced.pop((topic.topic_id, partition.index), None)
+            self._slots.unplaced.pop((topic.topic_id, partition.index), None)
+            self._choosing.pop((topic.topic_id, partition.index), None)
         image = self._images.get(topic.name)
         if image is None or image.topic_id != topic.topic_id:
             return []
-        del self._images[topic.name], self._names[topic.topic_id]
-        slots = []
-        for partition in image.partitions:
-            slot = self._slots.pop((topic.topic_id, partition.index), -1)
-            if slot >= 0:
-                self._retiring[slot] = (self._version, set(self._alive))
-                slots.append(slot)
-        return self._broadcast(messages.TopicRemoved(self._version, topic.name, topic.topic_id, slots)) + self._free_retired()
+        return [messages.TopicRemoved(self._version, topic.name, topic.topic_id, self._forget(image))]
+
+    def _forget(self, image: messages.TopicImage) -> list[int]:
+        """Its slots, which are retiring now."""
+        del self._images[image.name], self._names[image.topic_id]
+        slots = [self._give_up((image.topic_id, partition.index)) for partition in image.partitions]
+        return [slot for slot in slots if slot >= 0]
 
     def _free_retired(self) -> list[Action]:
-        ready = [slot for slot, (_, users) in self._retiring.items() if not users]
-        actions: list[Action] = []
-        for slot in ready:
-            del self._retiring[slot]
-            heapq.heappush(self._free, slot)
-            actions.append(ClearSlot(slot))
-        if ready and self._unplaced:
+        ready = self._slots.free_retired()
+        actions: list[Action] = [ClearSlot(slot) for slot in ready]
+        if ready and self._slots.unplaced:
             actions += self._place_waiting()
         return actions
 
     def _place_waiting(self) -> list[Action]:
         actions: list[Action] = []
-        for name in {self._state.topics_by_id.get(topic_id): None for topic_id, _ in self._unplaced}:
+        for name in {self._state.topics_by_id.get(topic_id): None for topic_id, _ in self._slots.unplaced}:
             topic = self._state.topics.get(name) if name is not None else None
             if topic is not None:
                 actions += self._put(topic, {})
@@ -365,19 +363,15 @@ class HostCore:
 
     def _waits_for_slots(self, topic: TopicState) -> bool:
         """Its request is answered when the slots are there and every worker has them."""
-        return any((topic.topic_id, partition.index) in self._unplaced for partition in topic.partitions)
+        unplaced = self._slots.unplaced
+        return bool(unplaced) and any((topic.topic_id, partition.index) in unplaced for partition in topic.partitions)
 
     def topic_image(self, topic: TopicState) -> messages.TopicImage:
         """For an answer: with slots when the topic exists; a validated topic that does not has none."""
         image = self._images.get(topic.name)
         if image is not None and image.topic_id == topic.topic_id:
             return image
-        partitions = [
-            messages.PartitionImage(
-                partition.index, -1, OWNER_NONE, LOG_DIR_NONE, partition.leader, partition.leader_epoch, list(partition.replicas), list(partition.in_sync_replicas)
-            )
-            for partition in topic.partitions
-        ]
+        partitions = [self._described(partition, -1, OWNER_NONE, LOG_DIR_NONE) for partition in topic.partitions]
         return messages.TopicImage(topic.name, topic.topic_id, partitions, topic.config, topic.name in INTERNAL_TOPICS)
 
     # -- subscribers -------------------------------------------------------------------------------------------------------
@@ -401,11 +395,11 @@ class HostCore:
 
     def _whole(self) -> messages.Image:
         state = self._state
-        brokers = [messages.BrokerImage(broker.node_id, broker.host, broker.port, broker.rack, broker.epoch) for broker in state.brokers.values()]
+        brokers = [broker_image(broker) for broker in state.brokers.values()]
         config = state.broker_config(self.node_id)
         return messages.Image(
             self._version, state.cluster_id, self._controller_id, brokers, list(self._images.values()), config, state.broker_configs.get("", {}), list(state.removed),
-            state.group_configs, self._client_quotas(), state.features,
+            state.group_configs, self._client_quotas(), state.features, self.node_id,
         )  # fmt: skip
 
     def _broadcast(self, message: messages.FromController, role: str | None = None) -> list[Action]:
@@ -436,11 +430,14 @@ class HostCore:
         actions: list[Action] = []
         for client in [other.client for other in self._subscribers.values() if other.role == "worker" and other.index == index]:
             actions += self._drop(client)
-        for _, users in self._retiring.values():
-            users.discard(index)
+        self._slots.died(index)
         lost: dict[Partition, int] = {}
         for image in self._images.values():
-            lost.update(((image.topic_id, partition.index), partition.leader_epoch) for partition in image.partitions if partition.owner == index)
+            for partition in image.partitions:
+                if partition.owner == index and partition.leader == self.node_id:
+                    lost[image.topic_id, partition.index] = partition.leader_epoch
+                elif partition.owner == index:  # its successor's, at once
+                    actions.append(AssignSlot(partition.slot, image.topic_id, partition.index, index, partition.log_dir, partition.leader_epoch))
         if lost:
             self._fenced[index] = lost
             actions.append(RaiseEpochs(tuple(lost)))
@@ -472,12 +469,10 @@ class HostCore:
         if subscriber is None or subscriber.role != "worker":
             return []
         subscriber.applied_version = max(subscriber.applied_version, event.applied.version)
-        for version, users in self._retiring.values():
-            if event.applied.version >= version:
-                users.discard(subscriber.index)
+        self._slots.applied(subscriber.index, event.applied.version)
         actions = self._free_retired()
         if event.applied.failures:
-            names = {slot: f"{self._state.topics_by_id.get(topic_id, '?')}-{index}" for (topic_id, index), slot in self._slots.items()}
+            names = {slot: f"{self._state.topics_by_id.get(topic_id, '?')}-{index}" for (topic_id, index), slot in self._slots.used.items()}
             actions.append(Report({names.get(slot, f"slot {slot}"): reason for slot, reason in event.applied.failures.items()}))
         return actions + self._maybe_applied()
 
@@ -503,6 +498,10 @@ class HostCore:
         if image is None or not 0 <= change.partition < len(image.partitions):
             return refuse(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"There is no partition {change.name}-{change.partition}.")
         partition = image.partitions[change.partition]
+        if isinstance(change, messages.DeleteRecords) and partition.leader != self.node_id:
+            return refuse(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{change.name}-{change.partition} is led by another host.")
+        if partition.slot < 0:
+            return refuse(ErrorCode.REPLICA_NOT_AVAILABLE, f"This host has no replica of {change.name}-{change.partition}.")
         if partition.owner == OWNER_NONE:
             return refuse(ErrorCode.KAFKA_STORAGE_ERROR, f"The log directory of {change.name}-{change.partition} is offline.")
         worker = next((other for other in self._subscribers.values() if other.role == "worker" and other.index == partition.owner and not other.held), None)
@@ -545,18 +544,22 @@ class HostCore:
     # -- invariants --------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        used, retiring, free = set(self._slots.values()), set(self._retiring), set(self._free)
-        assert len(used) == len(self._slots) and len(free) == len(self._free), "H1"
-        assert not used & retiring and not used & free and not retiring & free and len(used | retiring | free) == self._slot_count, "H1"
-        assert all(users and users <= self._alive for _, users in self._retiring.values()), "H2"
+        self._slots.check(self._alive)
         for subscriber in self._subscribers.values():
             assert subscriber.held == (subscriber.role == "worker" and subscriber.index in self._fenced), "H3"
             assert subscriber.held or subscriber.role != "worker" or subscriber.index in self._alive, "H3"
+        placed: set[Partition] = set()
         for name, image in self._images.items():
-            for partition in image.partitions:
-                assert self._slots[(image.topic_id, partition.index)] == partition.slot, "H1"
-                assert partition.owner in (OWNER_NONE, owner_of(image.topic_id, partition.index, self._worker_count)), "H5"
             assert image.name == name and [partition.index for partition in image.partitions] == list(range(len(image.partitions))), "H6"
+            for partition in image.partitions:
+                key = (image.topic_id, partition.index)
+                assert self._slots.get(key) == partition.slot, "H6"
+                assert partition.owner in (OWNER_NONE, owner_of(image.topic_id, partition.index, self._worker_count)), "H5"
+                assert partition.owner == OWNER_NONE or partition.slot >= 0, "H6"
+                assert partition.slot < 0 or self.node_id in partition.replicas, "H6"
+                if partition.slot >= 0:
+                    placed.add(key)
+        assert placed == self._slots.used.keys(), "H6"
         assert {image.topic_id: name for name, image in self._images.items()} == self._names
         assert self._applied_version <= self._version, "H4"
 
@@ -564,6 +567,8 @@ class HostCore:
 _HANDLERS = {
     Started: HostCore._on_started,
     Publish: HostCore._on_publish,
+    StateReplaced: HostCore._on_state_replaced,
+    ControllerChanged: HostCore._on_controller_changed,
     SubscriberJoined: HostCore._on_subscriber_joined,
     SubscriberLeft: HostCore._on_subscriber_left,
     WorkerDied: HostCore._on_worker_died,

@@ -109,7 +109,8 @@ class World:
     def check_epochs(self, send: host_core.Send) -> None:
         """Nobody is told to serve a partition in the epoch that died with its predecessor."""
         message = send.message
-        topics = message.topics if isinstance(message, messages.Image) else [message.topic] if isinstance(message, messages.TopicPut) else []
+        parts = message.parts if isinstance(message, messages.Several) else [message]
+        topics = message.topics if isinstance(message, messages.Image) else [part.topic for part in parts if isinstance(part, messages.TopicPut)]
         index = self.subscribed.get(send.client)
         for topic in topics:
             for partition in topic.partitions:
@@ -147,7 +148,8 @@ class World:
         """The worker takes in everything that was sent, then answers."""
         view = self.views[self.subscribed[client]]
         told = False
-        for message in self.inbox.pop(client, []):
+        flat = [part for message in self.inbox.pop(client, []) for part in (message.parts if isinstance(message, messages.Several) else [message])]
+        for message in flat:
             match message:
                 case messages.Image():
                     view["slots"] = {(t.topic_id, p.index): p.slot for t in message.topics for p in t.partitions if p.slot >= 0}
@@ -296,7 +298,7 @@ def test_random_history(seed: int) -> None:
             for index in live:  # the same processes subscribe again, over new connections
                 world.join(index)
     world.settle()
-    assert world.core.idle and not world.host._fenced and not world.host._retiring
+    assert world.core.idle and not world.host._fenced and not world.host._slots.retiring
     # every request of the last controller was answered, and the log alone gives the same state
     replayed = MetadataState()
     for record in world.log:
