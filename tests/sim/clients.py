@@ -1,0 +1,154 @@
+"""Simulated clients of a cluster: producers that try again, consumers, askers of the latest offset. They know hosts and what hosts say of leaders, nothing else.
+
+Invariants
+    C1/C2  an idempotent producer with acks=all and one request under way is never told that its sequence is out of order
+    C4     a consumer's offsets rise by what it read
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from tests.sim.disks import Entry
+from tests.sim.kernel import MILLISECOND, Kernel, Network, Process, Violation
+from tests.sim.model_worker import ModelWorker
+from tests.sim.partition_replica import OUT_OF_ORDER
+
+TIMEOUT = 700 * MILLISECOND
+
+
+class ClusterView(Protocol):
+    kernel: Kernel
+    network: Network
+    client_node: int
+    producer_ids: int
+    values: int
+
+    def leader_hint(self, partition: Any) -> int: ...
+    def replica_hint(self, partition: Any) -> int: ...
+    def worker_of(self, node: int, partition: Any) -> ModelWorker | None: ...
+
+
+class Client:
+    def __init__(self, world: ClusterView, partitions: list[Any], pause: int) -> None:
+        self.world = world
+        self.kernel = world.kernel
+        self.process = Process("client")
+        self.partitions = partitions
+        self.pause = pause
+        self.token = 0
+        self.stopping = False
+        self.done = 0
+        self.again(self.kernel.random.randrange(20) * MILLISECOND)
+
+    def again(self, delay: int) -> None:
+        self.token += 1
+        self.kernel.after(delay, self.process, self._turn, self.token)
+
+    def _turn(self, token: int) -> None:
+        if token == self.token:
+            self.turn()
+
+    def turn(self) -> None:
+        raise NotImplementedError
+
+    def ask(self, node: int, method: str, partition: Any, *arguments: Any) -> None:
+        """To a host's worker; nothing or silence is tried again after TIMEOUT."""
+        world = self.world
+        self.token += 1
+        self.kernel.after(TIMEOUT, self.process, self._turn, self.token)
+        worker = world.worker_of(node, partition) if node >= 0 else None
+        if worker is not None:
+            caller = (world.client_node, self.process, self.answered, self.token)
+            world.network.send(world.client_node, node, worker.process, getattr(worker, method), partition, *arguments, caller)
+
+    def answered(self, token: int, *what: Any) -> None:
+        if token == self.token:
+            self.on_answer(*what)
+
+    def on_answer(self, *what: Any) -> None:
+        raise NotImplementedError
+
+
+class Producer(Client):
+    """One record at a time, in turn into its partitions; idempotent unless acks=1 is asked for without it."""
+
+    def __init__(self, world: ClusterView, partitions: list[Any], pause: int, all_acks: bool = True, idempotent: bool = True) -> None:
+        self.all_acks = all_acks
+        self.idempotent = idempotent
+        self.next: dict[Any, int] = dict.fromkeys(partitions, 0)
+        self.id = -1
+        self.sent: tuple[Any, int] | None = None  # partition, value
+        super().__init__(world, partitions, pause)
+        self._renew()
+
+    def _renew(self) -> None:
+        self.next = dict.fromkeys(self.partitions, 0)
+        if self.idempotent:
+            self.id = self.world.producer_ids
+            self.world.producer_ids += 1
+
+    def turn(self) -> None:
+        world = self.world
+        if self.sent is None:
+            if self.stopping:
+                return
+            world.values += 1
+            self.sent = (self.partitions[world.kernel.random.randrange(len(self.partitions))], world.values)
+        partition, value = self.sent
+        self.ask(world.leader_hint(partition), "on_produce", partition, self.id, self.next[partition], value, self.all_acks)
+
+    def on_answer(self, error: int, offset: int) -> None:
+        partition, _ = self.sent
+        if error == 0:
+            self.sent = None
+            self.next[partition] += 1
+            self.done += 1
+            self.again(self.pause)
+        elif error == OUT_OF_ORDER:
+            if self.all_acks:
+                raise Violation("C2", f"{partition}: producer {self.id} is out of order at sequence {self.next[partition]}")
+            self.sent = None
+            self._renew()  # acks=1 lost something: a new producer
+            self.again(self.pause)
+        else:
+            self.again(40 * MILLISECOND)
+
+
+class Consumer(Client):
+    def __init__(self, world: ClusterView, partitions: list[Any], pause: int, nearest: bool = False) -> None:
+        self.positions: dict[Any, int] = dict.fromkeys(partitions, 0)
+        self.nearest = nearest  # KIP-392: of any replica
+        self.at = 0
+        super().__init__(world, partitions, pause)
+
+    def turn(self) -> None:
+        if self.stopping:
+            return
+        self.at = (self.at + 1) % len(self.partitions)
+        partition = self.partitions[self.at]
+        node = self.world.replica_hint(partition) if self.nearest else self.world.leader_hint(partition)
+        self.ask(node, "on_read", partition, self.positions[partition])
+
+    def on_answer(self, error: int, offset: int, entries: list[Entry]) -> None:
+        partition = self.partitions[self.at]
+        if not error:
+            if offset != self.positions[partition]:
+                raise Violation("C4", f"{partition}: asked for {self.positions[partition]}, answered {offset}")
+            self.positions[partition] += len(entries)
+            self.done += len(entries)
+        self.again(self.pause if not error else 40 * MILLISECOND)
+
+
+class Asker(Client):
+    """ListOffsets latest."""
+
+    def turn(self) -> None:
+        if self.stopping:
+            return
+        partition = self.partitions[self.kernel.random.randrange(len(self.partitions))]
+        self.ask(self.world.leader_hint(partition), "on_latest", partition)
+
+    def on_answer(self, error: int, offset: int) -> None:
+        self.done += not error
+        self.again(self.pause)

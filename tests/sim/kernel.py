@@ -1,0 +1,180 @@
+"""What every simulated cluster stands on: one seed, one queue of events in true time, processes that die and stall, clocks that drift, links that lose.
+
+Invariants
+    K1  everything random comes from Kernel.random, everything happens in the order (true time, order of scheduling): the same seed is the same run
+    K2  what was meant for a process that has died is never done, nor by its successor; what was meant for one that is stopped is done when it goes on, in order
+    K3  a message is delivered to the process it was sent to (the connection ends with either end), late, twice or never, as its link has it
+
+Times are microseconds of true time, integers; a host sees them through its Clock (nanoseconds, as CLOCK_BOOTTIME). Story: every event leaves one tuple of plain
+values, so that a run can be told and hashed; nothing is formatted until somebody asks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from heapq import heappop, heappush
+from random import Random
+from typing import Any
+
+MILLISECOND = 1_000
+SECOND = 1_000_000
+
+
+class Violation(AssertionError):
+    """An invariant does not hold. `name` is the invariant's, as in the design page ("P2")."""
+
+    def __init__(self, name: str, what: str) -> None:
+        super().__init__(f"{name}: {what}")
+        self.name = name
+
+
+class Process:
+    """Something with a life of its own. A restarted process is another Process."""
+
+    __slots__ = ("name", "alive", "stopped", "backlog")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.alive = True
+        self.stopped = False
+        self.backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+
+    def die(self) -> None:
+        self.alive = False
+        self.backlog = []
+
+
+class Kernel:
+    def __init__(self, seed: int | str) -> None:
+        self.random = Random(seed)
+        self.now = 0
+        self.steps = 0
+        self.story: list[tuple[Any, ...]] = []
+        self.after_each: Callable[[], None] | None = None
+        self._queue: list[tuple[int, int, Process | None, Callable[..., None], tuple[Any, ...]]] = []
+        self._order = 0
+
+    def after(self, delay: int, process: Process | None, do: Callable[..., None], *arguments: Any) -> None:
+        """Does it `delay` from now, if `process` (None = the world) is then still alive."""
+        self._order += 1
+        heappush(self._queue, (self.now + delay, self._order, process, do, arguments))
+
+    def tell(self, *what: Any) -> None:
+        self.story.append((self.now, *what))
+
+    def run(self, steps: int = 1 << 60, until: int = 1 << 60) -> None:
+        """At most so many events, none after `until`; the clock stands at `until` if nothing more is due."""
+        queue, check = self._queue, self.after_each
+        last = self.steps + steps
+        while self.steps < last and queue and queue[0][0] <= until:
+            self.now, _, process, do, arguments = heappop(queue)
+            if process is not None:
+                if not process.alive:
+                    continue
+                if process.stopped:
+                    process.backlog.append((do, arguments))
+                    continue
+            self.steps += 1
+            do(*arguments)
+            if check is not None:
+                check()
+        if self.steps < last and until < 1 << 60:
+            self.now = until
+
+    def go_on(self, process: Process) -> None:
+        process.stopped = False
+        backlog, process.backlog = process.backlog, []
+        for do, arguments in backlog:
+            self.after(0, process, do, *arguments)
+
+    def trace_hash(self) -> str:
+        """Of the whole story. Story tuples hold plain values in fixed order, so no hash seed can change it."""
+        digest = hashlib.blake2b(digest_size=16)
+        for entry in self.story:
+            digest.update(repr(entry).encode())
+        return digest.hexdigest()
+
+
+class Clock:
+    """CLOCK_BOOTTIME of one host: an offset of its own, faster or slower by `drift` (0.001 = 1 ms each second). It never steps; the wall clock does."""
+
+    __slots__ = ("_kernel", "_base_true", "_base_local", "rate", "wall_offset_ms")
+
+    def __init__(self, kernel: Kernel, drift: float) -> None:
+        self._kernel = kernel
+        self._base_true = kernel.now
+        self._base_local = kernel.random.randrange(1, 10**6) * 10**9
+        self.rate = 1 + drift
+        self.wall_offset_ms = 1_700_000_000_000
+
+    def now(self) -> int:
+        """Nanoseconds."""
+        return self._base_local + int((self._kernel.now - self._base_true) * 1_000 * self.rate)
+
+    def now_ms(self) -> int:
+        return self.now() // 1_000_000
+
+    def wall_ms(self) -> int:
+        return self.wall_offset_ms + self._kernel.now // 1_000
+
+    def true_delay(self, local_ns: int) -> int:
+        """How many microseconds of true time, rounded up, until this clock has gone on by so many nanoseconds."""
+        return max(0, int(local_ns / (1_000 * self.rate)) + 1)
+
+    def set_drift(self, drift: float) -> None:
+        self._base_local, self._base_true = self.now(), self._kernel.now
+        self.rate = 1 + drift
+
+
+class Link:
+    """One direction between two hosts."""
+
+    __slots__ = ("cut", "loss", "double", "delay_min", "delay_max", "late", "late_max")
+
+    def __init__(self) -> None:
+        self.cut = False
+        self.loss = 0.0
+        self.double = 0.0  # share of messages that arrive twice
+        self.delay_min, self.delay_max = 100, 1_500
+        self.late = 0.0  # share that is kept back for up to late_max: overtaken by everything
+        self.late_max = 5 * SECOND
+
+
+class Network:
+    """Hosts 0..count-1, `links[a][b]` from a to b. Within a host nothing is lost."""
+
+    def __init__(self, kernel: Kernel, count: int) -> None:
+        self._kernel = kernel
+        self.count = count
+        self.links = [[Link() for _ in range(count)] for _ in range(count)]
+
+    def send(self, source: int, target: int, process: Process | None, do: Callable[..., None], *arguments: Any) -> None:
+        """process: who receives it, None = nobody is there (the connection is refused)."""
+        kernel = self._kernel
+        if process is None:
+            return
+        if source == target:
+            kernel.after(30, process, do, *arguments)
+            return
+        link = self.links[source][target]
+        draw = kernel.random.random
+        if link.cut or (link.loss and draw() < link.loss):
+            return
+        copies = 2 if link.double and draw() < link.double else 1
+        for _ in range(copies):
+            delay = link.delay_min + int(draw() * (link.delay_max - link.delay_min))
+            if link.late and draw() < link.late:
+                delay += int(draw() * link.late_max)
+            kernel.after(delay, process, self._arrive, link, process, do, arguments)
+
+    def _arrive(self, link: Link, process: Process, do: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        if not link.cut:
+            do(*arguments)
+
+    def heal(self) -> None:
+        for row in self.links:
+            for link in row:
+                link.cut = False
+                link.loss = link.double = link.late = 0.0
+                link.delay_min, link.delay_max = 100, 1_500
