@@ -22,6 +22,7 @@ class PartitionState(msgspec.Struct, frozen=True):
     recovering: bool = False  # its leader was chosen uncleanly; until the leader has said that it is in order
     retiring: int = 0  # RETIRE_*: this partition of a topic that gets fewer
     redirect: int = -1  # index of the partition that takes what producers send here
+    replacing: int = -1  # the reassignment under way is mqd's own: it takes the replica of this node away, which is lost or drained
 
 
 RETIRE_NOT, RETIRE_SEALED, RETIRE_REDIRECTED, RETIRE_HIDDEN = 0, 1, 2, 3
@@ -152,6 +153,7 @@ class PartitionChange(msgspec.Struct, frozen=True, omit_defaults=True):
     recovering: bool | None = None
     retiring: int | None = None
     redirect: int | None = None
+    replacing: int | None = None
 
 
 class PartitionsChanged(msgspec.Struct, frozen=True, tag="partitions_changed/1"):

@@ -65,6 +65,14 @@ def collision_key(name: str) -> str:
     return name.replace(".", "_")
 
 
+def _add(counts: dict, key: object, step: int) -> None:
+    count = counts.get(key, 0) + step
+    if count:
+        counts[key] = count
+    else:
+        del counts[key]
+
+
 def changed(old: PartitionState, change: PartitionChange) -> PartitionState:
     """The partition after the change; what the state and the rules both hold to be so."""
 
@@ -86,12 +94,13 @@ def changed(old: PartitionState, change: PartitionChange) -> PartitionState:
         recovering=kept(change.recovering, old.recovering),
         retiring=kept(change.retiring, old.retiring),
         redirect=kept(change.redirect, old.redirect),
+        replacing=kept(change.replacing, old.replacing),
     )
 
 
 class MetadataState:
     __slots__ = ("version", "cluster_id", "created_ms", "brokers", "topics", "topics_by_id", "collisions", "broker_configs", "next_producer_id", "partition_counts", "partition_count", "removed",
-                 "group_configs", "client_quotas", "features")  # fmt: skip
+                 "preferred_counts", "group_configs", "client_quotas", "features")  # fmt: skip
 
     def __init__(self) -> None:
         self.version = 0  # offset after the last applied record
@@ -105,6 +114,7 @@ class MetadataState:
         self.next_producer_id = 0
         self.partition_counts: dict[tuple[int, str], int] = {}  # (node id, directory id) -> replicas there
         self.partition_count = 0
+        self.preferred_counts: dict[int, int] = {}  # node id -> partitions whose first replica it is
         self.removed: dict[bytes, None] = {}
         self.group_configs: dict[str, dict[str, str]] = {}  # consumer groups with a configuration of their own
         self.client_quotas: dict[Entity, dict[str, float]] = {}
@@ -252,11 +262,8 @@ class MetadataState:
         self.partition_count += step * len(partitions)
         for partition in partitions:
             for key in zip(partition.replicas, partition.directories):
-                count = self.partition_counts.get(key, 0) + step
-                if count:
-                    self.partition_counts[key] = count
-                else:
-                    del self.partition_counts[key]
+                _add(self.partition_counts, key, step)
+            _add(self.preferred_counts, partition.replicas[0], step)
 
     # -- snapshots ---------------------------------------------------------------------------------------------------------
 
@@ -298,6 +305,7 @@ class MetadataState:
         assert {topic.topic_id: name for name, topic in self.topics.items()} == self.topics_by_id, "S1"
         assert {collision_key(name): name for name in self.topics} == self.collisions, "S3"
         counts: dict[tuple[int, str], int] = {}
+        preferred: dict[int, int] = {}
         for name, topic in self.topics.items():
             assert topic.name == name and len(topic.topic_id) == 16 and topic.partitions, "S1"
             assert [partition.index for partition in topic.partitions] == list(range(len(topic.partitions))), "S2"
@@ -308,7 +316,9 @@ class MetadataState:
                 assert partition.leader == -1 or partition.leader in partition.in_sync_replicas, "S2"
                 for key in zip(partition.replicas, partition.directories):
                     counts[key] = counts.get(key, 0) + 1
+                preferred[partition.replicas[0]] = preferred.get(partition.replicas[0], 0) + 1
         assert self.removed.keys().isdisjoint(self.topics_by_id) and len(self.removed) <= REMOVED_COUNT_MAX, "S6"
+        assert preferred == self.preferred_counts, "S4"
         assert counts == self.partition_counts and self.partition_count == sum(len(topic.partitions) for topic in self.topics.values()), "S4"
 
 

@@ -1,0 +1,192 @@
+"""A broker's life as records: registration, fencing, return, controlled shutdown, unregistration (rules R8, R9, R10, R15).
+
+Pure functions of a View; Refusal carries Kafka's error code. What they return goes into one batch: a broker is never fenced while it still leads (P7).
+
+R9 in short: one session at a time for a node id. A new incarnation over the same metadata directory proves that the old one is dead (the directory is locked by a living keeper), so it is fenced and
+replaced in one batch; over another directory it must wait until the old one is fenced. A start that was not clean takes the broker's partitions from the eligible sets: it may have forgotten.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from mqd.cluster.broker_messages import RegisterBroker
+from mqd.cluster.cluster_view import View
+from mqd.cluster.features import levels
+from mqd.cluster.metadata_records import BrokerChanged, BrokerRegistered, BrokerState, BrokerUnregistered, PartitionChange, PartitionsChanged, PartitionState, Record, TopicState
+from mqd.cluster.metadata_state import MetadataState
+from mqd.cluster.partition_rules import Target, effective_min_in_sync, without
+from mqd.cluster.refusal import Refusal
+from mqd.protocol.errors import ErrorCode
+
+# -- leaving -------------------------------------------------------------------------------------------------------------------
+
+
+def _targets_without(state: MetadataState, nodes: frozenset[int], forget: frozenset[int] = frozenset()) -> Iterator[tuple[TopicState, Target]]:
+    for topic in state.topics.values():
+        for partition in topic.partitions:
+            if not nodes.isdisjoint(partition.in_sync_replicas) or (forget and not forget.isdisjoint(partition.eligible_leader_replicas)):
+                target = Target(partition)
+                target.in_sync = without(partition.in_sync_replicas, nodes)
+                target.forget = forget
+                yield topic, target
+
+
+def fence(state: MetadataState, nodes: Iterable[int], mutants: frozenset[str]) -> list[Record]:
+    """All of them at once: out of every in-sync set, another leader for what they led (R8)."""
+    unfenced = [node for node in nodes if node in state.brokers and not state.brokers[node].fenced]
+    if not unfenced:
+        return []
+    gone = frozenset(unfenced)
+    view = View(state, mutants, gone=gone)
+    records: list[Record] = [BrokerChanged(node, state.brokers[node].epoch, fenced=True, in_controlled_shutdown=False) for node in sorted(gone)]
+    return records + view.changes(_targets_without(state, gone))
+
+
+# -- coming --------------------------------------------------------------------------------------------------------------------
+
+
+def register(state: MetadataState, message: RegisterBroker, mutants: frozenset[str]) -> list[Record]:
+    """Raises Refusal. No record: it is registered already. The broker's epoch is the offset of its BrokerRegistered record, always the first one."""
+    old = state.brokers.get(message.node_id)
+    _check_features(state, message)
+    same_place = old is not None and old.directory_id in ("", message.directory_id)
+    if old is not None and same_place and old.incarnation == message.incarnation:
+        again = _registered(message, old.epoch, old)
+        return [] if again == old else [BrokerRegistered(again)]
+    if old is not None and same_place and old.incarnation > message.incarnation:
+        raise Refusal(ErrorCode.DUPLICATE_BROKER_REGISTRATION, f"A newer incarnation of broker {message.node_id} is registered.")
+    if old is not None and not same_place and not old.fenced:
+        raise Refusal(ErrorCode.DUPLICATE_BROKER_REGISTRATION, f"Another broker is registered as node {message.node_id} and alive; give this host a node.id of its own.")
+    view = View(state, mutants, gone=frozenset((message.node_id,)))
+    new = _registered(message, state.version, old)
+    clean = old is not None and same_place and message.clean_epoch == old.epoch
+    forget = frozenset() if clean or "R9" in mutants else frozenset((message.node_id,))
+    changes = view.changes(_targets_without(state, frozenset((message.node_id,)), forget))
+    if old is not None and not same_place:
+        changes += _placed_anew(state, message)
+    return [BrokerRegistered(msgspec.structs.replace(new, fenced=True, in_controlled_shutdown=False)), *changes]
+
+
+def _registered(message: RegisterBroker, epoch: int, old: BrokerState | None) -> BrokerState:
+    same_place = old is not None and old.directory_id in ("", message.directory_id)
+    paths = dict(old.directories) if old is not None and same_place else {}
+    paths.update({entry.directory_id: entry.path for entry in message.directories if entry.directory_id})
+    return BrokerState(
+        node_id=message.node_id,
+        host=message.host,
+        port=message.port,
+        rack=message.rack,
+        epoch=epoch,
+        incarnation=message.incarnation,
+        directories=paths,
+        fenced=old.fenced if old is not None else True,
+        in_controlled_shutdown=old.in_controlled_shutdown if old is not None else False,
+        draining=old.draining if old is not None else False,
+        inter_broker_host=message.inter_broker_host,
+        inter_broker_port=message.inter_broker_port,
+        controller_host=message.controller_host,
+        controller_port=message.controller_port,
+        worker_count=message.worker_count,
+        directory_id=message.directory_id,
+        features={name: (first, last) for name, (first, last) in message.features.items()},
+    )
+
+
+def _check_features(state: MetadataState, message: RegisterBroker) -> None:
+    for name, level in sorted(levels(state.features).items()):
+        first, last = message.features.get(name, (0, 0))
+        if message.features and not first <= level <= last:
+            raise Refusal(
+                ErrorCode.UNSUPPORTED_VERSION,
+                f"The cluster runs {name} at level {level}; this version of mqd can do {first} to {last}. Install the version that the other hosts run.",
+            )
+
+
+def _placed_anew(state: MetadataState, message: RegisterBroker) -> list[Record]:
+    """The host lost its disks: its replicas begin empty in the directories it has now, the fewest first."""
+    usable = [entry.directory_id for entry in message.directories if entry.usable and entry.directory_id]
+    if not usable:
+        return []
+    counts = dict.fromkeys(usable, 0)
+    records: list[Record] = []
+    for topic in state.topics.values():
+        changes = []
+        for partition in topic.partitions:
+            if message.node_id not in partition.replicas:
+                continue
+            place = partition.replicas.index(message.node_id)
+            if partition.directories[place] in counts:
+                continue
+            chosen = min(usable, key=lambda directory: counts[directory])
+            counts[chosen] += 1
+            directories = (*partition.directories[:place], chosen, *partition.directories[place + 1 :])
+            changes.append(PartitionChange(partition.index, directories=directories, replicas=partition.replicas))
+        if changes:
+            records.append(PartitionsChanged(topic.topic_id, tuple(changes)))
+    return records
+
+
+def unfence(state: MetadataState, node: int, mutants: frozenset[str]) -> list[Record]:
+    """The broker knows of its own registration: it may lead what nobody leads."""
+    broker = state.brokers[node]
+    view = View(state, mutants, back=frozenset((node,)))
+    wanted = ((topic, Target(partition)) for topic in state.topics.values() for partition in topic.partitions if partition.leader < 0 and node in partition.replicas)
+    return [BrokerChanged(node, broker.epoch, fenced=False), *view.changes(wanted)]
+
+
+# -- controlled shutdown -------------------------------------------------------------------------------------------------------
+
+
+def begin_shutdown(state: MetadataState, node: int) -> list[Record]:
+    return [BrokerChanged(node, state.brokers[node].epoch, in_controlled_shutdown=True)]
+
+
+def _would_refuse(topic: TopicState, partition: PartitionState, view: View) -> bool:
+    """Without the broker acks=all would be refused from now on, and somebody who is not in sync may soon be."""
+    minimum = effective_min_in_sync(view.wanted_min(topic), len(partition.replicas), len(partition.adding_replicas))
+    return len(partition.in_sync_replicas) == minimum and any(view.may_lead(other) for other in partition.replicas if other not in partition.in_sync_replicas)
+
+
+def move_away(state: MetadataState, node: int, moves_max: int, mutants: frozenset[str], patient: bool = True) -> tuple[list[Record], bool]:
+    """(changes of at most `moves_max` partitions, whether all are done). The broker leaves their in-sync sets with its leaderships, so that nobody waits for it when it ends.
+    Partitions that nobody else can lead stay as they are. `patient`: and those that have just enough in sync, while another replica is catching up, count as not done."""
+    view = View(state, mutants)
+    wanted: list[tuple[TopicState, Target]] = []
+    done = True
+    for topic in state.topics.values():
+        for partition in topic.partitions:
+            if node not in partition.in_sync_replicas or not any(other != node and view.may_lead(other) for other in partition.in_sync_replicas):
+                continue
+            if (patient and _would_refuse(topic, partition, view)) or len(wanted) == moves_max:
+                done = False
+                continue
+            target = Target(partition)
+            target.in_sync = without(partition.in_sync_replicas, (node,))
+            wanted.append((topic, target))
+    return view.changes(iter(wanted), leaving=node), done
+
+
+# -- leaving for good ----------------------------------------------------------------------------------------------------------
+
+
+def unregister(state: MetadataState, node: int) -> list[Record]:
+    broker = state.brokers.get(node)
+    if broker is None:
+        raise Refusal(ErrorCode.BROKER_ID_NOT_REGISTERED, f"Broker ID {node} is not currently registered.")
+    if not broker.fenced:
+        raise Refusal(ErrorCode.POLICY_VIOLATION, f"Broker {node} is alive; shut it down before it is unregistered.")
+    held = replica_counts(state).get(node, 0)
+    if held:
+        raise Refusal(
+            ErrorCode.POLICY_VIOLATION,
+            f"Broker {node} still holds {held} replica(s) according to the metadata: drain it (mqd cluster drain {node}), or wait until they are replicated elsewhere, or reassign them.",
+        )
+    return [BrokerUnregistered(node)]
+
+
+def replica_counts(state: MetadataState) -> Mapping[int, int]:
+    counts: dict[int, int] = {}
+    for (node, _), count in state.partition_counts.items():
+        counts[node] = counts.get(node, 0) + count
+    return counts

@@ -1,0 +1,62 @@
+"""The metadata as the rules of the active controller look at it: who lives, what is wanted, which partitions a broker is in.
+
+A View is made anew over the tail for one decision. `gone`: brokers that this very decision takes out, whatever their record still says.
+"""
+
+from collections.abc import Callable, Iterator
+
+from mqd.cluster.metadata_records import PartitionChange, PartitionsChanged, PartitionState, Record, TopicState
+from mqd.cluster.metadata_state import MetadataState
+from mqd.cluster.partition_rules import Target, settle, wanted_min_in_sync
+
+Edit = Callable[[TopicState, PartitionState, Target], None]
+
+
+class View:
+    def __init__(self, state: MetadataState, mutants: frozenset[str] = frozenset(), gone: frozenset[int] = frozenset(), back: frozenset[int] = frozenset()) -> None:
+        """`back`: brokers that this decision unfences."""
+        self.state, self.mutants = state, mutants
+        brokers = state.brokers.values()
+        self._unfenced = {broker.node_id for broker in brokers if (not broker.fenced or broker.node_id in back) and broker.node_id not in gone}
+        self._may_lead = {node for node in self._unfenced if not state.brokers[node].in_controlled_shutdown}
+        self._default = state.broker_configs.get("", {})
+
+    def unfenced(self, node: int) -> bool:
+        return node in self._unfenced
+
+    def may_lead(self, node: int) -> bool:
+        """Unfenced and not about to shut down."""
+        return node in self._may_lead
+
+    def nodes(self) -> list[int]:
+        """That new replicas may go to."""
+        brokers = self.state.brokers
+        return sorted(node for node in self._may_lead if not brokers[node].draining)
+
+    def wanted_min(self, topic: TopicState) -> int:
+        return wanted_min_in_sync(topic.config, self._default)
+
+    def partition(self, topic_id: bytes, index: int) -> tuple[TopicState, PartitionState] | None:
+        name = self.state.topics_by_id.get(topic_id)
+        if name is None:
+            return None
+        topic = self.state.topics[name]
+        return (topic, topic.partitions[index]) if 0 <= index < len(topic.partitions) else None
+
+    def settled(self, topic: TopicState, target: Target, leaving: int = -1) -> PartitionChange | None:
+        """The leader stays while it is unfenced, although it is about to shut down, unless it is `leaving`."""
+        leader = target.old.leader
+
+        def live(node: int) -> bool:
+            return node != leaving and (node in self._may_lead or (node == leader and node in self._unfenced))
+
+        return settle(target, self.wanted_min(topic), live, self.mutants)
+
+    def changes(self, wanted: Iterator[tuple[TopicState, Target]], leaving: int = -1) -> list[Record]:
+        """One record per topic."""
+        found: dict[bytes, list[PartitionChange]] = {}
+        for topic, target in wanted:
+            change = self.settled(topic, target, leaving)
+            if change is not None:
+                found.setdefault(topic.topic_id, []).append(change)
+        return [PartitionsChanged(topic_id, tuple(changes)) for topic_id, changes in found.items()]

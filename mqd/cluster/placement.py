@@ -1,0 +1,171 @@
+"""Where replicas go: never two on one host, over the racks first, then where there are fewest; leaders by themselves. And within a host into the directory that holds the fewest.
+
+Deterministic: the same state and the same answer, whichever controller decides. Counts are of the whole cluster, so many small topics are spread like one large one.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from mqd.cluster.metadata_state import MetadataState
+
+
+class Directory(NamedTuple):
+    """One entry of log.dirs of a host."""
+
+    directory_id: str
+    path: str
+    free_bytes: int
+    usable: bool  # readable, writable, not fenced
+
+
+class Loads:
+    """How much each host holds, counted on while one plan is made."""
+
+    def __init__(self, state: MetadataState, nodes: Sequence[int]) -> None:
+        self.nodes = list(nodes)
+        self.racks = {node: state.brokers[node].rack for node in nodes}
+        self.replicas = dict.fromkeys(nodes, 0)
+        for (node, _), count in state.partition_counts.items():
+            if node in self.replicas:
+                self.replicas[node] += count
+        self.leaders = {node: state.preferred_counts.get(node, 0) for node in nodes}
+
+    def add(self, replicas: Sequence[int]) -> None:
+        for node in replicas:
+            if node in self.replicas:
+                self.replicas[node] += 1
+        if replicas and replicas[0] in self.leaders:
+            self.leaders[replicas[0]] += 1
+
+
+def choose(loads: Loads, factor: int) -> tuple[int, ...]:
+    """Replicas of one new partition, the leader first; `factor` <= hosts. The loads count it."""
+    first = min(loads.nodes, key=lambda node: (loads.leaders[node], loads.replicas[node], node))
+    replicas = [first]
+    while len(replicas) < factor:
+        replicas.append(choose_one(loads, replicas))
+    loads.add(replicas)
+    return tuple(replicas)
+
+
+def choose_one(loads: Loads, others: Sequence[int], near: int = -1) -> int:
+    """One more replica for a partition that `others` hold: another rack than theirs if there is one (in whichever the fewest of them are), then the least loaded host. -1 = there is no host."""
+    used: dict[str | None, int] = {}
+    for node in others:
+        rack = loads.racks.get(node)
+        used[rack] = used.get(rack, 0) + 1
+    free = [node for node in loads.nodes if node not in others]
+    if not free:
+        return -1
+    return min(free, key=lambda node: (used.get(loads.racks[node], 0), loads.replicas[node], loads.leaders[node], node))
+
+
+def choose_directory(directories: Sequence[Directory], counts: Mapping[str, int]) -> str | None:
+    """The one that holds the fewest; between equals the one with more free bytes. None when no one is usable. A directory with less than a hundredth of the largest free space would fill
+    first: only when no other is left."""
+    usable = [directory for directory in directories if directory.usable]
+    if not usable:
+        return None
+    largest = max(directory.free_bytes for directory in usable)
+    roomy = [directory for directory in usable if directory.free_bytes * 100 >= largest]
+    return min(roomy, key=lambda directory: (counts.get(directory.directory_id, 0), -directory.free_bytes, directory.path)).directory_id
+
+
+class Directories:
+    """Directories of every host, as last reported; for one that has not reported yet, as registered. Counts go on while one plan is made."""
+
+    def __init__(self, state: MetadataState, reported: Mapping[int, Sequence[Directory]]) -> None:
+        self._state, self._reported = state, reported
+        self._counts: dict[int, dict[str, int]] = {}
+
+    def of(self, node: int) -> Sequence[Directory]:
+        known = self._reported.get(node)
+        if known:
+            return known
+        broker = self._state.brokers.get(node)
+        return [] if broker is None else [Directory(directory_id, path, 0, True) for directory_id, path in sorted(broker.directories.items())]
+
+    def place(self, node: int) -> str | None:
+        """A directory for one new replica there; "" = the host will choose (it has told of none); None = none can be written to."""
+        directories = self.of(node)
+        if not directories:
+            return ""
+        counts = self._counts.get(node)
+        if counts is None:
+            counts = self._counts[node] = {entry.directory_id: self._state.partition_counts.get((node, entry.directory_id), 0) for entry in directories}
+        chosen = choose_directory(directories, counts)
+        if chosen is not None:
+            counts[chosen] += 1
+        return chosen
+
+
+# -- balance -------------------------------------------------------------------------------------------------------------------
+
+
+class Move(NamedTuple):
+    """A wanted assignment of one partition."""
+
+    name: str
+    index: int
+    replicas: tuple[int, ...]
+
+
+def balance(state: MetadataState, nodes: Sequence[int], topics: Callable[[str], bool]) -> list[Move]:
+    """Fewest moves that I know of: from the host with the most replicas to the one with the fewest, until they differ by one at most; racks are never made worse. Then preferred
+    leaderships by the order of the replicas, which copies nothing."""
+    if len(nodes) < 2:
+        return []
+    loads = Loads(state, nodes)
+    wanted = {(topic.name, partition.index): partition.replicas for topic in state.topics.values() if topics(topic.name) for partition in topic.partitions if not partition.retiring}
+    original = dict(wanted)
+    held: dict[int, list[tuple[str, int]]] = {node: [] for node in nodes}
+    for key, replicas in wanted.items():
+        for node in replicas:
+            if node in held:
+                held[node].append(key)
+    _even_out(loads, wanted, held)
+    _even_out_leaders(loads, wanted)
+    return [Move(name, index, wanted[(name, index)]) for name, index in wanted if wanted[(name, index)] != original[(name, index)]]
+
+
+def _rack_cost(loads: Loads, replicas: Sequence[int]) -> int:
+    racks = [loads.racks.get(node) for node in replicas]
+    return len(racks) - len(set(racks))
+
+
+def _even_out(loads: Loads, wanted: dict[tuple[str, int], tuple[int, ...]], held: dict[int, list[tuple[str, int]]]) -> None:
+    exhausted: set[tuple[int, int]] = set()
+    while True:
+        pairs = sorted((loads.replicas[low] - loads.replicas[high], high, low) for high in loads.nodes for low in loads.nodes if high != low and (high, low) not in exhausted)
+        if not pairs or pairs[0][0] > -2:
+            return
+        _, high, low = pairs[0]
+        key = next((key for key in reversed(held[high]) if _may_move(loads, wanted[key], high, low)), None)
+        if key is None:
+            exhausted.add((high, low))
+            continue
+        before = wanted[key]
+        wanted[key] = tuple(low if node == high else node for node in before)
+        held[high].remove(key)
+        held[low].append(key)
+        loads.replicas[high] -= 1
+        loads.replicas[low] += 1
+        if before[0] == high:
+            loads.leaders[high] -= 1
+            loads.leaders[low] += 1
+
+
+def _may_move(loads: Loads, replicas: tuple[int, ...], high: int, low: int) -> bool:
+    if low in replicas:
+        return False
+    return _rack_cost(loads, [low if node == high else node for node in replicas]) <= _rack_cost(loads, replicas)
+
+
+def _even_out_leaders(loads: Loads, wanted: dict[tuple[str, int], tuple[int, ...]]) -> None:
+    for key, replicas in wanted.items():
+        first = replicas[0]
+        best = min((node for node in replicas if node in loads.leaders), key=lambda node: (loads.leaders[node], node), default=first)
+        if first in loads.leaders and loads.leaders[first] - loads.leaders[best] >= 2:
+            wanted[key] = (best, *(node for node in replicas if node != best))
+            loads.leaders[first] -= 1
+            loads.leaders[best] += 1

@@ -1,0 +1,182 @@
+"""Other replicas for a partition (KIP-455; rule R14): what a client asks for, and what mqd does by itself: a lost host's replicas, a drained host, internal topics that grow.
+
+While it goes on `replicas` is the target followed by what leaves, `adding_replicas` and `removing_replicas` say which is which; settle() ends it. A reassignment of mqd's own carries `replacing`,
+the node whose replica it takes away, so that it can be told from a client's and taken back when that node returns; one that only adds (an internal topic grows) carries none and is never taken back.
+"""
+
+from collections.abc import Callable, Sequence
+
+from mqd.cluster.cluster_view import View
+from mqd.cluster.metadata_records import PartitionChange, PartitionState, TopicState
+from mqd.cluster.metadata_state import INTERNAL_TOPICS
+from mqd.cluster.partition_rules import Target, default_replication_factor, effective_min_in_sync, without
+from mqd.cluster.placement import Directories, Loads, choose_one
+from mqd.cluster.refusal import Refusal
+from mqd.protocol.errors import ErrorCode
+
+
+def in_progress(partition: PartitionState) -> bool:
+    return bool(partition.adding_replicas or partition.removing_replicas)
+
+
+# -- one partition -------------------------------------------------------------------------------------------------------------
+
+
+def check_target(view: View, partition: PartitionState, replicas: Sequence[int], allow_factor_change: bool) -> None:
+    """Raises Refusal(INVALID_REPLICA_ASSIGNMENT) with Kafka's reasons."""
+    reason = None
+    if not replicas:
+        reason = "The manual partition assignment includes an empty replica list."
+    elif len(set(replicas)) != len(replicas):
+        reason = "The manual partition assignment includes a broker more than once."
+    else:
+        unknown = [node for node in replicas if node not in view.state.brokers]
+        base = without(partition.replicas, partition.adding_replicas)
+        if unknown:
+            reason = f"The manual partition assignment includes broker {unknown[0]}, but no such broker is registered."
+        elif not allow_factor_change and len(replicas) != len(base):
+            raise Refusal(ErrorCode.INVALID_REPLICATION_FACTOR, f"The replication factor is changed from {len(base)} to {len(replicas)}")
+    if reason is not None:
+        raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, reason)
+    if partition.retiring:
+        raise Refusal(ErrorCode.INVALID_REQUEST, "The partition is being retired.")
+
+
+def reassign(view: View, topic: TopicState, partition: PartitionState, replicas: tuple[int, ...], directories: Directories, replacing: int = -1) -> PartitionChange | None:
+    """Towards these replicas, whatever was under way. Raises Refusal(KAFKA_STORAGE_ERROR) when a host has no directory for it."""
+    # What an earlier reassignment was bringing and this one does not want is let go at once; but not those on whom the in-sync set rests.
+    unwanted = [node for node in partition.adding_replicas if node not in replicas]
+    in_sync = without(partition.in_sync_replicas, unwanted)
+    base_count = len(partition.replicas) - len(partition.adding_replicas)
+    if len(in_sync) < len(partition.in_sync_replicas) and len(in_sync) < effective_min_in_sync(view.wanted_min(topic), base_count):
+        unwanted = [node for node in unwanted if node not in partition.in_sync_replicas]
+        in_sync = without(partition.in_sync_replicas, unwanted)
+    current = without(partition.replicas, unwanted)
+    base = without(current, [node for node in partition.adding_replicas if node in replicas])
+    target = Target(partition)
+    leaving = without(current, replicas)
+    target.replicas = replicas + leaving
+    target.directories = _directories(partition, target.replicas, directories)
+    target.adding = tuple(node for node in replicas if node not in base)
+    target.removing = leaving
+    target.in_sync = in_sync
+    target.replacing = replacing
+    if not target.adding and not target.removing:
+        target.replacing = -1
+    return view.settled(topic, target)
+
+
+def _directories(partition: PartitionState, replicas: Sequence[int], directories: Directories) -> tuple[str, ...]:
+    known = dict(zip(partition.replicas, partition.directories))
+    found = []
+    for node in replicas:
+        directory = known.get(node)
+        if directory is None:
+            directory = directories.place(node)
+            if directory is None:
+                raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"No log directory of broker {node} can be written to.")
+        found.append(directory)
+    return tuple(found)
+
+
+def cancel(view: View, topic: TopicState, partition: PartitionState) -> PartitionChange | None:
+    """Back to what was before. Raises Refusal: nothing is under way; or the in-sync set rests on what was added."""
+    if not in_progress(partition):
+        raise Refusal(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, f"No partition reassignment of {topic.name}-{partition.index} is under way.")
+    base = without(partition.replicas, partition.adding_replicas)
+    in_sync = without(partition.in_sync_replicas, partition.adding_replicas)
+    lost = len(in_sync) < len(partition.in_sync_replicas)
+    if lost and (not in_sync or len(in_sync) < effective_min_in_sync(view.wanted_min(topic), len(base))):
+        raise Refusal(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            f"Without the added replicas {list(partition.adding_replicas)}, {len(in_sync)} of {topic.name}-{partition.index} would be in sync, fewer than min.insync.replicas; wait until the others are.",
+        )
+    if any(node in partition.adding_replicas for node in partition.eligible_leader_replicas) and not in_sync:
+        raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"Nobody else but the added replicas of {topic.name}-{partition.index} has all of its records; wait until another is back.")
+    target = Target(partition)
+    by_node = dict(zip(partition.replicas, partition.directories))
+    # The removing ones stood behind the target's order: the first in-sync one of them led before, most likely.
+    target.replicas = base
+    target.directories = tuple(by_node[node] for node in base)
+    target.in_sync, target.adding, target.removing, target.replacing = in_sync, (), (), -1
+    return view.settled(topic, target)
+
+
+# -- what mqd does by itself ------------------------------------------------------------------------------------------------------
+
+
+def replaced(loads: Loads, partition: PartitionState, node: int) -> tuple[int, ...] | None:
+    """The replicas with another host in the place of `node`; None when there is no host left for it."""
+    other = choose_one(loads, partition.replicas)
+    if other < 0:
+        return None
+    loads.add((other,))
+    loads.leaders[other] -= 1
+    return tuple(other if replica == node else replica for replica in partition.replicas)
+
+
+def replacements(view: View, nodes: Sequence[int], directories: Directories, moves_max: int) -> list[tuple[TopicState, PartitionChange]]:
+    """Begin to bring what these hosts hold (lost ones, drained ones) to others, at most so many at a time in the whole cluster. What is under way already is left alone."""
+    leaving = set(nodes)
+    found: list[tuple[TopicState, PartitionChange]] = []
+    if not leaving or not any(view.state.partition_counts.get((node, directory)) for node, directory in view.state.partition_counts if node in leaving):
+        return found
+    under_way = sum(1 for topic in view.state.topics.values() for partition in topic.partitions if partition.replacing >= 0 and in_progress(partition))
+    loads = Loads(view.state, [node for node in view.nodes() if node not in leaving])
+    for topic in view.state.topics.values():
+        for partition in topic.partitions:
+            if under_way + len(found) >= moves_max:
+                return found
+            node = next((node for node in partition.replicas if node in leaving), -1)
+            if node < 0 or in_progress(partition):
+                continue
+            replicas = replaced(loads, partition, node)
+            if replicas is None:
+                continue
+            change = _tried(lambda topic=topic, partition=partition, replicas=replicas, node=node: reassign(view, topic, partition, replicas, directories, replacing=node))
+            if change is not None:
+                found.append((topic, change))
+    return found
+
+
+def taken_back(view: View, node: int) -> list[tuple[TopicState, PartitionChange]]:
+    """The host is back (or is not drained any more): its replicas stay where they are, unless their successors are in sync already and needed."""
+    found = []
+    for topic in view.state.topics.values():
+        for partition in topic.partitions:
+            if partition.replacing == node and in_progress(partition):
+                change = _tried(lambda topic=topic, partition=partition: cancel(view, topic, partition))
+                if change is not None:
+                    found.append((topic, change))
+    return found
+
+
+def grown_internal(view: View, directories: Directories, moves_max: int) -> list[tuple[TopicState, PartitionChange]]:
+    """Internal topics have as many replicas as a new topic would get by default, also when they are older than most hosts."""
+    nodes = view.nodes()
+    factor = default_replication_factor(len(nodes))
+    found: list[tuple[TopicState, PartitionChange]] = []
+    loads = None
+    for name in sorted(INTERNAL_TOPICS):
+        topic = view.state.topics.get(name)
+        for partition in topic.partitions if topic is not None else ():
+            if len(partition.replicas) >= factor or in_progress(partition):
+                continue
+            if len(found) >= moves_max:
+                return found
+            loads = loads or Loads(view.state, nodes)
+            replicas = partition.replicas
+            while len(replicas) < factor and (other := choose_one(loads, replicas)) >= 0:
+                loads.add((-1, other))
+                replicas = (*replicas, other)
+            change = _tried(lambda topic=topic, partition=partition, replicas=replicas: reassign(view, topic, partition, replicas, directories))
+            if change is not None:
+                found.append((topic, change))
+    return found
+
+
+def _tried(make: Callable[[], PartitionChange | None]) -> PartitionChange | None:
+    try:
+        return make()
+    except Refusal:
+        return None  # another tick finds the disk, or the replica, in a better state

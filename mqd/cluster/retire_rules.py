@@ -1,0 +1,82 @@
+"""A topic gets fewer partitions: docs/decisions/2026-11-21-retired-partitions.md says why it goes like this.
+
+    RETIRE_NOT -> RETIRE_SEALED -> RETIRE_REDIRECTED -> RETIRE_HIDDEN -> gone (PartitionsVanished)
+
+    sealed      refuses new records with a retriable error, for as long as consumers get to read what is there (retire_barrier_ms at most)
+    redirected  what producers send for partition p is appended to p mod M; p is readable until retention has emptied it
+    hidden      empty: Metadata shows M partitions; producers that still think of more are served as before for retire_grace_ms
+All of them take every step together: between N and M no other count is ever seen, so a key has two homes in its life, never three. Each step raises the leader epoch: whoever led in the
+step before is fenced out of it.
+
+M must divide N: then p mod M is where every producer that knows of M partitions sends the keys of p, and no key of a remaining partition moves.
+"""
+
+from collections.abc import Iterator
+
+from mqd.cluster.cluster_view import View
+from mqd.cluster.metadata_records import RETIRE_HIDDEN, RETIRE_NOT, RETIRE_REDIRECTED, RETIRE_SEALED, PartitionsVanished, Record, TopicState
+from mqd.cluster.metadata_state import INTERNAL_TOPICS
+from mqd.cluster.partition_rules import Target
+from mqd.cluster.refusal import Refusal
+from mqd.protocol.errors import ErrorCode
+
+
+def retiring_from(topic: TopicState) -> int:
+    """Index of the first partition that is to go; the number of partitions when none is."""
+    count = len(topic.partitions)
+    while count and topic.partitions[count - 1].retiring:
+        count -= 1
+    return count
+
+
+def phase(topic: TopicState) -> int:
+    """RETIRE_*: of the partitions that are to go (all are in the same)."""
+    return topic.partitions[-1].retiring
+
+
+def retire(view: View, name: str, partition_count: int, allow_moved_keys: bool) -> list[Record]:
+    """Seals. Raises Refusal. Open transactions on the partitions are the caller's to look for: only their leaders know of them (they refuse to seal, see the decision note)."""
+    topic = view.state.topics.get(name)
+    if topic is None:
+        raise Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
+    if name in INTERNAL_TOPICS:
+        raise Refusal(ErrorCode.POLICY_VIOLATION, f"The internal topic {name} cannot get fewer partitions: committed offsets and transactions of all clients are in it.")
+    current = len(topic.partitions)
+    if not 0 < partition_count < current:
+        raise Refusal(ErrorCode.INVALID_PARTITIONS, f"The topic {name} has {current} partition(s); {partition_count} would not be a decrease to at least 1.")
+    if phase(topic) != RETIRE_NOT:
+        if retiring_from(topic) == partition_count:
+            return []
+        raise Refusal(ErrorCode.INVALID_PARTITIONS, f"Partitions {retiring_from(topic)} to {current - 1} of {name} are being retired; wait until they are gone.")
+    if current % partition_count and not allow_moved_keys:
+        raise Refusal(
+            ErrorCode.INVALID_PARTITIONS,
+            f"{partition_count} does not divide {current}: keys of the partitions that remain would move to others, and their order would be lost. Choose a divisor of {current}, or allow it for a topic without keys.",
+        )
+    if "cleanup.policy" in topic.config and "delete" not in topic.config["cleanup.policy"]:
+        raise Refusal(ErrorCode.POLICY_VIOLATION, f"The topic {name} is compacted and never deleted from: its retired partitions would not become empty. Add delete to cleanup.policy.")
+    return _step(view, topic, partition_count, RETIRE_SEALED)
+
+
+def _step(view: View, topic: TopicState, first: int, to: int) -> list[Record]:
+    def wanted() -> Iterator[tuple[TopicState, Target]]:
+        for partition in topic.partitions[first:]:
+            target = Target(partition)
+            target.retiring, target.redirect, target.new_epoch = to, partition.index % first, True
+            yield topic, target
+
+    return view.changes(wanted())
+
+
+def release(view: View, topic: TopicState) -> list[Record]:
+    """Sealed long enough: what comes is appended elsewhere from here on. Nothing when it is not sealed."""
+    return _step(view, topic, retiring_from(topic), RETIRE_REDIRECTED) if phase(topic) == RETIRE_SEALED else []
+
+
+def hide(view: View, topic: TopicState) -> list[Record]:
+    """All of them are empty."""
+    return _step(view, topic, retiring_from(topic), RETIRE_HIDDEN) if phase(topic) == RETIRE_REDIRECTED else []
+
+
+def vanish(topic: TopicState) -> list[Record]:
+    return [PartitionsVanished(topic.topic_id, retiring_from(topic))] if phase(topic) == RETIRE_HIDDEN else []
