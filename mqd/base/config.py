@@ -240,10 +240,11 @@ _GROUP_BOUNDS = {
 }
 
 
-def _check_replicas(config: Mapping[str, str]) -> None:
+def _check_replicas(config: Mapping[str, str], clustered: bool) -> None:
     # accepted and not kept it would be the worst of lies: acks=all from fewer replicas than were asked for
     wanted = int(config["min.insync.replicas"])
-    _require(wanted <= 1, f"min.insync.replicas={wanted} cannot be met: one host keeps one replica of a partition; set it to 1", "min.insync.replicas", config)
+    _require(wanted != 0, "min.insync.replicas=0 cannot be: the leader itself counts; set it to 1 or more, or to -1", "min.insync.replicas", config)
+    _require(wanted <= 1 or clustered, f"min.insync.replicas={wanted} cannot be met: one host keeps one replica of a partition; set it to 1", "min.insync.replicas", config)
 
 
 def _check_broker(config: Mapping[str, str]) -> None:
@@ -269,7 +270,10 @@ def _check_broker(config: Mapping[str, str]) -> None:
         at_most(low, f"group.{name}", 1, "the default must be one that a group may have")
         at_most(f"group.{name}", high, 1, "the default must be one that a group may have")
     at_most("group.consumer.heartbeat.interval.ms", "group.consumer.session.timeout.ms", 1, "members would be put out between two heartbeats")
-    _check_replicas(config)
+    from mqd.base import cluster_config
+
+    cluster_config.check(config)
+    _check_replicas(config, cluster_config.listens(config))
     parse_cpus(config["worker.cpus"])
     listeners = parse_listeners(config)
     advertised = advertised_listeners(config)
@@ -415,8 +419,9 @@ def topic_effective(broker: Mapping[str, str], topic: Mapping[str, str]) -> dict
     return {name: topic[name] if name in topic else _of_broker(broker, prop) for name, prop in TOPIC.items()}
 
 
-def validate_topic(config: Mapping[str, str | None]) -> dict[str, str]:
-    """Checks what is to be set on a topic; returns it in canonical text (None: dropped, the broker's value counts). Raises ConfigError (INVALID_CONFIG, 40)."""
+def validate_topic(config: Mapping[str, str | None], clustered: bool = False) -> dict[str, str]:
+    """Checks what is to be set on a topic; returns it in canonical text (None: dropped, the broker's value counts). `clustered`: this host can have more than one replica
+    of a partition made. Raises ConfigError (INVALID_CONFIG, 40)."""
     canonical: dict[str, str] = {}
     for name, text in config.items():
         prop = property_of(TOPIC, name)
@@ -425,7 +430,7 @@ def validate_topic(config: Mapping[str, str | None]) -> dict[str, str]:
     effective = {name: canonical.get(name, prop.default or "") for name, prop in TOPIC.items()}
     low, high = int(effective["min.compaction.lag.ms"]), int(effective["max.compaction.lag.ms"])
     _require(low <= high, f"min.compaction.lag.ms={low} must not exceed max.compaction.lag.ms={high}", "min.compaction.lag.ms", effective)
-    _check_replicas(effective)
+    _check_replicas(effective, clustered)
     return canonical
 
 

@@ -85,11 +85,57 @@ def _listeners() -> list[Property]:
     ]
 
 
+def _cluster() -> list[Property]:
+    return [
+        Property(
+            "cluster.seeds", "list", None,
+            "(mqd) Controller listeners of some hosts, HOST:PORT separated by commas. On empty directories the hosts named here form a cluster, once all of them are there, and are its"
+            " first voters; a later host that names them joins. The same on every host. Not set: this host is a cluster of its own.",
+        ),
+        Property(
+            "controller.listener", "string", None,
+            "(mqd) HOST:PORT where other hosts reach this one's controller (TCP, and UDP for gossip). Not set: with cluster.seeds or inter.broker.listener the address of the first"
+            " listener, its port + 2; else no other host can reach it.",
+        ),
+        Property("advertised.controller.listener", "string", None, "(mqd) What other hosts are told instead. Needed when controller.listener is on every address."),
+        Property(
+            "inter.broker.listener", "string", None,
+            "(mqd) HOST:PORT where other hosts fetch this one's partitions. Not set: with cluster.seeds or controller.listener the address of the first listener, its port + 1.",
+        ),
+        Property("advertised.inter.broker.listener", "string", None, "(mqd) What other hosts are told instead. Needed when inter.broker.listener is on every address."),
+        Property(
+            "cluster.key.file", "string", None,
+            "(mqd) File with the secret by which hosts of one cluster know each other, the same on every host, readable by this user alone; `mqd cluster key` makes one. Needed as soon as"
+            " a listener between hosts can be reached from other machines.",
+        ),
+        Property(
+            "broker.session.timeout.ms", "int", "6000",
+            "A host that the controller has not heard for so long loses its leaderships. Hosts that were cut off stop to serve as leaders before that.", minimum=500, maximum=600_000,
+        ),
+        Property("broker.heartbeat.interval.ms", "int", "1000", "How often a host tells the controller that it lives.", minimum=50, maximum=60_000),
+        Property(
+            "controller.quorum.fetch.timeout.ms", "int", "2000",
+            "How long the controllers wait for their leader before they elect another; the leader's lease is three quarters of it.", minimum=200, maximum=60_000,
+        ),
+        Property(
+            "replica.lag.time.max.ms", "long", "10000",
+            "A follower that has not caught up with its leader for so long leaves the in-sync set (Kafka: 30000).", minimum=100, maximum=INT_MAX, dynamic=True, ignored=True,
+        ),
+        Property("auto.leader.rebalance.enable", "bool", "true", "Give leaderships back to preferred leaders that have returned."),
+        Property("leader.imbalance.check.interval.seconds", "long", "300", "How often that is looked at.", minimum=1, maximum=INT_MAX),
+        Property("leader.imbalance.per.broker.percentage", "int", "10", "Share of a host's preferred leaderships that may be elsewhere before they are given back.", minimum=0, maximum=100),
+        Property(
+            "replication.recovery.delay.ms", "long", "600000",
+            "(mqd) What a lost host held gets new replicas on other hosts after so long, unless it returns. -1: never.", minimum=-1, maximum=LONG_MAX,
+        ),
+    ]
+
+
 def _topics() -> list[Property]:
     return [
         Property("num.partitions", "int", "1", "Partitions of a topic that is created without a number.", minimum=1, maximum=16384),
-        Property("default.replication.factor", "int", "1", "Replicas of a topic that is created without a number.", minimum=1, maximum=32767),
-        Property("min.insync.replicas", "int", "1", "Replicas that must have a record before acks=all is answered. One host keeps one: more is refused.", minimum=1, dynamic=True),
+        Property("default.replication.factor", "int", "-1", "Replicas of a topic that is created without a number. -1: one on each host, at most 3.", minimum=-1, maximum=32767),
+        Property("min.insync.replicas", "int", "-1", "Replicas that must have a record before acks=all is answered. -1: 2 of partitions that have two replicas or more. A host on its own keeps one: more is refused.", minimum=-1, dynamic=True),
         Property("auto.create.topics.enable", "bool", "true", "Create a topic when a client asks for one that does not exist."),
         Property("delete.topic.enable", "bool", "true", "Allow topics to be deleted."),
         Property("unclean.leader.election.enable", "bool", "false", "Accepted. There is one replica.", dynamic=True, ignored=True),
@@ -230,11 +276,11 @@ def _engine() -> list[Property]:
 # Present in files that people bring along; what they govern does not exist in mqd, or is done another way.
 _IGNORED = (
     ("process.roles", "Every mqd node is broker and controller."),
-    ("controller.quorum.voters", "One host is a quorum of one."),
-    ("controller.quorum.bootstrap.servers", "One host is a quorum of one."),
-    ("controller.listener.names", "Listeners named here are left out: the controller has no port on one host."),
-    ("inter.broker.listener.name", "There is one broker."),
-    ("security.inter.broker.protocol", "There is one broker."),
+    ("controller.quorum.voters", "See cluster.seeds; the voters are in the metadata log (mqd cluster add-voter, remove-voter)."),
+    ("controller.quorum.bootstrap.servers", "See cluster.seeds."),
+    ("controller.listener.names", "Listeners named here are left out; see controller.listener."),
+    ("inter.broker.listener.name", "See inter.broker.listener."),
+    ("security.inter.broker.protocol", "Hosts prove who they are by cluster.key.file."),
     ("num.network.threads", "See worker.count."),
     ("num.io.threads", "See worker.count."),
     ("background.threads", "See worker.count."),
@@ -244,10 +290,8 @@ _IGNORED = (
     ("socket.send.buffer.bytes", "The kernel sizes socket buffers."),
     ("socket.receive.buffer.bytes", "The kernel sizes socket buffers."),
     ("socket.listen.backlog.size", "The kernel's net.core.somaxconn is used."),
-    ("replica.lag.time.max.ms", "There is one broker."),
     ("replica.fetch.max.bytes", "There is one broker."),
     ("replica.selector.class", "There is one broker."),
-    ("auto.leader.rebalance.enable", "There is one broker."),
     ("controlled.shutdown.enable", "A shutdown is always controlled."),
     ("offsets.topic.replication.factor", "There is one broker."),
     ("transaction.state.log.replication.factor", "There is one broker."),
@@ -292,7 +336,7 @@ def _topic_table() -> list[Property]:
         ("message.timestamp.type", "log.message.timestamp.type", "Whether a record's time is the producer's or the broker's."),
         ("message.timestamp.before.max.ms", "log.message.timestamp.before.max.ms", "How far a record's time may lie in the past."),
         ("message.timestamp.after.max.ms", "log.message.timestamp.after.max.ms", "How far a record's time may lie in the future."),
-        ("min.insync.replicas", "min.insync.replicas", "Replicas that must have a record before acks=all is answered. One host keeps one: more is refused."),
+        ("min.insync.replicas", "min.insync.replicas", "Replicas that must have a record before acks=all is answered. -1: 2 of partitions that have two replicas or more."),
         ("flush.on.ack", "log.flush.on.ack", "(mqd) Answer acks=all only after the records are on disk."),
         ("flush.messages", "log.flush.interval.messages", "Accepted. Records are not counted; see flush.on.ack and flush.ms."),
         ("flush.ms", "log.flush.interval.ms", "Flush at least this often, looked at once a second; longer than 5 s counts as 5 s."),
@@ -324,7 +368,7 @@ def _by_name(rows: list[Property]) -> dict[str, Property]:
 
 
 BROKER: dict[str, Property] = _by_name(
-    _listeners() + _topics() + _log() + _coordinators() + _quotas() + _engine() + [Property(name, "string", None, doc, ignored=True) for name, doc in _IGNORED]
+    _listeners() + _cluster() + _topics() + _log() + _coordinators() + _quotas() + _engine() + [Property(name, "string", None, doc, ignored=True) for name, doc in _IGNORED]
 )
 TOPIC: dict[str, Property] = _by_name(_topic_table())
 

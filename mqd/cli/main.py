@@ -19,6 +19,7 @@ COMMANDS = {
     "down": ("mqd.cli.down", "Stop a broker."),
     "status": ("mqd.cli.status", "Show a broker's processes, ports and partitions."),
     "log-level": ("mqd.cli.loglevel", "Change how much a running broker logs."),
+    "cluster": ("mqd.cli.clusters", "Hosts, controllers and the key of a cluster."),
     "topic": ("mqd.cli.topic", "Create, list, describe, alter and delete topics."),
     "config": ("mqd.cli.config", "Show and change the configuration of topics and brokers."),
     "group": ("mqd.cli.group", "List, describe, delete consumer groups, and move their offsets."),

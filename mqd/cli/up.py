@@ -55,6 +55,9 @@ def _preflight(settings: Settings) -> None:
             identity.check_node_id(known, places, int(settings.config["node.id"]))
         for listener in sockets.listen_all(settings.config):
             listener.close()
+        between = sockets.listen_cluster(settings.config)
+        if between is not None:
+            between.close()
     except identity.IdentityError as error:
         raise CliError(str(error)) from error
     except OSError as error:
@@ -107,9 +110,11 @@ def _environment(settings: Settings, config_file: Path | None) -> dict[str, str]
 @click.option("--workers", type=click.IntRange(1, 64), help="Worker processes.  [default: one per usable CPU]")
 @click.option("--config", "config_file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Properties file with Kafka's names.")
 @click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="One property; may be repeated.")
-@click.option("--node-id", type=click.IntRange(0), help="Number of this broker.  [default: 1]")
+@click.option("--node-id", type=click.IntRange(0), help="Number of this broker, its own in the cluster.  [default: 1]")
+@click.option("--cluster-seeds", metavar="HOST:PORT,...", help="Controller listeners of the hosts that form the cluster, the same on every host.")
 def command(
-    data_dir: Path | None, port: int | None, workers: int | None, config_file: Path | None, assignments: tuple[str, ...], node_id: int | None
+    data_dir: Path | None, port: int | None, workers: int | None, config_file: Path | None, assignments: tuple[str, ...], node_id: int | None,
+    cluster_seeds: str | None,
 ) -> int:
     """Start a broker in the foreground.
 
@@ -120,6 +125,8 @@ def command(
         overrides["worker.count"] = str(workers)
     if node_id is not None:
         overrides["node.id"] = str(node_id)
+    if cluster_seeds is not None:
+        overrides["cluster.seeds"] = cluster_seeds
     from mqd.keeper import settings as keeper_settings
 
     settings = _load(data_dir or default_data_dir(), config_file, overrides, port)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from mqd.base import cluster_config
 from mqd.base import config as tables
 from mqd.base.config import BROKER, GROUP, TOPIC, ConfigError, Property
 
@@ -30,7 +31,7 @@ class ConfigRules:
         known = {name: value for name, value in config.items() if self.known(resource_type, name)}
         unknown = {name: value for name, value in config.items() if name not in known}
         if resource_type == RESOURCE_TOPIC:
-            return {**unknown, **tables.validate_topic(known)}
+            return {**unknown, **tables.validate_topic(known, cluster_config.listens(self._static))}
         if resource_type == RESOURCE_GROUP:
             return {**unknown, **tables.validate_group(known, self._static)}
         return {**unknown, **tables.validate_broker_dynamic(known, self._static)}

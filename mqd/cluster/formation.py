@@ -15,7 +15,8 @@ Invariants
     F2  a host founds only when the newest answer of each seed, in answer to a question of this process, says: empty, the same seeds, and `sees` = the set that this host sees.
         So two different sets can never both have a majority: who said "I see S" had then not founded, sees later sets only, and never goes back
     F3  all founders of one set come to the same cluster id and the same voters, whoever asks first
-    F4  the identity is on disk (fsynced) before the first answer is given (the shell's promise)
+    F4  a host whose metadata directory is new although it was of a cluster (`lost_cluster_id`) neither founds nor counts as empty; it joins that cluster and no other
+    F5  the identity is on disk (fsynced) before the first answer is given (the shell's promise)
 
 Bounds: SEED_COUNT_MAX seeds; one question under way per seed; a question without an answer for ANSWER_MS_MAX counts as not answered.
 """
@@ -25,6 +26,8 @@ from base64 import urlsafe_b64encode
 from collections.abc import Sequence
 
 import msgspec
+
+from mqd.base.cluster_config import format_address, parse_address
 
 SEED_COUNT_MAX = 32
 ASK_MS_MIN = 100  # between two questions to one seed; doubled after each that leads nowhere
@@ -55,6 +58,7 @@ class FormationAnswer(msgspec.Struct, tag=True, frozen=True):
     seeds: tuple[str, ...]  # as normalised by normalise(), sorted
     sees: str  # digest of the complete set of seeds that it has seen, all empty; "" = not complete
     voters: tuple[Member, ...]  # of its cluster
+    lost: bool = False  # it was of a cluster and has lost its metadata: it is no empty host, and knows nothing
 
 
 # -- events --------------------------------------------------------------------------------------------------------------------
@@ -132,17 +136,15 @@ Effect = AskSeed | AnswerAsk | Found | Join | Wait
 
 def normalise(seed: str) -> str:
     """"Host:Port" in the form in which two hosts' lists are compared. Raises ValueError."""
-    host, colon, port = seed.strip().rpartition(":")
-    host = host.strip().strip("[]").lower()
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(f"{seed.strip()!r} is not HOST:PORT")
-    return f"[{host}]:{int(port)}" if ":" in host else f"{host}:{int(port)}"
+    host, port = parse_address(seed)
+    if not host or not port:
+        raise ValueError(f"{seed.strip()!r} names no host and port")
+    return format_address(host, port)
 
 
 def split(seed: str) -> tuple[str, int]:
     """(host, port) of a normalised seed."""
-    host, _, port = seed.rpartition(":")
-    return host.strip("[]"), int(port)
+    return parse_address(seed)
 
 
 def set_digest(members: Sequence[Member]) -> str:
@@ -164,8 +166,9 @@ class _Seed(msgspec.Struct):
 class FormationCore:
     """handle(event, now_ms) is the only mutator; now_ms is monotonic. `decided` is set once, with the effect that was returned."""
 
-    def __init__(self, own: Member, seeds: Sequence[str]) -> None:
+    def __init__(self, own: Member, seeds: Sequence[str], lost_cluster_id: str = "") -> None:
         self.own = own
+        self._lost = lost_cluster_id
         self.seeds = tuple(sorted({normalise(seed) for seed in seeds}))
         if len(self.seeds) > SEED_COUNT_MAX:
             raise ValueError(f"cluster.seeds names {len(self.seeds)} seeds; at most {SEED_COUNT_MAX} are possible")
@@ -191,7 +194,7 @@ class FormationCore:
         if self.decided is not None:
             return answer_of_member(ask, self.own, self.decided.cluster_id, getattr(self.decided, "generation", 0), self.seeds, self.decided.voters)
         seen = self._complete_set()
-        return FormationAnswer(ask.ask_id, self.own, "", 0, self.seeds, set_digest(seen) if seen else "", ())
+        return FormationAnswer(ask.ask_id, self.own, "", 0, self.seeds, set_digest(seen) if seen else "", (), bool(self._lost))
 
     # -- asking --------------------------------------------------------------------------------------------------------------
 
@@ -241,7 +244,7 @@ class FormationCore:
     # -- deciding ------------------------------------------------------------------------------------------------------------
 
     def _decide(self) -> Found | Join | None:
-        if not self.seeds:
+        if not self.seeds and not self._lost:
             return Found(set_digest([self.own]), (self.own,))
         of_clusters = [state.answer for state in self._states.values() if state.answer is not None and state.answer.cluster_id]
         if of_clusters:
@@ -257,6 +260,8 @@ class FormationCore:
     def _join(self, answers: list[FormationAnswer]) -> Join | None:
         if len({answer.cluster_id for answer in answers}) > 1:
             return None  # seeds of different clusters: somebody has to decide which is meant
+        if self._lost and answers[0].cluster_id != self._lost:
+            return None
         newest = max(answers, key=lambda answer: (answer.generation, len(answer.voters)))
         return Join(newest.cluster_id, newest.generation, newest.voters, any(self._is_own(voter) for voter in newest.voters))
 
@@ -267,7 +272,7 @@ class FormationCore:
         """The seeds, when all have answered, are empty, name the same seeds and are different hosts."""
         members = []
         for state in self._states.values():
-            if state.answer is None or state.answer.cluster_id or state.answer.seeds != self.seeds:
+            if state.answer is None or state.answer.cluster_id or state.answer.lost or state.answer.seeds != self.seeds:
                 return None
             members.append(state.answer.member)
         return members if len({member.node_id for member in members}) == len(members) else None
@@ -280,7 +285,9 @@ class FormationCore:
             if answer is None:
                 reasons.append(f"{seed} {state.reason}")
             elif answer.cluster_id:
-                reasons.append(f"{seed} is of cluster {answer.cluster_id}")
+                reasons.append(f"{seed} is of cluster {answer.cluster_id}" + (f", this host was of {self._lost}" if self._lost else ""))
+            elif answer.lost:
+                reasons.append(f"{seed} was of a cluster and has lost its metadata")
             elif answer.seeds != self.seeds:
                 reasons.append(f"{seed} names other seeds: {', '.join(answer.seeds) or 'none'}")
             elif answer.member.node_id in by_node:

@@ -158,6 +158,7 @@ def _automatic_assignments(state: MetadataState, change: messages.CreateTopic, p
         count = int(rules.broker_value("num.partitions", config))  # type: ignore[arg-type]
     if factor == -1:
         factor = int(rules.broker_value("default.replication.factor", config))  # type: ignore[arg-type]
+        factor = factor if factor > 0 else max(1, min(3, len(state.brokers)))
     _check_room(state, count, place)
     return _spread(state, count, factor, 0)
 

@@ -55,7 +55,7 @@ def load_identity(places: Layout) -> Identity | None:
     if found.get("version") != _VERSION:
         raise IdentityError(f"{path} has version {found.get('version')!r}, this mqd knows {_VERSION}: use the mqd that wrote it, or another --data-dir")
     node_id, cluster_id, directory_id = found.get("node.id", ""), found.get("cluster.id", ""), found.get("directory.id", "")
-    if not node_id.isdigit() or not cluster_id or not directory_id:
+    if not node_id.isdigit() or "cluster.id" not in found or not directory_id:  # cluster.id may be empty: a host that is to form or join a cluster, and has not yet
         raise IdentityError(f"{path} is incomplete (it needs cluster.id, node.id, directory.id): restore it, or choose another --data-dir")
     return Identity(cluster_id, int(node_id), directory_id)
 
@@ -69,15 +69,21 @@ def check_node_id(identity: Identity, places: Layout, node_id: int) -> None:
         )
 
 
-def settle(places: Layout, node_id: int) -> Identity:
-    """The directory's identity; made and on disk afterwards when it had none. Raises IdentityError, native.NativeError."""
+def settle(places: Layout, node_id: int, cluster_id: str | None = None) -> Identity:
+    """The directory's identity; made and on disk afterwards when it had none. `cluster_id` of a new one: None = a new cluster's, "" = not known yet (the controller enters it).
+    Raises IdentityError, native.NativeError."""
     identity = load_identity(places)
     if identity is None:
-        identity = Identity(_random_id(), node_id, _random_id())
-        text = f"version={_VERSION}\ncluster.id={identity.cluster_id}\nnode.id={identity.node_id}\ndirectory.id={identity.directory_id}\n"
-        native.file_replace(places.meta_properties, text.encode())
+        identity = Identity(_random_id() if cluster_id is None else cluster_id, node_id, _random_id())
+        enter(places, identity)
     check_node_id(identity, places, node_id)
     return identity
+
+
+def enter(places: Layout, identity: Identity) -> None:
+    """Durable when it returns. Raises native.NativeError."""
+    text = f"version={_VERSION}\ncluster.id={identity.cluster_id}\nnode.id={identity.node_id}\ndirectory.id={identity.directory_id}\n"
+    native.file_replace(places.meta_properties, text.encode())
 
 
 def next_generation(places: Layout) -> int:

@@ -314,6 +314,10 @@ class Keeper:
     def _welcome_of(self, process: Process) -> tuple[Welcome, list[int]]:
         made = self.resources
         handoffs, listeners, lock_fds, local = [], [], [], []
+        cluster: list[socket.socket] = []
+        between = made.cluster
+        if between is not None and process.role != "worker":
+            cluster = [between.controller, between.gossip] if process.role == "controller" else [between.inter_broker]
         if process.role == "worker":
             handoffs, lock_fds = [made.handoffs[process.index][1]], made.lock_fds
         elif process.role == "acceptor":
@@ -335,9 +339,13 @@ class Keeper:
             listener_count=len(listeners),
             lock_count=len(lock_fds),
             local_listener_count=len(local),
+            cluster_socket_count=len(cluster),
+            controller_listener=between.controller_told if between is not None else None,
+            inter_broker_listener=between.inter_broker_told if between is not None else None,
             config=self.settings.config,
         )
-        return message, [*made.eventfds, *(one.fileno() for one in handoffs), *(one.fileno() for one in listeners), *lock_fds, *(one.fileno() for one in local)]
+        sockets = (*handoffs, *listeners), (*local, *cluster)
+        return message, [*made.eventfds, *(one.fileno() for one in sockets[0]), *lock_fds, *(one.fileno() for one in sockets[1])]
 
     def _on_ready(self, process: Process, message: Ready) -> None:
         process.state, process.detail = "running", message.detail

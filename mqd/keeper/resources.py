@@ -30,6 +30,7 @@ class Resources(msgspec.Struct):
     lock_fds: list[int]
     listeners: list[socket.socket]
     addresses: list[tuple[str, int]]  # what the listeners are bound to
+    cluster: sockets.ClusterSockets | None  # None: this host listens for no others
     keeper_socket: socket.socket
     local_listener: socket.socket | None  # None: no local clients (local.attachments.max=0)
     rendezvous: list[Path]  # links by which they find it
@@ -56,8 +57,9 @@ def make(settings: Settings) -> Resources:
     """Raises locks.DirectoryInUse, OSError, sockets.ListenError, identity.IdentityError, segments.SegmentError: each says what to do."""
     places, worker_count = settings.places, settings.worker_count
     lock_fds = locks.lock_directories([places.data_dir, *settings.log_dirs], places.data_dir)
-    who = identity.settle(places, int(settings.config.get("node.id", "1")))
+    who = identity.settle(places, int(settings.config.get("node.id", "1")), "" if settings.config.get("cluster.seeds") else None)
     listeners = sockets.listen_all(settings.config)
+    cluster = sockets.listen_cluster(settings.config)
     generation = identity.next_generation(places)
     base = segments.prefix(places.data_dir)
     segments.clean(base)
@@ -86,6 +88,7 @@ def make(settings: Settings) -> Resources:
         lock_fds=lock_fds,
         listeners=listeners,
         addresses=addresses,
+        cluster=cluster,
         keeper_socket=sockets.listen_keeper(places.keeper_socket),
         local_listener=local_listener,
         rendezvous=links_made,
@@ -114,6 +117,8 @@ def remove(settings: Settings, resources: Resources) -> None:
     """At the end: names go, the locks last. Mappings of processes that are still ending stay valid."""
     for listener in resources.listeners:
         listener.close()
+    if resources.cluster is not None:
+        resources.cluster.close()
     rendezvous.withdraw(resources.rendezvous, settings.places.client_socket)
     if resources.local_listener is not None:
         resources.local_listener.close()

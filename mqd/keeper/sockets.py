@@ -8,6 +8,10 @@ import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from mqd.base.cluster_config import Place
 
 BACKLOG = 4096  # the kernel lowers it to net.core.somaxconn
 
@@ -24,7 +28,7 @@ def _addresses(host: str, port: int) -> list[tuple[int, tuple]]:
     return sorted(((family, address) for family, _, _, _, address in found), key=lambda one: one[0] != socket.AF_INET)
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int, way_out: str = "choose another with --port") -> socket.socket:
     """A listening TCP socket, not blocking. Raises ListenError."""
     where = f"{host or '*'}:{port}"
     try:
@@ -49,7 +53,7 @@ def listen(host: str, port: int) -> socket.socket:
             if error.errno == errno.EADDRINUSE:
                 break
     assert failure is not None
-    raise ListenError(failure.errno, _explain(where, port, failure)) from failure
+    raise ListenError(failure.errno, _explain(where, port, failure, way_out)) from failure
 
 
 def _do_not_pace(listener: socket.socket) -> None:
@@ -63,12 +67,12 @@ def _do_not_pace(listener: socket.socket) -> None:
             continue  # not in this kernel, or not allowed
 
 
-def _explain(where: str, port: int, error: OSError) -> str:
+def _explain(where: str, port: int, error: OSError, way_out: str) -> str:
     if error.errno == errno.EADDRINUSE:
         holder = port_holder(port)
-        return f"port {port} is in use{f' by {holder}' if holder else ''} (cannot listen on {where}): stop that process, or choose another port with --port"
+        return f"port {port} is in use{f' by {holder}' if holder else ''} (cannot listen on {where}): stop that process, or {way_out.replace('another', 'another port', 1)}"
     if error.errno == errno.EACCES:
-        return f"cannot listen on {where}: ports below 1024 need a privilege; choose another with --port"
+        return f"cannot listen on {where}: ports below 1024 need a privilege; {way_out}"
     if error.errno == errno.EADDRNOTAVAIL:
         return f"cannot listen on {where}: this host has no such address; correct listeners"
     return f"cannot listen on {where}: {error.strerror}"
@@ -116,6 +120,58 @@ def listen_all(config: Mapping[str, str]) -> list[socket.socket]:
             opened.close()
         raise
     return sockets
+
+
+class ClusterSockets(NamedTuple):
+    """Where other hosts reach this one, and what they are told."""
+
+    controller: socket.socket
+    gossip: socket.socket  # UDP, at the controller's address
+    inter_broker: socket.socket
+    controller_told: tuple[str, int]
+    inter_broker_told: tuple[str, int]
+
+    def close(self) -> None:
+        for one in (self.controller, self.gossip, self.inter_broker):
+            one.close()
+
+
+def _told(place: Place, listener: socket.socket) -> tuple[str, int]:
+    return place.told_host, place.told_port or listener.getsockname()[1]
+
+
+def listen_cluster(config: Mapping[str, str]) -> ClusterSockets | None:
+    """None on a host that listens for no others. Raises ListenError, ConfigError."""
+    from mqd.base.cluster_config import cluster_listeners
+
+    places = cluster_listeners(config)
+    if places is None:
+        return None
+    opened: list[socket.socket] = []
+    try:
+        for place, name in ((places.controller, "controller.listener"), (places.inter_broker, "inter.broker.listener")):
+            opened.append(listen(place.host, place.port, f"set {name}"))
+        opened.append(_bind_udp(opened[0]))
+    except BaseException:
+        for one in opened:
+            one.close()
+        raise
+    controller, inter_broker, gossip = opened
+    return ClusterSockets(controller, gossip, inter_broker, _told(places.controller, controller), _told(places.inter_broker, inter_broker))
+
+
+def _bind_udp(listener: socket.socket) -> socket.socket:
+    """At the same address and port as a TCP listener. Raises ListenError."""
+    gossip = socket.socket(listener.family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    address = listener.getsockname()
+    try:
+        if listener.family == socket.AF_INET6:
+            gossip.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY))
+        gossip.bind(address)
+    except OSError as error:
+        gossip.close()
+        raise ListenError(error.errno, f"cannot receive UDP on {address[0]}:{address[1]} ({error.strerror}): choose another controller.listener") from error
+    return gossip
 
 
 def listen_keeper(path: Path) -> socket.socket:

@@ -113,6 +113,7 @@ class KeeperClient:
     handoff_fds         worker: [own end]; acceptor: one per worker, by worker index
     listeners           acceptor: the listening sockets, in the order of welcome.listeners
     local_listener      acceptor: where clients of this host ask for shared memory; None = nowhere
+    cluster_sockets     controller: TCP listener and UDP socket for other hosts; acceptor: the inter-broker listener; [] on a host that listens for no others
     lock_fds            held open, so that the directory locks last as long as this process
     """
 
@@ -128,7 +129,8 @@ class KeeperClient:
         self.handoff_fds = [next(take) for _ in range(welcome.handoff_count)]
         self.listeners = [socket.socket(fileno=next(take)) for _ in range(welcome.listener_count)]
         self.lock_fds = [next(take) for _ in range(welcome.lock_count)]
-        self.local_listener = next((socket.socket(fileno=fd) for fd in take), None)
+        self.local_listener = socket.socket(fileno=next(take)) if welcome.local_listener_count else None
+        self.cluster_sockets = [socket.socket(fileno=next(take)) for _ in range(welcome.cluster_socket_count)]
         self.endpoint_index = welcome.endpoint
         self.endpoint_count = welcome.eventfd_count
         self._map()
@@ -154,7 +156,8 @@ class KeeperClient:
                 raise KeeperError(f"the broker is shutting down: {answer.reason}")
             if not isinstance(answer, Welcome):
                 raise KeeperError(f"the keeper answered Hello with {type(answer).__name__}")
-            if len(fds) != answer.eventfd_count + answer.handoff_count + answer.listener_count + answer.lock_count + answer.local_listener_count:
+            announced = answer.eventfd_count + answer.handoff_count + answer.listener_count + answer.lock_count + answer.local_listener_count + answer.cluster_socket_count
+            if len(fds) != announced:
                 raise KeeperError(f"the keeper sent {len(fds)} descriptors, not what it announced")
             return cls(connection, role, index, answer, fds)
         except TimeoutError as error:

@@ -17,7 +17,8 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
 class Welcome(msgspec.Struct, tag=True, frozen=True):
     """Descriptors that follow, in this order: one eventfd per endpoint; for a worker its end of the hand-off socket; for the acceptor its end of the hand-off
     socket of every worker, then the listening sockets; for all but the acceptor and the controller the locked directory descriptors; for the acceptor the client
-    socket of local clients."""
+    socket of local clients; last, on a host that listens for other hosts: for the controller its TCP listener and its UDP socket, for the acceptor the inter-broker
+    listener."""
 
     endpoint: int
     generation: int
@@ -35,6 +36,9 @@ class Welcome(msgspec.Struct, tag=True, frozen=True):
     lock_count: int
     config: dict[str, str]  # the broker's properties, resolved and validated
     local_listener_count: int = 0
+    cluster_socket_count: int = 0
+    controller_listener: tuple[str, int] | None = None  # what other hosts are told; None: no other host reaches this one
+    inter_broker_listener: tuple[str, int] | None = None
 
 
 class Refused(msgspec.Struct, tag=True, frozen=True):

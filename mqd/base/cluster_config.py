@@ -1,0 +1,141 @@
+"""Where a host listens for other hosts, whom it asks for a cluster, and the secret that they share.
+
+A host on its own listens for no other host: that begins with cluster.seeds, or with controller.listener or inter.broker.listener themselves.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from mqd.base.config import ConfigError, Listener, advertised_listeners, parse_listeners
+
+KEY_BYTES_MIN = 16
+KEY_FILE_BYTES_MAX = 4096
+INTER_BROKER_PORT_STEP, CONTROLLER_PORT_STEP = 1, 2  # from the clients' port on
+LOOPBACK_KEY = b"mqd hosts of one machine, without a cluster key"  # no secret: keeps strangers' bytes out, not an attacker
+_LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1")
+_WILDCARDS = ("", "0.0.0.0", "::")
+
+
+class Place(NamedTuple):
+    """One listener between hosts. `host`, `port`: what it is bound to (port 0: a free one); `told_host`, `told_port`: what other hosts are told (0: as bound)."""
+
+    host: str
+    port: int
+    told_host: str
+    told_port: int
+
+
+class ClusterListeners(NamedTuple):
+    controller: Place
+    inter_broker: Place
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """"HOST:PORT" or "[::1]:PORT". Raises ValueError."""
+    match = re.fullmatch(r"\s*(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]/\s]*)):([0-9]{1,5})\s*", text)
+    if match is None or int(match[3]) > 65535:
+        raise ValueError(f"{text.strip()!r} is not HOST:PORT (IPv6: [::1]:PORT)")
+    return (match[1] or match[2] or "").lower(), int(match[3])
+
+
+def format_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def seeds(config: Mapping[str, str]) -> tuple[str, ...]:
+    """In the form in which two hosts' lists are compared, sorted. Raises ConfigError."""
+    found = set()
+    for text in config.get("cluster.seeds", "").split(","):
+        if not text.strip():
+            continue
+        try:
+            host, port = parse_address(text)
+            if not host or not port:
+                raise ValueError(f"{text.strip()!r} names no host and port")
+        except ValueError as error:
+            raise ConfigError(f"cluster.seeds: {error}", "cluster.seeds", config["cluster.seeds"]) from error
+        found.add(format_address(host, port))
+    return tuple(sorted(found))
+
+
+def listens(config: Mapping[str, str]) -> bool:
+    """Is this host one that others may reach?"""
+    return any(config.get(name) for name in ("cluster.seeds", "controller.listener", "inter.broker.listener"))
+
+
+def _place(config: Mapping[str, str], name: str, advertised_name: str, clients: Listener, told: str, step: int) -> Place:
+    text = config.get(name)
+    host, port = clients.host, clients.port + step if clients.port else 0
+    if text:
+        try:
+            host, port = parse_address(text)
+        except ValueError as error:
+            raise ConfigError(f"{name}: {error}", name, text) from error
+    if port > 65535:
+        raise ConfigError(f"{name} is not set, and the clients' port {clients.port} leaves no room for it; set it", name, None)
+    advertised = config.get(advertised_name)
+    if advertised:
+        try:
+            told_host, told_port = parse_address(advertised)
+            if told_host in _WILDCARDS or not told_port:
+                raise ValueError(f"{advertised!r} is nothing that another host could connect to")
+            return Place(host, port, told_host, told_port)
+        except ValueError as error:
+            raise ConfigError(f"{advertised_name}: {error}", advertised_name, advertised) from error
+    told_host = told if host in _WILDCARDS else host
+    if told_host in _WILDCARDS:
+        raise ConfigError(f"{name} listens on every address, so other hosts must be told which one to use: set {advertised_name}=HOST:PORT", name, text)
+    return Place(host, port, told_host, 0)
+
+
+def cluster_listeners(config: Mapping[str, str]) -> ClusterListeners | None:
+    """None: this host listens for no others. Raises ConfigError."""
+    if not listens(config):
+        return None
+    clients = parse_listeners(config)[0]
+    advertised = advertised_listeners(config).get(clients.name)
+    told = advertised.host if advertised is not None else ""
+    return ClusterListeners(
+        _place(config, "controller.listener", "advertised.controller.listener", clients, told, CONTROLLER_PORT_STEP),
+        _place(config, "inter.broker.listener", "advertised.inter.broker.listener", clients, told, INTER_BROKER_PORT_STEP),
+    )
+
+
+def check(config: Mapping[str, str]) -> None:
+    """What must fit together. Raises ConfigError."""
+    seeds(config)
+    places = cluster_listeners(config)
+    for name, place in zip(("controller.listener", "inter.broker.listener"), places or (), strict=False):
+        if not _LOOPBACK.fullmatch(place.host) and not config.get("cluster.key.file"):
+            raise ConfigError(
+                f"{name}={format_address(place.host, place.port)} can be reached from other machines, so hosts must prove who they are: make a key with `mqd cluster key FILE`,"
+                " copy it to every host and set cluster.key.file", name, config.get(name),
+            )  # fmt: skip
+    heartbeat, session = int(config["broker.heartbeat.interval.ms"]), int(config["broker.session.timeout.ms"])
+    if 2 * heartbeat > session:
+        raise ConfigError(
+            f"broker.heartbeat.interval.ms={heartbeat} must be at most half of broker.session.timeout.ms={session}: one lost heartbeat would cost the broker its leaderships",
+            "broker.heartbeat.interval.ms", str(heartbeat),
+        )  # fmt: skip
+
+
+def load_key(config: Mapping[str, str]) -> bytes:
+    """The cluster's secret; LOOPBACK_KEY when none is configured. Raises ConfigError: unreadable, too short, or open to others on this machine."""
+    name = config.get("cluster.key.file")
+    if not name:
+        return LOOPBACK_KEY
+    path = Path(name)
+    try:
+        mode = os.stat(path).st_mode
+        with open(path, "rb") as file:
+            key = file.read(KEY_FILE_BYTES_MAX + 1).strip()
+    except OSError as error:
+        raise ConfigError(f"cluster.key.file {path} cannot be read: {error.strerror}; make one with: mqd cluster key {path}", "cluster.key.file", name) from error
+    if mode & 0o077:
+        raise ConfigError(f"cluster.key.file {path} can be read by others on this machine: chmod 600 {path}", "cluster.key.file", name)
+    if not KEY_BYTES_MIN <= len(key) <= KEY_FILE_BYTES_MAX:
+        raise ConfigError(f"cluster.key.file {path} holds {len(key)} bytes; a key has from {KEY_BYTES_MIN} to {KEY_FILE_BYTES_MAX} (mqd cluster key makes one)", "cluster.key.file", name)
+    return key

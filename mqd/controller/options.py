@@ -1,0 +1,28 @@
+"""The broker's properties as the cores of the cluster take them."""
+
+from collections.abc import Mapping
+
+from mqd.base.config import broker_value
+from mqd.cluster.controller_options import ControllerOptions
+from mqd.cluster.quorum_events import QuorumSettings
+
+
+def _number(config: Mapping[str, str], name: str) -> int:
+    value = broker_value(config, name)
+    assert isinstance(value, int)
+    return value
+
+
+def controller_options(config: Mapping[str, str]) -> ControllerOptions:
+    balances = broker_value(config, "auto.leader.rebalance.enable")
+    return ControllerOptions(
+        session_ms=_number(config, "broker.session.timeout.ms"),
+        heartbeat_ms=_number(config, "broker.heartbeat.interval.ms"),
+        replication_delay_ms=_number(config, "replication.recovery.delay.ms"),
+        balance_check_ms=_number(config, "leader.imbalance.check.interval.seconds") * 1000,
+        balance_percent=_number(config, "leader.imbalance.per.broker.percentage") if balances else 100,
+    )
+
+
+def quorum_settings(config: Mapping[str, str]) -> QuorumSettings:
+    return QuorumSettings(promise_ns=_number(config, "controller.quorum.fetch.timeout.ms") * 1_000_000)

@@ -1,0 +1,54 @@
+"""The envelope of what controllers say to each other."""
+
+import random
+
+import msgspec
+import pytest
+
+from mqd.cluster import broker_messages, controller_messages, formation, peer_messages, quorum_messages
+from mqd.cluster.peer_messages import PeerProtocolError, body_bytes, decode, encode
+
+
+def test_every_core_has_its_messages_in_one_union():
+    key = quorum_messages.ReplicaKey(1, b"d" * 16)
+    request = controller_messages.Request(1, controller_messages.CreateTopic("t", 1, -1, {}, {}))
+    for message in (
+        formation.FormationAsk(7),
+        quorum_messages.BeginEpoch(1, 2, key),
+        broker_messages.Heartbeat(1, 5, 1000, 40),
+        broker_messages.ChangeForwarded(1, 5, 9, 3, request),
+    ):
+        frame = encode(message)
+        assert body_bytes(frame[:4]) == len(frame) - 4 and decode(frame[4:]) == message
+
+
+def test_unknown_messages_and_fields_are_passed_over():
+    """Hosts of two versions live together."""
+    assert decode(msgspec.msgpack.encode({"type": "Tomorrow", "x": 1})) is None
+    assert decode(msgspec.msgpack.encode({"type": "FormationAsk", "ask_id": 1, "tomorrow": 2})) == formation.FormationAsk(1)
+    change = {"type": "ChangeForwarded", "node_id": 1, "broker_epoch": 1, "request_id": 1, "incarnation": 1, "request": {"type": "Request", "request_id": 1, "change": {"type": "Tomorrow"}}}
+    assert decode(msgspec.msgpack.encode(change)) is None
+
+
+def test_lengths_are_checked_on_both_sides():
+    for size in (0, peer_messages.MESSAGE_BYTES_MAX + 1, 0xFFFFFFFF):
+        with pytest.raises(PeerProtocolError):
+            body_bytes(size.to_bytes(4, "big"))
+    with pytest.raises(PeerProtocolError):
+        encode(quorum_messages.SnapshotChunk(1, 1, quorum_messages.ReplicaKey(1, b""), 1, 1, 0, bytes(peer_messages.MESSAGE_BYTES_MAX), 0))
+
+
+def test_hostile_bytes_are_refused():
+    generator = random.Random(5)
+    frame = encode(formation.FormationAnswer(1, formation.Member(1, "d", "h", 1), "", 0, ("a:1",), "", ()))[4:]
+    for _ in range(2000):
+        mangled = bytearray(frame)
+        for _ in range(generator.randint(1, 3)):
+            mangled[generator.randrange(len(mangled))] = generator.randrange(256)
+        try:
+            decode(bytes(mangled))
+        except PeerProtocolError:
+            pass
+    for body in (b"", b"\xc1", b"\x93" * 5000, msgspec.msgpack.encode([1]), msgspec.msgpack.encode({"type": "FormationAsk", "ask_id": "x"})):
+        with pytest.raises(PeerProtocolError):
+            decode(body)
