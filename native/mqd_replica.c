@@ -116,7 +116,7 @@ static struct mqd_replica_follower *follower_of(struct mqd_replica *replica, int
 
 static bool valid(const struct mqd_replica_assignment *assignment)
 {
-    if (assignment->member_count > MQD_REPLICA_COUNT_MAX)
+    if (assignment->member_count > MQD_REPLICA_COUNT_MAX || assignment->leader_epoch < 0 || assignment->partition_epoch < 0)
         return false;
     for (uint32_t i = 0; i < assignment->member_count; i++)
         if (assignment->members[i].node_id < 0 || member_of(assignment, assignment->members[i].node_id) != &assignment->members[i])
