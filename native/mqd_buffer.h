@@ -98,6 +98,10 @@ static inline void mqd_put_topic_key(struct mqd_buffer *buffer, bool compact, bo
         mqd_put_text(buffer, compact, key->name);
 }
 
+/* Tagged fields that several answers have; the count of tags goes before them. Sizes: mqd_wire_nodes.c. */
+void mqd_put_current_leader(struct mqd_buffer *buffer, uint32_t tag, const struct mqd_current_leader *current);
+void mqd_put_nodes(struct mqd_buffer *buffer, uint32_t tag, const struct mqd_node_endpoint *nodes, uint32_t node_count);
+
 /* An empty set of tagged fields, where the version has one. */
 static inline void mqd_put_no_tags(struct mqd_buffer *buffer, bool flexible)
 {

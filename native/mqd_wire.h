@@ -78,23 +78,34 @@ void mqd_buffer_free(struct mqd_buffer *buffer);
 void mqd_response_begin(struct mqd_buffer *buffer, int16_t api_key, int16_t version, int32_t correlation_id);
 void mqd_response_finish(struct mqd_buffer *buffer, uint64_t extra_bytes);
 
+/* What a client is told beside an error: who leads the partition instead, and where that is (KIP-951). */
+struct mqd_current_leader { int32_t leader; int32_t leader_epoch; };
+struct mqd_node_endpoint { int32_t node_id; int32_t port; const char *host; const char *rack; /* NULL = none */ };
+
 void mqd_produce_response_topics(struct mqd_buffer *buffer, int16_t version, int32_t topic_count);
 void mqd_produce_response_topic(struct mqd_buffer *buffer, int16_t version, const struct mqd_topic_key *key, int32_t partition_count);
 struct mqd_produce_outcome { int32_t partition_index; int16_t error; int64_t base_offset; int64_t log_append_time_ms; int64_t log_start_offset; const char *message;
-    const int32_t *record_errors; uint32_t record_error_count; const char *record_message; /* v8+: places in the batch, one text for all (KIP-467) */ };
+    const int32_t *record_errors; uint32_t record_error_count; const char *record_message; /* v8+: places in the batch, one text for all (KIP-467) */
+    const struct mqd_current_leader *current_leader; /* v10+, NULL = nothing to tell */ };
 void mqd_produce_response_partition(struct mqd_buffer *buffer, int16_t version, const struct mqd_produce_outcome *outcome);
 void mqd_produce_response_topic_end(struct mqd_buffer *buffer, int16_t version);
 void mqd_produce_response_end(struct mqd_buffer *buffer, int16_t version, int32_t throttle_ms);
+void mqd_produce_response_end_nodes(struct mqd_buffer *buffer, int16_t version, int32_t throttle_ms, const struct mqd_node_endpoint *nodes, uint32_t node_count);
 
 void mqd_fetch_response_begin(struct mqd_buffer *buffer, int16_t version, int32_t throttle_ms, int16_t error, int32_t session_id, int32_t topic_count);
 void mqd_fetch_response_topic(struct mqd_buffer *buffer, int16_t version, const struct mqd_topic_key *key, int32_t partition_count);
 struct mqd_fetch_outcome { int32_t partition_index; int16_t error; int64_t high_watermark; int64_t last_stable_offset; int64_t log_start_offset; uint32_t records_bytes;
-    bool committed; const struct mqd_aborted *aborted; uint32_t aborted_count; /* read_committed; else aborted_transactions are null */ };
+    bool committed; const struct mqd_aborted *aborted; uint32_t aborted_count; /* read_committed; else aborted_transactions are null */
+    bool has_preferred; int32_t preferred_read_replica;                        /* v11+ (KIP-392) */
+    bool diverges; int32_t diverging_epoch; int64_t diverging_end;             /* v12+, to a follower (KIP-595) */
+    const struct mqd_current_leader *current_leader;                           /* v12+, NULL = nothing to tell */ };
 /* everything up to and with the length of the records; the records_bytes themselves follow from elsewhere, then _partition_end */
 void mqd_fetch_response_partition(struct mqd_buffer *buffer, int16_t version, const struct mqd_fetch_outcome *outcome);
 void mqd_fetch_response_partition_end(struct mqd_buffer *buffer, int16_t version);
+void mqd_fetch_response_partition_tags(struct mqd_buffer *buffer, int16_t version, const struct mqd_fetch_outcome *outcome); /* instead of _end, with what the outcome has to tell there */
 void mqd_fetch_response_topic_end(struct mqd_buffer *buffer, int16_t version);
 void mqd_fetch_response_end(struct mqd_buffer *buffer, int16_t version);
+void mqd_fetch_response_end_nodes(struct mqd_buffer *buffer, int16_t version, const struct mqd_node_endpoint *nodes, uint32_t node_count);
 
 void mqd_list_offsets_response_begin(struct mqd_buffer *buffer, int16_t version, int32_t throttle_ms, int32_t topic_count);
 void mqd_list_offsets_response_topic(struct mqd_buffer *buffer, int16_t version, struct mqd_text name, int32_t partition_count);

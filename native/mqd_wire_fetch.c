@@ -219,7 +219,7 @@ void mqd_fetch_response_partition(struct mqd_buffer *buffer, int16_t version, co
     mqd_put_i64(buffer, outcome->last_stable_offset);
     if (version >= 5) mqd_put_i64(buffer, outcome->log_start_offset);
     put_aborted(buffer, version, outcome);
-    if (version >= 11) mqd_put_i32(buffer, -1);   /* preferred_read_replica */
+    if (version >= 11) mqd_put_i32(buffer, outcome->has_preferred ? outcome->preferred_read_replica : -1);
     if (outcome->records_bytes > INT32_MAX)
         buffer->failed = true;
     else
@@ -231,6 +231,25 @@ void mqd_fetch_response_partition_end(struct mqd_buffer *buffer, int16_t version
     mqd_put_no_tags(buffer, flexible(version));
 }
 
+void mqd_fetch_response_partition_tags(struct mqd_buffer *buffer, int16_t version, const struct mqd_fetch_outcome *outcome)
+{
+    uint32_t tag_count = version < 12 ? 0 : outcome->diverges + (outcome->current_leader != NULL);
+    if (!tag_count) {
+        mqd_fetch_response_partition_end(buffer, version);
+        return;
+    }
+    mqd_put_varint(buffer, tag_count);
+    if (outcome->diverges) {
+        mqd_put_varint(buffer, 0);
+        mqd_put_varint(buffer, 4 + 8 + 1);
+        mqd_put_i32(buffer, outcome->diverging_epoch);
+        mqd_put_i64(buffer, outcome->diverging_end);
+        mqd_put_no_tags(buffer, true);
+    }
+    if (outcome->current_leader)
+        mqd_put_current_leader(buffer, 1, outcome->current_leader);
+}
+
 void mqd_fetch_response_topic_end(struct mqd_buffer *buffer, int16_t version)
 {
     mqd_put_no_tags(buffer, flexible(version));
@@ -239,4 +258,14 @@ void mqd_fetch_response_topic_end(struct mqd_buffer *buffer, int16_t version)
 void mqd_fetch_response_end(struct mqd_buffer *buffer, int16_t version)
 {
     mqd_put_no_tags(buffer, flexible(version));
+}
+
+void mqd_fetch_response_end_nodes(struct mqd_buffer *buffer, int16_t version, const struct mqd_node_endpoint *nodes, uint32_t node_count)
+{
+    if (version < 16 || !node_count) {
+        mqd_fetch_response_end(buffer, version);
+        return;
+    }
+    mqd_put_varint(buffer, 1);
+    mqd_put_nodes(buffer, 0, nodes, node_count);
 }

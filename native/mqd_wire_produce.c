@@ -109,7 +109,12 @@ void mqd_produce_response_partition(struct mqd_buffer *buffer, int16_t version, 
         }
         mqd_put_message(buffer, flexible(version), outcome->message);
     }
-    mqd_put_no_tags(buffer, flexible(version));
+    if (version < 10 || !outcome->current_leader) {
+        mqd_put_no_tags(buffer, flexible(version));
+        return;
+    }
+    mqd_put_varint(buffer, 1);
+    mqd_put_current_leader(buffer, 0, outcome->current_leader);
 }
 
 void mqd_produce_response_topic_end(struct mqd_buffer *buffer, int16_t version)
@@ -121,4 +126,15 @@ void mqd_produce_response_end(struct mqd_buffer *buffer, int16_t version, int32_
 {
     if (version >= 1) mqd_put_i32(buffer, throttle_ms);
     mqd_put_no_tags(buffer, flexible(version));
+}
+
+void mqd_produce_response_end_nodes(struct mqd_buffer *buffer, int16_t version, int32_t throttle_ms, const struct mqd_node_endpoint *nodes, uint32_t node_count)
+{
+    if (version < 10 || !node_count) {
+        mqd_produce_response_end(buffer, version, throttle_ms);
+        return;
+    }
+    mqd_put_i32(buffer, throttle_ms);
+    mqd_put_varint(buffer, 1);
+    mqd_put_nodes(buffer, 0, nodes, node_count);
 }
