@@ -21,6 +21,7 @@ from tests.sim.partition_replica import (
     BELOW_MIN,
     HIGH_WATERMARK,
     NEW_EPOCH,
+    NEW_ROLE,
     NOT_ENOUGH_AFTER,
     NOT_LEADER,
     OUT_OF_ORDER,
@@ -132,7 +133,7 @@ class ModelWorker:
             self.history.touched(self, place)
         if changed & STALE:
             return
-        if changed & NEW_EPOCH:
+        if changed & (NEW_EPOCH | NEW_ROLE):
             place.sent = {}
             place.later = False
             self._refuse(place, NOT_LEADER)

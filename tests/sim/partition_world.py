@@ -139,7 +139,9 @@ class PartitionWorld:
         parts = {f"t-{index}": tuple(random.sample(nodes, 3)) for index in range(partitions)}
         self.history = History(lambda partition: self.controller.view(partition), self.running, self.logs, lambda partition: self.flush_on_ack)
         self.controller = ModelController(kernel, controller_node, parts, 2, off, self.flush_on_ack, self.session, self.history.chosen)
-        self.hosts = [Host(self, node) for node in nodes]
+        self.hosts: list[Host] = []
+        for node in nodes:
+            self.hosts.append(Host(self, node))
         self.partitions = list(parts)
         self.clients = [
             Producer(self, self.partitions, 15 * MILLISECOND),
