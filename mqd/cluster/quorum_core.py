@@ -1,62 +1,608 @@
-"""The metadata quorum as a state machine without I/O: a pull Raft with pre-vote, check-quorum and a majority-granted lease (cluster.md, section 3)."""
+"""The metadata quorum as a state machine without I/O: a pull Raft with pre-vote, check-quorum and a majority-granted lease (cluster.md, section 3).
+
+    role         leaves by
+    UNATTACHED   hearing of a leader -> FOLLOWER; a voter's patience ends -> PROSPECTIVE. Asks around by Fetch meanwhile
+    PROSPECTIVE  a majority would vote for it (pre-vote) -> CANDIDATE; time is up -> again after a while (KIP-996)
+    CANDIDATE    a majority has voted -> LEADER; time is up -> PROSPECTIVE
+    FOLLOWER     its leader silent for P -> PROSPECTIVE (a voter) or UNATTACHED (an observer); EndEpoch -> UNATTACHED
+    LEADER       a newer epoch, a majority silent, removal, transfer, a refusing disk -> UNATTACHED
+
+quorum_election.py, quorum_leader.py and quorum_follower.py hold what a replica does in these roles; here is what outlives them: vote, log, disk order, promise.
+
+Invariants (check(); tests/sim/quorum_world.py holds them over all replicas)
+    I1  one leader in an epoch: a vote is durable before anyone hears of it, and given once in an epoch
+    I2  committed records are the same everywhere, and never truncated
+    I3  a leader has every committed record: votes go only to logs that are as new, a leader commits a record of its own epoch first
+    I4  (epoch, vote) never regress
+    I5  what is handed out as Committed is committed, and durable here
+    I6  the epoch only rises
+    L1  at most one valid lease (lease.py)
+
+Single-threaded. `handle` is the only mutator. Times are nanoseconds of this host's CLOCK_BOOTTIME.
+"""
 
 from __future__ import annotations
 
 import random
+from collections import deque
+from collections.abc import Callable
 
 import msgspec
 
-from mqd.cluster.quorum_events import Effect, Event, QuorumSettings, Stored
-from mqd.cluster.quorum_messages import ReplicaKey, SnapshotMeta, Voters
+from mqd.cluster import quorum_events as events
+from mqd.cluster.lease import Promise, lease_deadline_ns
+from mqd.cluster.quorum_election import Election
+from mqd.cluster.quorum_events import NO_DEADLINE, Effect, Event, QuorumSettings, Stored, VoteState
+from mqd.cluster.quorum_follower import Following
+from mqd.cluster.quorum_leader import Leadership, QuorumView
+from mqd.cluster.quorum_log_memory import MemoryLog
+from mqd.cluster.quorum_messages import (
+    Batch,
+    BeginEpoch,
+    EndEpoch,
+    Fetch,
+    FetchResponse,
+    FetchSnapshot,
+    QuorumMessage,
+    ReplicaKey,
+    SnapshotChunk,
+    SnapshotMeta,
+    VoteRequest,
+    VoteResponse,
+    Voters,
+)
+from mqd.protocol.errors import ErrorCode
+
+OUTBOX_MAX = 10_000  # messages that wait for the vote to be durable; the oldest is dropped
 
 
-class ReplicaView(msgspec.Struct, frozen=True):
-    key: ReplicaKey
-    log_end_offset: int
-    last_fetch_age_ns: int  # -1 = never
-    last_caught_up_age_ns: int
-
-
-class QuorumView(msgspec.Struct, frozen=True):
-    """What DescribeQuorum (API 55, KIP-836) shows."""
-
-    leader: int
-    epoch: int
-    high_watermark: int
-    voters: tuple[ReplicaView, ...]
-    observers: tuple[ReplicaView, ...]
+class QuorumBroken(AssertionError):
+    """Two replicas contradict each other about committed records. Nothing that this process could do would be right: it ends."""
 
 
 class QuorumCore:
-    """`key`: this replica. `rng` decides only when to try to be elected."""
+    """`key`: this replica. `rng` decides only when to try to be elected.
 
-    def __init__(self, key: ReplicaKey, stored: Stored, settings: QuorumSettings, rng: random.Random) -> None: ...
+    Read freely: epoch, leader (node id or -1), high_watermark, applied_offset, log.end_offset, voters, generation, is_leader, is_active, is_voter.
+    """
 
-    # Read freely: leader (node id or -1), epoch, high_watermark, next_offset, voters, is_leader, is_active, generation
+    leadership_class = Leadership
+    following_class = Following
+    election_class = Election
+
+    def __init__(self, key: ReplicaKey, stored: Stored, settings: QuorumSettings, rng: random.Random) -> None:
+        self.key, self.settings, self.rng = key, settings, rng
+        self.vote = self._durable_vote = stored.vote
+        self.generation = stored.snapshot.generation if stored.snapshot is not None else 0
+        self.log = MemoryLog(stored.snapshot, stored.snapshot_bytes)
+        for batch in stored.batches:
+            if batch.base_offset >= self.log.start_offset:
+                self.log.append(batch)
+        self.durable_offset = self.log.end_offset
+        self.applied_offset = self.log.start_offset
+        self.high_watermark = max(self.applied_offset, min(stored.committed_offset, self.log.end_offset))
+        self.promise = Promise()
+        self.leader = -1
+        self.peers: tuple[int, ...] = ()  # node ids that may know a leader
+        self.leading: Leadership | None = None
+        self.following: Following | None = None
+        self.election: Election | None = None
+        self.election_deadline_ns = NO_DEADLINE  # an unattached voter's patience
+        self._discover_at_ns = NO_DEADLINE
+        self._discovered = 0
+        self._sequence = 0  # of disk effects
+        self._vote_sequence = self._disk_done = 0
+        self._disk: deque[tuple[int, str, int]] = deque()  # (sequence, what, end offset) not yet done
+        self._retry_vote_ns = NO_DEADLINE
+        self._installing: events.InstallSnapshot | None = None
+        self._outbox: deque[events.Send] = deque(maxlen=OUTBOX_MAX)
+        self._effects: list[Effect] = []
+        self._fetch_sequence = 0
+        self._snapshot_wanted = False
+        self._told_leader = (-1, self.epoch)
+        self._told_voters: Voters | None = None
+
+    # -- what others read --------------------------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        return self.vote.epoch
+
+    @property
+    def voters(self) -> Voters:
+        """The newest set in the log, committed or not."""
+        return self.log.voters
+
+    @property
+    def is_voter(self) -> bool:
+        return any(voter.key == self.key for voter in self.log.voters)
+
+    @property
+    def is_alone(self) -> bool:
+        return self.is_voter and len(self.log.voters) == 1
+
+    @property
+    def is_leader(self) -> bool:
+        return self.leading is not None
+
+    @property
+    def is_active(self) -> bool:
+        return self.leading is not None and self.leading.is_active
+
+    @property
+    def next_offset(self) -> int:
+        return self.log.end_offset
+
+    def lease_deadline_ns(self, now_ns: int) -> int:
+        """Until when (own clock) this host may act as the controller without asking anyone: 0 when it may not, NO_DEADLINE while it is the only voter."""
+        if self.leading is None or not self.leading.is_active:
+            return 0
+        return lease_deadline_ns(self.key, self.log.voters, self.leading.stamps(), now_ns, self.settings.lease_ns)
+
+    def has_lease(self, now_ns: int) -> bool:
+        return now_ns < self.lease_deadline_ns(now_ns)
+
+    def snapshot_meta(self, offset: int) -> SnapshotMeta:
+        """What goes with a snapshot of the state at `offset`, an applied one not before the last snapshot's."""
+        if not self.log.start_offset <= offset <= self.applied_offset:
+            raise ValueError(f"no snapshot at offset {offset}: the log begins at {self.log.start_offset}, {self.applied_offset} is applied")
+        return SnapshotMeta(offset, self.log.epoch_before(offset), self.log.voters_before(offset), self.generation)
+
+    def describe(self, now_ns: int) -> QuorumView:
+        """On a replica that does not lead: without replicas."""
+        if self.leading is None:
+            return QuorumView(self.leader, self.epoch, self.high_watermark, (), ())
+        return self.leading.describe(now_ns)
 
     @property
     def next_deadline_ns(self) -> int:
         """When a Tick is due; NO_DEADLINE = never."""
-        raise NotImplementedError
+        deadline = min(self.election_deadline_ns, self._discover_at_ns, self._retry_vote_ns)
+        for role in (self.leading, self.following, self.election):
+            if role is not None:
+                deadline = min(deadline, role.deadline_ns)
+        return deadline
+
+    # -- events ------------------------------------------------------------------------------------------------------------
 
     def handle(self, event: Event, now_ns: int) -> list[Effect]:
-        raise NotImplementedError
+        _HANDLERS[type(event)](self, event, now_ns)
+        self._tell_changes()
+        effects, self._effects = self._effects, []
+        return effects
 
-    def lease_deadline_ns(self, now_ns: int) -> int:
-        """Until when (own clock) this host may act as the controller without asking anyone: 0 when it may not, NO_DEADLINE when it is the only voter."""
-        raise NotImplementedError
+    def _on_start(self, event: events.Start, now_ns: int) -> None:
+        if self.vote.followed is not None and self.vote.followed != self.key:
+            self.promise.give(self.epoch, now_ns, self.settings.promise_ns)
+        self._apply()
+        self.unattach(now_ns, max(now_ns, self.promise.until_ns) + (0 if self.is_alone else self.some_backoff()))
+        if self.is_alone and not self.promise.holds(now_ns):
+            self.campaign(now_ns)
 
-    def snapshot_meta(self, offset: int) -> SnapshotMeta:
-        """What goes with a snapshot of the state at `offset`, which is at most the high watermark."""
-        raise NotImplementedError
+    def _on_tick(self, event: events.Tick, now_ns: int) -> None:
+        if now_ns >= self._retry_vote_ns:
+            self._retry_vote_ns = NO_DEADLINE
+            self._emit_vote()
+        if self.leading is not None:
+            self.leading.on_tick(now_ns)
+        elif self.following is not None:
+            self.following.on_tick(now_ns)
+        elif self.election is not None and now_ns >= self.election.deadline_ns:
+            self.election.on_tick(now_ns)
+        if now_ns >= self.election_deadline_ns:
+            self.campaign(now_ns)
+        if now_ns >= self._discover_at_ns:
+            self._discover(now_ns)
 
-    def describe(self, now_ns: int) -> QuorumView:
-        raise NotImplementedError
+    def _on_received(self, event: events.Received, now_ns: int) -> None:
+        message = event.message
+        if not self._same_generation(event.sender, message):
+            return
+        _MESSAGES[type(message)](self, event.sender, message, now_ns)
+
+    def _same_generation(self, sender: int, message: QuorumMessage) -> bool:
+        if message.generation == self.generation:
+            return True
+        if self.generation == 0 or message.generation == 0:  # a host that joins: it asks, and is given a snapshot
+            return isinstance(message, Fetch | FetchResponse | FetchSnapshot | SnapshotChunk)
+        if message.generation > self.generation:
+            self.emit(events.Outdated(message.generation, sender))
+        elif isinstance(message, Fetch | FetchSnapshot):  # so that it hears of the newer one
+            self.send(sender, FetchResponse(self.generation, self.epoch, self.leader, self.key, message.sequence, 0))
+        return False
+
+    def _on_disk_done(self, event: events.DiskDone, now_ns: int) -> None:
+        self._disk_done = max(self._disk_done, event.sequence)
+        installed = False
+        while self._disk and self._disk[0][0] <= event.sequence:
+            _, what, end_offset = self._disk.popleft()
+            if what == "append":
+                self.durable_offset = max(self.durable_offset, end_offset)
+            elif what == "install":
+                self._install()
+                installed = True
+        if not self.is_vote_pending:
+            self._durable_vote = self.vote
+            while self._outbox:
+                self.emit(self._outbox.popleft())
+        if self.leading is not None:
+            self.leading.advance(now_ns)
+        self._apply()
+        if self.election is not None:
+            self.election.maybe_win(now_ns)
+        if self.following is not None:
+            self.following.on_disk(now_ns, installed)
+
+    def _on_disk_refused(self, event: events.DiskRefused, now_ns: int) -> None:
+        """The disk is as it was before `sequence`. What was appended in memory only goes, as if this process had crashed before the flush."""
+        truncated = [end for _, what, end in self._disk if what == "truncate"]
+        if any(what == "install" for _, what, _ in self._disk):
+            self._installing = None
+        if any(what == "vote" for _, what, _ in self._disk):
+            self._retry_vote_ns, self._vote_sequence = now_ns + self.settings.promise_ns // 2, NO_DEADLINE
+        self._disk.clear()
+        self.emit(events.Note("the disk refused the metadata log", (("reason", event.reason),)))
+        end = min([self.durable_offset, *truncated])
+        if self.leading is not None:
+            self.leading.on_disk_refused(end, event.reason, now_ns)
+        self.durable_offset = min(self.durable_offset, end)
+        if self.log.end_offset > end:
+            self.log.truncate(end)
+        if truncated:
+            self._disk_effect("truncate", end, lambda sequence: events.TruncateLog(sequence, end))
+        if self.following is not None:
+            self.following.on_disk_refused(now_ns)
+
+    def _on_propose(self, event: events.Propose, now_ns: int) -> None:
+        reason = self.leading.why_not(event) if self.leading is not None else f"this host does not lead the metadata quorum; node {self.leader} does"
+        if self.leading is None or reason:
+            self.emit(events.ProposalRefused(event.token, reason))
+        else:
+            self.leading.propose(event.values, now_ns)
+
+    def _on_snapshot_stored(self, event: events.SnapshotStored, now_ns: int) -> None:
+        self._snapshot_wanted = False
+        if self.log.snapshot is None or event.meta.offset > self.log.snapshot.offset:
+            self.log.snapshot_stored(event.meta, event.size_bytes, self.settings.retained_bytes)
+
+    def _on_snapshot_read(self, event: events.SnapshotRead, now_ns: int) -> None:
+        if self.leading is not None and event.request.epoch == self.epoch:
+            self.leading.on_snapshot_read(event, now_ns)
+
+    def _on_voter_change(self, event: events.AddVoter | events.RemoveVoter | events.UpdateVoter, now_ns: int) -> None:
+        if self.leading is None:
+            text = f"This host does not lead the metadata quorum; node {self.leader} does." if self.leader >= 0 else "The metadata quorum has no leader that is known here; try again."
+            self.emit(events.VoterChangeEnded(event.token, ErrorCode.NOT_LEADER_OR_FOLLOWER, text))
+        else:
+            self.leading.changes.request(event, now_ns)
+
+    def _on_transfer(self, event: events.TransferLeadership, now_ns: int) -> None:
+        if self.leading is not None:
+            self.leading.transfer(event.to, now_ns)
+
+    def _on_peers_known(self, event: events.PeersKnown, now_ns: int) -> None:
+        self.peers = tuple(node for node in event.node_ids if node != self.key.node_id)
+        if self.leading is None and self.following is None:
+            self._discover_at_ns = now_ns
+
+    # -- messages that any role may get ------------------------------------------------------------------------------------
+
+    def _on_vote_request(self, sender: int, request: VoteRequest, now_ns: int) -> None:
+        if request.voter != self.key or request.candidate.node_id != sender:
+            return
+        if request.pre_vote:
+            granted = request.epoch >= self.epoch and self.may_vote(now_ns) and self._is_up_to_date(request)
+        else:
+            granted = self._grant(request, now_ns)
+        self.send(sender, VoteResponse(self.generation, self.epoch, self.key, granted, request.pre_vote, request.round, self.leader))
+
+    def may_vote(self, now_ns: int) -> bool:
+        """Not while it leads, and not against its promise."""
+        return self.leading is None and not self.promise.holds(now_ns)
+
+    def _is_up_to_date(self, request: VoteRequest) -> bool:
+        return (request.log_end_epoch, request.log_end_offset) >= (self.log.last_epoch, self.log.end_offset)
+
+    def _grant(self, request: VoteRequest, now_ns: int) -> bool:
+        if request.epoch < self.epoch or self.promise.holds(now_ns) or (self.leading is not None and self.has_lease(now_ns)):
+            return False
+        if request.epoch > self.epoch:
+            self.adopt(request.epoch, now_ns)
+        if self.leader >= 0 or not self._is_up_to_date(request):
+            return False
+        if self.vote.voted_for is None:
+            self.persist_vote(VoteState(self.epoch, request.candidate, None))
+            self.unattach(now_ns, now_ns + self.settings.promise_ns // 2 + self.some_backoff())
+        return self.vote.voted_for == request.candidate
+
+    def _on_vote_response(self, sender: int, response: VoteResponse, now_ns: int) -> None:
+        if response.voter.node_id != sender:
+            return
+        if response.epoch > self.epoch or (response.epoch == self.epoch and response.leader >= 0):
+            self.hear_of(response.epoch, response.leader, now_ns)
+        if self.election is not None:
+            self.election.on_response(response, now_ns)
+
+    def _on_begin_epoch(self, sender: int, message: BeginEpoch, now_ns: int) -> None:
+        if message.leader.node_id != sender:
+            return
+        if message.epoch < self.epoch:
+            self._ask(sender)  # it learns the newer epoch
+        elif message.epoch > self.epoch or self.leader < 0:
+            self.hear_of(message.epoch, sender, now_ns)
+
+    def _on_end_epoch(self, sender: int, message: EndEpoch, now_ns: int) -> None:
+        if message.leader.node_id != sender or sender == self.key.node_id:
+            return
+        self.promise.release(message.epoch)
+        if message.epoch > self.epoch:
+            self.adopt(message.epoch, now_ns)
+        elif message.epoch < self.epoch or self.leading is not None or self.leader not in (-1, sender):
+            return
+        place = message.successors.index(self.key.node_id) if self.key.node_id in message.successors else len(message.successors)
+        self.unattach(now_ns, now_ns + place * self.settings.backoff_ns[1])
+        if place == 0 and self.is_voter:
+            self.campaign(now_ns)
+
+    def _on_fetch(self, sender: int, fetch: Fetch, now_ns: int) -> None:
+        if fetch.replica.node_id != sender:
+            return
+        if fetch.epoch > self.epoch and (self.leading is not None or not self.promise.holds(now_ns)):
+            self._overtaken(fetch.epoch, now_ns)
+        if self.leading is not None and fetch.epoch == self.epoch:
+            self.leading.on_fetch(fetch, now_ns)
+        else:
+            self.send(sender, FetchResponse(self.generation, self.epoch, self.leader, self.key, fetch.sequence, 0))
+
+    def _overtaken(self, epoch: int, now_ns: int) -> None:
+        """Somebody fetches in a newer epoch. It cannot come back, so a leader goes to meet it: gives up its lease and stands again at once."""
+        if self.leading is not None:
+            self.leading.resign(f"a replica is in epoch {epoch} already", now_ns, stand_again=True)
+        self.adopt(epoch, now_ns)
+        if self.is_voter:
+            self.election_deadline_ns = min(self.election_deadline_ns, max(self.promise.until_ns, now_ns + self.some_backoff()))
+
+    def _on_fetch_snapshot(self, sender: int, fetch: FetchSnapshot, now_ns: int) -> None:
+        if fetch.replica.node_id == sender and self.leading is not None and fetch.epoch == self.epoch:
+            self.leading.on_fetch_snapshot(fetch, now_ns)
+
+    def _on_fetch_response(self, sender: int, response: FetchResponse, now_ns: int) -> None:
+        if response.sender.node_id != sender:
+            return
+        if response.epoch > self.epoch or (response.epoch == self.epoch and self.leader < 0 and response.leader >= 0):
+            self.hear_of(response.epoch, response.leader, now_ns)
+        elif self.following is not None and response.epoch == self.epoch and sender == self.leader == response.leader:
+            self.following.on_fetch_response(response, now_ns)
+
+    def _on_snapshot_chunk(self, sender: int, chunk: SnapshotChunk, now_ns: int) -> None:
+        if self.following is not None and chunk.epoch == self.epoch and chunk.sender.node_id == sender == self.leader:
+            self.following.on_snapshot_chunk(chunk, now_ns)
+
+    # -- roles -------------------------------------------------------------------------------------------------------------
+
+    def hear_of(self, epoch: int, leader: int, now_ns: int) -> None:
+        """Somebody says that `leader` (-1: nobody) leads `epoch`, which is not below ours. A rumour without a leader does not take us away from one."""
+        if leader == self.key.node_id or (leader < 0 and (epoch == self.epoch or self.promise.holds(now_ns))):
+            return
+        if epoch > self.epoch:
+            if self.leading is not None:
+                self.leading.resign(f"epoch {epoch} has begun", now_ns)
+            self.adopt(epoch, now_ns)
+        if leader >= 0 and self.leader < 0:
+            self._leave_role()
+            self.leader = leader
+            self.following = self.following_class(self, leader, now_ns)
+            self.following.maybe_fetch(now_ns)
+
+    def adopt(self, epoch: int, now_ns: int) -> None:
+        """A newer epoch, without a leader as yet."""
+        if self.leading is not None:
+            self.leading.resign(f"epoch {epoch} has begun", now_ns)
+        self.persist_vote(VoteState(epoch, None, self.vote.followed))
+        self.unattach(now_ns, now_ns + self.settings.promise_ns + self.some_backoff())
+
+    def unattach(self, now_ns: int, election_deadline_ns: int) -> None:
+        self._leave_role()
+        self.leader = -1
+        self.election_deadline_ns = max(election_deadline_ns, self.promise.until_ns) if self.is_voter else NO_DEADLINE
+        self._discover_at_ns = now_ns + self.some_backoff() if not self.is_alone else NO_DEADLINE
+
+    def _leave_role(self) -> None:
+        assert self.leading is None, "resign() first"
+        self.following = self.election = None
+        self.election_deadline_ns = self._discover_at_ns = NO_DEADLINE
+
+    def campaign(self, now_ns: int) -> None:
+        """Asks whether it would be elected. Not a voter, or promised: not now."""
+        if not self.is_voter:
+            self.unattach(now_ns, NO_DEADLINE)
+        elif self.promise.holds(now_ns) or self._installing is not None:
+            self.unattach(now_ns, now_ns + self.settings.backoff_ns[1])
+        else:
+            self._leave_role()
+            self.leader = -1
+            self.election = self.election_class(self, now_ns)
+            self.election.begin(now_ns)
+
+    def elected(self, now_ns: int) -> None:
+        if self.high_watermark > self.log.end_offset:
+            raise QuorumBroken(f"elected in epoch {self.epoch} with a log that ends at {self.log.end_offset}; {self.high_watermark} records are committed")
+        self._leave_role()
+        self.leader = self.key.node_id
+        self.leading = self.leadership_class(self, now_ns)
+        self.leading.begin(now_ns)
+
+    def _discover(self, now_ns: int) -> None:
+        """Asks one of those who may know, another one each time."""
+        nodes = sorted({voter.node_id for voter in self.log.voters} | set(self.peers))
+        nodes = [node for node in nodes if node != self.key.node_id]
+        self._discover_at_ns = now_ns + self.settings.promise_ns // 8 if self.leading is None and self.following is None and nodes else NO_DEADLINE
+        if nodes:
+            self._discovered += 1
+            self._ask(nodes[self._discovered % len(nodes)])
+
+    def _ask(self, node: int) -> None:
+        self.send(node, self.make_fetch(0))
+
+    def make_fetch(self, stamp_ns: int) -> Fetch:
+        self._fetch_sequence += 1
+        offset = min(self.durable_offset, self.log.end_offset)
+        return Fetch(self.generation, self.epoch, self.key, self._fetch_sequence, offset, self.log.epoch_before(offset), self.high_watermark, stamp_ns)
+
+    def next_fetch_sequence(self) -> int:
+        self._fetch_sequence += 1
+        return self._fetch_sequence
+
+    def some_backoff(self) -> int:
+        low, high = self.settings.backoff_ns
+        return self.rng.randint(low, high)
+
+    # -- effects -----------------------------------------------------------------------------------------------------------
+
+    def emit(self, effect: Effect, first: bool = False) -> None:
+        self._effects.insert(0 if first else len(self._effects), effect)
+
+    def send(self, to: int, message: QuorumMessage) -> None:
+        """Nothing is said before the vote that stands behind it is durable."""
+        if to == self.key.node_id:
+            return
+        if self.is_vote_pending:
+            self._outbox.append(events.Send(to, message))
+        else:
+            self.emit(events.Send(to, message))
+
+    def _disk_effect(self, what: str, end_offset: int, make: Callable[[int], Effect]) -> None:
+        self._sequence += 1
+        self._disk.append((self._sequence, what, end_offset))
+        self.emit(make(self._sequence))
+
+    @property
+    def is_vote_pending(self) -> bool:
+        return self._disk_done < self._vote_sequence
+
+    def persist_vote(self, vote: VoteState) -> None:
+        assert (vote.epoch, vote.voted_for is not None) >= (self.vote.epoch, self.vote.voted_for is not None), "I4"
+        self.vote = vote
+        self._emit_vote()
+
+    def _emit_vote(self) -> None:
+        vote = self.vote
+        self._vote_sequence = self._sequence + 1
+        self._disk_effect("vote", 0, lambda sequence: events.PersistVote(sequence, vote))
+
+    def append(self, batches: tuple[Batch, ...]) -> None:
+        for batch in batches:
+            self.log.append(batch)
+        self._disk_effect("append", self.log.end_offset, lambda sequence: events.AppendLog(sequence, batches))
+
+    def truncate(self, offset: int) -> None:
+        """Records that no majority has. Raises QuorumBroken."""
+        if offset < self.high_watermark:
+            raise QuorumBroken(f"the leader of epoch {self.epoch} (node {self.leader}) parts from this log at offset {offset}, but {self.high_watermark} records are committed")
+        self.log.truncate(offset)
+        self.durable_offset = min(self.durable_offset, offset)
+        self._disk = deque((sequence, what, min(end, offset) if what == "append" else end) for sequence, what, end in self._disk)
+        self._disk_effect("truncate", offset, lambda sequence: events.TruncateLog(sequence, offset))
+
+    @property
+    def is_installing(self) -> bool:
+        return self._installing is not None
+
+    def install(self, meta: SnapshotMeta, data: bytes) -> None:
+        """The log stays as it is until the snapshot is durable."""
+        if meta.offset < self.applied_offset:
+            raise QuorumBroken(f"a snapshot at offset {meta.offset} where {self.applied_offset} records are applied")
+
+        def make(sequence: int) -> events.InstallSnapshot:
+            self._installing = events.InstallSnapshot(sequence, meta, data)
+            return self._installing
+
+        self._disk_effect("install", meta.offset, make)
+
+    def _install(self) -> None:
+        installed, self._installing = self._installing, None
+        assert installed is not None
+        meta = installed.meta
+        self.log.reset(meta, len(installed.data))
+        self.generation = meta.generation
+        self.durable_offset = self.applied_offset = meta.offset
+        self.high_watermark = max(self.high_watermark, meta.offset)
+        self._snapshot_wanted = False
+        self.emit(events.LoadState(meta, installed.data))
+
+    def commit(self, offset: int) -> None:
+        """Everything below `offset` is committed, and that far this log is the leader's."""
+        self.high_watermark = max(self.high_watermark, offset)
+        self._apply()
+
+    def _apply(self) -> None:
+        offset = min(self.high_watermark, self.durable_offset)
+        if offset > self.applied_offset:
+            batches = self.log.read(self.applied_offset, offset, NO_DEADLINE)
+            self.applied_offset = batches[-1].next_offset if batches else self.applied_offset
+            if batches:
+                self.emit(events.Committed(batches))
+        if self.leading is not None:
+            self.leading.on_applied()
+        if self.log.snapshot is not None and not self._snapshot_wanted and self.log.size_bytes > self.settings.log_bytes_max + self.settings.retained_bytes:
+            if self.applied_offset > self.log.snapshot.offset:
+                self._snapshot_wanted = True
+                self.emit(events.SnapshotWanted(self.applied_offset))
+
+    def _tell_changes(self) -> None:
+        if self._told_leader != (self.leader, self.epoch):
+            self._told_leader = (self.leader, self.epoch)
+            self.emit(events.LeaderChanged(self.leader, self.epoch))
+        if self._told_voters != self.log.voters:
+            self._told_voters = self.log.voters
+            self.emit(events.VotersChanged(self.log.voters))
+            if self.is_voter and self.leading is None and self.following is None and self.election is None:
+                self.election_deadline_ns = min(self.election_deadline_ns, self.promise.until_ns + self.settings.promise_ns)
+
+    # -- invariants --------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Asserts the invariants of one replica."""
+        self.log.check()
+        assert (self._durable_vote.epoch, self._durable_vote.voted_for is not None) <= (self.vote.epoch, self.vote.voted_for is not None), "I4"
+        assert self.applied_offset <= min(self.high_watermark, self.durable_offset), "I5"
+        assert self.durable_offset <= self.log.end_offset
+        assert sum(role is not None for role in (self.leading, self.following, self.election)) <= 1
+        assert (self.leading is not None) == (self.leader == self.key.node_id)
+        assert (self.following is not None) == (self.leader >= 0 and self.leading is None)
+        assert not self._outbox or self.is_vote_pending
+        assert self.next_deadline_ns < NO_DEADLINE or self.is_alone or (self.leading is None and not self.log.voters and not self.peers)
+        if self.leading is not None:
+            self.leading.check()
 
 
-def standalone(meta: SnapshotMeta, survivor: Voters) -> SnapshotMeta:
+def standalone(meta: SnapshotMeta, survivors: Voters) -> SnapshotMeta:
     """force-standalone: the same state in a new generation with these voters; members of the old one are refused."""
-    return SnapshotMeta(meta.offset, meta.epoch, survivor, meta.generation + 1)
+    return SnapshotMeta(meta.offset, meta.epoch, survivors, meta.generation + 1)
+
+
+_HANDLERS = {
+    events.Start: QuorumCore._on_start,
+    events.Received: QuorumCore._on_received,
+    events.Tick: QuorumCore._on_tick,
+    events.DiskDone: QuorumCore._on_disk_done,
+    events.DiskRefused: QuorumCore._on_disk_refused,
+    events.Propose: QuorumCore._on_propose,
+    events.SnapshotStored: QuorumCore._on_snapshot_stored,
+    events.SnapshotRead: QuorumCore._on_snapshot_read,
+    events.AddVoter: QuorumCore._on_voter_change,
+    events.RemoveVoter: QuorumCore._on_voter_change,
+    events.UpdateVoter: QuorumCore._on_voter_change,
+    events.TransferLeadership: QuorumCore._on_transfer,
+    events.PeersKnown: QuorumCore._on_peers_known,
+}
+
+_MESSAGES = {
+    VoteRequest: QuorumCore._on_vote_request,
+    VoteResponse: QuorumCore._on_vote_response,
+    BeginEpoch: QuorumCore._on_begin_epoch,
+    EndEpoch: QuorumCore._on_end_epoch,
+    Fetch: QuorumCore._on_fetch,
+    FetchResponse: QuorumCore._on_fetch_response,
+    FetchSnapshot: QuorumCore._on_fetch_snapshot,
+    SnapshotChunk: QuorumCore._on_snapshot_chunk,
+}

@@ -57,7 +57,7 @@ class VoteState(msgspec.Struct, frozen=True, array_like=True):
 
     epoch: int = 0
     voted_for: ReplicaKey | None = None  # in `epoch`
-    followed: ReplicaKey | None = None  # the last leader that was followed, in any epoch; itself after it led. Another one may hold a promise of ours
+    followed: ReplicaKey | None = None  # the leader that was followed last, of any epoch: it may hold a promise. None since this replica voted, for then it held none
 
 
 class Stored(msgspec.Struct, frozen=True):
