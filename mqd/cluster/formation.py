@@ -3,7 +3,7 @@
 A host that is of a cluster already never asks. An empty one asks every seed (also itself: that is how it learns whether it is one) until it can tell which holds:
 
     no seeds                                                    found alone, at once
-    a seed is of a cluster                                      join that cluster: as a voter when its answer names this host among the voters, else as an observer
+    a seed is of a cluster                                      join that cluster: as a voter when it was founded with this host, else as an observer
     every seed answers, is empty, names the same seeds, and
     has itself seen exactly the same set of hosts               found: the voters are the seeds, the cluster's id follows from who they are
     otherwise                                                   wait, and say for whom
@@ -117,7 +117,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Join(msgspec.Struct, frozen=True):
-    """Become an observer of a cluster, or, when this host is one of `voters`, the voter that it was founded with."""
+    """Become an observer of a cluster; or, with `voter`, one of the voters that it was founded with, as if this host had founded it."""
 
     cluster_id: str
     generation: int
@@ -263,7 +263,9 @@ class FormationCore:
         if self._lost and answers[0].cluster_id != self._lost:
             return None
         newest = max(answers, key=lambda answer: (answer.generation, len(answer.voters)))
-        return Join(newest.cluster_id, newest.generation, newest.voters, any(self._is_own(voter) for voter in newest.voters))
+        # The voters of the founding are those from whom the cluster's id follows; every later voter has the log that made it one.
+        founder = set_digest(newest.voters) == newest.cluster_id and any(self._is_own(voter) for voter in newest.voters)
+        return Join(newest.cluster_id, newest.generation, newest.voters, founder)
 
     def _is_own(self, member: Member) -> bool:
         return (member.node_id, member.directory_id) == (self.own.node_id, self.own.directory_id)
