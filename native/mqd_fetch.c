@@ -123,6 +123,8 @@ static int16_t entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *entry,
     if (entry->partition_index < 0 || (uint32_t)entry->partition_index >= topic->partition_count)
         return MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION;
     *slot_index = topic->slots[entry->partition_index];
+    if (*slot_index == MQD_SLOT_NONE)
+        return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, *slot_index);
     uint8_t state = mqd_load_acquire(&slot->state);
     if (state != MQD_SLOT_ONLINE && state != MQD_SLOT_OFFLINE)

@@ -32,13 +32,18 @@ static bool put_range(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint
     return true;
 }
 
-static bool encode_partition(struct mqd_reactor *r, struct mqd_fetch_entry *entry, int16_t version, uint64_t *file_bytes)
+static bool encode_partition(struct mqd_reactor *r, struct mqd_fetch_entry *entry, int16_t version, uint64_t *file_bytes, struct mqd_told_nodes *nodes)
 {
+    struct mqd_current_leader leader;
+    bool other = entry->outcome.error == MQD_KAFKA_NOT_LEADER_OR_FOLLOWER || entry->outcome.error == MQD_KAFKA_FENCED_LEADER_EPOCH;
+    bool told = other && version >= 12 && mqd_topics_tell_leader(&r->topics, entry->topic, entry->partition_index, &leader, nodes);
+    entry->outcome.current_leader = told ? &leader : NULL;
     entry->outcome.aborted = entry->aborted.entries;
     entry->outcome.aborted_count = entry->aborted.count;
     mqd_fetch_response_partition(&r->scratch, version, &entry->outcome);
     bool good = !entry->range.size_bytes || put_range(r, entry, file_bytes);
-    mqd_fetch_response_partition_end(&r->scratch, version);
+    mqd_fetch_response_partition_tags(&r->scratch, version, &entry->outcome);
+    entry->outcome.current_leader = NULL;
     entry->sent_once = 1;
     entry->sent_error = entry->outcome.error;
     entry->sent_high_watermark = entry->outcome.high_watermark;
@@ -79,6 +84,8 @@ void mqd_fetch_encode(struct mqd_reactor *r, struct mqd_request *request)
     int16_t version = request->version;
     uint64_t file_bytes = 0;
     bool good = true;
+    struct mqd_told_nodes nodes;
+    nodes.count = 0;
     out->size_bytes = 0;
     r->scratch_chunk_count = 0;
     mqd_response_begin(out, MQD_API_FETCH, version, request->correlation_id);
@@ -95,11 +102,11 @@ void mqd_fetch_encode(struct mqd_reactor *r, struct mqd_request *request)
             uint32_t count = run_length(set, i);
             mqd_fetch_response_topic(out, version, &set->included[i]->key, (int32_t)count);
             for (uint32_t end = i + count; i < end; i++)
-                good &= encode_partition(r, set->included[i], version, &file_bytes);
+                good &= encode_partition(r, set->included[i], version, &file_bytes, &nodes);
             mqd_fetch_response_topic_end(out, version);
         }
     }
-    mqd_fetch_response_end(out, version);
+    mqd_fetch_response_end_nodes(out, version, nodes.nodes, nodes.count);
     mqd_response_finish(out, file_bytes);
     if (!good) {
         mqd_log(r, 3, request->connection->id, UINT32_MAX, "a segment could not be read while answering a fetch; closing the connection");

@@ -33,6 +33,8 @@ static void answer_one(struct mqd_reactor *r, int16_t version, int8_t isolation_
     int32_t leader_epoch = -1;
     if (!topic || asked->partition_index < 0 || (uint32_t)asked->partition_index >= topic->partition_count) {
         error = MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION;
+    } else if (topic->slots[asked->partition_index] == MQD_SLOT_NONE || mqd_topics_led_elsewhere(&r->topics, &topic->places[asked->partition_index])) {
+        error = MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     } else {
         struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, topic->slots[asked->partition_index]);
         struct mqd_positions positions;

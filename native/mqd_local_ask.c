@@ -29,6 +29,8 @@ static int16_t find_slot(struct mqd_reactor *r, const struct mqd_local_ask *ask,
     if (ask->partition_index < 0 || (uint32_t)ask->partition_index >= (*topic)->partition_count)
         return MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION;
     *slot_index = (*topic)->slots[ask->partition_index];
+    if (*slot_index == MQD_SLOT_NONE)
+        return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, *slot_index);
     uint8_t state = mqd_load_acquire(&slot->state);
     if (state != MQD_SLOT_ONLINE && state != MQD_SLOT_OFFLINE)

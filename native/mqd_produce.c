@@ -88,6 +88,10 @@ static void route(struct mqd_reactor *r, struct mqd_request *request, struct mqd
         mqd_append_done(r, append, MQD_KAFKA_INVALID_TOPIC);
         return;
     }
+    if (topic->slots[partition->partition_index] == MQD_SLOT_NONE) { /* another host's, all of it */
+        mqd_append_done(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
+        return;
+    }
     int16_t error = check_batch(r, partition, request, &batch, &append->message);
     if (error) {
         mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
@@ -288,6 +292,14 @@ bool mqd_produce_failed(const struct mqd_request *request)
     return false;
 }
 
+/* What to tell of a partition that is led elsewhere. */
+static const struct mqd_current_leader *current_leader(struct mqd_reactor *r, const struct mqd_produce_topic_entry *topic, const struct mqd_append *append,
+                                                       struct mqd_current_leader *out, struct mqd_told_nodes *nodes)
+{
+    bool told = mqd_topics_tell_leader(&r->topics, mqd_topics_find(&r->topics, &topic->key), append->partition_index, out, nodes);
+    return told ? out : NULL;
+}
+
 void mqd_produce_encode(struct mqd_reactor *r, struct mqd_request *request)
 {
     struct mqd_buffer *out = &r->scratch;
@@ -297,6 +309,8 @@ void mqd_produce_encode(struct mqd_reactor *r, struct mqd_request *request)
     mqd_response_begin(out, MQD_API_PRODUCE, version, request->correlation_id);
     mqd_produce_response_topics(out, version, (int32_t)request->topic_count);
     struct mqd_append *append = request->appends;
+    struct mqd_told_nodes nodes;
+    nodes.count = 0;
     for (uint32_t t = 0; t < request->topic_count; t++) {
         struct mqd_produce_topic_entry *topic = &request->topics[t];
         if (!topic->key.by_id)
@@ -311,11 +325,14 @@ void mqd_produce_encode(struct mqd_reactor *r, struct mqd_request *request)
                 outcome.record_error_count = append->refusal->index_count;
                 outcome.record_message = append->refusal->record_message;
             }
+            struct mqd_current_leader leader;
+            if (append->error == MQD_KAFKA_NOT_LEADER_OR_FOLLOWER && version >= 10)
+                outcome.current_leader = current_leader(r, topic, append, &leader, &nodes);
             mqd_produce_response_partition(out, version, &outcome);
         }
         mqd_produce_response_topic_end(out, version);
     }
-    mqd_produce_response_end(out, version, mqd_throttle_time_ms(r, request->connection));
+    mqd_produce_response_end_nodes(out, version, mqd_throttle_time_ms(r, request->connection), nodes.nodes, nodes.count);
     mqd_response_finish(out, 0);
     mqd_output_scratch(r, request->connection);
 }

@@ -48,29 +48,38 @@ struct mqd_topic *mqd_topics_find(struct mqd_topics *topics, const struct mqd_to
     return find_name(topics, key->name.bytes, (uint32_t)key->name.size_bytes);
 }
 
-static bool set_slots(struct mqd_topic *topic, const uint32_t *slots, uint32_t partition_count)
+static bool set_partitions(struct mqd_topic *topic, const struct mqd_topic_partition *partitions, uint32_t partition_count)
 {
-    uint32_t *copy = malloc(sizeof *copy * (partition_count ? partition_count : 1));
-    if (!copy)
+    uint32_t *slots = malloc(sizeof *slots * (partition_count ? partition_count : 1));
+    struct mqd_topic_partition *places = malloc(sizeof *places * (partition_count ? partition_count : 1));
+    if (!slots || !places) {
+        free(slots);
+        free(places);
         return false;
-    memcpy(copy, slots, sizeof *copy * partition_count);
+    }
+    for (uint32_t i = 0; i < partition_count; i++) {
+        slots[i] = partitions[i].slot;
+        places[i] = partitions[i];
+    }
     free(topic->slots);
-    topic->slots = copy;
+    free(topic->places);
+    topic->slots = slots;
+    topic->places = places;
     topic->partition_count = partition_count;
     return true;
 }
 
-struct mqd_topic *mqd_topics_put(struct mqd_topics *topics, const uint8_t topic_id[16], const char *name, const uint32_t *slots, uint32_t partition_count)
+struct mqd_topic *mqd_topics_put(struct mqd_topics *topics, const uint8_t topic_id[16], const char *name, const struct mqd_topic_partition *partitions, uint32_t partition_count)
 {
     struct mqd_topic *topic = mqd_topics_find_id(topics, topic_id);
     if (topic)
-        return set_slots(topic, slots, partition_count) ? topic : NULL;
+        return set_partitions(topic, partitions, partition_count) ? topic : NULL;
     size_t name_bytes = strlen(name);
     struct mqd_topic *namesake = find_name(topics, (const uint8_t *)name, (uint32_t)name_bytes);
     if (namesake) /* deleted and created anew: the old id is gone */
         mqd_topics_remove(topics, namesake);
     topic = calloc(1, sizeof *topic);
-    if (!topic || name_bytes > MQD_TOPIC_NAME_BYTES_MAX || !set_slots(topic, slots, partition_count)) {
+    if (!topic || name_bytes > MQD_TOPIC_NAME_BYTES_MAX || !set_partitions(topic, partitions, partition_count)) {
         free(topic);
         return NULL;
     }
@@ -106,6 +115,7 @@ void mqd_topic_release(struct mqd_topic *topic)
     if (!topic || --topic->reference_count)
         return;
     free(topic->slots);
+    free(topic->places);
     free(topic);
 }
 
@@ -114,4 +124,53 @@ void mqd_topics_clear(struct mqd_topics *topics)
     for (uint32_t i = 0; i < MQD_TOPIC_BUCKET_COUNT; i++)
         while (topics->by_id[i])
             mqd_topics_remove(topics, topics->by_id[i]);
+    mqd_topics_put_brokers(topics, 0, NULL, 0);
+}
+
+/* ---- brokers ---- */
+
+static int by_node_id(const void *a, const void *b)
+{
+    int32_t left = ((const struct mqd_broker_address *)a)->node_id, right = ((const struct mqd_broker_address *)b)->node_id;
+    return (left > right) - (left < right);
+}
+
+void mqd_topics_put_brokers(struct mqd_topics *topics, int32_t node_id, struct mqd_broker_address *brokers, uint32_t count)
+{
+    free(topics->brokers);
+    topics->node_id = node_id;
+    topics->brokers = brokers;
+    topics->broker_count = count;
+    if (count)
+        qsort(brokers, count, sizeof *brokers, by_node_id);
+}
+
+const struct mqd_broker_address *mqd_topics_broker(const struct mqd_topics *topics, int32_t node_id)
+{
+    struct mqd_broker_address key = {.node_id = node_id};
+    return topics->broker_count ? bsearch(&key, topics->brokers, topics->broker_count, sizeof key, by_node_id) : NULL;
+}
+
+bool mqd_topics_led_elsewhere(const struct mqd_topics *topics, const struct mqd_topic_partition *place)
+{
+    return topics->broker_count && place->leader != MQD_LEADER_HERE && place->leader != topics->node_id;
+}
+
+bool mqd_topics_tell_leader(const struct mqd_topics *topics, const struct mqd_topic *topic, int32_t partition_index, struct mqd_current_leader *out, struct mqd_told_nodes *nodes)
+{
+    if (!topic || partition_index < 0 || (uint32_t)partition_index >= topic->partition_count)
+        return false;
+    const struct mqd_topic_partition *place = &topic->places[partition_index];
+    const struct mqd_broker_address *broker = mqd_topics_led_elsewhere(topics, place) ? mqd_topics_broker(topics, place->leader) : NULL;
+    if (!broker)
+        return false;
+    uint32_t at = 0;
+    while (at < nodes->count && nodes->nodes[at].node_id != place->leader)
+        at++;
+    if (at == MQD_TOLD_NODES_MAX)
+        return false;
+    if (at == nodes->count)
+        nodes->nodes[nodes->count++] = (struct mqd_node_endpoint){broker->node_id, broker->port, broker->host, broker->has_rack ? broker->rack : NULL};
+    *out = (struct mqd_current_leader){place->leader, place->leader_epoch};
+    return true;
 }
