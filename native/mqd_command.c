@@ -71,55 +71,6 @@ static void set_log_dir(struct mqd_reactor *r, const struct mqd_command *command
     mqd_command_done(r, command->token, error, UINT32_MAX, 0, NULL, error ? strerror(error) : "");
 }
 
-/* Whoever waits on its partitions finds it removed. */
-static void drop_topic(struct mqd_reactor *r, struct mqd_topic *topic)
-{
-    for (uint32_t i = 0; i < topic->partition_count; i++) {
-        uint32_t slot = topic->slots[i];
-        r->path_known[slot] = 0;
-        mqd_reader_set_path(r->reader, slot, NULL);
-        mqd_fetch_wake_slot(r, slot); /* they are looked at later in this turn */
-    }
-    mqd_topics_remove(&r->topics, topic);
-}
-
-/* What a new description makes of the old one: a namesake is gone, and whoever waits on a slot that is no longer the partition's looks for the new one. */
-static void topic_changes(struct mqd_reactor *r, const struct mqd_command *command)
-{
-    struct mqd_topic_key key = {.name = {(const uint8_t *)command->text, (int32_t)strlen(command->text)}};
-    struct mqd_topic *topic = mqd_topics_find_id(&r->topics, command->topic_id), *namesake = mqd_topics_find(&r->topics, &key);
-    if (namesake && namesake != topic)
-        drop_topic(r, namesake);
-    for (uint32_t i = 0; topic && i < topic->partition_count; i++) {
-        if (i < command->number && command->slots[i] == topic->slots[i])
-            continue;
-        memset(r->cursors, 0, sizeof r->cursors);
-        mqd_fetch_wake_slot(r, topic->slots[i]);
-    }
-}
-
-static void topic_put(struct mqd_reactor *r, const struct mqd_command *command)
-{
-    topic_changes(r, command);
-    struct mqd_topic *topic = mqd_topics_put(&r->topics, command->topic_id, command->text, command->slots, command->number);
-    for (uint32_t i = 0; topic && i < topic->partition_count; i++) {
-        uint32_t slot = topic->slots[i];
-        if (slot < MQD_PARTITION_SLOT_COUNT && r->path_known[slot]) { /* the slot may have been another partition's */
-            r->path_known[slot] = 0;
-            mqd_reader_set_path(r->reader, slot, NULL);
-        }
-    }
-    mqd_command_done(r, command->token, topic ? 0 : ENOMEM, UINT32_MAX, 0, NULL, topic ? "" : "out of memory for another topic");
-}
-
-static void topic_remove(struct mqd_reactor *r, const struct mqd_command *command)
-{
-    struct mqd_topic *topic = mqd_topics_find_id(&r->topics, command->topic_id);
-    if (topic)
-        drop_topic(r, topic);
-    mqd_command_done(r, command->token, 0, UINT32_MAX, 0, NULL, "");
-}
-
 static void partition_open(struct mqd_reactor *r, const struct mqd_command *command)
 {
     struct mqd_owned *owned = r->owned[command->slot] ? NULL : calloc(1, sizeof *owned);
@@ -250,6 +201,12 @@ static void with_owned(struct mqd_reactor *r, const struct mqd_command *command)
     case MQD_COMMAND_SEGMENTS_REPLACED:
         segments_replaced(r, owned, command);
         return;
+    case MQD_COMMAND_REPLICA_SET:
+        mqd_replication_set(r, owned, command);
+        return;
+    case MQD_COMMAND_IN_SYNC_ANSWER:
+        mqd_replication_in_sync_answer(r, owned, command);
+        return;
     case MQD_COMMAND_SET_OPTIONS:
         mqd_partition_set_options(owned->partition, &command->options);
         mqd_store_release(&mqd_control_partition(r->options.control, command->slot)->compacted, command->options.compacted);
@@ -274,10 +231,13 @@ static void run_one(struct mqd_reactor *r, struct mqd_command *command)
         mqd_command_done(r, command->token, 0, UINT32_MAX, 0, NULL, "");
         break;
     case MQD_COMMAND_TOPIC_PUT:
-        topic_put(r, command);
+        mqd_topic_command_put(r, command);
         break;
     case MQD_COMMAND_TOPIC_REMOVE:
-        topic_remove(r, command);
+        mqd_topic_command_remove(r, command);
+        break;
+    case MQD_COMMAND_BROKERS_PUT:
+        mqd_topic_command_brokers(r, command);
         break;
     case MQD_COMMAND_PARTITION_OPEN:
         partition_open(r, command);
@@ -288,11 +248,58 @@ static void run_one(struct mqd_reactor *r, struct mqd_command *command)
     case MQD_COMMAND_ENDPOINT_DIED:
         endpoint_died(r, command);
         break;
+    case MQD_COMMAND_FETCHER_PUT:
+    case MQD_COMMAND_FETCHER_REMOVE:
+    case MQD_COMMAND_FETCHER_RATE:
+        mqd_fetcher_command(r, command);
+        break;
     default:
         with_owned(r, command);
     }
+}
+
+/* A partition at rest is touched by nobody but its truncation; what is wanted of it meanwhile waits, in order. true: it waits. */
+static bool defer(struct mqd_reactor *r, const struct mqd_command *command)
+{
+    bool of_partition = command->kind != MQD_COMMAND_LOG_DIR && command->kind != MQD_COMMAND_LOG_DIR_FULL && command->kind != MQD_COMMAND_TOPIC_PUT &&
+                        command->kind != MQD_COMMAND_TOPIC_REMOVE && command->kind != MQD_COMMAND_BROKERS_PUT && command->kind != MQD_COMMAND_ENDPOINT_DIED && command->kind < MQD_COMMAND_FETCHER_PUT;
+    struct mqd_owned *owned = of_partition ? r->owned[command->slot] : NULL;
+    struct mqd_command *kept = owned && owned->resting ? malloc(sizeof *kept) : NULL;
+    if (!kept) {
+        if (owned && owned->resting)
+            abort(); /* no memory for a few words: nothing sensible can be done */
+        return false;
+    }
+    *kept = *command;
+    kept->next = NULL;
+    struct mqd_command **link = &owned->deferred;
+    while (*link)
+        link = &(*link)->next;
+    *link = kept;
+    return true;
+}
+
+void mqd_command_free(struct mqd_command *command)
+{
     free(command->text);
-    free(command->slots);
+    free(command->list);
+    free(command->assignment);
+    free(command->fetcher);
+}
+
+void mqd_commands_deferred(struct mqd_reactor *r, struct mqd_owned *owned)
+{
+    struct mqd_command *command = owned->deferred;
+    owned->deferred = NULL;
+    while (command) {
+        struct mqd_command *next = command->next;
+        if (!defer(r, command)) { /* it may rest again */
+            run_one(r, command);
+            mqd_command_free(command);
+        }
+        free(command);
+        command = next;
+    }
 }
 
 void mqd_commands_run(struct mqd_reactor *r)
@@ -305,13 +312,16 @@ void mqd_commands_run(struct mqd_reactor *r)
         r->command_count--;
         mqd_store_release(&r->command_waiting, r->command_count);
         pthread_mutex_unlock(&r->mutex);
+        if (defer(r, &command))
+            continue;
         run_one(r, &command);
+        mqd_command_free(&command);
     }
 }
 
 /* ---- posting ---- */
 
-static int post(struct mqd_reactor *r, struct mqd_command *command)
+int mqd_command_post(struct mqd_reactor *r, struct mqd_command *command)
 {
     pthread_mutex_lock(&r->mutex);
     bool run_here = r->stopped || !r->started;
@@ -324,11 +334,11 @@ static int post(struct mqd_reactor *r, struct mqd_command *command)
     if (run_here) {
         mqd_reactor_refresh_clock(r);
         run_one(r, command);
+        mqd_command_free(command);
         return 0;
     }
     if (!fits) {
-        free(command->text);
-        free(command->slots);
+        mqd_command_free(command);
         return mqd_error_set(MQD_E_FULL, "%d commands are under way; wait for their events", MQD_COMMAND_COUNT_MAX);
     }
     eventfd_write(r->command_fd, 1);
@@ -343,7 +353,7 @@ static int check_slot(uint32_t slot)
 static int post_slot(struct mqd_reactor *r, uint32_t kind, uint64_t token, uint32_t slot, int64_t offset)
 {
     struct mqd_command command = {.kind = kind, .token = token, .slot = slot, .offset = offset};
-    return check_slot(slot) < 0 ? -1 : post(r, &command);
+    return check_slot(slot) < 0 ? -1 : mqd_command_post(r, &command);
 }
 
 int mqd_reactor_log_dir(struct mqd_reactor *r, uint64_t token, uint32_t log_dir, const char *path)
@@ -351,7 +361,7 @@ int mqd_reactor_log_dir(struct mqd_reactor *r, uint64_t token, uint32_t log_dir,
     if (log_dir >= MQD_LOG_DIR_COUNT_MAX)
         return mqd_error_set(MQD_E_INVALID, "log directory %u: at most %d", log_dir, MQD_LOG_DIR_COUNT_MAX);
     struct mqd_command command = {.kind = MQD_COMMAND_LOG_DIR, .token = token, .number = log_dir, .text = strdup(path)};
-    return command.text ? post(r, &command) : mqd_error_set(ENOMEM, "out of memory for a log directory's path");
+    return command.text ? mqd_command_post(r, &command) : mqd_error_set(ENOMEM, "out of memory for a log directory's path");
 }
 
 int mqd_reactor_log_dir_full(struct mqd_reactor *r, uint64_t token, uint32_t log_dir, int full)
@@ -359,34 +369,7 @@ int mqd_reactor_log_dir_full(struct mqd_reactor *r, uint64_t token, uint32_t log
     if (log_dir >= MQD_LOG_DIR_COUNT_MAX)
         return mqd_error_set(MQD_E_INVALID, "log directory %u: at most %d", log_dir, MQD_LOG_DIR_COUNT_MAX);
     struct mqd_command command = {.kind = MQD_COMMAND_LOG_DIR_FULL, .token = token, .number = log_dir, .offset = full};
-    return post(r, &command);
-}
-
-int mqd_reactor_topic_put(struct mqd_reactor *r, uint64_t token, const uint8_t topic_id[16], const char *name, const uint32_t *slots, uint32_t partition_count)
-{
-    struct mqd_command command = {.kind = MQD_COMMAND_TOPIC_PUT, .token = token, .number = partition_count};
-    if (strlen(name) > MQD_TOPIC_NAME_BYTES_MAX)
-        return mqd_error_set(MQD_E_INVALID, "topic name of %zu bytes: at most %d", strlen(name), MQD_TOPIC_NAME_BYTES_MAX);
-    for (uint32_t i = 0; i < partition_count; i++)
-        if (check_slot(slots[i]) < 0)
-            return -1;
-    memcpy(command.topic_id, topic_id, 16);
-    command.text = strdup(name);
-    command.slots = malloc(sizeof *slots * (partition_count ? partition_count : 1));
-    if (!command.text || !command.slots) {
-        free(command.text);
-        free(command.slots);
-        return mqd_error_set(ENOMEM, "out of memory for another topic");
-    }
-    memcpy(command.slots, slots, sizeof *slots * partition_count);
-    return post(r, &command);
-}
-
-int mqd_reactor_topic_remove(struct mqd_reactor *r, uint64_t token, const uint8_t topic_id[16])
-{
-    struct mqd_command command = {.kind = MQD_COMMAND_TOPIC_REMOVE, .token = token};
-    memcpy(command.topic_id, topic_id, 16);
-    return post(r, &command);
+    return mqd_command_post(r, &command);
 }
 
 int mqd_reactor_partition_open(struct mqd_reactor *r, uint64_t token, uint32_t slot, uint32_t log_dir, struct mqd_partition *partition)
@@ -394,7 +377,7 @@ int mqd_reactor_partition_open(struct mqd_reactor *r, uint64_t token, uint32_t s
     struct mqd_command command = {.kind = MQD_COMMAND_PARTITION_OPEN, .token = token, .slot = slot, .number = log_dir, .partition = partition};
     if (log_dir >= MQD_LOG_DIR_COUNT_MAX)
         return mqd_error_set(MQD_E_INVALID, "log directory %u: at most %d", log_dir, MQD_LOG_DIR_COUNT_MAX);
-    return check_slot(slot) < 0 ? -1 : post(r, &command);
+    return check_slot(slot) < 0 ? -1 : mqd_command_post(r, &command);
 }
 
 int mqd_reactor_partition_close(struct mqd_reactor *r, uint64_t token, uint32_t slot)
@@ -405,7 +388,7 @@ int mqd_reactor_partition_close(struct mqd_reactor *r, uint64_t token, uint32_t 
 int mqd_reactor_set_options(struct mqd_reactor *r, uint64_t token, uint32_t slot, const struct mqd_log_options *options)
 {
     struct mqd_command command = {.kind = MQD_COMMAND_SET_OPTIONS, .token = token, .slot = slot, .options = *options};
-    return check_slot(slot) < 0 ? -1 : post(r, &command);
+    return check_slot(slot) < 0 ? -1 : mqd_command_post(r, &command);
 }
 
 int mqd_reactor_advance_start(struct mqd_reactor *r, uint64_t token, uint32_t slot, int64_t offset)
@@ -421,7 +404,7 @@ int mqd_reactor_roll(struct mqd_reactor *r, uint64_t token, uint32_t slot)
 int mqd_reactor_segments_replaced(struct mqd_reactor *r, uint64_t token, uint32_t slot, int64_t first, int64_t last)
 {
     struct mqd_command command = {.kind = MQD_COMMAND_SEGMENTS_REPLACED, .token = token, .slot = slot, .offset = first, .last_offset = last};
-    return check_slot(slot) < 0 ? -1 : post(r, &command);
+    return check_slot(slot) < 0 ? -1 : mqd_command_post(r, &command);
 }
 
 int mqd_reactor_set_leader_epoch(struct mqd_reactor *r, uint64_t token, uint32_t slot, int32_t leader_epoch)
@@ -432,7 +415,7 @@ int mqd_reactor_set_leader_epoch(struct mqd_reactor *r, uint64_t token, uint32_t
 int mqd_reactor_endpoint_died(struct mqd_reactor *r, uint64_t token, uint32_t endpoint)
 {
     struct mqd_command command = {.kind = MQD_COMMAND_ENDPOINT_DIED, .token = token, .number = endpoint};
-    return post(r, &command);
+    return mqd_command_post(r, &command);
 }
 
 /* A single word: no event. Connections above a lowered budget stay; new ones are refused. */

@@ -128,5 +128,6 @@ int mqd_compact_transaction_index(struct mqd_compact *compact);
 int mqd_compact_recover(const char *directory);
 /* Was this log ever compacted? Then its offsets have gaps, whatever its policy is now. */
 bool mqd_compact_has_gaps(const char *directory);
+int mqd_compact_note_gaps(const char *directory); /* from now on it has; durable. -1: mqd_error set */
 
 #endif

@@ -123,7 +123,7 @@ static int read_swap(const char *directory, int64_t base_offset, struct swap *ou
 
 /* ---- the steps ---------------------------------------------------------------------------------------------------- */
 
-static int make_gaps_known(const char *directory)
+int mqd_compact_note_gaps(const char *directory)
 {
     char path[PATH_MAX];
     if (mqd_compact_has_gaps(directory))
@@ -144,7 +144,7 @@ int mqd_compact_swap_prepare(const char *directory, int64_t base_offset, const i
     struct swap swap = {base_offset, 1u << KIND_LOG | 1u << KIND_INDEX | 1u << KIND_TIME_INDEX | (has_transactions ? 1u << KIND_TRANSACTIONS : 0), old_count, (int64_t *)old_bases};
     if (old_count > SWAP_COUNT_MAX)
         return mqd_error_set(MQD_E_INVALID, "%u segments cannot become one", old_count);
-    if (make_gaps_known(directory) < 0 || mqd_file_sync_directory(directory) < 0)
+    if (mqd_compact_note_gaps(directory) < 0 || mqd_file_sync_directory(directory) < 0)
         return -1;
     return write_swap(directory, &swap);
 }

@@ -24,24 +24,37 @@
 #include "mqd_native.h"
 #include "mqd_replica.h"
 
-struct mqd_reactor;
-struct mqd_owned;
+struct mqd_command;
 struct mqd_fetcher;
+struct mqd_owned;
+struct mqd_reactor;
 
 /* ---- for the reactor's other files ---- */
 
 /* A partition of this worker follows, or follows no longer, or its leader or epoch changed: read from owned->replica and owned->leader_*. */
 void mqd_fetcher_assigned(struct mqd_reactor *r, struct mqd_owned *owned);
-/* It is closing, or its directory failed. */
+void mqd_fetcher_command(struct mqd_reactor *r, const struct mqd_command *command); /* put, remove, rate; sends the MQD_EVENT_DONE */
+/* It is closing, or leads, or its directory failed: it is fetched no more. */
 void mqd_fetcher_leave(struct mqd_reactor *r, struct mqd_owned *owned);
 /* Its staged batches were written (error 0) or could not be (errno); its flush ended. */
 void mqd_fetcher_written(struct mqd_reactor *r, struct mqd_owned *owned, int error);
 void mqd_fetcher_flushed(struct mqd_reactor *r, struct mqd_owned *owned);
-/* Of mqd_poll: the socket is readable or writable; a truncation has ended. */
-void mqd_fetcher_on_ready(struct mqd_reactor *r, uint64_t value);
+void mqd_fetcher_on_event(struct mqd_reactor *r, uint64_t value, uint32_t flags); /* of mqd_poll: a socket */
+void mqd_fetchers_read(struct mqd_reactor *r);            /* once a turn: answers are received and taken in */
+void mqd_fetchers_run(struct mqd_reactor *r);             /* once a turn, after the flushes were started: what may be asked is asked */
+int64_t mqd_fetchers_next_ms(const struct mqd_reactor *r); /* when there is something to do without an event (as r->now_ms); -1 = when told, 0 = at once */
+void mqd_fetchers_close(struct mqd_reactor *r);           /* the reactor ends: the connections */
+void mqd_fetchers_destroy(struct mqd_reactor *r);         /* ... and what is left */
+
+void mqd_fetcher_rested(struct mqd_reactor *r, struct mqd_owned *owned); /* its log was cut: it may be fetched again */
+
+/* ---- mqd_follow_cut.c ---- */
+
+/* The log is to be cut to `offset`, or (restart) to begin anew there. Nothing of it is staged. */
+void mqd_follow_rest(struct mqd_reactor *r, struct mqd_owned *owned, int64_t offset, bool restart);
+/* A partition that rests is cut as soon as nothing else is under way with it. */
+void mqd_truncation_maybe(struct mqd_reactor *r, struct mqd_owned *owned);
 void mqd_truncation_on_done(struct mqd_reactor *r, uint64_t slot, int result);
-/* Once a turn, after the flushes were started: sends what may be sent. Returns when it next has something to do (r->now_ms based), -1 = when told. */
-int64_t mqd_fetchers_run(struct mqd_reactor *r);
-void mqd_fetchers_close(struct mqd_reactor *r); /* the reactor ends */
+void mqd_truncations_retry(struct mqd_reactor *r); /* once a turn while any waits for room */
 
 #endif

@@ -17,7 +17,7 @@
 static void enqueue(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_log_directory *dir = &r->log_dirs[owned->log_dir];
-    if (dir->failed || mqd_list_linked(&owned->sync_node) || mqd_partition_syncing(owned->partition))
+    if (owned->resting || dir->failed || mqd_list_linked(&owned->sync_node) || mqd_partition_syncing(owned->partition))
         return;
     if (!dir->to_sync_count && r->options.group_commit_us && !r->group_commit_deadline_ns)
         r->group_commit_deadline_ns = r->now_ns + (int64_t)r->options.group_commit_us * 1000;
@@ -27,6 +27,8 @@ static void enqueue(struct mqd_reactor *r, struct mqd_owned *owned)
 
 void mqd_flush_want(struct mqd_reactor *r, struct mqd_owned *owned)
 {
+    if (owned->resting)
+        return; /* a truncation flushes */
     if (!owned->dirty_since_ms)
         owned->dirty_since_ms = r->now_ms;
     const struct mqd_log_options *options = mqd_partition_options(owned->partition);
@@ -49,6 +51,7 @@ static void finish(struct mqd_reactor *r, struct mqd_owned *owned, int error)
             mqd_flush_want(r, owned);
         if (mqd_partition_sealed_waiting(owned->partition)) /* a flush covers a few files: on, until it has caught up; compaction waits for them */
             enqueue(r, owned);
+        mqd_fetcher_flushed(r, owned);
     }
     mqd_owned_maybe_close(r, owned);
 }
@@ -153,7 +156,7 @@ void mqd_flush_background(struct mqd_reactor *r)
 {
     for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT && r->owned_count; slot++) {
         struct mqd_owned *owned = r->owned[slot];
-        if (!owned)
+        if (!owned || owned->resting)
             continue;
         mqd_preallocate_maybe(r, owned);
         if (!owned->dirty_since_ms || mqd_list_linked(&owned->sync_node) || owned->in_syncfs || !mqd_partition_dirty(owned->partition) ||
@@ -183,7 +186,7 @@ static int preallocate(void *argument)
 void mqd_preallocate_maybe(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_preallocation wanted;
-    if (owned->preallocating || owned->closing || !r->poll || !mqd_partition_preallocate_begin(owned->partition, &wanted))
+    if (owned->preallocating || owned->closing || owned->resting || !r->poll || !mqd_partition_preallocate_begin(owned->partition, &wanted))
         return;
     struct preallocate_job *job = malloc(sizeof *job);
     if (job) {
@@ -223,7 +226,7 @@ void mqd_snapshot_maybe(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     int64_t offset;
     struct snapshot_job *job;
-    if (owned->snapshotting || owned->closing || !r->poll || !(job = calloc(1, sizeof *job))) /* no poll: not started or stopped; closing writes one */
+    if (owned->snapshotting || owned->closing || owned->resting || !r->poll || !(job = calloc(1, sizeof *job))) /* no poll: not started or stopped; closing writes one */
         return;
     job->bytes = mqd_partition_snapshot(owned->partition, &job->size_bytes, &offset);
     if (job->bytes && asprintf(&job->path, "%s/%020lld.snapshot", mqd_partition_path(owned->partition), (long long)offset) > 0 &&
@@ -245,11 +248,16 @@ void mqd_snapshot_on_done(struct mqd_reactor *r, uint64_t slot, int result)
     mqd_owned_maybe_close(r, owned);
 }
 
-/* A partition that is being taken back leaves when nothing under way names it. */
+/* A partition that is being taken back leaves when nothing under way names it; one that waits to be cut is cut then. */
 void mqd_owned_maybe_close(struct mqd_reactor *r, struct mqd_owned *owned)
 {
-    if (!owned->closing || owned->syncs_pending || owned->in_syncfs || owned->preallocating || owned->snapshotting)
+    if (owned->syncs_pending || owned->in_syncfs || owned->preallocating || owned->snapshotting)
         return;
+    if (owned->resting)
+        mqd_truncation_maybe(r, owned);
+    if (!owned->closing || owned->resting)
+        return;
+    mqd_replication_free(r, owned);
     if (mqd_list_linked(&owned->sync_node))
         r->log_dirs[owned->log_dir].to_sync_count--;
     mqd_list_remove(&owned->sync_node);

@@ -290,6 +290,8 @@ struct mqd_recovery { /* in: what is trusted; out: what was found */
     int64_t trusted_end_offset;      /* in: >= 0: page cache is intact up to here (process crash): cut there, no CRC scan; -1 = unknown */
     uint8_t clean_shutdown;          /* in: marker was found: trust everything */
     uint8_t rewrite;                 /* in: a flush has failed: what lies above the recovery point is written anew before it is flushed */
+    uint8_t replicated;              /* in: it has several replicas: what is found need not be committed. Until its first mqd_reactor_replica_set it serves nobody */
+    int64_t high_watermark;          /* in, when replicated: below it everything is known to be committed (the checkpointed one; 0 = nothing is known) */
     int64_t log_start_offset;        /* in: checkpointed start (DeleteRecords), 0 if none; out: real */
     int64_t log_end_offset;          /* out */
     int64_t truncated_bytes;         /* out: cut off the end */
@@ -388,6 +390,26 @@ int mqd_reactor_log_dir(struct mqd_reactor *reactor, uint64_t token, uint32_t lo
 int mqd_reactor_log_dir_full(struct mqd_reactor *reactor, uint64_t token, uint32_t log_dir, int full); /* full: Produce is refused with KAFKA_STORAGE_ERROR */
 int mqd_reactor_topic_put(struct mqd_reactor *reactor, uint64_t token, const uint8_t topic_id[16], const char *name, const uint32_t *slots, uint32_t partition_count);
 int mqd_reactor_topic_remove(struct mqd_reactor *reactor, uint64_t token, const uint8_t topic_id[16]);
+/* As topic_put (all of whose partitions are led here), for a cluster: where each partition is. */
+#define MQD_LEADER_HERE INT32_MIN
+struct mqd_topic_partition {
+    uint32_t slot;        /* of this host's replica; UINT32_MAX = none here */
+    int32_t leader;       /* node id, -1 = none; MQD_LEADER_HERE = this host, which has no number yet */
+    int32_t leader_epoch;
+    int32_t redirect;     /* a retired one: the partition that takes its records; -1 = none */
+    uint32_t retiring;    /* 0; 1 = refuses new records; 2 and more = redirects them */
+};
+int mqd_reactor_topic_place(struct mqd_reactor *reactor, uint64_t token, const uint8_t topic_id[16], const char *name, const struct mqd_topic_partition *partitions,
+                            uint32_t partition_count);
+struct mqd_broker_address {
+    int32_t node_id;
+    int32_t port;
+    uint8_t has_rack;
+    char host[256];
+    char rack[256];
+};
+/* This host's node id and all brokers that clients may be sent to (KIP-951); the whole list. */
+int mqd_reactor_brokers_put(struct mqd_reactor *reactor, uint64_t token, int32_t node_id, const struct mqd_broker_address *brokers, uint32_t broker_count);
 /* gives the partition to the reactor, which publishes its positions and sets the slot ONLINE */
 int mqd_reactor_partition_open(struct mqd_reactor *reactor, uint64_t token, uint32_t slot, uint32_t log_dir, struct mqd_partition *partition);
 /* takes it back: waits for its flush, answers its waiters; the event's `partition` may then be closed and deleted */
@@ -410,9 +432,6 @@ struct mqd_replica_assignment;
 int mqd_reactor_replica_set(struct mqd_reactor *reactor, uint64_t token, uint32_t slot, const struct mqd_replica_assignment *assignment, int32_t leader_worker);
 /* The controller's answer to MQD_EVENT_PROPOSE_IN_SYNC: mqd_replica_answered. */
 int mqd_reactor_in_sync_answer(struct mqd_reactor *reactor, uint64_t token, uint32_t slot, uint64_t sequence, int32_t leader_epoch, int32_t error);
-/* What committed records a log is known to hold when it is opened again (the checkpointed high watermark); before the first replica_set. */
-int mqd_reactor_high_watermark(struct mqd_reactor *reactor, uint64_t token, uint32_t slot, int64_t high_watermark);
-
 #define MQD_FETCHER_COUNT_MAX 512
 enum mqd_fetcher_lane {
     MQD_LANE_IN_SYNC,  /* partitions whose in-sync set has this node */

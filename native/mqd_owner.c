@@ -48,7 +48,7 @@ void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const str
 {
     struct mqd_owned *owned = owned_of(r, append->slot);
     struct mqd_stage_result result;
-    if (!owned) {
+    if (!owned || !mqd_owned_leads(owned)) {
         mqd_append_done(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
         return;
     }
@@ -115,6 +115,8 @@ static bool out_of_descriptors(const struct mqd_owned *owned, int error)
 static void write_failed(struct mqd_reactor *r, struct mqd_owned *owned, int error)
 {
     bool full = error == ENOSPC || error == EDQUOT;
+    if (owned->followed)
+        mqd_fetcher_written(r, owned, error);
     MQD_LIST_EACH(node, spare, &owned->staged) {
         struct mqd_append *append = MQD_CONTAINER(node, struct mqd_append, node);
         append->message = full ? "the disk is full" : "writing to the log failed";
@@ -158,6 +160,8 @@ static void write_one(struct mqd_reactor *r, struct mqd_owned *owned)
         mqd_reactor_emit(r, &event);
         mqd_snapshot_maybe(r, owned);
     }
+    if (owned->followed)
+        mqd_fetcher_written(r, owned, 0);
     mqd_owner_publish(r, owned);
     struct mqd_positions positions;
     mqd_partition_positions(owned->partition, &positions);
@@ -182,6 +186,10 @@ void mqd_owner_write_all(struct mqd_reactor *r)
 void mqd_owner_publish(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_positions positions;
+    if (owned->resting == MQD_REST_UNDER_WAY)
+        return; /* published when it is over */
+    if (owned->replica)
+        mqd_replication_log(r, owned);
     mqd_partition_positions(owned->partition, &positions);
     mqd_slot_publish(mqd_control_partition(r->options.control, owned->slot), &positions);
     if (positions.high_watermark == owned->high_watermark && positions.last_stable_offset == owned->last_stable_offset)
@@ -246,7 +254,9 @@ void mqd_owner_fence_dir(struct mqd_reactor *r, uint32_t log_dir, int error, con
         struct mqd_owned *owned = r->owned[slot];
         if (!owned || owned->log_dir != log_dir)
             continue;
-        mqd_partition_fence(owned->partition);
+        mqd_fetcher_leave(r, owned);
+        if (owned->resting != MQD_REST_UNDER_WAY) /* else when it is back */
+            mqd_partition_fence(owned->partition);
         mqd_store_release(&mqd_control_partition(r->options.control, slot)->state, (uint8_t)MQD_SLOT_OFFLINE);
         mqd_owner_fail_all(r, owned, MQD_KAFKA_STORAGE_ERROR);
         mqd_owner_wake_slot(r, slot);

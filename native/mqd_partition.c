@@ -29,8 +29,7 @@ struct mqd_staged *mqd_partition_staged_at(struct mqd_partition *partition, uint
     return &chunk->entries[i];
 }
 
-/* The next free entry; NULL: no memory. */
-static struct mqd_staged *stage_next(struct mqd_partition *partition)
+struct mqd_staged *mqd_partition_stage_next(struct mqd_partition *partition)
 {
     uint32_t i = partition->staged_count % MQD_STAGE_CHUNK_COUNT;
     if (i > 0)
@@ -168,8 +167,7 @@ static int16_t check_producer(struct mqd_partition *partition, const struct mqd_
     return check_verified(partition, batch, guard, now_ms, result);
 }
 
-/* The producer's state as after this batch. -1: no memory. */
-static int stage_producer(struct mqd_partition *partition, struct mqd_staged *staged, const struct mqd_batch *batch, const struct mqd_marker *marker, int64_t now_ms)
+int mqd_partition_stage_producer(struct mqd_partition *partition, struct mqd_staged *staged, const struct mqd_batch *batch, const struct mqd_marker *marker, int64_t now_ms)
 {
     staged->undo.index = MQD_PRODUCER_NONE;
     staged->aborted.producer_id = -1;
@@ -207,8 +205,8 @@ int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_ba
         error = check_producer(partition, batch, (struct mqd_producer_batch_kind){is_marker, coordinator, (flags & MQD_STAGE_MARKER_BUMPED) != 0}, guard, now_ms, result);
     if (error || result->duplicate)
         return error;
-    struct mqd_staged *staged = stage_next(partition);
-    if (!staged || stage_producer(partition, staged, batch, is_marker, now_ms) < 0)
+    struct mqd_staged *staged = mqd_partition_stage_next(partition);
+    if (!staged || mqd_partition_stage_producer(partition, staged, batch, is_marker, now_ms) < 0)
         return MQD_KAFKA_STORAGE_ERROR;
     staged->bytes = bytes;
     staged->batch = *batch;

@@ -23,8 +23,7 @@
 /* From now on (or no longer) replicated: the high watermark does not follow durable or log end by itself. On becoming replicated it stays where it is. */
 void mqd_partition_set_replicated(struct mqd_partition *partition, bool replicated);
 bool mqd_partition_replicated(const struct mqd_partition *partition);
-/* Of a partition that was just opened (recovery calls everything committed): below `offset` is known to be committed, nothing more. Not below the log start. Blocks (reads). */
-int mqd_partition_restore_high_watermark(struct mqd_partition *partition, int64_t offset);
+/* One that is opened as replicated (struct mqd_recovery) begins with the high watermark that is told there. */
 /* To `offset`, at most log end; never down. An offset inside of a batch counts as its beginning. Returns whether it moved. Settles transactions. */
 bool mqd_partition_raise_high_watermark(struct mqd_partition *partition, int64_t offset);
 

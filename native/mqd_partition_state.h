@@ -75,6 +75,7 @@ struct mqd_partition {
     int32_t leader_epoch;
     bool fenced;
     bool has_gaps;              /* offsets may be missing between batches: it is, or was, compacted */
+    bool gaps_known;            /* ... and a file says so: a follower has noted it */
     int64_t log_start_offset, log_end_offset;
     int64_t *segments;
     uint32_t segment_count, segment_capacity;
@@ -115,6 +116,10 @@ struct mqd_partition {
     bool epochs_unwritten;      /* the file lags behind */
 };
 
+/* The next free entry; NULL: no memory. */
+struct mqd_staged *mqd_partition_stage_next(struct mqd_partition *partition);
+/* The producer's state as after this batch, which will begin at staged_end_offset. -1: no memory. */
+int mqd_partition_stage_producer(struct mqd_partition *partition, struct mqd_staged *staged, const struct mqd_batch *batch, const struct mqd_marker *marker, int64_t now_ms);
 struct mqd_staged *mqd_partition_staged_at(struct mqd_partition *partition, uint32_t i);
 /* Forgets what is staged and undoes its producer changes. */
 void mqd_partition_unstage(struct mqd_partition *partition);
@@ -133,6 +138,9 @@ void mqd_partition_note_mark(struct mqd_partition *partition);
 void mqd_partition_forget_high_watermark(struct mqd_partition *partition, const struct mqd_mark *known);
 /* The log was cut: places above its end are forgotten, the high watermark is not above it. */
 void mqd_partition_cut_marks(struct mqd_partition *partition);
+
+/* The place of the last batch's end at or below `offset`; reads the log. -1: mqd_error set. In mqd_partition_follow.c. */
+int mqd_partition_place(const struct mqd_partition *partition, int64_t offset, struct mqd_mark *out);
 
 int mqd_partition_push_segment(struct mqd_partition *partition, int64_t base_offset);
 /* Opens (and empties) the .log of a new active segment. fd, or -1 with errno. */

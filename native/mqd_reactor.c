@@ -114,6 +114,12 @@ static void on_event(struct mqd_reactor *r, const struct mqd_poll_event *event)
     case MQD_TOKEN_SNAPSHOT:
         mqd_snapshot_on_done(r, value, event->result);
         return;
+    case MQD_TOKEN_FETCHER:
+        mqd_fetcher_on_event(r, value, event->flags);
+        return;
+    case MQD_TOKEN_TRUNCATION:
+        mqd_truncation_on_done(r, value, event->result);
+        return;
     case MQD_TOKEN_READ_AHEAD:
         mqd_fetch_on_read_ahead(r, value, event->result);
         return;
@@ -189,7 +195,7 @@ static void housekeeping(struct mqd_reactor *r)
         mqd_buffer_free(&r->scratch);
     uint64_t producers = 0;
     for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT && r->owned_count; slot++)
-        if (r->owned[slot])
+        if (r->owned[slot] && r->owned[slot]->resting != MQD_REST_UNDER_WAY)
             producers += mqd_partition_expire_producers(r->owned[slot]->partition, r->wall_ms);
     mqd_gauge(r, MQD_GAUGE_PRODUCERS, producers);
 }
@@ -215,8 +221,11 @@ static void turn(struct mqd_reactor *r, const struct mqd_poll_event *events, int
         mqd_connections_resume_stalled(r);
     if (r->local_count)
         mqd_locals_look(r);
-    if (!r->stop)
+    if (!r->stop) {
         read_ready(r);
+        if (r->fetchers)
+            mqd_fetchers_read(r);
+    }
     if (!mqd_list_empty(&r->asking))
         mqd_locals_answer(r);
     mqd_links_drain(r); /* a fetch that was just read must see what was acknowledged before it was sent: the note may have come meanwhile */
@@ -225,6 +234,10 @@ static void turn(struct mqd_reactor *r, const struct mqd_poll_event *events, int
     mqd_fetch_run_woken(r);
     mqd_timers_run(r);
     mqd_flush_start_all(r);
+    if (r->truncations_waiting)
+        mqd_truncations_retry(r);
+    if (r->fetchers)
+        mqd_fetchers_run(r);
     mqd_reactor_refresh_clock(r);
     mqd_forward_flush(r); /* readers hear of a record before its producer does */
     answer_and_send(r);
@@ -251,6 +264,9 @@ static int64_t sleep_ns(struct mqd_reactor *r)
         until_ns = (int64_t)r->group_commit_deadline_ns;
     if (r->muted_count && r->mute_due_tick * MQD_MUTE_TICK_MS * 1000000 < until_ns)
         until_ns = r->mute_due_tick * MQD_MUTE_TICK_MS * 1000000;
+    int64_t fetcher_ms = r->fetchers ? mqd_fetchers_next_ms(r) : -1;
+    if (fetcher_ms >= 0 && fetcher_ms * 1000000 < until_ns)
+        until_ns = fetcher_ms * 1000000;
     int64_t limit_ns = !r->serving && r->options.handoff_fd >= 0 ? SERVE_LOOK_NS : r->stop ? 1000000 : mqd_forward_pending(r) ? 100000 : !mqd_list_empty(&r->stalled) || !mqd_list_empty(&r->control_queue) || !mqd_list_empty(&r->check_queue) ? 20000000 : INT64_MAX;
     int64_t ns = until_ns - r->now_ns;
     return ns < 0 ? 0 : ns < limit_ns ? ns : limit_ns;
@@ -284,6 +300,8 @@ static bool settled(struct mqd_reactor *r)
         struct mqd_owned *owned = r->owned[slot];
         if (!owned)
             continue;
+        if (owned->resting)
+            return false;
         bool dirty = mqd_partition_dirty(owned->partition) && !r->log_dirs[owned->log_dir].failed;
         if (dirty && !owned->syncs_pending && !owned->in_syncfs && !mqd_list_linked(&owned->sync_node)) {
             mqd_list_append(&r->log_dirs[owned->log_dir].to_sync, &owned->sync_node);
@@ -337,7 +355,10 @@ static void end_file_work(struct mqd_reactor *r)
         if (owned->preallocating)
             mqd_partition_preallocate_done(owned->partition, EAGAIN);
         owned->preallocating = owned->snapshotting = 0;
-        mqd_owned_maybe_close(r, owned);
+        if (owned->resting == MQD_REST_UNDER_WAY)
+            mqd_truncation_on_done(r, slot, 0); /* the pool has ended with it */
+        else
+            mqd_owned_maybe_close(r, owned);
     }
 }
 
@@ -384,6 +405,7 @@ static void *run(void *argument)
         }
         wind_down(r, events);
     }
+    mqd_fetchers_close(r);
     if (r->poll)
         mqd_poll_destroy(r->poll);
     r->poll = NULL;

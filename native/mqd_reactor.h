@@ -23,10 +23,12 @@
 #include "mqd_atomic.h"
 #include "mqd_error.h"
 #include "mqd_fetch.h"
+#include "mqd_fetcher.h"
 #include "mqd_list.h"
 #include "mqd_local.h"
 #include "mqd_native.h"
 #include "mqd_partition.h"
+#include "mqd_partition_follow.h"
 #include "mqd_poll.h"
 #include "mqd_reader.h"
 #include "mqd_request.h"
@@ -48,6 +50,7 @@
 #define MQD_BACKGROUND_FLUSH_MS 5000
 #define MQD_MUTE_TICK_COUNT 256
 #define MQD_MUTE_TICK_MS 4
+#define MQD_IN_SYNC_RETRY_MS 100    /* a refused in-sync proposal is made again after this */
 
 enum mqd_kafka_error {
     MQD_KAFKA_OFFSET_OUT_OF_RANGE = 1,
@@ -58,6 +61,7 @@ enum mqd_kafka_error {
     MQD_KAFKA_MESSAGE_TOO_LARGE = 10,
     MQD_KAFKA_INVALID_TOPIC = 17,
     MQD_KAFKA_NOT_ENOUGH_REPLICAS = 19,
+    MQD_KAFKA_NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20,
     MQD_KAFKA_INVALID_REQUIRED_ACKS = 21,
     MQD_KAFKA_UNSUPPORTED_VERSION = 35,
     MQD_KAFKA_POLICY_VIOLATION = 44,
@@ -85,6 +89,9 @@ struct mqd_description { uint64_t offset, generation; uint8_t used; }; /* lent t
 
 /* ---- partitions this worker owns ---- */
 
+/* A truncation is due (what is under way with its files ends first, nothing more begins), or under way on a helper thread: nobody else touches the partition. */
+enum mqd_rest { MQD_REST_NONE, MQD_REST_DUE, MQD_REST_UNDER_WAY };
+
 struct mqd_owned {
     struct mqd_partition *partition;
     uint32_t slot;
@@ -100,7 +107,13 @@ struct mqd_owned {
     uint32_t syncs_pending;       /* descriptors of the flush under way */
     int sync_error;
     uint8_t closing, preallocating, in_syncfs, snapshotting;
+    uint8_t resting;              /* enum mqd_rest; commands for it wait in `deferred` meanwhile */
     uint64_t close_token;
+    struct mqd_replica *replica;  /* NULL: one replica, which leads (see mqd_replication.c) */
+    struct mqd_followed *followed;/* while this worker follows (mqd_fetcher.h) */
+    uint32_t leader_worker;       /* of the leader's host: who owns it there */
+    struct mqd_command *deferred; /* in order, by `next` */
+    struct mqd_cut_job *cut;      /* while it rests */
 };
 
 struct mqd_log_directory {
@@ -124,9 +137,9 @@ struct mqd_control_entry { struct mqd_request *request; uint32_t sequence; uint3
 /* ---- commands and events, the only shared part ---- */
 
 enum mqd_command_kind {
-    MQD_COMMAND_LOG_DIR, MQD_COMMAND_LOG_DIR_FULL, MQD_COMMAND_TOPIC_PUT, MQD_COMMAND_TOPIC_REMOVE, MQD_COMMAND_PARTITION_OPEN, MQD_COMMAND_PARTITION_CLOSE,
+    MQD_COMMAND_LOG_DIR, MQD_COMMAND_LOG_DIR_FULL, MQD_COMMAND_TOPIC_PUT, MQD_COMMAND_TOPIC_REMOVE, MQD_COMMAND_BROKERS_PUT, MQD_COMMAND_PARTITION_OPEN, MQD_COMMAND_PARTITION_CLOSE,
     MQD_COMMAND_SET_OPTIONS, MQD_COMMAND_ADVANCE_START, MQD_COMMAND_ROLL, MQD_COMMAND_SET_LEADER_EPOCH, MQD_COMMAND_ENDPOINT_DIED,
-    MQD_COMMAND_SEGMENTS_REPLACED
+    MQD_COMMAND_SEGMENTS_REPLACED, MQD_COMMAND_REPLICA_SET, MQD_COMMAND_IN_SYNC_ANSWER, MQD_COMMAND_FETCHER_PUT, MQD_COMMAND_FETCHER_REMOVE, MQD_COMMAND_FETCHER_RATE
 };
 struct mqd_command {
     uint32_t kind;
@@ -135,9 +148,12 @@ struct mqd_command {
     int64_t offset, last_offset;
     uint8_t topic_id[16];
     char *text;
-    uint32_t *slots;
+    void *list; /* malloc'd: struct mqd_topic_partition or mqd_broker_address, `number` of them */
     struct mqd_partition *partition;
     struct mqd_log_options options;
+    struct mqd_replica_assignment *assignment; /* malloc'd, as text and slots */
+    struct mqd_fetcher_options *fetcher;
+    struct mqd_command *next;
 };
 
 struct mqd_reactor {
@@ -196,6 +212,8 @@ struct mqd_reactor {
 
     const struct mqd_produce_request *producing; /* while its appends are routed */
     struct mqd_node to_write, to_wake;
+    struct mqd_fetchers *fetchers;   /* NULL until the first partition follows */
+    uint32_t truncations_waiting;    /* for a helper thread */
     uint64_t group_commit_deadline_ns;
     struct mqd_append *free_appends;
     struct mqd_node forwarded_to[MQD_ENDPOINT_COUNT_MAX];  /* sent, unanswered */
@@ -251,7 +269,7 @@ struct mqd_reactor {
 
 /* tokens of mqd_poll: kind in bits 56..62, the rest is the kind's own */
 enum mqd_token_kind { MQD_TOKEN_CONNECTION = 1, MQD_TOKEN_WAKE, MQD_TOKEN_COMMAND, MQD_TOKEN_HANDOFF, MQD_TOKEN_SYNC, MQD_TOKEN_SYNCFS, MQD_TOKEN_PREALLOCATE,
-                      MQD_TOKEN_READ_AHEAD, MQD_TOKEN_SNAPSHOT, MQD_TOKEN_LOCAL_END };
+                      MQD_TOKEN_READ_AHEAD, MQD_TOKEN_SNAPSHOT, MQD_TOKEN_LOCAL_END, MQD_TOKEN_FETCHER, MQD_TOKEN_TRUNCATION };
 static inline uint64_t mqd_token(enum mqd_token_kind kind, uint64_t value) { return (uint64_t)kind << 56 | (value & 0xffffffffffffffull); }
 static inline enum mqd_token_kind mqd_token_kind_of(uint64_t token) { return (enum mqd_token_kind)(token >> 56); }
 static inline uint64_t mqd_token_value(uint64_t token) { return token & 0xffffffffffffffull; }
@@ -269,6 +287,27 @@ void mqd_reactor_emit(struct mqd_reactor *r, const struct mqd_event *event);
 /* mqd_command.c */
 void mqd_commands_run(struct mqd_reactor *r);
 void mqd_command_done(struct mqd_reactor *r, uint64_t token, int error, uint32_t slot, int64_t offset, struct mqd_partition *partition, const char *text);
+
+int mqd_command_post(struct mqd_reactor *r, struct mqd_command *command); /* takes what it points to, also when it fails */
+void mqd_command_free(struct mqd_command *command);
+void mqd_commands_deferred(struct mqd_reactor *r, struct mqd_owned *owned); /* it rests no more: what waited is carried out */
+
+/* mqd_topic_command.c */
+void mqd_topic_command_put(struct mqd_reactor *r, const struct mqd_command *command);
+void mqd_topic_command_remove(struct mqd_reactor *r, const struct mqd_command *command);
+void mqd_topic_command_brokers(struct mqd_reactor *r, struct mqd_command *command);
+
+/* mqd_replication.c: partitions of several replicas */
+void mqd_replication_set(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command);
+void mqd_replication_in_sync_answer(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command);
+void mqd_replication_log(struct mqd_reactor *r, struct mqd_owned *owned); /* before its positions are published: what the core makes of them */
+void mqd_replication_changed(struct mqd_reactor *r, struct mqd_owned *owned, int changed); /* bits of enum mqd_replica_change */
+void mqd_replication_cut(struct mqd_reactor *r, struct mqd_owned *owned); /* its log was cut: the core's high watermark is not above its end */
+void mqd_replication_free(struct mqd_reactor *r, struct mqd_owned *owned);
+static inline bool mqd_owned_leads(const struct mqd_owned *owned) /* a replicated one leads when its metadata have said so */
+{
+    return owned->replica ? owned->replica->role == MQD_REPLICA_LEADER : !mqd_partition_replicated(owned->partition);
+}
 
 /* mqd_connection.c */
 void mqd_handoff_accept(struct mqd_reactor *r);

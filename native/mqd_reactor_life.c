@@ -135,8 +135,12 @@ void mqd_reactor_destroy(struct mqd_reactor *r)
             close(r->log_dirs[i].fd);
     }
     destroy_requests(r);
-    for (uint32_t i = 0; i < MQD_PARTITION_SLOT_COUNT; i++)
+    for (uint32_t i = 0; i < MQD_PARTITION_SLOT_COUNT; i++) {
+        if (r->owned[i])
+            mqd_replication_free(r, r->owned[i]);
         free(r->owned[i]); /* the partition itself is the caller's */
+    }
+    mqd_fetchers_destroy(r);
     for (uint32_t i = 0; i < MQD_ENDPOINT_COUNT_MAX; i++)
         free(r->overflow[i]);
     while (r->free_requests) {

@@ -17,6 +17,8 @@
 #include "mqd_compact.h"
 #include "mqd_error.h"
 #include "mqd_file.h"
+#include "mqd_partition_follow.h"
+#include "mqd_truncation.h"
 
 enum mode { MODE_CLEAN, MODE_TRUSTED, MODE_CHECKED };
 
@@ -25,6 +27,8 @@ struct recovery {
     struct mqd_recovery *io;
     struct mqd_listing listing;
     enum mode mode;
+    int64_t cut_offset; /* of a truncation; INT64_MAX = none */
+    bool cutting;   /* it is carried out on a log that was open: what is below is as it should be, nothing else is looked at */
     bool read_only; /* the file system is: nothing is repaired, the partition is opened fenced */
     bool changed;   /* names or lengths were changed: the directory and the active segment want a flush */
 };
@@ -294,7 +298,7 @@ static struct bounds bounds_of(const struct recovery *recovery)
         return (struct bounds){INT64_MAX, 0, recovery->io->trusted_end_offset, recovery->io->trusted_end_offset, true};
     if (recovery_point < 0)
         recovery_point = 0;
-    return (struct bounds){recovery_point, recovery_point, recovery_point, INT64_MAX, false};
+    return (struct bounds){recovery_point, recovery_point, recovery_point, recovery->cut_offset, false};
 }
 
 /* Segment i is sealed and lies wholly below what is trusted. */
@@ -320,7 +324,7 @@ static int finish(struct recovery *recovery, struct tail *tail, uint32_t i, int6
 {
     if (recovery->mode == MODE_CLEAN && !tail->sound)
         return 0;
-    if (recovery->mode == MODE_TRUSTED && tail->next_offset != recovery->io->trusted_end_offset)
+    if (recovery->mode == MODE_TRUSTED && (recovery->cutting ? recovery->io->corrupt_position >= 0 : tail->next_offset != recovery->io->trusted_end_offset))
         return 0;
     if (delete_from(recovery, i + 1) < 0) {
         tail_close(tail);
@@ -346,7 +350,7 @@ static int recover_segments(struct recovery *recovery, int64_t now_ms)
         if (mqd_partition_push_segment(partition, listing->logs[i]) < 0)
             return mqd_error_set(ENOMEM, "no memory for a segment list");
         if (below_boundary(recovery, i)) {
-            if (recovery->mode != MODE_CLEAN && check_sealed(recovery, listing->logs[i], listing->logs[i + 1]) < 0)
+            if (recovery->mode != MODE_CLEAN && !recovery->cutting && check_sealed(recovery, listing->logs[i], listing->logs[i + 1]) < 0)
                 return -1;
             continue;
         }
@@ -373,6 +377,9 @@ static int recover_log(struct recovery *recovery, int64_t now_ms)
     struct mqd_partition *partition = recovery->partition;
     recovery->mode = recovery->io->clean_shutdown ? MODE_CLEAN : recovery->io->trusted_end_offset >= 0 ? MODE_TRUSTED : MODE_CHECKED;
     int done = recover_segments(recovery, now_ms);
+    if (done == 0 && recovery->cutting)
+        return mqd_error_set(MQD_E_CORRUPT, "%s: damage at position %lld of segment %lld, below where the log is to be cut", partition->path,
+                             (long long)recovery->io->corrupt_position, (long long)recovery->io->corrupt_segment);
     if (done == 0) {
         recovery->mode = MODE_CHECKED;
         recovery->io->corrupt_position = recovery->io->corrupt_segment = -1;
@@ -434,6 +441,17 @@ static bool same_epochs(const struct mqd_epochs *epochs, uint32_t count, int32_t
     return epochs->count == count && mqd_epochs_last(epochs) == last;
 }
 
+/* What is known to be committed of a log with several replicas. Its leader tells the rest. */
+static int restore_high_watermark(struct mqd_partition *partition, int64_t offset)
+{
+    struct mqd_mark known;
+    if (mqd_partition_place(partition, offset < partition->log_start_offset ? partition->log_start_offset : offset, &known) < 0)
+        return -1;
+    mqd_partition_set_replicated(partition, true);
+    mqd_partition_forget_high_watermark(partition, &known);
+    return 0;
+}
+
 static int open_recovered(struct recovery *recovery, int64_t now_ms)
 {
     struct mqd_partition *partition = recovery->partition;
@@ -446,7 +464,8 @@ static int open_recovered(struct recovery *recovery, int64_t now_ms)
         return -1;
     partition->log_start_offset = io->log_start_offset > partition->segments[0] ? io->log_start_offset : partition->segments[0];
     partition->staged_end_offset = partition->log_end_offset;
-    int replayed = mqd_recovery_replay(partition, &recovery->listing, recovery->mode == MODE_CHECKED ? bounds_of(recovery).trusted_below : INT64_MAX, now_ms);
+    int replayed = mqd_recovery_replay(partition, &recovery->listing, recovery->mode == MODE_CHECKED ? bounds_of(recovery).trusted_below : INT64_MAX,
+                                       io->replicated ? io->high_watermark : INT64_MAX, now_ms);
     recovery->changed |= replayed == 1;
     if (replayed < 0 ||
         settle_epochs(recovery, !same_epochs(&partition->epochs, epoch_count, epoch_last)) < 0)
@@ -454,6 +473,8 @@ static int open_recovered(struct recovery *recovery, int64_t now_ms)
     if (recovery->mode != MODE_CLEAN && !recovery->read_only && mqd_recovery_flush(partition, io, recovery->changed) < 0)
         return -1;
     partition->durable = partition->high_watermark = mqd_partition_end_mark(partition);
+    if (io->replicated && !recovery->cutting && restore_high_watermark(partition, io->high_watermark) < 0)
+        return -1;
     io->log_start_offset = partition->log_start_offset;
     io->log_end_offset = partition->log_end_offset;
     io->segment_count = (int32_t)partition->segment_count;
@@ -461,10 +482,34 @@ static int open_recovered(struct recovery *recovery, int64_t now_ms)
     return 0;
 }
 
-struct mqd_partition *mqd_partition_open(const char *path, const struct mqd_log_options *options, int32_t leader_epoch, int64_t now_ms, struct mqd_recovery *io)
+/* A truncation that was interrupted is carried out; of one that was not, what it asks of the recovery point (mqd_truncation.h). */
+static int resume_truncation(struct recovery *recovery)
+{
+    struct mqd_truncation_marks marks;
+    struct mqd_recovery *io = recovery->io;
+    uint32_t first = 0;
+    if (mqd_truncation_load(recovery->partition->path, &marks) < 0)
+        return -1;
+    if (io->recovery_point_offset > marks.trusted_below)
+        io->recovery_point_offset = marks.trusted_below;
+    if (!marks.pending)
+        return 0;
+    io->clean_shutdown = 0;
+    if (marks.start_offset >= 0) {
+        io->log_start_offset = marks.start_offset;
+    } else {
+        recovery->cut_offset = marks.cut_offset;
+        while (first < recovery->listing.log_count && recovery->listing.logs[first] <= marks.cut_offset)
+            first++;
+    }
+    if (io->trusted_end_offset > marks.cut_offset)
+        io->trusted_end_offset = marks.cut_offset;
+    return delete_from(recovery, first);
+}
+
+static struct mqd_partition *partition_new(const char *path, const struct mqd_log_options *options, int32_t leader_epoch, int64_t now_ms)
 {
     struct mqd_partition *partition = calloc(1, sizeof *partition);
-    struct recovery recovery = {.partition = partition, .io = io};
     if (!partition || !(partition->path = strdup(path))) {
         free(partition);
         mqd_error_set(ENOMEM, "no memory for a partition");
@@ -476,9 +521,23 @@ struct mqd_partition *mqd_partition_open(const char *path, const struct mqd_log_
     partition->leader_epoch = leader_epoch;
     partition->last_write_ms = now_ms;
     mqd_partition_set_options(partition, options);
+    return partition;
+}
+
+static void begin_io(struct mqd_recovery *io)
+{
     io->log_start_offset = io->log_start_offset < 0 ? 0 : io->log_start_offset;
     io->truncated_bytes = io->scanned_bytes = 0;
     io->corrupt_position = io->corrupt_segment = -1;
+}
+
+struct mqd_partition *mqd_partition_open(const char *path, const struct mqd_log_options *options, int32_t leader_epoch, int64_t now_ms, struct mqd_recovery *io)
+{
+    struct mqd_partition *partition = partition_new(path, options, leader_epoch, now_ms);
+    struct recovery recovery = {.partition = partition, .io = io, .cut_offset = INT64_MAX};
+    if (!partition)
+        return NULL;
+    begin_io(io);
     int result = make_directory(path);
     partition->has_gaps = options->compacted || mqd_compact_has_gaps(path);
     if (result == 0)
@@ -486,8 +545,33 @@ struct mqd_partition *mqd_partition_open(const char *path, const struct mqd_log_
     if (result == 0)
         result = mqd_listing_read(&recovery.listing, path);
     if (result == 0)
+        result = resume_truncation(&recovery);
+    if (result == 0)
         result = open_recovered(&recovery, now_ms);
+    if (result == 0)
+        result = mqd_truncation_end(path, now_ms);
     mqd_listing_free(&recovery.listing);
+    if (result == 0)
+        return partition;
+    mqd_partition_free(partition);
+    return NULL;
+}
+
+struct mqd_partition *mqd_recovery_cut(const struct mqd_partition *old, struct mqd_listing *listing, int64_t cut_offset, int64_t now_ms, struct mqd_recovery *io)
+{
+    struct mqd_partition *partition = partition_new(old->path, &old->options, old->leader_epoch, now_ms);
+    struct recovery recovery = {.partition = partition, .io = io, .listing = *listing, .mode = MODE_TRUSTED, .cut_offset = cut_offset, .cutting = true};
+    uint32_t first = 0;
+    if (!partition)
+        return NULL;
+    begin_io(io);
+    partition->has_gaps = old->has_gaps;
+    while (first < listing->log_count && listing->logs[first] <= cut_offset)
+        first++;
+    int result = delete_from(&recovery, first);
+    if (result == 0)
+        result = open_recovered(&recovery, now_ms);
+    listing->log_count = recovery.listing.log_count;
     if (result == 0)
         return partition;
     mqd_partition_free(partition);

@@ -32,8 +32,12 @@ int mqd_segment_delete(const char *directory, int64_t base_offset, int64_t *byte
 
 /* Producers and transactions from the newest usable snapshot and the batches behind it; leader epochs from their file and the batches; the .txnindex of every segment
  * that has batches behind the snapshot, or behind sound_below: what was written for markers below it is in the files. The partition's segments and log end are
- * known, its other indexes flushed. Deletes snapshots that are of no use any more, all but the newest two. -1: mqd_error set; 1: an index was changed (and flushed). */
-int mqd_recovery_replay(struct mqd_partition *partition, const struct mqd_listing *listing, int64_t sound_below, int64_t now_ms);
+ * known, its other indexes flushed. settle_below: what is known to be committed; transactions that have ended behind it still bound the last stable offset. Deletes snapshots that are of no use any more, all but the newest two. -1: mqd_error set; 1: an index was changed (and flushed). */
+int mqd_recovery_replay(struct mqd_partition *partition, const struct mqd_listing *listing, int64_t sound_below, int64_t settle_below, int64_t now_ms);
+
+/* For mqd_truncation.c: `old`, whose files are closed, anew from the segments and snapshots of `listing`, without what lies beyond cut_offset (-1: without anything; it begins at
+ * io->log_start_offset). io: trusted_end_offset = cut_offset, recovery_point_offset = what of it is on disk. All of it is, afterwards. NULL: mqd_error set. */
+struct mqd_partition *mqd_recovery_cut(const struct mqd_partition *old, struct mqd_listing *listing, int64_t cut_offset, int64_t now_ms, struct mqd_recovery *io);
 
 /* Flushes what lies above the recovery point (C2); `changed`: and the names and lengths that recovery has changed. -1: mqd_error set. */
 int mqd_recovery_flush(struct mqd_partition *partition, const struct mqd_recovery *io, bool changed);

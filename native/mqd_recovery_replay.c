@@ -94,6 +94,7 @@ struct replay {
     struct mqd_partition *partition;
     int64_t producers_from; /* batches below are in the snapshot */
     int64_t aborted_from;   /* entries of markers below are in the files */
+    int64_t settle_below;   /* transactions that ended below are of no more concern */
     int64_t now_ms;
     struct mqd_aborted_list known, made; /* of the segment under way: in its file; those of the markers at or behind aborted_from */
     bool lost;              /* a marker below producers_from has no entry */
@@ -147,7 +148,7 @@ static int add_producer(struct replay *replay, const struct mqd_batch *batch, co
     if (mqd_producers_add(&partition->producers, batch, marker, batch->base_offset, replay->now_ms, &undo) < 0)
         return -1;
     *ended_first_offset = undo.change == MQD_TRANSACTION_ENDED ? mqd_transaction_first_offset(&partition->producers.transactions, undo.transaction) : -1;
-    mqd_transactions_settle(&partition->producers.transactions, INT64_MAX);
+    mqd_transactions_settle(&partition->producers.transactions, replay->settle_below);
     if (partition->producers.count > 2u * (uint32_t)partition->options.producer_id_count_max)
         mqd_producers_trim(&partition->producers, (uint32_t)partition->options.producer_id_count_max);
     return 0;
@@ -317,9 +318,9 @@ static int replay_all(struct replay *replay, const struct mqd_listing *listing, 
     return replay->lost;
 }
 
-int mqd_recovery_replay(struct mqd_partition *partition, const struct mqd_listing *listing, int64_t sound_below, int64_t now_ms)
+int mqd_recovery_replay(struct mqd_partition *partition, const struct mqd_listing *listing, int64_t sound_below, int64_t settle_below, int64_t now_ms)
 {
-    struct replay replay = {.partition = partition, .now_ms = now_ms};
+    struct replay replay = {.partition = partition, .settle_below = settle_below, .now_ms = now_ms};
     int result = replay_all(&replay, listing, partition->log_end_offset, sound_below);
     if (result == 1)
         result = replay_all(&replay, listing, sound_below, sound_below);
