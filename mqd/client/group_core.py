@@ -303,7 +303,7 @@ class GroupCore:
         if self.state in (State.LOST, State.STALE, State.FATAL):
             if self.owned:
                 self._call(Lost, set(self.owned), actions)
-        elif self.target is not None:
+        elif self.target is not None and self.state in (State.MEMBER, State.LEAVING):
             revoked = self.owned - self.target
             added = set() if self._is_report_open else {one for one in self.target - self.owned if one[0] in self.names}
             if revoked:

@@ -9,11 +9,12 @@ named and passed over alone. So a coordinator that met one bad record still serv
 Keys and values are found natively (native/mqd_record_places.c). The files are only read; above `end_offset` they are not looked at. Blocking: call load() off the event loop.
 """
 
+from __future__ import annotations
+
 import os
 from collections.abc import Iterator
 from pathlib import Path
-
-import numpy
+from typing import TYPE_CHECKING
 
 from mqd.base import logging
 from mqd.coordinator.actions import Cores
@@ -22,6 +23,9 @@ from mqd.log import indexes, segments
 from mqd.log.batches import HEADER_BYTES, BatchInfo, CorruptBatch, parse_header
 from mqd.log.records import records
 from mqd.native import RecordPlaces, WalkStop, crc32c
+
+if TYPE_CHECKING:
+    import numpy
 
 BLOCK_BYTES = 4 << 20
 RECORDS_AT_ONCE = 1 << 16

@@ -19,8 +19,6 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
-import numpy
-
 from mqd.base import logging
 from mqd.coordinator.actions import Core, Cores, Effect, TimerFired
 from mqd.coordinator.log import AppendError, Log
@@ -95,6 +93,8 @@ def _short_hash(name: str) -> int:
 
 def _long_hash(name: str) -> int:
     """The same; a loop over 32767 characters would hold everybody up for milliseconds."""
+    import numpy
+
     units = numpy.frombuffer(name.encode("utf-16-be", "surrogatepass"), ">u2").astype(numpy.uint32)
     powers = numpy.full(len(units), 31, numpy.uint32)
     powers[0] = 1

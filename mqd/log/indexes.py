@@ -5,20 +5,28 @@
 
 Hints: sparse, written after what they point to, rebuilt by recovery, perhaps with half an entry at their end while their owner writes. What is read here is
 cut to the prefix that makes sense (offsets and keys rise); the log itself is asked where the hint does not suffice.
+numpy is imported by the functions that need it: a broker that starts has no use for it yet.
 """
 
-from pathlib import Path
+from __future__ import annotations
 
-import numpy
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mqd.log.segments import segment_path
 
-OFFSET_INDEX = numpy.dtype([("offset", ">i4"), ("position", ">i4")])
-TIME_INDEX = numpy.dtype([("timestamp", ">i8"), ("offset", ">i4")])
+if TYPE_CHECKING:
+    import numpy
+
+OFFSET_INDEX = [("offset", ">i4"), ("position", ">i4")]
+TIME_INDEX = [("timestamp", ">i8"), ("offset", ">i4")]
 _INDEX_BYTES_MAX = 256 << 20
 
 
-def _read_index(path: Path, dtype: numpy.dtype) -> numpy.ndarray:
+def _read_index(path: Path, fields: list[tuple[str, str]]) -> numpy.ndarray:
+    import numpy
+
+    dtype = numpy.dtype(fields)
     try:
         with open(path, "rb") as file:
             data = file.read(_INDEX_BYTES_MAX)
@@ -29,6 +37,8 @@ def _read_index(path: Path, dtype: numpy.dtype) -> numpy.ndarray:
 
 def _sound_prefix(entries: numpy.ndarray, key: str) -> numpy.ndarray:
     """The entries up to the first that does not rise (zeroes of a preallocated end, torn writes)."""
+    import numpy
+
     if not len(entries):
         return entries
     offsets, keys = entries["offset"].astype(numpy.int64), entries[key].astype(numpy.int64)
@@ -39,11 +49,11 @@ def _sound_prefix(entries: numpy.ndarray, key: str) -> numpy.ndarray:
 
 
 def read_time_index(directory: Path, base_offset: int) -> numpy.ndarray:
-    """dtype TIME_INDEX, the sound prefix; offsets relative to base_offset. A first entry of zeroes counts as none."""
+    """Fields TIME_INDEX, the sound prefix; offsets relative to base_offset. A first entry of zeroes counts as none."""
     entries = _sound_prefix(_read_index(segment_path(directory, base_offset, ".timeindex"), TIME_INDEX), "timestamp")
     return entries[:0] if len(entries) == 1 and not entries["timestamp"][0] and not entries["offset"][0] else entries
 
 
 def read_offset_index(directory: Path, base_offset: int) -> numpy.ndarray:
-    """dtype OFFSET_INDEX, the sound prefix."""
+    """Fields OFFSET_INDEX, the sound prefix."""
     return _sound_prefix(_read_index(segment_path(directory, base_offset, ".index"), OFFSET_INDEX), "position")

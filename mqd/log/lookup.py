@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy
-
 from mqd.log import indexes, segments
 from mqd.log.batches import BatchInfo, CorruptBatch, read_batch, walk
 from mqd.log.records import record_times
@@ -92,7 +90,7 @@ def _offset_for_timestamp(directory: Path, timestamp_ms: int, log_start_offset: 
 def _search_segment(directory: Path, base: int, timestamp_ms: int, log_start_offset: int, high_watermark: int) -> OffsetAndTimestamp | None:
     """Everything up to an index entry with an older timestamp is older: the walk starts there."""
     entries = indexes.read_time_index(directory, base)
-    older = int(numpy.searchsorted(entries["timestamp"], timestamp_ms, side="left"))
+    older = int(entries["timestamp"].searchsorted(timestamp_ms, side="left"))
     from_offset = max(base + int(entries["offset"][older - 1]) if older else base, log_start_offset)
     with _Reader(directory, base) as reader:
         for batch in reader.batches(from_offset, high_watermark):
@@ -120,7 +118,7 @@ def _newest_in_segment(directory: Path, base: int, log_start_offset: int, high_w
     entries = indexes.read_time_index(directory, base)
     from_offset = max(base, log_start_offset)
     if len(entries):
-        first = int(numpy.searchsorted(entries["timestamp"], entries["timestamp"][-1], side="left"))
+        first = int(entries["timestamp"].searchsorted(entries["timestamp"][-1], side="left"))
         if first and base + int(entries["offset"][first]) < high_watermark:
             from_offset = max(base + int(entries["offset"][first - 1]), from_offset)
     with _Reader(directory, base) as reader:
@@ -156,7 +154,7 @@ class _Reader:
     def _position(self, offset: int) -> int:
         entries = indexes.read_offset_index(self._directory, self._base)
         self._still_there()
-        found = int(numpy.searchsorted(entries["offset"], offset - self._base, side="right"))
+        found = int(entries["offset"].searchsorted(offset - self._base, side="right"))
         return int(entries["position"][found - 1]) if found else 0
 
     def _still_there(self) -> None:
