@@ -278,7 +278,7 @@ class HostCore:
         while len(images) > len(before) and (topic.topic_id, images[-1].index) in self._slots.unplaced:  # H6; _place_waiting comes back to them
             images.pop()
         if images:
-            self._images[topic.name] = messages.TopicImage(topic.name, topic.topic_id, images, topic.config, topic.name in INTERNAL_TOPICS)
+            self._images[topic.name] = messages.TopicImage(topic.name, topic.topic_id, images, topic.config, topic.name in INTERNAL_TOPICS, len(topic.partitions))
             self._names[topic.topic_id] = topic.name
         return actions
 
@@ -289,9 +289,9 @@ class HostCore:
             self._give_up(key)
         elif directory := partition.directories[partition.replicas.index(self.node_id)]:
             self._choosing.pop(key, None)
-            slot = self._slots.take(key)
-            if slot >= 0 and directory in self._log_dirs:
-                owner, log_dir = owner_of(topic_id, partition.index, self._worker_count), self._log_dirs[directory]
+            slot, log_dir = self._slots.take(key), self._log_dirs.get(directory, LOG_DIR_NONE)
+            if slot >= 0 and log_dir != LOG_DIR_NONE:
+                owner = owner_of(topic_id, partition.index, self._worker_count)
         elif key not in self._choosing and self._log_dirs:
             actions.append(RecordMove(topic_id, partition.index, self._choose_directory(key)))
         return self._described(partition, slot, owner, log_dir)

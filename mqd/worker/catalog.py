@@ -1,19 +1,35 @@
 """What a worker has been told and what follows from it. Sans-I/O: messages of the controller in, one list of changes out.
 
-    catalog.on_image(image) / on_topic_put / on_topic_removed / on_broker_config  -> Changes
+    catalog.on_image(image) / on_topic_put / on_partitions_put / on_topic_removed / on_brokers / on_broker_config / on_several  -> Changes
 
 Invariants
     W1  every worker knows every topic (it reads any partition); it owns those partitions whose owner is its index.
     W2  an image is the whole truth: what it does not name is removed, what it names and is in force already causes nothing.
     W3  a topic of the same name and another id is another topic: the old one is removed first.
     W4  a partition whose log could not be opened stays wanted; the next image tries again, and `retry` when the cause may have passed.
+    W5  files are deleted when the metadata say that this host has no replica of the partition any more (or that there is no such topic or partition); a partition that
+        is merely not served here keeps them.
+    W6  a partition of several replicas gets its assignment after it was opened and before the change counts as applied, and again whenever anything in it changes;
+        once it had one, it gets them until it is closed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from mqd.cluster.controller_messages import Image, PartitionImage, TopicImage
+from mqd.cluster.controller_messages import (
+    BrokerConfigPut,
+    BrokerImage,
+    BrokersPut,
+    FromController,
+    Image,
+    PartitionImage,
+    PartitionsPut,
+    TopicImage,
+    TopicPut,
+    TopicRemoved,
+)
+from mqd.worker.assignments import Assignment, Cluster, assignment_of, is_replicated, settings_of
 
 Key = tuple[bytes, int]  # topic id, partition index
 
@@ -27,6 +43,7 @@ class Owned(msgspec.Struct, frozen=True):
     slot: int
     log_dir: int
     leader_epoch: int
+    replicated: bool = False  # it has an assignment
 
     @property
     def key(self) -> Key:
@@ -47,11 +64,19 @@ class Changes(msgspec.Struct, frozen=True):
     open: list[Owned] = []
     set_epoch: list[Owned] = []
     set_options: list[Owned] = []
+    assign: list[tuple[Owned, Assignment]] = []
+    brokers: list[BrokerImage] | None = None  # the reactor is to know these, first of all
 
 
 class Catalog:
-    def __init__(self, worker: int):
+    """`static_config`: of this host's file; what is set at run time comes over it."""
+
+    def __init__(self, worker: int, static_config: Mapping[str, str] | None = None):
         self._worker = worker
+        self._static_config = dict(static_config or {})
+        self.cluster = Cluster()
+        self.assigned: dict[Key, Assignment] = {}  # what the reactor was told, or is about to be
+        self._touched: dict[bytes, None] | None = {}  # topics whose assignments may have changed; None = all
         self.topics: dict[bytes, TopicImage] = {}
         self.owned: dict[Key, Owned] = {}
         self.broker_config: dict[str, str] = {}
@@ -67,7 +92,7 @@ class Catalog:
         keys = [key for key, may_pass in self._failed.items() if may_pass and key in self.owned]
         for key in keys:
             del self._failed[key]
-        return Changes(open=[self.owned[key] for key in keys])
+        return self._assigned(Changes(open=[self.owned[key] for key in keys]))
 
     def failed_partitions(self) -> list[Owned]:
         return [self.owned[key] for key in self._failed if key in self.owned]
@@ -85,7 +110,8 @@ class Catalog:
 
     def on_image(self, image: Image) -> Changes:
         told = {topic.topic_id: topic for topic in image.topics}
-        changes = Changes()
+        self.cluster = Cluster(image.node_id, {broker.node_id: broker for broker in image.brokers}, dict(image.broker_default_config))
+        changes = Changes(brokers=self._told_brokers()) if image.node_id >= 0 else Changes()
         for topic in [topic for topic_id, topic in self.topics.items() if topic_id not in told]:
             self._remove(topic, changes)
         config_changed = image.broker_config != self.broker_config
@@ -93,14 +119,36 @@ class Catalog:
         retry, self._failed = set(self._failed), {}
         for topic in image.topics:
             self._put(topic, changes, config_changed, retry)
-        return changes
+        self._touched = None
+        return self._assigned(changes)
+
+    def on_message(self, message: FromController) -> Changes:
+        """TopicPut, PartitionsPut, TopicRemoved, BrokersPut, BrokerConfigPut; others change nothing."""
+        return self.on_several([message])
+
+    def on_several(self, parts: Sequence[FromController]) -> Changes:
+        """Taken in order; carried out together. A later part never undoes what an earlier one of the same version has done."""
+        changes = Changes()
+        for part in parts:
+            if isinstance(part, TopicPut):
+                self._topic_put(part.topic, changes)
+            elif isinstance(part, PartitionsPut):
+                self._partitions_put(part, changes)
+            elif isinstance(part, TopicRemoved):
+                if part.topic_id in self.topics:
+                    self._remove(self.topics[part.topic_id], changes)
+            elif isinstance(part, BrokersPut):
+                self.cluster.brokers = {broker.node_id: broker for broker in part.brokers}
+                changes = msgspec.structs.replace(changes, brokers=self._told_brokers())
+                self._touched = None
+            elif isinstance(part, BrokerConfigPut):
+                self._config_put(part.config, part.default_config, changes)
+        return self._assigned(changes)
 
     def on_topic_put(self, topic: TopicImage) -> Changes:
         changes = Changes()
-        for namesake in [other for other in self.topics.values() if other.name == topic.name and other.topic_id != topic.topic_id]:
-            self._remove(namesake, changes)
-        self._put(topic, changes, False, set())
-        return changes
+        self._topic_put(topic, changes)
+        return self._assigned(changes)
 
     def on_topic_removed(self, topic_id: bytes) -> Changes:
         changes = Changes()
@@ -108,19 +156,48 @@ class Catalog:
             self._remove(self.topics[topic_id], changes)
         return changes
 
-    def on_broker_config(self, config: dict[str, str]) -> Changes:
-        if config == self.broker_config:
-            return Changes()
-        self.broker_config = dict(config)
-        return Changes(set_options=[owned for owned in self.owned.values() if owned.key not in self._failed])
+    def on_broker_config(self, config: dict[str, str], default_config: dict[str, str] | None = None) -> Changes:
+        changes = Changes()
+        self._config_put(config, default_config, changes)
+        return self._assigned(changes)
 
     # -- differences -------------------------------------------------------------------------------------------------------
 
+    def _topic_put(self, topic: TopicImage, changes: Changes) -> None:
+        for namesake in [other for other in self.topics.values() if other.name == topic.name and other.topic_id != topic.topic_id]:
+            self._remove(namesake, changes)
+        self._put(topic, changes, False, set())
+
+    def _partitions_put(self, put: PartitionsPut, changes: Changes) -> None:
+        topic = self.topics.get(put.topic_id)
+        if topic is None:
+            return
+        partitions = list(topic.partitions)
+        for partition in put.partitions:
+            if partition.index < len(partitions):
+                partitions[partition.index] = partition
+        self._put(msgspec.structs.replace(topic, partitions=partitions), changes, False, set())
+
+    def _config_put(self, config: dict[str, str], default_config: dict[str, str] | None, changes: Changes) -> None:
+        if default_config is not None:
+            self.cluster.default_config = dict(default_config)
+        self._touched = None
+        if config == self.broker_config:
+            return
+        self.broker_config = dict(config)
+        changes.set_options.extend(owned for owned in self.owned.values() if owned.key not in self._failed and owned not in changes.set_options)
+
+    def _told_brokers(self) -> list[BrokerImage]:
+        return [broker for broker in self.cluster.brokers.values() if not broker.fenced]
+
     def _owned_of(self, topic: TopicImage) -> dict[Key, Owned]:
         partitions: Iterable[PartitionImage] = (p for p in topic.partitions if p.owner == self._worker and p.slot >= 0)
-        return {
-            (topic.topic_id, p.index): Owned(topic.name, topic.topic_id, p.index, p.slot, p.log_dir, p.leader_epoch) for p in partitions
-        }
+        return {(topic.topic_id, p.index): self._owned(topic, p) for p in partitions}
+
+    def _owned(self, topic: TopicImage, partition: PartitionImage) -> Owned:
+        before = self.owned.get((topic.topic_id, partition.index))
+        replicated = (before is not None and before.replicated) or is_replicated(partition, self.cluster.node_id)
+        return Owned(topic.name, topic.topic_id, partition.index, partition.slot, partition.log_dir, partition.leader_epoch, replicated)
 
     def _remove(self, topic: TopicImage, changes: Changes) -> None:
         del self.topics[topic.topic_id]
@@ -129,21 +206,56 @@ class Catalog:
         for key in self._owned_of(topic):
             if key in self.owned:
                 changes.delete.append(self.owned.pop(key))
-            self._failed.pop(key, None)
+            self._forget(key)
+
+    def _forget(self, key: Key) -> None:
+        self._failed.pop(key, None)
+        self.assigned.pop(key, None)
+
+    def _gone_for_good(self, topic: TopicImage, key: Key) -> bool:
+        """W5. Otherwise it only is not this worker's, or its directory is offline."""
+        if self.cluster.node_id < 0:
+            return False
+        if key[1] < len(topic.partitions):
+            return self.cluster.node_id not in topic.partitions[key[1]].replicas
+        return 0 <= topic.partition_count <= key[1]
 
     def _put(self, topic: TopicImage, changes: Changes, broker_config_changed: bool, retry: set[Key]) -> None:
         before = self.topics.get(topic.topic_id)
         self.topics[topic.topic_id] = topic
         self._names = None
-        if before is None or _slots(before) != _slots(topic):
+        if self._touched is not None:
+            self._touched[topic.topic_id] = None
+        if before is None or _places(before) != _places(topic):
+            changes.put_topics[:] = [other for other in changes.put_topics if other.topic_id != topic.topic_id]
             changes.put_topics.append(topic)
         wanted = self._owned_of(topic)
         for key in [key for key in self.owned if key[0] == topic.topic_id and key not in wanted]:
-            changes.close.append(self.owned.pop(key))
+            (changes.delete if self._gone_for_good(topic, key) else changes.close).append(self.owned.pop(key))
+            self._forget(key)
         options_changed = broker_config_changed or (before is not None and before.config != topic.config)
         for key, owned in wanted.items():
             self._place(owned, self.owned.get(key), changes, options_changed, key in retry)
             self.owned[key] = owned
+
+    def _assigned(self, changes: Changes) -> Changes:
+        """Adds the assignments that are new (W6)."""
+        for owned in [*changes.open, *changes.close, *changes.delete]:
+            self.assigned.pop(owned.key, None)
+            if self._touched is not None:
+                self._touched[owned.topic_id] = None
+        touched, self._touched = self._touched, {}
+        config = {**self._static_config, **self.broker_config}
+        for topic in list(self.topics.values()) if touched is None else [self.topics[topic_id] for topic_id in touched if topic_id in self.topics]:
+            replicated = [owned for p in topic.partitions if (owned := self.owned.get((topic.topic_id, p.index))) is not None and owned.replicated]
+            settings = settings_of(topic, self.cluster, config) if replicated else None
+            for owned in replicated:
+                assert settings is not None
+                assignment = assignment_of(topic, topic.partitions[owned.index], self.cluster, settings)
+                if owned.key not in self._failed and self.assigned.get(owned.key) != assignment:
+                    self.assigned[owned.key] = assignment
+                    changes.assign.append((owned, assignment))
+        return changes
 
     def _place(self, owned: Owned, old: Owned | None, changes: Changes, options_changed: bool, retry: bool) -> None:
         if old is None or retry:
@@ -154,11 +266,12 @@ class Catalog:
             changes.close.append(old)
             changes.open.append(owned)
         else:
-            if old.leader_epoch != owned.leader_epoch:
+            if old.leader_epoch != owned.leader_epoch and not owned.replicated:
                 changes.set_epoch.append(owned)
             if options_changed:
                 changes.set_options.append(owned)
 
 
-def _slots(topic: TopicImage) -> list[tuple[int, int]]:
-    return [(partition.slot, partition.log_dir) for partition in topic.partitions]
+def _places(topic: TopicImage) -> list[tuple[int, ...]]:
+    """What the reactor knows of its partitions."""
+    return [(p.slot, p.log_dir, p.leader, p.leader_epoch, p.retiring, p.redirect) for p in topic.partitions]

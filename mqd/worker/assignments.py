@@ -1,0 +1,97 @@
+"""What a partition's replicas are to do, from what the controller says: the assignment that the reactor gives to the replication core (native/mqd_replica.h). Pure.
+
+A partition whose only replica is this host's, and is led here, has no assignment: it is not replicated, and costs nothing of it.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from mqd.base.config import broker_value, topic_effective, topic_value
+from mqd.cluster.controller_messages import BrokerImage, PartitionImage, TopicImage
+from mqd.cluster.host_core import owner_of
+from mqd.cluster.partition_rules import effective_min_in_sync, wanted_min_in_sync
+
+LAG_MAX_MESSAGES = "replica.lag.max.messages"
+NO_RECORD_BOUND = -1
+
+
+class Member(msgspec.Struct, frozen=True):
+    node_id: int
+    in_sync: bool
+    eligible: bool  # may be in sync: unfenced, not shutting down
+    broker_epoch: int  # -1 = not registered
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    """struct mqd_replica_assignment, and which worker of the leader's host owns the partition."""
+
+    node_id: int
+    broker_epoch: int  # of this host
+    leader: int
+    leader_epoch: int
+    partition_epoch: int
+    min_insync: int
+    lag_ms_max: int
+    lag_records_max: int
+    flush_on_ack: bool
+    members: tuple[Member, ...]
+    leader_worker: int  # 0 when nobody leads
+    recovering: bool = False
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What configuration says of a topic's replicas."""
+
+    wanted_min_in_sync: int
+    lag_ms_max: int
+    lag_records_max: int
+    flush_on_ack: bool
+
+
+class Cluster(msgspec.Struct):
+    """Of which the assignments are made: this host and all brokers. Node id -1: not told yet."""
+
+    node_id: int = -1
+    brokers: dict[int, BrokerImage] = {}
+    default_config: dict[str, str] = {}  # set for all brokers in the metadata log
+
+
+def is_replicated(partition: PartitionImage, node_id: int) -> bool:
+    return len(partition.replicas) != 1 or partition.leader != partition.replicas[0] or (node_id >= 0 and partition.leader != node_id)
+
+
+def _member(node: int, partition: PartitionImage, brokers: Mapping[int, BrokerImage]) -> Member:
+    broker = brokers.get(node)
+    eligible = broker is not None and not broker.fenced and not broker.in_controlled_shutdown
+    return Member(node, node in partition.in_sync_replicas, eligible, broker.epoch if broker is not None else -1)
+
+
+def settings_of(topic: TopicImage, cluster: Cluster, broker_config: Mapping[str, str]) -> Settings:
+    """`broker_config`: all that counts on this host (static and dynamic)."""
+    effective = topic_effective(broker_config, topic.config)
+    return Settings(
+        wanted_min_in_sync=wanted_min_in_sync(topic.config, cluster.default_config),
+        lag_ms_max=int(broker_value(broker_config, "replica.lag.time.max.ms")),  # type: ignore[arg-type]
+        lag_records_max=int(effective.get(LAG_MAX_MESSAGES, NO_RECORD_BOUND)),
+        flush_on_ack=topic.internal or bool(topic_value(effective, "flush.on.ack")),
+    )
+
+
+def assignment_of(topic: TopicImage, partition: PartitionImage, cluster: Cluster, settings: Settings) -> Assignment:
+    leader = cluster.brokers.get(partition.leader)
+    own = cluster.brokers.get(cluster.node_id)
+    return Assignment(
+        node_id=cluster.node_id,
+        broker_epoch=own.epoch if own is not None else -1,
+        leader=partition.leader,
+        leader_epoch=partition.leader_epoch,
+        partition_epoch=partition.partition_epoch,
+        min_insync=effective_min_in_sync(settings.wanted_min_in_sync, len(partition.replicas), len(partition.adding)),
+        lag_ms_max=settings.lag_ms_max,
+        lag_records_max=settings.lag_records_max,
+        flush_on_ack=settings.flush_on_ack,
+        members=tuple(_member(node, partition, cluster.brokers) for node in partition.replicas),
+        leader_worker=owner_of(topic.topic_id, partition.index, leader.worker_count) if leader is not None and leader.worker_count > 0 else 0,
+        recovering=partition.recovering,
+    )
