@@ -26,13 +26,14 @@ from mqd.cluster import gossip_events as events
 from mqd.cluster.gossip_events import ALIVE, DEAD, SUSPECT, ControllerSeen, Effect, Event, LeaveDone, MemberView, Profile, PushPull, SendDatagram, Settings
 from mqd.cluster.gossip_membership import Member, Membership
 from mqd.cluster.gossip_messages import (
-    BODY_BYTES_MAX, UPDATE_COUNT_MAX, Ack, Body, Identity, Left, Load, Nack, Packet, PacketOut, Ping, PingRequest, Raw, Refused, Seal, State, encode, encode_update, life_of,
+    BODY_BYTES_MAX, UPDATE_COUNT_MAX, Ack, Body, Identity, Left, Load, Nack, Packet, PacketOut, Ping, PingRequest, Raw, Refused, Seal, State, StreamPing, encode, encode_update, life_of,
 )  # fmt: skip
 from mqd.cluster.gossip_parts import Broadcasts, Bucket, ControllerHint, Health
 from mqd.cluster.gossip_probing import Prober
 
 EXCHANGE_COUNT_MAX = 4
 LEAVE_ROUNDS = 3
+AFTER_JOIN_MS = (1_000, 3_000, 8_000)  # states are exchanged again: when all start together, the seed did not know them all either
 SWEEP_MS = 10_000
 LOAD_SENDS = 2  # times log10 of the members: loads are renewed anyway
 
@@ -97,6 +98,10 @@ class GossipCore:
 
     def views(self) -> list[MemberView]:
         return [member.view() for member in self.membership.members.values()]
+
+    def is_me(self, ping: StreamPing) -> bool:
+        """Whether a probe over TCP is to be answered: it reached the very host it was meant for."""
+        return (ping.node_id, ping.directory_id) == self.membership.identity and not self.membership.left
 
     def state(self, wants_answer: bool = True) -> State:
         """For a push-pull; its first entry is this host."""
@@ -221,17 +226,18 @@ class GossipCore:
     def send_to(self, member: Member, body: Body | None, first: Sequence[bytes] = ()) -> None:
         self.send((member.profile.directory_id, member.life), member.profile.host, member.profile.port, body, first)
 
-    def send(self, to: tuple[bytes, int], host: str, port: int, body: Body | None, first: Sequence[bytes] = ()) -> None:
-        """One datagram: `first`, then as many waiting updates as fit. Without a body and anything to tell: none."""
+    def send(self, to: tuple[bytes, int], host: str, port: int, body: Body | None, first: Sequence[bytes] = (), alone: bool = False) -> None:
+        """One datagram: `first`, then as many waiting updates as fit, none of them when `alone`. Without a body and anything to tell: no datagram."""
         membership = self.membership
         head = (*to, *membership.identity, membership.incarnation, self._sequence + 1, self._hint.epoch, self._hint.node_id, body)
         room = BODY_BYTES_MAX - len(encode(PacketOut(*head, []))) - 2 - sum(map(len, first))
         updates = list(first)
-        updates += self._updates.take(room, UPDATE_COUNT_MAX - len(updates), self._sends_max(self.settings.retransmit_multiplier))
-        if body is None and not updates and not self._urgent_rounds:
-            return
-        room -= sum(map(len, updates)) - sum(map(len, first))
-        updates += self._loads.take(room, UPDATE_COUNT_MAX - len(updates), self._sends_max(LOAD_SENDS))
+        if not alone:
+            updates += self._updates.take(room, UPDATE_COUNT_MAX - len(updates), self._sends_max(self.settings.retransmit_multiplier))
+            if body is None and not updates and not self._urgent_rounds:
+                return
+            room -= sum(map(len, updates)) - sum(map(len, first))
+            updates += self._loads.take(room, UPDATE_COUNT_MAX - len(updates), self._sends_max(LOAD_SENDS))
         self._sequence += 1
         self.emit(SendDatagram(host, port, self._seal.close(PacketOut(*head, [Raw(update) for update in updates]))))
         self.counts["sent"] += 1
@@ -344,11 +350,16 @@ class GossipCore:
             self._joined = True
             membership.announce()
             self.gossip_now()
+            for wait_ms in AFTER_JOIN_MS:
+                self.after(self.rng.randint(wait_ms // 2, wait_ms), self._on_exchange_due)
 
     def _on_push_pull(self, _: object) -> None:
         count = self.membership.count
         scale = 1 if count <= 32 else math.ceil(math.log2(count)) - 4
         self.after(self.settings.push_pull_interval_ms * scale, self._on_push_pull)
+        self._on_exchange_due(None)
+
+    def _on_exchange_due(self, _: object) -> None:
         for identity in self.choose(1):
             profile = self.membership.members[identity].profile
             self._exchange((profile.host, profile.port))
