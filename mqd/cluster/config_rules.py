@@ -53,5 +53,9 @@ class ConfigRules:
             return tables.group_effective(broker, {})[name]
         return broker.get(name, BROKER[name].default)
 
+    def built_in(self, name: str) -> str:
+        """The default of a broker's property when no file says anything; "" = none."""
+        return BROKER[name].default or ""
+
     def broker_value(self, name: str, dynamic: Mapping[str, str]) -> tables.Value | None:
         return tables.broker_value(tables.broker_effective(self._static, dynamic), name)

@@ -333,6 +333,13 @@ class RetirePartitions(msgspec.Struct, tag=True, frozen=True):
 
     name: str
     partition_count: int  # that remain
+    allow_moved_keys: bool = False  # also when the number does not divide the present one: keys of remaining partitions move
+
+
+class ReleaseRetired(msgspec.Struct, tag=True, frozen=True):
+    """Consumers have read what is in the sealed partitions: producers need not wait any longer. By itself it happens after a while (ControllerOptions.retire_barrier_ms)."""
+
+    name: str
 
 
 class AddVoter(msgspec.Struct, tag=True, frozen=True):
@@ -353,7 +360,7 @@ class DescribeQuorum(msgspec.Struct, tag=True, frozen=True):
 
 Change = (
     CreateTopic | DeleteTopic | AddPartitions | AlterConfig | DeleteRecords | AllocateProducerIds | MoveReplica | AlterClientQuota | UpdateFeatures | AlterReassignments
-    | ElectLeaders | UnregisterBroker | DrainBroker | BalanceReplicas | RetirePartitions | AddVoter | RemoveVoter | DescribeQuorum
+    | ElectLeaders | UnregisterBroker | DrainBroker | BalanceReplicas | RetirePartitions | ReleaseRetired | AddVoter | RemoveVoter | DescribeQuorum
 )
 
 

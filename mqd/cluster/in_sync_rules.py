@@ -8,6 +8,8 @@ What was handled is remembered for the time of one controller epoch only: propos
 
 from typing import NamedTuple
 
+import msgspec
+
 from mqd.cluster.broker_messages import InSyncProposal, InSyncResult
 from mqd.cluster.cluster_view import View
 from mqd.cluster.metadata_records import PartitionChange, PartitionState, TopicState
@@ -22,6 +24,7 @@ class Handled(NamedTuple):
     leader_epoch: int
     sequence: int
     result: InSyncResult
+    version: int  # of the state that it was judged by
 
 
 class Proposals:
@@ -54,11 +57,15 @@ class Proposals:
             change = view.settled(topic, target)
         result = _after(proposal, error, partition, change)
         if handled is None or (handled.broker_epoch, handled.leader_epoch) <= (broker_epoch, proposal.leader_epoch):
-            self._handled[key] = Handled(broker_epoch, proposal.leader_epoch, proposal.sequence, result)
+            self._handled[key] = Handled(broker_epoch, proposal.leader_epoch, proposal.sequence, result, view.state.version)
         return result, None if change is None else (topic, change)
 
-    def forget_topic(self, topic_id: bytes) -> None:
-        self._handled = {key: handled for key, handled in self._handled.items() if key[0] != topic_id}
+    def on_persist_failed(self, committed_version: int) -> None:
+        """Judged by a state of which a part never came to be: its change is in no log and never will be, so a repetition is refused for good."""
+        for key, handled in list(self._handled.items()):
+            if handled.version >= committed_version:
+                result = msgspec.structs.replace(handled.result, error=int(ErrorCode.OPERATION_NOT_ATTEMPTED), leader=-1, leader_epoch=-1, partition_epoch=-1, in_sync_replicas=[])
+                self._handled[key] = handled._replace(result=result)
 
 
 def _refusal(view: View, node_id: int, broker_epoch: int, partition: PartitionState, proposal: InSyncProposal) -> int:

@@ -17,22 +17,26 @@ from collections.abc import Callable, Hashable
 
 import msgspec
 
-from mqd.cluster import broker_messages
+from mqd.cluster import broker_messages, changes, settings_rules
 from mqd.cluster import controller_messages as messages
 from mqd.cluster import metadata_rules as rules
-from mqd.cluster import settings_rules
+from mqd.cluster.active_controller import ActiveController
 from mqd.cluster.config_rules import ConfigRules
 from mqd.cluster.controller_options import DEFAULTS, ControllerOptions
 from mqd.cluster.metadata_records import (
+    BrokerChanged,
     BrokerConfigured,
     BrokerRegistered,
     BrokerState,
+    BrokerUnregistered,
     ClientQuotaSet,
     ClusterCreated,
     FeatureLevelSet,
     GroupConfigured,
     LeaderEpochsRaised,
     PartitionsAdded,
+    PartitionsChanged,
+    PartitionsVanished,
     ProducerIdsAllocated,
     Record,
     ReplicaMoved,
@@ -46,6 +50,9 @@ from mqd.protocol.errors import ErrorCode
 
 APPLY_WAIT_MS_MAX = 30_000
 REQUESTS_WAITING_MAX = 10_000
+PEERS_WAITING_MAX = 10_000
+INT64_MAX = (1 << 63) - 1
+NOT_ACTIVE = "This host is not the active controller."
 
 # -- events --------------------------------------------------------------------------------------------------------------------
 
@@ -194,13 +201,14 @@ class SendPeer(msgspec.Struct, frozen=True):
 
     node_id: int
     message: broker_messages.FromActiveController
+    topic: TopicState | None = None  # a validated topic: the shell puts its image (HostCore.topic_image) into the message's answer
 
 
 Action = Persist | Publish | Reply | SendPeer
 
 
 class _Batch(msgspec.Struct):
-    records: tuple[Record, ...]
+    records: tuple[Record, ...]  # none: control records of the quorum's own
     version: int
 
 
@@ -211,6 +219,14 @@ class _Waiting(msgspec.Struct):
     version: int
     needs_apply: bool
     since_ms: int
+
+
+class _PeerWaiting(msgspec.Struct):
+    """What a broker is told when everything up to `version` is committed."""
+
+    node_id: int
+    message: broker_messages.FromActiveController
+    version: int
 
 
 class MetadataCore:
@@ -229,13 +245,22 @@ class MetadataCore:
         self._directories: tuple[rules.Directory, ...] = ()
         self._pending: list[_Batch] = []
         self._waiting: list[_Waiting] = []
+        self._peers: list[_PeerWaiting] = []
         self._lost: set[tuple[bytes, int]] = set()  # leaderships whose new epoch could not be written yet
         self._applied_version = 0
         self._attempt = 0
+        self._options = options
+        self._quorum = not active
+        self._lease_until_ms = INT64_MAX if active else 0
+        self._active = ActiveController(0, state, options, 0, clustered=False) if active else None
 
     @property
     def idle(self) -> bool:
-        return not self._pending and not self._waiting
+        return not self._pending and not self._waiting and not self._peers
+
+    @property
+    def active(self) -> bool:
+        return self._active is not None
 
     def handle(self, event: Event, now_ms: int) -> list[Action]:
         return _HANDLERS[type(event)](self, event, now_ms)
@@ -258,6 +283,9 @@ class MetadataCore:
 
     def _on_directories_seen(self, event: DirectoriesSeen, now_ms: int) -> list[Action]:
         self._directories = event.directories
+        if self._active is None:
+            return []
+        self._active.report(self.node_id, event.directories)
         broker = self.tail.brokers.get(self.node_id)
         if broker is None:
             return []
@@ -283,6 +311,7 @@ class MetadataCore:
         return [LeaderEpochsRaised(topic_id, tuple(sorted(indexes))) for topic_id, indexes in sorted(by_topic.items())]
 
     def _on_leaderships_lost(self, event: LeadershipsLost, now_ms: int) -> list[Action]:
+        """Of a host alone; in a quorum the broker core says it (WorkersDied)."""
         self._lost.update(event.partitions)
         return self._persist(self._raised(sorted(event.partitions)))
 
@@ -299,6 +328,8 @@ class MetadataCore:
         request = event.request
         if len(self._waiting) >= REQUESTS_WAITING_MAX:
             return [Reply(event.client, messages.Answer(request.request_id, ErrorCode.REQUEST_TIMED_OUT, "The controller has too many changes under way; try again."))]
+        if self._active is None:
+            return [Reply(event.client, messages.Answer(request.request_id, ErrorCode.NOT_CONTROLLER, NOT_ACTIVE))]
         answer, topic_name, records = self._decide(request)
         if request.validate_only:
             topic = self._preview(topic_name, records) if answer.error == 0 and topic_name is not None else None
@@ -310,30 +341,13 @@ class MetadataCore:
         return actions + self._answer_ready()
 
     def _decide(self, request: messages.Request) -> tuple[messages.Answer, str | None, list[Record]]:
-        """The answer that will be given, the topic to show with it, and the records it rests on."""
-        change = request.change
-        place = rules.Placement(self.node_id, self._directories, self._partition_count_max)
+        """The answer that will be given, the topic to show with it, and the records it rests on. Only while active."""
+        place = rules.Placement(self.node_id, self._active.view(self.tail), self._active.directories(self.tail), self._partition_count_max)
         try:
-            match change:
-                case messages.CreateTopic():
-                    return messages.Answer(request.request_id, 0), change.name, rules.create_topic(self.tail, change, place, self._rules, self._new_id)
-                case messages.AddPartitions():
-                    return messages.Answer(request.request_id, 0), change.name, rules.add_partitions(self.tail, change, place)
-                case messages.DeleteTopic():
-                    return messages.Answer(request.request_id, 0), None, rules.delete_topic(self.tail, change, place, self._rules)
-                case messages.AlterConfig():
-                    return messages.Answer(request.request_id, 0), None, rules.alter_config(self.tail, change, place, self._rules)
-                case messages.AlterClientQuota():
-                    return messages.Answer(request.request_id, 0), None, settings_rules.alter_client_quota(self.tail, change)
-                case messages.UpdateFeatures():
-                    return messages.Answer(request.request_id, 0), None, settings_rules.update_features(self.tail, change)
-                case messages.AllocateProducerIds():
-                    answer = messages.Answer(request.request_id, 0, offset=self.tail.next_producer_id, count=change.count)
-                    return answer, None, rules.allocate_producer_ids(self.tail, change)
-                case _:
-                    raise rules.Refusal(ErrorCode.INVALID_REQUEST, f"{type(change).__name__} is not a change of metadata.")
+            decision = changes.decide(self.tail, self._active, request, place, self._rules, self._new_id)
         except rules.Refusal as refusal:
             return messages.Answer(request.request_id, refusal.error, refusal.message), None, []
+        return decision.answer, decision.topic_name, decision.records
 
     def _on_move_completed(self, event: MoveCompleted, now_ms: int) -> list[Action]:
         return self._persist(settings_rules.move_completed(self.tail, event.topic_id, event.index, self.node_id, event.directory))
@@ -349,6 +363,8 @@ class MetadataCore:
     def _persist(self, records: list[Record]) -> list[Action]:
         if not records:
             return []
+        if self._active is None:
+            return []
         base_offset = self.tail.version
         for record in records:
             self.tail.apply(record)
@@ -361,46 +377,200 @@ class MetadataCore:
             batch = self._pending.pop(0)
             committed = self.committed
             removed = tuple(committed.topics[committed.topics_by_id[record.topic_id]] for record in batch.records if isinstance(record, TopicRemoved))
+            vanishing = self._vanishing(batch.records)
             for record in batch.records:
                 committed.apply(record)
-            actions.append(self._publication(batch, removed))
+            committed.version = batch.version
+            if batch.records:
+                actions.append(self._publication(batch, removed, vanishing))
         return actions + self._answer_ready()
 
-    def _publication(self, batch: _Batch, removed: tuple[TopicState, ...]) -> Publish:
+    def _vanishing(self, records: tuple[Record, ...]) -> tuple[tuple[TopicState, int], ...]:
+        topics, ids = self.committed.topics, self.committed.topics_by_id
+        return tuple((topics[ids[record.topic_id]], record.partition_count) for record in records if isinstance(record, PartitionsVanished))
+
+    def _publication(self, batch: _Batch, removed: tuple[TopicState, ...], vanishing: tuple[tuple[TopicState, int], ...]) -> Publish:
         names: dict[str, None] = {}
+        partial: dict[str, dict[int, None]] = {}  # topics of which only these partitions changed
+        whole: set[str] = set()
         broker_config, brokers_changed, groups = None, False, []
         quotas = features = False
         for record in batch.records:
             match record:
                 case TopicCreated():
                     names[record.topic.name] = None
+                    whole.add(record.topic.name)
                 case ClientQuotaSet():
                     quotas = True
                 case FeatureLevelSet():
                     features = True
-                case PartitionsAdded() | TopicConfigured() | ReplicaMoved():
-                    names[self.committed.topics_by_id[record.topic_id]] = None
-                case LeaderEpochsRaised():
-                    self._lost.difference_update((record.topic_id, index) for index in record.partitions)
-                    names[self.committed.topics_by_id[record.topic_id]] = None
+                case PartitionsAdded() | TopicConfigured() | PartitionsVanished():
+                    name = self._name_of(record.topic_id)
+                    if name is not None:  # else removed in the same batch
+                        names[name] = None
+                        whole.add(name)
+                case ReplicaMoved() | LeaderEpochsRaised() | PartitionsChanged():
+                    name = self._name_of(record.topic_id)
+                    if name is not None:
+                        names[name] = None
+                        partial.setdefault(name, {}).update(dict.fromkeys(self._touched(record)))
                 case BrokerConfigured():
                     broker_config = self.committed.broker_config(self.node_id)
-                case BrokerRegistered() | ClusterCreated():
+                case BrokerRegistered() | ClusterCreated() | BrokerChanged() | BrokerUnregistered():
                     brokers_changed = True
                 case GroupConfigured():
                     groups.append(record.group_id)
         topics = tuple(self.committed.topics[name] for name in names)
-        return Publish(batch.version, topics, removed, broker_config, brokers_changed, tuple(groups), quotas, features)
+        changed = tuple((name, tuple(sorted(indexes))) for name, indexes in partial.items() if name not in whole) if self._quorum else ()
+        return Publish(batch.version, topics, removed, broker_config, brokers_changed, tuple(groups), quotas, features, changed, vanishing)
+
+    def _name_of(self, topic_id: bytes) -> str | None:
+        return self.committed.topics_by_id.get(topic_id)
+
+    def _touched(self, record: ReplicaMoved | LeaderEpochsRaised | PartitionsChanged) -> tuple[int, ...]:
+        if isinstance(record, ReplicaMoved):
+            return (record.index,)
+        if isinstance(record, PartitionsChanged):
+            return tuple(change.index for change in record.changes)
+        self._lost.difference_update((record.topic_id, index) for index in record.partitions)
+        return record.partitions
+
+    # -- the quorum --------------------------------------------------------------------------------------------------------
+
+    def _on_committed(self, event: Committed, now_ms: int) -> list[Action]:
+        if self._active is not None:
+            return self._on_persisted(Persisted(event.version), now_ms)
+        self._pending.append(_Batch(event.records, event.version))
+        actions = self._on_persisted(Persisted(event.version), now_ms)
+        self.tail = self.committed
+        return actions
+
+    def _on_snapshot_installed(self, event: SnapshotInstalled, now_ms: int) -> list[Action]:
+        assert self._active is None, "whoever is active has everything that is committed"
+        new, old = event.state, self.committed
+        removed = tuple(topic for topic in old.topics.values() if topic.topic_id not in new.topics_by_id)
+        changed = tuple(topic for name, topic in new.topics.items() if old.topics.get(name) != topic)
+        vanished = tuple(
+            (before, len(topic.partitions))
+            for topic in changed
+            if (before := old.topics.get(topic.name)) is not None and before.topic_id == topic.topic_id and len(before.partitions) > len(topic.partitions)
+        )
+        groups = [name for name in {**old.group_configs, **new.group_configs} if old.group_configs.get(name) != new.group_configs.get(name)]
+        old.replace(new)
+        publish = Publish(
+            old.version, changed, removed, old.broker_config(self.node_id), True, tuple(groups), client_quotas_changed=True, features_changed=True, vanished=vanished
+        )  # fmt: skip
+        return [publish, *self._answer_ready()]
+
+    def _on_became_active(self, event: BecameActive, now_ms: int) -> list[Action]:
+        assert self._active is None and not self._pending
+        self.committed.version = max(self.committed.version, event.version)
+        self.tail = self.committed.copy()
+        self._attempt += 1
+        self._active = ActiveController(event.epoch, self.tail, self._options, now_ms, clustered=True)
+        self._active.report(self.node_id, self._directories)
+        return []
+
+    def _on_resigned(self, event: Resigned, now_ms: int) -> list[Action]:
+        """Whether what was proposed will be committed is not known: NOT_CONTROLLER is retriable, and says no more than that."""
+        if self._active is None:
+            return []
+        self._active = None
+        self._lease_until_ms = 0
+        self._peers.clear()  # they ask the next controller
+        return self._forget(ErrorCode.NOT_CONTROLLER, "This host is not the active controller any more; whether the change was made is not known.")
+
+    def _on_offsets_taken(self, event: OffsetsTaken, now_ms: int) -> list[Action]:
+        if self._active is not None and event.version > self.tail.version:
+            self.tail.version = event.version
+            self._pending.append(_Batch((), event.version))
+        return []
+
+    def _on_lease_changed(self, event: LeaseChanged, now_ms: int) -> list[Action]:
+        if self._active is not None:
+            self._lease_until_ms = event.until_ms
+        return []
+
+    # -- brokers -----------------------------------------------------------------------------------------------------------
+
+    def _on_peer_received(self, event: PeerReceived, now_ms: int) -> list[Action]:
+        """A message that names another node than the transport proved is not answered."""
+        message, active = event.message, self._active
+        if message.node_id != event.node_id:
+            return []
+        if active is None:
+            return self._not_controller(event.node_id, message)
+        match message:
+            case broker_messages.Heartbeat():
+                records, answer = active.heartbeat(self.tail, self.committed, message, now_ms, now_ms < self._lease_until_ms)
+                return [*self._persist(records), SendPeer(event.node_id, answer)]
+            case broker_messages.RegisterBroker():
+                return self._answer_peer(event.node_id, *active.register(self.tail, message, now_ms))
+            case broker_messages.AlterPartition():
+                return self._answer_peer(event.node_id, *active.alter_partition(self.tail, message))
+            case broker_messages.ChangeForwarded():
+                return self._on_change_forwarded(event.node_id, message)
+            case broker_messages.ProofOfDeath():
+                return self._persist(active.proof_of_death(self.tail, message, now_ms))
+            case broker_messages.WorkersDied():
+                return self._persist(active.workers_died(self.tail, message))
+            case broker_messages.ReplicaPlaced():
+                return self._persist(active.replica_placed(self.tail, message))
+            case broker_messages.PartitionsEmptied():
+                return self._persist(active.emptied(self.tail, message))
+        return []
+
+    def _answer_peer(self, node_id: int, records: list[Record], message: broker_messages.FromActiveController) -> list[Action]:
+        """When all that the answer rests on is committed. At most PEERS_WAITING_MAX: the oldest asks again."""
+        actions = self._persist(records)
+        self._peers.append(_PeerWaiting(node_id, message, self.tail.version))
+        if len(self._peers) > PEERS_WAITING_MAX:
+            del self._peers[0]
+        return actions + self._answer_ready()
+
+    def _on_change_forwarded(self, node_id: int, message: broker_messages.ChangeForwarded) -> list[Action]:
+        answer, topic_name, records = self._decide(message.request)
+        if message.request.validate_only:
+            topic = self._preview(topic_name, records) if answer.error == 0 and topic_name is not None else None
+            return [SendPeer(node_id, self._change_answered(message, answer, None), topic)]
+        actions = self._persist(records)
+        self._peers.append(_PeerWaiting(node_id, self._change_answered(message, answer, topic_name), self.tail.version))
+        return actions + self._answer_ready()
+
+    def _change_answered(self, message: broker_messages.ChangeForwarded, answer: messages.Answer, topic_name: str | None) -> broker_messages.ChangeAnswered:
+        epoch = self._active.epoch if self._active is not None else -1
+        return broker_messages.ChangeAnswered(epoch, message.node_id, message.request_id, message.incarnation, self.tail.version, answer, topic_name)
+
+    def _not_controller(self, node_id: int, message: broker_messages.ToActiveController) -> list[Action]:
+        error = int(ErrorCode.NOT_CONTROLLER)
+        match message:
+            case broker_messages.Heartbeat():
+                answer: broker_messages.FromActiveController = broker_messages.HeartbeatAnswer(-1, node_id, message.broker_epoch, message.sent_ms, 0, True, error=error)
+            case broker_messages.RegisterBroker():
+                answer = broker_messages.RegisterBrokerAnswer(-1, node_id, message.incarnation, error, NOT_ACTIVE)
+            case broker_messages.AlterPartition():
+                answer = broker_messages.AlterPartitionAnswer(-1, node_id, message.broker_epoch, error, [])
+            case broker_messages.ChangeForwarded():
+                answer = self._change_answered(message, messages.Answer(message.request.request_id, error, NOT_ACTIVE), None)
+            case _:
+                return []  # repeated until the metadata shows it
+        return [SendPeer(node_id, answer)]
 
     def _on_persist_failed(self, event: PersistFailed, now_ms: int) -> list[Action]:
-        """Nothing after `committed` happened. KAFKA_STORAGE_ERROR is retriable."""
+        """Nothing after `committed` happened. KAFKA_STORAGE_ERROR is retriable. Brokers that wait ask again."""
+        self._peers = [entry for entry in self._peers if entry.version <= self.committed.version]
+        actions = self._forget(ErrorCode.KAFKA_STORAGE_ERROR, f"The metadata log could not be written, nothing was changed: {event.reason}")
+        if self._active is not None:
+            self._active.on_persist_failed(self.committed, now_ms)
+        return actions
+
+    def _forget(self, error: int, reason: str) -> list[Action]:
         self._attempt += 1
         self._pending.clear()
-        self.tail = self.committed.copy()
-        reason = f"The metadata log could not be written, nothing was changed: {event.reason}"
+        self.tail = self.committed.copy() if self._active is not None else self.committed
         failed = [waiting for waiting in self._waiting if waiting.version > self.committed.version]
         self._waiting = [waiting for waiting in self._waiting if waiting.version <= self.committed.version]
-        return [Reply(waiting.client, messages.Answer(waiting.answer.request_id, ErrorCode.KAFKA_STORAGE_ERROR, reason)) for waiting in failed]
+        return [Reply(waiting.client, messages.Answer(waiting.answer.request_id, error, reason)) for waiting in failed]
 
     # -- answers -----------------------------------------------------------------------------------------------------------
 
@@ -414,7 +584,14 @@ class MetadataCore:
             done = entry.version <= self.committed.version and (not entry.needs_apply or entry.version <= self._applied_version)
             (ready if done else waiting).append(entry)
         self._waiting = waiting
-        return [self._reply(entry) for entry in ready]
+        return [self._reply(entry) for entry in ready] + self._answer_peers()
+
+    def _answer_peers(self) -> list[Action]:
+        version = self.committed.version
+        ready = [SendPeer(entry.node_id, entry.message) for entry in self._peers if entry.version <= version]
+        if ready:
+            self._peers = [entry for entry in self._peers if entry.version > version]
+        return ready
 
     def _reply(self, entry: _Waiting) -> Reply:
         topic = self.committed.topics.get(entry.topic_name) if entry.topic_name is not None else None
@@ -435,6 +612,8 @@ class MetadataCore:
                 actions.append(Reply(entry.client, messages.Answer(entry.answer.request_id, ErrorCode.REQUEST_TIMED_OUT, text)))
         if self._lost and not self._pending:
             actions += self._raise_again()
+        if self._active is not None:
+            actions += self._persist(self._active.tick(self.tail, now_ms, now_ms < self._lease_until_ms))
         return actions
 
     # -- invariants --------------------------------------------------------------------------------------------------------
@@ -447,7 +626,7 @@ class MetadataCore:
             assert version < batch.version, "C4"
             for record in batch.records:
                 state.apply(record)
-            version = batch.version
+            version = state.version = batch.version
         assert state == self.tail and version == self.tail.version, "C1"
         assert len(self._waiting) <= REQUESTS_WAITING_MAX
         for entry in self._waiting:
@@ -466,4 +645,11 @@ _HANDLERS = {
     AppliedByHost: MetadataCore._on_applied_by_host,
     ClientGone: MetadataCore._on_client_gone,
     Tick: MetadataCore._on_tick,
+    Committed: MetadataCore._on_committed,
+    SnapshotInstalled: MetadataCore._on_snapshot_installed,
+    BecameActive: MetadataCore._on_became_active,
+    Resigned: MetadataCore._on_resigned,
+    OffsetsTaken: MetadataCore._on_offsets_taken,
+    LeaseChanged: MetadataCore._on_lease_changed,
+    PeerReceived: MetadataCore._on_peer_received,
 }

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from mqd.base.config import ConfigError
 from mqd.cluster import controller_messages as messages
+from mqd.cluster.cluster_view import View
 from mqd.cluster.config_rules import RESOURCE_BROKER, RESOURCE_GROUP, RESOURCE_TOPIC, ConfigRules
 from mqd.cluster.metadata_records import (
     BrokerConfigured,
@@ -24,6 +25,8 @@ from mqd.cluster.metadata_records import (
     TopicState,
 )
 from mqd.cluster.metadata_state import INTERNAL_TOPICS, MetadataState, collision_key
+from mqd.cluster.partition_rules import DEFAULT, MIN_IN_SYNC, default_replication_factor, effective_min_in_sync, wanted_min_in_sync
+from mqd.cluster.placement import Directories, Directory, Loads, choose
 from mqd.cluster.refusal import Refusal
 from mqd.protocol.errors import ErrorCode
 
@@ -35,20 +38,12 @@ PRODUCER_ID_BLOCK_MAX = 1_000_000
 GROUP_CONFIGS_MAX = 100_000
 
 
-class Directory(NamedTuple):
-    """One entry of log.dirs on this host."""
-
-    directory_id: str
-    path: str
-    free_bytes: int
-    usable: bool  # readable, writable, not fenced
-
-
 class Placement(NamedTuple):
     """Where new partitions may go."""
 
-    node_id: int  # this host
-    directories: Sequence[Directory]
+    node_id: int  # the controller's host: its file supplies the defaults
+    view: View
+    directories: Directories
     partition_count_max: int  # slots of a host
 
 
@@ -72,7 +67,7 @@ def check_topic_name(name: str) -> None:
         raise Refusal(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic name is invalid: {reason}")
 
 
-def _existing(state: MetadataState, name: str) -> TopicState:
+def existing(state: MetadataState, name: str) -> TopicState:
     topic = state.topics.get(name)
     if topic is None:
         raise Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
@@ -96,11 +91,11 @@ def create_topic(state: MetadataState, change: messages.CreateTopic, place: Plac
     if collision is not None:
         raise Refusal(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic '{change.name}' collides with existing topic: {collision} ('.' and '_' are the same in metric names)")
     config = _new_topic_config(change.config, rules)
+    _keep_min_in_sync(state, config, rules)
     if change.assignments:
         assignments = _manual_assignments(state, change)
     else:
         assignments = _automatic_assignments(state, change, place, rules)
-    _check_room(state, len(assignments), place)
     topic_id = new_id()
     partitions = _place(state, assignments, 0, place)
     return [TopicCreated(TopicState(name=change.name, topic_id=topic_id, partitions=partitions, config=config))]
@@ -113,6 +108,15 @@ def _new_topic_config(config: Mapping[str, str | None], rules: ConfigRules) -> d
     for name in config:
         _check_known(rules, RESOURCE_TOPIC, name)
     return _check_config(rules, RESOURCE_TOPIC, {name: value for name, value in config.items() if value is not None})
+
+
+def _keep_min_in_sync(state: MetadataState, config: dict[str, str], rules: ConfigRules) -> None:
+    """What this controller's file says goes into the log with the topic: the next controller's file may say something else (partition_rules)."""
+    if MIN_IN_SYNC in config or MIN_IN_SYNC in state.broker_configs.get("", {}):
+        return
+    value = int(rules.broker_value(MIN_IN_SYNC, {}))  # type: ignore[arg-type]
+    if value != int(rules.built_in(MIN_IN_SYNC)):
+        config[MIN_IN_SYNC] = str(value)
 
 
 def _manual_assignments(state: MetadataState, change: messages.CreateTopic) -> list[tuple[int, ...]]:
@@ -158,69 +162,84 @@ def _automatic_assignments(state: MetadataState, change: messages.CreateTopic, p
         count = int(rules.broker_value("num.partitions", config))  # type: ignore[arg-type]
     if factor == -1:
         factor = int(rules.broker_value("default.replication.factor", config))  # type: ignore[arg-type]
-        factor = factor if factor > 0 else max(1, min(3, len(state.brokers)))
-    _check_room(state, count, place)
-    return _spread(state, count, factor, 0)
+    if factor == DEFAULT:
+        factor = default_replication_factor(len(place.view.nodes()))
+    return _spread(state, count, factor, place)
 
 
-def _spread(state: MetadataState, count: int, factor: int, first_index: int) -> list[tuple[int, ...]]:
-    """Round-robin over the brokers: leaders evenly, followers on the next ones."""
-    nodes = sorted(state.brokers)
+def _spread(state: MetadataState, count: int, factor: int, place: Placement) -> list[tuple[int, ...]]:
+    nodes = place.view.nodes()
     if factor > len(nodes):
+        registered = len(nodes) == len(state.brokers)
         raise Refusal(
             ErrorCode.INVALID_REPLICATION_FACTOR,
-            f"Unable to replicate the partition {factor} time(s): The target replication factor of {factor} cannot be reached because only {len(nodes)} broker(s) are registered.",
+            f"Unable to replicate the partition {factor} time(s): The target replication factor of {factor} cannot be reached because only {len(nodes)} broker(s) are"
+            f" {'registered' if registered else 'available'}.",
         )
-    return [tuple(nodes[(first_index + index + copy) % len(nodes)] for copy in range(factor)) for index in range(count)]
+    _check_room(state, count * factor, nodes, place)
+    loads = Loads(state, nodes)
+    return [choose(loads, factor) for _ in range(count)]
 
 
-def _check_room(state: MetadataState, count: int, place: Placement) -> None:
-    room = place.partition_count_max - state.partition_count
+def _check_room(state: MetadataState, count: int, nodes: Sequence[int], place: Placement) -> None:
+    """Before a number that a client wrote becomes a list of that length."""
+    room = sum(max(0, place.partition_count_max - held) for held in _held(state, nodes).values())
     if count > room:
-        raise Refusal(ErrorCode.INVALID_PARTITIONS, f"This host has room for {room} more partition(s) (of {place.partition_count_max}), {count} were asked for; delete topics first.")
+        raise Refusal(ErrorCode.INVALID_PARTITIONS, _no_room("This host has" if len(state.brokers) == 1 else "The hosts have", room, place.partition_count_max, count))
+
+
+def _no_room(who: str, room: int, limit: int, wanted: int) -> str:
+    return f"{who} room for {room} more partition(s) (of {limit}), {wanted} were asked for; delete topics first."
+
+
+def _held(state: MetadataState, nodes: Sequence[int]) -> dict[int, int]:
+    held = dict.fromkeys(nodes, 0)
+    for (node, _), count in state.partition_counts.items():
+        if node in held:
+            held[node] += count
+    return held
 
 
 def _place(state: MetadataState, assignments: Sequence[tuple[int, ...]], first_index: int, place: Placement) -> tuple[PartitionState, ...]:
-    """New partitions in the directory that holds the fewest; between equals the one with more free bytes. Another host chooses its own directory."""
-    usable = [directory for directory in place.directories if directory.usable]
-    if not usable and any(place.node_id in replicas for replicas in assignments):
-        raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, "No log directory of this host can be written to; see the broker's log for the reason.")
-    counts = {directory.directory_id: state.partition_counts.get((place.node_id, directory.directory_id), 0) for directory in usable}
+    """New partitions, each replica in a directory of its host. Replicas on brokers that are fenced are not in sync; somebody has to be."""
+    added: dict[int, int] = {}
+    for replicas in assignments:
+        for node in replicas:
+            added[node] = added.get(node, 0) + 1
+    for node, held in _held(state, list(added)).items():
+        if held + added[node] > place.partition_count_max:
+            who = "This host has" if node == place.node_id else f"Broker {node} has"
+            raise Refusal(ErrorCode.INVALID_PARTITIONS, _no_room(who, max(0, place.partition_count_max - held), place.partition_count_max, added[node]))
     partitions = []
     for number, replicas in enumerate(assignments):
-        chosen = ""
-        if place.node_id in replicas:
-            # A directory with less than a hundredth of the largest free space would fill first: only when no other is left.
-            largest = max(directory.free_bytes for directory in usable)
-            roomy = [directory for directory in usable if directory.free_bytes * 100 >= largest]
-            chosen = min(roomy, key=lambda directory: (counts[directory.directory_id], -directory.free_bytes, directory.path)).directory_id
-            counts[chosen] += 1
+        in_sync = tuple(node for node in replicas if place.view.may_lead(node))
+        if not in_sync:
+            raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"All brokers specified in the manual partition assignment for partition {first_index + number} are fenced or in controlled shutdown.")
+        directories = tuple(place.directories.place(node) for node in replicas)
+        for node, directory in zip(replicas, directories):
+            if directory is None:
+                where = "this host" if node == place.node_id else f"broker {node}"
+                raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"No log directory of {where} can be written to; see the broker's log for the reason.")
         partitions.append(
-            PartitionState(
-                index=first_index + number,
-                replicas=replicas,
-                directories=tuple(chosen if node == place.node_id else "" for node in replicas),
-                in_sync_replicas=replicas,
-                leader=replicas[0],
-                leader_epoch=0,
-            )
+            PartitionState(index=first_index + number, replicas=replicas, directories=directories, in_sync_replicas=in_sync, leader=in_sync[0], leader_epoch=0)  # type: ignore[arg-type]
         )
     return tuple(partitions)
 
 
 def add_partitions(state: MetadataState, change: messages.AddPartitions, place: Placement) -> list[Record]:
-    topic = _existing(state, change.name)
+    topic = existing(state, change.name)
     _check_not_internal(topic.name, "extended")
     current = len(topic.partitions)
     if change.partition_count == current:
         raise Refusal(ErrorCode.INVALID_PARTITIONS, f"Topic already has {current} partition(s).")
     if change.partition_count < current:
         raise Refusal(ErrorCode.INVALID_PARTITIONS, f"The topic {change.name} currently has {current} partition(s); {change.partition_count} would not be an increase.")
+    if topic.partitions[-1].retiring:
+        raise Refusal(ErrorCode.INVALID_PARTITIONS, f"Partitions of {change.name} are being retired; wait until they are gone.")
     added = change.partition_count - current
-    _check_room(state, added, place)
-    factor = len(topic.partitions[0].replicas)
+    factor = len(topic.partitions[0].replicas) - len(topic.partitions[0].adding_replicas)
     if change.assignments is None:
-        assignments = _spread(state, added, factor, current)
+        assignments = _spread(state, added, factor, place)
     else:
         if len(change.assignments) != added:
             raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"Attempted to add {added} additional partition(s), but {len(change.assignments)} assignment(s) were specified.")
@@ -232,7 +251,7 @@ def delete_topic(state: MetadataState, change: messages.DeleteTopic, place: Plac
     if not rules.broker_value("delete.topic.enable", state.broker_config(place.node_id)):
         raise Refusal(ErrorCode.TOPIC_DELETION_DISABLED, "Topic deletion is disabled (delete.topic.enable=false).")
     if change.name is not None:
-        topic_id = _existing(state, change.name).topic_id
+        topic_id = existing(state, change.name).topic_id
         _check_not_internal(change.name, "deleted")
         return [TopicRemoved(topic_id)]
     if change.topic_id is None or change.topic_id not in state.topics_by_id:
@@ -271,13 +290,19 @@ def alter_config(state: MetadataState, change: messages.AlterConfig, place: Plac
         raise Refusal(ErrorCode.INVALID_REQUEST, f"Error due to duplicate config keys: {', '.join(repeated)}")
     broker_config = state.broker_config(place.node_id)
     if change.resource_type == RESOURCE_TOPIC:
-        topic = _existing(state, change.resource_name)
+        topic = existing(state, change.resource_name)
         config = _altered(topic.config, change, rules, broker_config)
+        _check_min_in_sync(topic, config, state.broker_configs.get("", {}))
         return [] if config == topic.config else [TopicConfigured(topic.topic_id, config)]
     if change.resource_type == RESOURCE_BROKER:
         _check_broker_name(state, change.resource_name)
         current = state.broker_configs.get(change.resource_name, {})
+        if change.resource_name and any(operation.name == MIN_IN_SYNC and operation.operation == "set" for operation in change.operations):
+            raise Refusal(ErrorCode.INVALID_REQUEST, f"{MIN_IN_SYNC} cannot be set for one broker: a partition moves between them. Set it for a topic, or for all brokers.")
         config = _altered(current, change, rules, state.broker_configs.get("", {}) if change.resource_name else {})
+        if not change.resource_name and config.get(MIN_IN_SYNC) != current.get(MIN_IN_SYNC):
+            for topic in state.topics.values():
+                _check_min_in_sync(topic, topic.config, config)
         return [] if config == current else [BrokerConfigured(change.resource_name, config)]
     if change.resource_type == RESOURCE_GROUP:
         if not change.resource_name:
@@ -288,6 +313,18 @@ def alter_config(state: MetadataState, change: messages.AlterConfig, place: Plac
         config = _altered(current, change, rules, broker_config)
         return [] if config == current else [GroupConfigured(change.resource_name, config)]
     raise Refusal(ErrorCode.INVALID_REQUEST, f"Unexpected resource type {change.resource_type}; topics (2), brokers (4) and groups (32) have configurations.")
+
+
+def _check_min_in_sync(topic: TopicState, config: Mapping[str, str], broker_default: Mapping[str, str]) -> None:
+    """R13: with a smaller number those who are in sync would be enough, and the eligible ones, who have every record too, would be forgotten."""
+    wanted = wanted_min_in_sync(config, broker_default)
+    for partition in topic.partitions:
+        minimum = effective_min_in_sync(wanted, len(partition.replicas), len(partition.adding_replicas))
+        if partition.eligible_leader_replicas and minimum <= len(partition.in_sync_replicas):
+            raise Refusal(
+                ErrorCode.POLICY_VIOLATION,
+                f"{MIN_IN_SYNC} cannot become {minimum} while {topic.name}-{partition.index} has eligible leader replicas {list(partition.eligible_leader_replicas)}: wait until they are in sync again.",
+            )
 
 
 def _check_broker_name(state: MetadataState, name: str) -> None:

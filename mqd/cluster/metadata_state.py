@@ -127,6 +127,11 @@ class MetadataState:
             setattr(other, name, value.copy() if isinstance(value, dict) else value)
         return other
 
+    def replace(self, other: "MetadataState") -> None:
+        """Becomes what `other` is, and stays the same object: others hold it."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(other, name))
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, MetadataState) and all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
 

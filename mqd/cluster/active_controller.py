@@ -1,0 +1,348 @@
+"""What the active controller knows beyond the metadata, and its duties: sessions of brokers, proposals that were judged, replicas to bring home, leaderships to give back. Sans-I/O.
+
+It lives from BecameActive to Resigned and forgets everything with it: all timers start anew with the next controller (L2). It changes nothing itself: it looks at the metadata core's tail and
+returns records, which the core applies and proposes before anything else is asked here.
+
+Invariants
+    A1  a lease is granted only while the controller's own lease is valid, and only to a broker that is unfenced in the committed state and in the tail
+    A2  a broker whose session is not over is fenced only by proof: its own host's, its own new incarnation's, or its own wish to end
+    A3  what was judged of a proposal is judged once (in_sync_rules)
+Bounds: one entry per broker, per partition with a judged proposal, per wanted move (BALANCE_MOVES_MAX).
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from mqd.cluster import broker_messages as peer
+from mqd.cluster import broker_rules, election_rules, reassign_rules, retire_rules
+from mqd.cluster.cluster_view import View
+from mqd.cluster.controller_options import ControllerOptions
+from mqd.cluster.in_sync_rules import Proposals
+from mqd.cluster.metadata_records import RETIRE_HIDDEN, RETIRE_REDIRECTED, RETIRE_SEALED, BrokerRegistered, PartitionChange, PartitionsChanged, Record, ReplicaMoved, TopicState
+from mqd.cluster.metadata_state import INTERNAL_TOPICS, MetadataState
+from mqd.cluster.partition_rules import Target, default_replication_factor
+from mqd.cluster.placement import Directories, Directory, Move
+from mqd.cluster.refusal import Refusal
+from mqd.cluster.sessions import BrokerSessions
+from mqd.cluster.settings_rules import move_completed
+from mqd.protocol.errors import ErrorCode
+
+BALANCE_MOVES_MAX = 200_000
+UPKEEP_MS = 1_000  # how often replicas on their way are looked after
+
+
+class _Shutdown(msgspec.Struct):
+    """A broker that wants to end."""
+
+    since_ms: int
+    moved_at: int = -1  # version by which all that could be moved has been; everybody has to know of it
+
+
+def grouped(changes: Iterable[tuple[TopicState, PartitionChange]]) -> list[Record]:
+    found: dict[bytes, list[PartitionChange]] = {}
+    for topic, change in changes:
+        found.setdefault(topic.topic_id, []).append(change)
+    return [PartitionsChanged(topic_id, tuple(entries)) for topic_id, entries in found.items()]
+
+
+class ActiveController:
+    """`state` in every call: the metadata core's tail. Times: CLOCK_BOOTTIME, milliseconds."""
+
+    def __init__(self, epoch: int, state: MetadataState, options: ControllerOptions, now_ms: int, clustered: bool) -> None:
+        """`clustered` False: a host alone without a quorum; nobody has a session, so nobody's ends."""
+        self.epoch = epoch
+        self._options = options
+        self.sessions = BrokerSessions(options.session_ms)
+        self.proposals = Proposals(options.mutants)
+        self._reported: dict[int, tuple[Directory, ...]] = {}
+        self._versions: dict[int, int] = {}  # node id -> metadata in force there
+        self._shutdowns: dict[int, _Shutdown] = {}
+        self._fenced_since: dict[int, int] = {}
+        self._unfenced_since: dict[int, int] = {}
+        self._moves: dict[tuple[str, int], Move] = {}  # wanted by a balance, not begun
+        self._phases: dict[bytes, tuple[int, int]] = {}  # topic id -> (RETIRE_*, since when)
+        self._emptied: dict[bytes, dict[int, int]] = {}  # topic id -> partition -> leader epoch in which it was said to be empty
+        self._next_balance_ms = now_ms + options.balance_check_ms
+        self._next_upkeep_ms = now_ms
+        if clustered:
+            for node, broker in state.brokers.items():
+                if broker.fenced:
+                    self._fenced_since[node] = now_ms
+                else:
+                    self.sessions.heard(node, now_ms if "L2_SESSION" not in options.mutants else now_ms - options.session_ms)
+                    self._unfenced_since[node] = now_ms
+
+    def on_persist_failed(self, committed: MetadataState, now_ms: int) -> None:
+        """What was proposed after `committed` is in no log and never will be: whoever was to be fenced is not, and what was judged on it does not hold."""
+        for node, broker in committed.brokers.items():
+            if not broker.fenced and node not in self.sessions and node in self._fenced_since:
+                self.sessions.heard(node, now_ms)
+                self._unfenced_since[node] = now_ms
+                del self._fenced_since[node]
+        self.proposals.on_persist_failed(committed.version)
+        self._phases.clear()
+
+    def view(self, state: MetadataState) -> View:
+        return View(state, self._options.mutants)
+
+    def directories(self, state: MetadataState) -> Directories:
+        return Directories(state, self._reported)
+
+    def report(self, node: int, reports: Iterable[peer.DirectoryReport | Directory]) -> None:
+        self._reported[node] = tuple(Directory(entry.directory_id, entry.path, entry.free_bytes, entry.usable) for entry in reports)
+
+    # -- a broker's life ---------------------------------------------------------------------------------------------------
+
+    def register(self, state: MetadataState, message: peer.RegisterBroker, now_ms: int) -> tuple[list[Record], peer.RegisterBrokerAnswer]:
+        def answer(error: int, text: str = "", broker_epoch: int = -1) -> peer.RegisterBrokerAnswer:
+            return peer.RegisterBrokerAnswer(self.epoch, message.node_id, message.incarnation, int(error), text, broker_epoch)
+
+        try:
+            records = broker_rules.register(state, message, self._options.mutants)
+        except Refusal as refusal:
+            return [], answer(refusal.error, refusal.message)
+        broker = records[0].broker if records else state.brokers[message.node_id]
+        self.report(message.node_id, message.directories)
+        old = state.brokers.get(message.node_id)
+        if old is None or broker.epoch != old.epoch:  # a new session
+            self._ended(message.node_id, now_ms)
+            self._shutdowns.pop(message.node_id, None)
+            self._versions.pop(message.node_id, None)
+        return records, answer(0, broker_epoch=broker.epoch)
+
+    def _ended(self, node: int, now_ms: int) -> None:
+        self.sessions.forget(node)
+        self._unfenced_since.pop(node, None)
+        self._fenced_since.setdefault(node, now_ms)  # one that comes and goes is not back before it is unfenced
+
+    def fence(self, state: MetadataState, nodes: list[int], now_ms: int) -> list[Record]:
+        for node in nodes:
+            self._ended(node, now_ms)
+        return broker_rules.fence(state, nodes, self._options.mutants)
+
+    def heartbeat(self, state: MetadataState, committed: MetadataState, message: peer.Heartbeat, now_ms: int, lease_valid: bool) -> tuple[list[Record], peer.HeartbeatAnswer]:
+        """The answer rests on nothing but the committed state: it may go at once."""
+        node = message.node_id
+        broker = state.brokers.get(node)
+        if broker is None or broker.epoch != message.broker_epoch:
+            error = ErrorCode.BROKER_ID_NOT_REGISTERED if broker is None else ErrorCode.STALE_BROKER_EPOCH
+            return [], self._heartbeat_answer(message, 0, True, error=int(error))
+        self._versions[node] = max(message.metadata_version, self._versions.get(node, -1))
+        if message.directories:
+            self.report(node, message.directories)
+        records: list[Record] = []
+        if not broker.fenced:
+            self.sessions.heard(node, now_ms)
+        if message.want_shutdown:
+            records = self._shutting_down(state, node, now_ms)
+        elif broker.fenced and lease_valid and (message.metadata_version > message.broker_epoch or "R10" in self._options.mutants):
+            records = self._return(state, node, now_ms)
+        elif message.directories:
+            records = self._directories_changed(state, message)
+        known = committed.brokers.get(node)
+        fenced = known is None or known.epoch != message.broker_epoch or known.fenced
+        grant = lease_valid and not fenced and not broker.fenced
+        shutdown = self._shutdowns.get(node)
+        over = message.want_shutdown and fenced and shutdown is not None
+        return records, self._heartbeat_answer(message, int(self._options.session_ms * self._options.lease_share) if grant else 0, fenced, over)
+
+    def _heartbeat_answer(self, message: peer.Heartbeat, lease_ms: int, fenced: bool, over: bool = False, error: int = 0) -> peer.HeartbeatAnswer:
+        return peer.HeartbeatAnswer(self.epoch, message.node_id, message.broker_epoch, message.sent_ms, lease_ms, fenced, over, error)
+
+    def _directories_changed(self, state: MetadataState, message: peer.Heartbeat) -> list[Record]:
+        broker = state.brokers[message.node_id]
+        paths = {**broker.directories, **{entry.directory_id: entry.path for entry in message.directories if entry.directory_id}}
+        return [BrokerRegistered(msgspec.structs.replace(broker, directories=paths))] if paths != broker.directories else []
+
+    def _return(self, state: MetadataState, node: int, now_ms: int) -> list[Record]:
+        self.sessions.heard(node, now_ms)
+        self._fenced_since.pop(node, None)
+        self._unfenced_since[node] = now_ms
+        self._next_upkeep_ms = min(self._next_upkeep_ms, now_ms)
+        return broker_rules.unfence(state, node, self._options.mutants)
+
+    def _shutting_down(self, state: MetadataState, node: int, now_ms: int) -> list[Record]:
+        """R15: no new leaderships; leaderships and in-sync places move to others; everybody knows; fenced; then the answer says that it may end."""
+        broker = state.brokers[node]
+        shutdown = self._shutdowns.setdefault(node, _Shutdown(now_ms))
+        if broker.fenced:
+            return []
+        if not broker.in_controlled_shutdown:
+            return broker_rules.begin_shutdown(state, node)
+        late = now_ms - shutdown.since_ms >= self._options.shutdown_wait_ms
+        records, done = broker_rules.move_away(state, node, self._options.shutdown_moves_max, self._options.mutants, patient=not late)
+        if records or not done:
+            shutdown.moved_at = -1
+            return records
+        if shutdown.moved_at < 0:
+            shutdown.moved_at = state.version
+        others = [other for other in state.brokers.values() if not other.fenced and other.node_id != node]
+        if late or all(self._versions.get(other.node_id, -1) >= shutdown.moved_at for other in others):
+            return self.fence(state, [node], now_ms)
+        return []
+
+    def proof_of_death(self, state: MetadataState, message: peer.ProofOfDeath, now_ms: int) -> list[Record]:
+        broker = state.brokers.get(message.node_id)
+        if broker is None or broker.epoch != message.broker_epoch or broker.fenced:
+            return []
+        return self.fence(state, [message.node_id], now_ms)
+
+    def workers_died(self, state: MetadataState, message: peer.WorkersDied) -> list[Record]:
+        """The same leader in a new epoch; nothing for what was raised meanwhile."""
+        broker = state.brokers.get(message.node_id)
+        if broker is None or broker.epoch != message.broker_epoch:
+            return []
+        view = self.view(state)
+        wanted = []
+        for topic_id, index, epoch in message.partitions:
+            found = view.partition(topic_id, index)
+            if found is not None and found[1].leader == message.node_id and found[1].leader_epoch == epoch:
+                target = Target(found[1])
+                target.new_epoch = True
+                wanted.append((found[0], target))
+        return view.changes(iter(wanted))
+
+    def replica_placed(self, state: MetadataState, message: peer.ReplicaPlaced) -> list[Record]:
+        broker = state.brokers.get(message.node_id)
+        if broker is None or broker.epoch != message.broker_epoch:
+            return []
+        records: list[ReplicaMoved] = move_completed(state, message.topic_id, message.index, message.node_id, message.directory)
+        return list(records)
+
+    # -- in-sync sets ------------------------------------------------------------------------------------------------------
+
+    def alter_partition(self, state: MetadataState, message: peer.AlterPartition) -> tuple[list[Record], peer.AlterPartitionAnswer]:
+        """The answer may go when everything up to the tail with these records is committed."""
+        if message.controller_epoch != self.epoch and "R6b" not in self._options.mutants:
+            return [], peer.AlterPartitionAnswer(self.epoch, message.node_id, message.broker_epoch, int(ErrorCode.NOT_CONTROLLER), [])
+        view = self.view(state)
+        results: list[peer.InSyncResult] = []
+        changes: list[tuple[TopicState, PartitionChange]] = []
+        seen: set[tuple[bytes, int]] = set()
+        for proposal in message.proposals:
+            if (proposal.topic_id, proposal.index) in seen:
+                continue  # twice in one message: the second is none of ours
+            seen.add((proposal.topic_id, proposal.index))
+            result, change = self.proposals.judge(view, message.node_id, message.broker_epoch, proposal)
+            results.append(result)
+            if change is not None:
+                changes.append(change)
+        return grouped(changes), peer.AlterPartitionAnswer(self.epoch, message.node_id, message.broker_epoch, 0, results)
+
+    # -- retirement --------------------------------------------------------------------------------------------------------
+
+    def emptied(self, state: MetadataState, message: peer.PartitionsEmptied) -> list[Record]:
+        records: list[Record] = []
+        view = self.view(state)
+        touched: dict[bytes, None] = {}
+        for topic_id, index, epoch in message.partitions:
+            found = view.partition(topic_id, index)
+            if found is None or found[1].retiring != RETIRE_REDIRECTED or (found[1].leader, found[1].leader_epoch) != (message.node_id, epoch):
+                continue
+            self._emptied.setdefault(topic_id, {})[index] = epoch
+            touched[topic_id] = None
+        for topic_id in touched:
+            topic = state.topics[state.topics_by_id[topic_id]]
+            empty = self._emptied[topic_id]
+            if all(partition.index in empty for partition in topic.partitions[retire_rules.retiring_from(topic) :]):
+                records += retire_rules.hide(view, topic)
+                del self._emptied[topic_id]
+        return records
+
+    def _retirements(self, state: MetadataState, now_ms: int) -> list[Record]:
+        records: list[Record] = []
+        view = self.view(state)
+        for topic in state.topics.values():
+            phase = retire_rules.phase(topic)
+            if not phase:
+                self._phases.pop(topic.topic_id, None)
+                continue
+            known = self._phases.get(topic.topic_id)
+            if known is None or known[0] != phase:
+                known = self._phases[topic.topic_id] = (phase, now_ms)
+            waited_ms = now_ms - known[1]
+            if phase == RETIRE_SEALED and waited_ms >= self._options.retire_barrier_ms:
+                records += retire_rules.release(view, topic)
+            elif phase == RETIRE_HIDDEN and waited_ms >= self._options.retire_grace_ms:
+                records += retire_rules.vanish(topic)
+        for topic_id in [topic_id for topic_id in self._phases if topic_id not in state.topics_by_id]:
+            del self._phases[topic_id]
+            self._emptied.pop(topic_id, None)
+        return records
+
+    # -- upkeep ------------------------------------------------------------------------------------------------------------
+
+    def wanted_moves(self, moves: list[Move]) -> None:
+        """A balance: begun a few at a time. Forgotten with this controller; then it is asked for again."""
+        self._moves = {(move.name, move.index): move for move in moves[:BALANCE_MOVES_MAX]}
+
+    def tick(self, state: MetadataState, now_ms: int, lease_valid: bool) -> list[Record]:
+        """One batch at a time: called again until there is nothing."""
+        if not lease_valid:
+            return []
+        expired = [node for node in self.sessions.expired(now_ms) if node in state.brokers]
+        if expired:
+            return self.fence(state, expired, now_ms)
+        if now_ms >= self._next_upkeep_ms:
+            self._next_upkeep_ms = now_ms + UPKEEP_MS
+            return self._upkeep(state, now_ms)
+        if now_ms >= self._next_balance_ms:
+            self._next_balance_ms = now_ms + self._options.balance_check_ms
+            stable = {node: now_ms - since >= self._options.balance_stable_ms for node, since in self._unfenced_since.items()}
+            return grouped(election_rules.back_to_preferred(self.view(state), stable, self._options.balance_percent, self._options.balance_moves_max))
+        return []
+
+    def _upkeep(self, state: MetadataState, now_ms: int) -> list[Record]:
+        """The first of these that has something to do: each rests on the state that the one before left."""
+        return (
+            self._retirements(state, now_ms)
+            or self._returned(state)
+            or self._replace(state, now_ms)
+            or self._grow(state)
+            or self._begin_moves(state)
+        )  # fmt: skip
+
+    def _leaving(self, state: MetadataState, now_ms: int) -> list[int]:
+        """Lost for long, or drained."""
+        delay_ms = self._options.replication_delay_ms
+        lost = [node for node, since in sorted(self._fenced_since.items()) if delay_ms >= 0 and now_ms - since >= delay_ms and node in state.brokers and state.brokers[node].fenced]
+        return sorted({*lost, *(node for node, broker in state.brokers.items() if broker.draining)})
+
+    def _replace(self, state: MetadataState, now_ms: int) -> list[Record]:
+        nodes = self._leaving(state, now_ms)
+        return grouped(reassign_rules.replacements(self.view(state), nodes, self.directories(state), self._options.drain_moves_max)) if nodes else []
+
+    def _returned(self, state: MetadataState) -> list[Record]:
+        """Replicas on their way from a host that is back, or is not drained any more, stay where they are."""
+        leaving = {node for node, broker in state.brokers.items() if broker.fenced or broker.draining}
+        nodes = {partition.replacing for topic in state.topics.values() for partition in topic.partitions if partition.replacing >= 0} - leaving
+        view = self.view(state)
+        return grouped(change for node in sorted(nodes) for change in reassign_rules.taken_back(view, node))
+
+    def _grow(self, state: MetadataState) -> list[Record]:
+        if not any(name in state.topics for name in INTERNAL_TOPICS) or default_replication_factor(len(self.view(state).nodes())) <= 1:
+            return []
+        return grouped(reassign_rules.grown_internal(self.view(state), self.directories(state), self._options.drain_moves_max))
+
+    def _begin_moves(self, state: MetadataState) -> list[Record]:
+        if not self._moves:
+            return []
+        view, directories = self.view(state), self.directories(state)
+        room = self._options.drain_moves_max - sum(1 for topic in state.topics.values() for partition in topic.partitions if reassign_rules.in_progress(partition))
+        changes: list[tuple[TopicState, PartitionChange]] = []
+        for key, move in list(self._moves.items()):
+            if len(changes) >= room:
+                break
+            del self._moves[key]
+            topic = state.topics.get(move.name)
+            if topic is None or move.index >= len(topic.partitions) or reassign_rules.in_progress(topic.partitions[move.index]):
+                continue
+            try:
+                reassign_rules.check_target(view, topic.partitions[move.index], move.replicas, True)
+                change = reassign_rules.reassign(view, topic, topic.partitions[move.index], move.replicas, directories)
+            except Refusal:
+                continue
+            if change is not None:
+                changes.append((topic, change))
+        return grouped(changes)
