@@ -111,14 +111,15 @@ class World:
         message = send.message
         parts = message.parts if isinstance(message, messages.Several) else [message]
         topics = message.topics if isinstance(message, messages.Image) else [part.topic for part in parts if isinstance(part, messages.TopicPut)]
+        told = [(topic.topic_id, partition) for topic in topics for partition in topic.partitions]
+        told += [(part.topic_id, partition) for part in parts if isinstance(part, messages.PartitionsPut) for partition in part.partitions]
         index = self.subscribed.get(send.client)
-        for topic in topics:
-            for partition in topic.partitions:
-                if partition.owner == index:
-                    key = (topic.topic_id, partition.index)
-                    dead = partition.leader_epoch <= self.lost.get(index, {}).get(key, -1)
-                    assert not dead, f"{type(message).__name__}: worker {index} is to serve {topic.name}-{partition.index} in epoch {partition.leader_epoch}, which died with its predecessor"
-                    self.told.setdefault(index, {})[key] = partition.leader_epoch
+        for topic_id, partition in told:
+            if partition.owner == index:
+                key = (topic_id, partition.index)
+                dead = partition.leader_epoch <= self.lost.get(index, {}).get(key, -1)
+                assert not dead, f"{type(message).__name__}: worker {index} is to serve partition {partition.index} in epoch {partition.leader_epoch}, which died with its predecessor"
+                self.told.setdefault(index, {})[key] = partition.leader_epoch
 
     def flush_log(self, fail: bool = False, started: bool = True) -> None:
         """What is queued goes to disk in one go, or not at all."""
@@ -163,6 +164,11 @@ class World:
                             assert view["slots"].get(key, partition.slot) == partition.slot
                             assert partition.slot not in {slot for other, slot in view["slots"].items() if other != key}, "slot reused too early"
                             view["slots"][key] = partition.slot
+                case messages.PartitionsPut():
+                    for partition in message.partitions:
+                        key = (message.topic_id, partition.index)
+                        assert view["epochs"].get(key, -1) <= partition.leader_epoch and view["slots"].get(key, -1) == partition.slot
+                        view["epochs"][key] = partition.leader_epoch
                 case messages.TopicRemoved():
                     for key in [key for key in view["slots"] if key[0] == message.topic_id]:
                         del view["slots"][key]
