@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from tests.sim.history import PartitionView
 from tests.sim.kernel import MILLISECOND, SECOND, Kernel, Network, Process
-from tests.sim.partition_replica import INELIGIBLE, INVALID_VERSION, NOT_ATTEMPTED, Assignment, Member, Proposal
+from tests.sim.partition_replica import FENCED_EPOCH, INELIGIBLE, INVALID_VERSION, NOT_ATTEMPTED, Assignment, Member, Proposal
 
 
 class Broker(NamedTuple):
@@ -118,6 +118,8 @@ class ModelController:
 
     def on_register(self, node: int, incarnation: int, directory: int, clean_epoch: int, proven: bool, answer: Callable[..., None]) -> None:
         old = self.metadata.brokers.get(node)
+        if old is not None and incarnation < old.incarnation:
+            return  # late: its successor is here already
         if old is not None and old.incarnation != incarnation:
             if not old.fenced:
                 if not proven:
@@ -161,7 +163,9 @@ class ModelController:
         key, sequence = (proposal.leader_epoch, proposal.broker_epoch), proposal.sequence
         known = self._handled.get(partition)
         if "R6b" not in self.off and known is not None:
-            if known[0] > key or (known[0] == key and known[1] > sequence):
+            if known[0] > key:
+                return answer(sequence, proposal.leader_epoch, FENCED_EPOCH)  # it may have been taken: not a refusal for good
+            if known[0] == key and known[1] > sequence:
                 return answer(sequence, proposal.leader_epoch, NOT_ATTEMPTED)
             if known[0] == key and known[1] == sequence:
                 return answer(*known[2], known[3])
@@ -193,12 +197,13 @@ class ModelController:
         if target in part.in_sync and self._unfenced(target) and target != part.leader >= 0:
             self._commit({partition: part._replace(leader=target, leader_epoch=part.leader_epoch + 1, partition_epoch=part.partition_epoch + 1)}, {})
 
-    def new_epoch(self, node: int) -> None:
-        """A worker of that host died (the keeper says so): the leaderships it held need new epochs."""
+    def new_epochs(self, node: int, dead: dict[Any, int]) -> None:
+        """A worker of that host died (its keeper says so): what it led, in these leader epochs, needs new ones."""
         parts = {}
-        for partition, part in self.metadata.parts.items():
-            if part.leader == node:
-                parts[partition] = part._replace(leader_epoch=part.leader_epoch + 1, partition_epoch=part.partition_epoch + 1)
+        for partition, epoch in dead.items():
+            part = self.metadata.parts[partition]
+            if part.leader == node and part.leader_epoch == epoch:
+                parts[partition] = part._replace(leader_epoch=epoch + 1, partition_epoch=part.partition_epoch + 1)
         self._commit(parts, {})
 
 
@@ -216,7 +221,6 @@ class ModelBroker:
         self.session_ns = int(session * 1_000 * 0.9)
         self.epoch = -1
         self.metadata: Metadata = host.metadata
-        self.worker_died = False
         if "R10" in off:
             self._apply(everything=True)
         self._turn()
@@ -227,9 +231,9 @@ class ModelBroker:
             self._call(controller.on_register, self._on_registered, host.node, host.incarnation, host.directory, host.clean_epoch, True)
         else:
             self._call(controller.on_heartbeat, self._on_heartbeat, host.node, self.epoch, self.metadata.version, stamp=host.clock_ns())
-            if self.worker_died:
-                self.worker_died = False
-                self._call(controller.new_epoch, lambda: None, host.node, reply=False)
+            dead = {partition: epoch for partition, epoch in host.dead_epochs.items() if self.metadata.parts[partition].leader_epoch == epoch}
+            if dead:  # until it shows
+                self._call(controller.new_epochs, lambda: None, host.node, dead, reply=False)
         self.kernel.after(self.heartbeat, self.process, self._turn)
 
     def _call(self, method: Callable[..., None], then: Callable[..., None], *arguments: Any, stamp: int | None = None, reply: bool = True) -> None:

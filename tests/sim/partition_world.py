@@ -64,6 +64,7 @@ class Host:
         self.incarnation += 1
         self.lease_deadline_ns = 0
         self.broker_epoch = -1
+        self.dead_epochs: dict[Any, int] = {}
         self.metadata = self._old_metadata
         self.worker = self._new_worker()
         self.broker = ModelBroker(self, self.world.controller, self.network, self.world.heartbeat, self.world.session, self.world.off)
@@ -101,7 +102,7 @@ class Host:
         self.worker.process.die()
         self.worker = self._new_worker()
         broker = self.broker
-        broker.worker_died = True
+        self.dead_epochs = {partition: control.led for partition, control in self.controls.items() if control.led >= 0}
         if broker.metadata.version >= broker.epoch >= 0:
             broker._apply()
 
