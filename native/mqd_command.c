@@ -18,9 +18,10 @@
 void mqd_reactor_emit(struct mqd_reactor *r, const struct mqd_event *event)
 {
     pthread_mutex_lock(&r->mutex);
-    bool gives_way = event->kind == MQD_EVENT_LOG || event->kind == MQD_EVENT_ROLLED;
+    bool gives_way = event->kind == MQD_EVENT_LOG || event->kind == MQD_EVENT_ROLLED || event->kind == MQD_EVENT_PROPOSE_IN_SYNC;
     if (r->event_count >= (gives_way ? MQD_EVENT_COUNT_MAX / 2 : MQD_EVENT_COUNT_MAX)) {
-        r->events_dropped++; /* log lines and news that retention finds out by itself give way first; a command's answer has room: there are at most MQD_COMMAND_COUNT_MAX */
+        r->events_dropped++; /* log lines, news that retention finds out by itself and proposals, which are told again, give way first; a command's answer has room: there are at most MQD_COMMAND_COUNT_MAX */
+        mqd_proposal_free(event->proposal);
     } else {
         r->events[(r->event_head + r->event_count++) % MQD_EVENT_COUNT_MAX] = *event;
         if (r->event_count == 1)
@@ -87,6 +88,7 @@ static void partition_open(struct mqd_reactor *r, const struct mqd_command *comm
     mqd_list_init(&owned->write_node);
     mqd_list_init(&owned->publish_node);
     mqd_list_init(&owned->sync_node);
+    mqd_leading_opened(r, owned);
     r->owned[command->slot] = owned;
     r->owned_count++;
     mqd_store_relaxed(&r->slot->partition_count, r->owned_count);

@@ -27,13 +27,15 @@
 /* ---- hand-off ---- */
 
 #define HANDOFF_MAGIC 0x31434e4fu
+#define MQD_HANDOFF_PEER 2u /* flag: a connection of another host, from the listener between hosts */
 struct handoff {
     uint32_t magic;
     uint16_t listener_id, flags;
     uint8_t peer_ip[16];
     uint16_t peer_port, local_port;
     uint8_t local_ip[16];
-    uint8_t pad[20];
+    int32_t peer_node; /* with MQD_HANDOFF_PEER: the host that has proven who it is */
+    uint8_t pad[16];
 };
 _Static_assert(sizeof(struct handoff) == 64, "the acceptor packs 64 bytes");
 
@@ -67,6 +69,7 @@ static struct mqd_connection *connection_new(struct mqd_reactor *r, int fd)
     mqd_list_init(&c->answer_node);
     mqd_list_init(&c->mute_node);
     c->run_offset = -1;
+    c->peer_node = -1;
     c->writable = c->readable = 1;
     c->last_active_ms = r->now_ms;
     return c;
@@ -109,6 +112,8 @@ static void adopt(struct mqd_reactor *r, int fd, const struct handoff *handoff)
         return;
     }
     c->local_port = handoff->local_port;
+    if (handoff->flags & MQD_HANDOFF_PEER && handoff->peer_node >= 0)
+        c->peer_node = handoff->peer_node;
     static const uint8_t mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
     if (memcmp(handoff->local_ip, mapped, 12) == 0)
         memcpy(&c->local_ipv4, handoff->local_ip + 12, 4);

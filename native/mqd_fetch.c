@@ -15,6 +15,8 @@
 
 #define CLUSTER_AUTHORIZATION_FAILED 31
 #define COLD_READ_COUNT_MAX 128 /* of 256 file operations that may be under way; beyond it only the first of a request */
+#define HW_PUSH_MS 10 /* a parked follower is told of a new high watermark after so long, unless records come with it before (KIP-392 reads there) */
+#define LEADER_ONLY_VERSION 10 /* up to it clients read from leaders alone (KIP-392) */
 #define ABORTED_COUNT_MAX 4096 /* transactions told with one range; with more, it is the first batch alone */
 #define COLD_CHECK_TAIL_BYTES (16u << 20) /* this close to the high watermark the pages are surely cached */
 
@@ -55,11 +57,17 @@ static int take_partitions(struct mqd_reactor *r, struct mqd_fetch_request *fetc
     return 0;
 }
 
+/* A follower is whom its connection has proven to be; nobody else reads as one. */
+static bool may_fetch_as(const struct mqd_connection *c, int32_t replica_id)
+{
+    return replica_id == -1 || (replica_id >= 0 && c->peer_node == replica_id);
+}
+
 static int fetch_accept(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_request *fetch)
 {
     struct mqd_fetch_set *set;
     bool full, create;
-    request->fetch_error = fetch->replica_id >= 0 ? CLUSTER_AUTHORIZATION_FAILED : mqd_session_find(r, fetch, &set, &full, &create);
+    request->fetch_error = may_fetch_as(request->connection, fetch->replica_id) ? mqd_session_find(r, fetch, &set, &full, &create) : CLUSTER_AUTHORIZATION_FAILED;
     if (request->fetch_error)
         return 0;
     if (!set && !(set = mqd_fetch_set_new(r)))
@@ -68,10 +76,17 @@ static int fetch_accept(struct mqd_reactor *r, struct mqd_request *request, stru
     set->request_count++;
     request->full = full;
     set->by_id = fetch->version >= 13;
+    set->leader_only = fetch->version <= LEADER_ONLY_VERSION;
+    set->replica_id = fetch->replica_id;
+    set->replica_epoch = fetch->replica_epoch;
     if (take_partitions(r, fetch, set) < 0)
         return -1;
     if (create)
         mqd_session_create(r, set);
+    if (set->replica_id >= 0) {
+        request->isolation_level = 0;
+        mqd_leading_note(r, set);
+    }
     return 0;
 }
 
@@ -91,7 +106,7 @@ void mqd_fetch_on(struct mqd_reactor *r, struct mqd_connection *c, const struct 
     request->bytes_min = fetch.bytes_min;
     request->bytes_max = fetch.bytes_max < 0 || (uint32_t)fetch.bytes_max > r->options.fetch_bytes_max ? (int32_t)r->options.fetch_bytes_max : fetch.bytes_max;
     request->positions_only = c->local && fetch.bytes_max == 0;
-    if (r->quota_kinds && !request->positions_only) {
+    if (r->quota_kinds && !request->positions_only && c->peer_node < 0) {
         request->bytes_max = mqd_throttle_fetch_bytes_max(r, c, request->bytes_max);
         request->bytes_min = request->bytes_min < request->bytes_max ? request->bytes_min : request->bytes_max > 0 ? request->bytes_max : 1;
     }
@@ -113,8 +128,7 @@ static int64_t readable_end(const struct mqd_request *request, const struct mqd_
     return request->isolation_level ? positions->last_stable_offset : positions->high_watermark;
 }
 
-/* The entry's error or 0, and its partition's positions as they are now. */
-static int16_t entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint32_t *slot_index, struct mqd_positions *positions)
+int16_t mqd_fetch_entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint32_t *slot_index, struct mqd_positions *positions)
 {
     memset(positions, 0xff, sizeof *positions);
     if ((!entry->topic || entry->topic->removed) && !mqd_fetch_entry_resolve(r, entry))
@@ -125,17 +139,22 @@ static int16_t entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *entry,
     *slot_index = topic->slots[entry->partition_index];
     if (*slot_index == MQD_SLOT_NONE)
         return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
+    if (entry->set->replica_id >= 0)
+        return mqd_leading_fetch(r, entry, *slot_index, positions);
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, *slot_index);
     uint8_t state = mqd_load_acquire(&slot->state);
     if (state != MQD_SLOT_ONLINE && state != MQD_SLOT_OFFLINE)
         return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     if (mqd_load_acquire(&slot->version) == 0)
         return MQD_KAFKA_STORAGE_ERROR; /* its log could not be opened */
+    uint8_t role = mqd_load_acquire(&slot->role);
+    if (role != MQD_ROLE_LEADS && (role == MQD_ROLE_NONE || entry->set->leader_only))
+        return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     int32_t leader_epoch = mqd_load_relaxed(&slot->leader_epoch);
     if (entry->current_leader_epoch >= 0 && entry->current_leader_epoch != leader_epoch)
         return entry->current_leader_epoch < leader_epoch ? MQD_KAFKA_FENCED_LEADER_EPOCH : MQD_KAFKA_UNKNOWN_LEADER_EPOCH;
     mqd_slot_positions(slot, positions);
-    if (entry->fetch_offset < positions->log_start_offset || entry->fetch_offset > positions->log_end_offset)
+    if (entry->fetch_offset < positions->log_start_offset || (entry->fetch_offset > positions->log_end_offset && role == MQD_ROLE_LEADS)) /* a follower may be behind */
         return MQD_KAFKA_OFFSET_OUT_OF_RANGE;
     return 0;
 }
@@ -144,6 +163,11 @@ static int16_t entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *entry,
 static bool entry_wait(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry, uint32_t slot_index, const struct mqd_positions *seen)
 {
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, slot_index);
+    if (entry->set->replica_id >= 0) { /* on its owner, which this worker is: nothing moves meanwhile */
+        if (!mqd_list_linked(&entry->waiter))
+            mqd_list_append(&r->owned[slot_index]->followers_waiting, &entry->waiter);
+        return true;
+    }
     if (!mqd_list_linked(&entry->waiter))
         mqd_list_append(&r->waiting[slot_index], &entry->waiter);
     mqd_fetch_or(&slot->waiters, 1ull << r->options.self);
@@ -201,7 +225,7 @@ static int64_t entry_survey(struct mqd_reactor *r, const struct mqd_request *req
     for (int tries = 0; tries < 4; tries++) {
         struct mqd_positions positions;
         uint32_t slot;
-        if (entry_check(r, entry, &slot, &positions))
+        if (mqd_fetch_entry_check(r, entry, &slot, &positions))
             return bytes_min;
         bool at_end = entry->fetch_offset >= readable_end(request, &positions);
         if (!at_end && bytes_min == 1)
@@ -216,13 +240,32 @@ static int64_t entry_survey(struct mqd_reactor *r, const struct mqd_request *req
     return bytes_min; /* records arrive faster than they can be counted */
 }
 
+/* The same for a follower, which waits for any record. What it was not told otherwise keeps it ready, for a while. */
+static int64_t follower_survey(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry)
+{
+    struct mqd_positions positions;
+    uint32_t slot;
+    if (mqd_fetch_entry_check(r, entry, &slot, &positions) || entry->outcome.diverges || entry->fetch_offset < positions.high_watermark)
+        return 1;
+    bool news = !entry->sent_once || entry->high_watermark != entry->sent_high_watermark || positions.log_start_offset != entry->sent_log_start;
+    entry_wait(r, request, entry, slot, &positions);
+    if (news)
+        entry->set->news = true;
+    else
+        mqd_list_remove(&entry->ready);
+    return 0;
+}
+
 /* Goes through the ready entries: those that are read to the end wait on their slots. Returns the bytes there are to send. */
 static int64_t survey(struct mqd_reactor *r, struct mqd_request *request)
 {
     struct mqd_fetch_set *set = request->set;
     int64_t bytes_min = request->bytes_min > 0 ? request->bytes_min : 1, available = 0;
-    MQD_LIST_EACH(node, spare, &set->ready)
-        available += entry_survey(r, request, MQD_CONTAINER(node, struct mqd_fetch_entry, ready), bytes_min);
+    set->news = false;
+    MQD_LIST_EACH(node, spare, &set->ready) {
+        struct mqd_fetch_entry *entry = MQD_CONTAINER(node, struct mqd_fetch_entry, ready);
+        available += set->replica_id >= 0 ? follower_survey(r, request, entry) : entry_survey(r, request, entry, bytes_min);
+    }
     return available;
 }
 
@@ -294,7 +337,7 @@ static void find_range(struct mqd_reactor *r, struct mqd_request *request, struc
     int16_t error = -1;
     for (int tries = 0; tries < 4 && error == -1; tries++) {
         uint64_t generation = mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation);
-        mqd_slot_positions(mqd_control_partition(r->options.control, slot), positions); /* behind it: a log start that has moved is seen before its files go */
+        mqd_leading_positions(r, entry->set, slot, positions); /* behind it: a log start that has moved is seen before its files go */
         error = find_once(r, request, entry, slot, positions, generation, size_max, *first);
     }
     entry->outcome.error = error == -1 ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : error;
@@ -363,19 +406,19 @@ static void collect_one(struct mqd_reactor *r, struct mqd_request *request, stru
     entry->outcome = (struct mqd_fetch_outcome){.partition_index = entry->partition_index};
     entry->range = (struct mqd_range){0};
     entry->outcome.committed = request->isolation_level != 0;
-    entry->outcome.error = entry_check(r, entry, &slot, &positions);
-    bool has_data = entry->outcome.error == 0 && entry->fetch_offset < readable_end(request, &positions);
+    entry->outcome.error = mqd_fetch_entry_check(r, entry, &slot, &positions);
+    bool has_data = entry->outcome.error == 0 && !entry->outcome.diverges && entry->fetch_offset < readable_end(request, &positions);
     if (has_data && request->positions_only && request->isolation_level)
         find_aborted(r, request, entry, slot, &positions);
     else if (has_data && !request->positions_only && (*budget > 0 || *first))
         find_range(r, request, entry, slot, &positions, budget, first);
     bool bare = entry->outcome.error && entry->outcome.error != MQD_KAFKA_OFFSET_OUT_OF_RANGE;
-    entry->outcome.high_watermark = bare ? -1 : positions.high_watermark;
+    entry->outcome.high_watermark = bare ? -1 : request->set->replica_id >= 0 ? entry->high_watermark : positions.high_watermark;
     entry->outcome.last_stable_offset = bare ? -1 : positions.last_stable_offset;
     entry->outcome.log_start_offset = bare ? -1 : positions.log_start_offset;
     bool changed = !entry->sent_once || entry->outcome.error != entry->sent_error || entry->outcome.high_watermark != entry->sent_high_watermark ||
                    entry->outcome.log_start_offset != entry->sent_log_start || entry->outcome.last_stable_offset != entry->sent_last_stable;
-    bool tell = request->full || entry->range.size_bytes || entry->outcome.error || changed || (request->positions_only && has_data);
+    bool tell = request->full || entry->outcome.diverges || entry->range.size_bytes || entry->outcome.error || changed || (request->positions_only && has_data);
     if (tell && !include(request->set, entry))
         entry_release(r, entry);
     if (request->set->session_id && !has_data && !entry->outcome.error && mqd_list_linked(&entry->ready) && entry_wait(r, request, entry, slot, &positions))
@@ -430,7 +473,7 @@ static void read_cold(struct mqd_reactor *r, struct mqd_request *request)
         if (!entry->range.size_bytes)
             continue;
         struct mqd_positions positions;
-        mqd_slot_positions(mqd_control_partition(r->options.control, entry->topic->slots[entry->partition_index]), &positions);
+        mqd_leading_positions(r, set, entry->topic->slots[entry->partition_index], &positions);
         bool near_end = entry->cursor.valid && entry->cursor.segment == positions.high_watermark_segment &&
                         positions.high_watermark_position - entry->range.position < COLD_CHECK_TAIL_BYTES;
         if (near_end || mqd_range_cached(&entry->range))
@@ -450,6 +493,17 @@ static void read_cold(struct mqd_reactor *r, struct mqd_request *request)
     }
 }
 
+static void park(struct mqd_reactor *r, struct mqd_request *request)
+{
+    int64_t deadline_ms = request->started_ns / 1000000 + request->wait_ms;
+    if (!request->timer_armed)
+        mqd_stat(r, MQD_COUNT_FETCH_PARKED, 1);
+    if (request->set->news && r->now_ms + HW_PUSH_MS < deadline_ms)
+        deadline_ms = r->now_ms + HW_PUSH_MS;
+    if (!request->timer_armed || deadline_ms < request->deadline_ms)
+        mqd_timer_arm(r, request, deadline_ms);
+}
+
 void mqd_fetch_evaluate(struct mqd_reactor *r, struct mqd_request *request, bool expired)
 {
     struct mqd_fetch_set *set = request->set;
@@ -459,12 +513,9 @@ void mqd_fetch_evaluate(struct mqd_reactor *r, struct mqd_request *request, bool
         request->wait_ms = 0;
         return;
     }
-    int64_t bytes_min = request->bytes_min > 0 ? request->bytes_min : 1;
+    int64_t bytes_min = request->bytes_min > 0 && set->replica_id < 0 ? request->bytes_min : 1;
     if (!expired && request->wait_ms > 0 && request->bytes_min > 0 && survey(r, request) < bytes_min) {
-        if (!request->timer_armed) {
-            mqd_stat(r, MQD_COUNT_FETCH_PARKED, 1);
-            mqd_timer_arm(r, request, request->started_ns / 1000000 + request->wait_ms);
-        }
+        park(r, request);
         return;
     }
     mqd_timer_disarm(r, request);
@@ -489,14 +540,23 @@ void mqd_fetch_on_read_ahead(struct mqd_reactor *r, uint64_t id, int result)
         mqd_request_free(r, request);
 }
 
+static void wake_entry(struct mqd_reactor *r, struct mqd_fetch_entry *entry)
+{
+    ready_again(entry);
+    if (entry->set->request && !mqd_list_linked(&entry->set->woken))
+        mqd_list_append(&r->woken, &entry->set->woken);
+}
+
 void mqd_fetch_wake_slot(struct mqd_reactor *r, uint32_t slot)
 {
-    MQD_LIST_EACH(node, spare, &r->waiting[slot]) {
-        struct mqd_fetch_entry *entry = MQD_CONTAINER(node, struct mqd_fetch_entry, waiter);
-        ready_again(entry);
-        if (entry->set->request && !mqd_list_linked(&entry->set->woken))
-            mqd_list_append(&r->woken, &entry->set->woken);
-    }
+    MQD_LIST_EACH(node, spare, &r->waiting[slot])
+        wake_entry(r, MQD_CONTAINER(node, struct mqd_fetch_entry, waiter));
+}
+
+void mqd_fetch_wake_followers(struct mqd_reactor *r, struct mqd_owned *owned)
+{
+    MQD_LIST_EACH(node, spare, &owned->followers_waiting)
+        wake_entry(r, MQD_CONTAINER(node, struct mqd_fetch_entry, waiter));
 }
 
 void mqd_fetch_run_woken(struct mqd_reactor *r)

@@ -23,6 +23,7 @@ struct mqd_fetch_entry {
     int32_t bytes_max;
     int32_t current_leader_epoch;
     int32_t last_fetched_epoch;
+    int64_t high_watermark;     /* of the leader, for a follower: what it is told */
     struct mqd_cursor cursor;
     int64_t sent_high_watermark, sent_log_start, sent_last_stable;
     int16_t sent_error;
@@ -55,6 +56,10 @@ struct mqd_fetch_set {
     int32_t session_id;             /* 0 = one request only */
     int32_t session_epoch;
     bool by_id;
+    bool news;                      /* a follower's: what waits is of no records, but a high watermark or log start that it was not told */
+    bool leader_only;               /* of a client that knows nothing of reading from followers */
+    int32_t replica_id;             /* of a follower on another host; -1 = a client's */
+    int64_t replica_epoch;
     int64_t last_used_ms;
 };
 
@@ -67,6 +72,10 @@ void mqd_fetch_abandon(struct mqd_reactor *r, struct mqd_request *request);
 void mqd_fetch_ensure_path(struct mqd_reactor *r, const struct mqd_topic *topic, int32_t partition_index, uint32_t slot);
 void mqd_fetch_wake_slot(struct mqd_reactor *r, uint32_t slot);
 void mqd_fetch_run_woken(struct mqd_reactor *r);
+struct mqd_owned;
+void mqd_fetch_wake_followers(struct mqd_reactor *r, struct mqd_owned *owned); /* those that wait on a partition of this worker */
+/* The entry's error or 0, its slot, and its partition's positions as they are now. A follower's position is noted. */
+int16_t mqd_fetch_entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint32_t *slot_index, struct mqd_positions *positions);
 void mqd_fetch_on_read_ahead(struct mqd_reactor *r, uint64_t id, int result);
 struct mqd_fetch_set *mqd_fetch_set_new(struct mqd_reactor *r);
 void mqd_fetch_set_free(struct mqd_reactor *r, struct mqd_fetch_set *set);

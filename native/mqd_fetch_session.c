@@ -44,6 +44,7 @@ struct mqd_fetch_set *mqd_fetch_set_new(struct mqd_reactor *r)
     mqd_list_init(&set->ready);
     mqd_list_init(&set->woken);
     mqd_list_init(&set->session_node);
+    set->replica_id = -1;
     set->last_used_ms = r->now_ms;
     return set;
 }
@@ -281,6 +282,8 @@ int16_t mqd_session_find(struct mqd_reactor *r, const struct mqd_fetch_request *
     *full = true;
     *create = fetch->session_epoch == 0;
     struct mqd_fetch_set *session = fetch->session_id ? session_by_id(r, fetch->session_id) : NULL;
+    if (session && session->replica_id != fetch->replica_id)
+        session = NULL; /* somebody else's */
     if (fetch->session_epoch <= 0) { /* a new one (0) or none any more (-1): the old one ends */
         if (session)
             mqd_session_remove(r, session);

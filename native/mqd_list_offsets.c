@@ -6,6 +6,7 @@
 
 #define TIMESTAMP_LATEST (-1)
 #define TIMESTAMP_EARLIEST (-2)
+#define NOT_AVAILABLE_SINCE_VERSION 5 /* before it there was no code for it */
 
 static bool all_native(const uint8_t *body, uint32_t size_bytes, int16_t version)
 {
@@ -25,6 +26,16 @@ static bool all_native(const uint8_t *body, uint32_t size_bytes, int16_t version
     return mqd_list_offsets_end(&walk) == 0;
 }
 
+/* 0, or why this replica's latest offset is not to be told: no leader, or not yet (KIP-207). */
+static int16_t latest_error(const struct mqd_reactor *r, const struct mqd_partition_slot *slot, int16_t version)
+{
+    if (r->lease_lost)
+        return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
+    if (!mqd_load_acquire(&slot->latest_pending))
+        return 0;
+    return version >= NOT_AVAILABLE_SINCE_VERSION ? MQD_KAFKA_OFFSET_NOT_AVAILABLE : MQD_KAFKA_LEADER_NOT_AVAILABLE;
+}
+
 static void answer_one(struct mqd_reactor *r, int16_t version, int8_t isolation_level, const struct mqd_topic *topic, const struct mqd_list_offsets_partition *asked)
 {
     struct mqd_buffer *out = &r->scratch;
@@ -39,10 +50,12 @@ static void answer_one(struct mqd_reactor *r, int16_t version, int8_t isolation_
         struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, topic->slots[asked->partition_index]);
         struct mqd_positions positions;
         leader_epoch = mqd_load_relaxed(&slot->leader_epoch);
-        if (mqd_load_acquire(&slot->state) != MQD_SLOT_ONLINE)
+        if (mqd_load_acquire(&slot->state) != MQD_SLOT_ONLINE || mqd_load_acquire(&slot->role) != MQD_ROLE_LEADS)
             error = MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
         else if (asked->current_leader_epoch >= 0 && asked->current_leader_epoch != leader_epoch)
             error = asked->current_leader_epoch < leader_epoch ? MQD_KAFKA_FENCED_LEADER_EPOCH : MQD_KAFKA_UNKNOWN_LEADER_EPOCH;
+        else if (asked->timestamp == TIMESTAMP_LATEST)
+            error = latest_error(r, slot, version);
         mqd_slot_positions(slot, &positions);
         if (!error)
             offset = asked->timestamp == TIMESTAMP_EARLIEST ? positions.log_start_offset : isolation_level ? positions.last_stable_offset : positions.high_watermark;

@@ -36,6 +36,7 @@ int mqd_error_code(void);
 /* ---- shared memory ------------------------------------------------------------------------------------------------ */
 
 enum mqd_process_state { MQD_PROCESS_ABSENT, MQD_PROCESS_STARTING, MQD_PROCESS_RUNNING, MQD_PROCESS_DEAD };
+enum mqd_slot_role { MQD_ROLE_LEADS, MQD_ROLE_FOLLOWS, MQD_ROLE_NONE }; /* of this host's replica; one alone leads */
 enum mqd_slot_state { MQD_SLOT_FREE, MQD_SLOT_OPENING, MQD_SLOT_ONLINE, MQD_SLOT_OFFLINE, MQD_SLOT_DELETING };
 
 /* What the owner publishes of a partition; one cache line. All offsets are record offsets, exclusive ends. */
@@ -59,6 +60,8 @@ struct mqd_partition_view { /* a consistent copy of a partition slot, for Python
     uint16_t owner;
     uint8_t state;
     uint8_t log_dir;
+    uint8_t role;           /* enum mqd_slot_role */
+    uint8_t latest_pending; /* a new leader: the high watermark has not reached the log end that it began with (KIP-207) */
     uint64_t segments_generation;
     uint64_t owner_generation;
 };

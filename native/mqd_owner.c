@@ -48,8 +48,14 @@ void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const str
 {
     struct mqd_owned *owned = owned_of(r, append->slot);
     struct mqd_stage_result result;
-    if (!owned || !mqd_owned_leads(owned)) {
+    if (!owned) {
         mqd_append_done(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
+        return;
+    }
+    int16_t error = __builtin_expect(owned->replicated | r->lease_lost, 0) ? mqd_leading_may_append(r, owned, append) : 0;
+    if (error) {
+        mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
+        mqd_append_done(r, append, error);
         return;
     }
     struct mqd_log_directory *dir = &r->log_dirs[owned->log_dir];
@@ -58,7 +64,7 @@ void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const str
         mqd_append_done(r, append, MQD_KAFKA_STORAGE_ERROR);
         return;
     }
-    int16_t error = mqd_partition_stage(owned->partition, batch, bytes, patch_in_place, append->control, append->guard, r->wall_ms, &result);
+    error = mqd_partition_stage(owned->partition, batch, bytes, patch_in_place, append->control, append->guard, r->wall_ms, &result);
     if (error == MQD_STAGE_FULL) { /* as many as one write takes */
         mqd_owner_write_all(r);
         owned = owned_of(r, append->slot);
@@ -192,6 +198,8 @@ void mqd_owner_publish(struct mqd_reactor *r, struct mqd_owned *owned)
         mqd_replication_log(r, owned);
     mqd_partition_positions(owned->partition, &positions);
     mqd_slot_publish(mqd_control_partition(r->options.control, owned->slot), &positions);
+    if (owned->replicated)
+        mqd_leading_published(r, owned, &positions);
     if (positions.high_watermark == owned->high_watermark && positions.last_stable_offset == owned->last_stable_offset)
         return;
     owned->high_watermark = positions.high_watermark;
@@ -202,7 +210,7 @@ void mqd_owner_publish(struct mqd_reactor *r, struct mqd_owned *owned)
         struct mqd_append *append = MQD_CONTAINER(node, struct mqd_append, node);
         if (append->end_offset > positions.high_watermark)
             break;
-        mqd_append_done(r, append, 0);
+        mqd_append_done(r, append, r->lease_lost ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : 0);
     }
 }
 

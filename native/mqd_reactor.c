@@ -47,6 +47,10 @@ void mqd_reactor_refresh_clock(struct mqd_reactor *r)
     r->now_ns = (int64_t)monotonic.tv_sec * 1000000000 + monotonic.tv_nsec;
     r->now_ms = r->now_ns / 1000000;
     r->wall_ms = (int64_t)wall.tv_sec * 1000 + wall.tv_nsec / 1000000;
+    if (mqd_load_relaxed(&r->header->lease_deadline_ns) != INT64_MAX)
+        mqd_leading_look_at_lease(r);
+    else
+        r->lease_lost = false;
 }
 
 void mqd_log(struct mqd_reactor *r, uint32_t level, uint64_t connection, uint32_t slot, const char *format, ...)
@@ -233,6 +237,7 @@ static void turn(struct mqd_reactor *r, const struct mqd_poll_event *events, int
     mqd_owner_wake_all(r);
     mqd_fetch_run_woken(r);
     mqd_timers_run(r);
+    mqd_leading_tick(r);
     mqd_flush_start_all(r);
     if (r->truncations_waiting)
         mqd_truncations_retry(r);

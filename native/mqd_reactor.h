@@ -50,12 +50,14 @@
 #define MQD_BACKGROUND_FLUSH_MS 5000
 #define MQD_MUTE_TICK_COUNT 256
 #define MQD_MUTE_TICK_MS 4
+#define MQD_IN_SYNC_REPEAT_MS 2000  /* a proposal without an answer is told again */
 #define MQD_IN_SYNC_RETRY_MS 100    /* a refused in-sync proposal is made again after this */
 
 enum mqd_kafka_error {
     MQD_KAFKA_OFFSET_OUT_OF_RANGE = 1,
     MQD_KAFKA_CORRUPT_MESSAGE = 2,
     MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION = 3,
+    MQD_KAFKA_LEADER_NOT_AVAILABLE = 5,
     MQD_KAFKA_NOT_LEADER_OR_FOLLOWER = 6,
     MQD_KAFKA_REQUEST_TIMED_OUT = 7,
     MQD_KAFKA_MESSAGE_TOO_LARGE = 10,
@@ -73,6 +75,7 @@ enum mqd_kafka_error {
     MQD_KAFKA_INVALID_FETCH_SESSION_EPOCH = 71,
     MQD_KAFKA_FENCED_LEADER_EPOCH = 74,
     MQD_KAFKA_UNKNOWN_LEADER_EPOCH = 75,
+    MQD_KAFKA_OFFSET_NOT_AVAILABLE = 78,
     MQD_KAFKA_UNSUPPORTED_COMPRESSION_TYPE = 76,
     MQD_KAFKA_INVALID_RECORD = 87,
     MQD_KAFKA_UNKNOWN_TOPIC_ID = 100,
@@ -108,7 +111,10 @@ struct mqd_owned {
     int sync_error;
     uint8_t closing, preallocating, in_syncfs, snapshotting;
     uint8_t resting;              /* enum mqd_rest; commands for it wait in `deferred` meanwhile */
+    uint8_t replicated;           /* as mqd_partition_replicated: has, or may have, other replicas (mqd_leading.c) */
     uint64_t close_token;
+    struct mqd_node followers_waiting; /* mqd_fetch_entry.waiter of followers' fetches */
+    int64_t told_log_start, told_log_end; /* when these were woken last */
     struct mqd_replica *replica;  /* NULL: one replica, which leads (see mqd_replication.c) */
     struct mqd_followed *followed;/* while this worker follows (mqd_fetcher.h) */
     uint32_t leader_worker;       /* of the leader's host: who owns it there */
@@ -214,6 +220,8 @@ struct mqd_reactor {
     struct mqd_node to_write, to_wake;
     struct mqd_fetchers *fetchers;   /* NULL until the first partition follows */
     uint32_t truncations_waiting;    /* for a helper thread */
+    bool lease_lost;                 /* this host may not lead any more; as of this turn */
+    int64_t leading_tick_ms;
     uint64_t group_commit_deadline_ns;
     struct mqd_append *free_appends;
     struct mqd_node forwarded_to[MQD_ENDPOINT_COUNT_MAX];  /* sent, unanswered */
@@ -304,6 +312,19 @@ void mqd_replication_log(struct mqd_reactor *r, struct mqd_owned *owned); /* bef
 void mqd_replication_changed(struct mqd_reactor *r, struct mqd_owned *owned, int changed); /* bits of enum mqd_replica_change */
 void mqd_replication_cut(struct mqd_reactor *r, struct mqd_owned *owned); /* its log was cut: the core's high watermark is not above its end */
 void mqd_replication_free(struct mqd_reactor *r, struct mqd_owned *owned);
+
+/* mqd_leading.c: the leader's side of them */
+void mqd_leading_opened(struct mqd_reactor *r, struct mqd_owned *owned);
+void mqd_leading_look_at_lease(struct mqd_reactor *r);
+int16_t mqd_leading_may_append(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append);
+void mqd_leading_published(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_positions *positions);
+void mqd_leading_assigned(struct mqd_reactor *r, struct mqd_owned *owned);
+void mqd_leading_propose(struct mqd_reactor *r, struct mqd_owned *owned);
+void mqd_leading_tick(struct mqd_reactor *r);
+/* A follower's fetch of one partition: notes where it stands. The entry's error or 0; positions up to which it may read; entry->high_watermark and what diverges. */
+int16_t mqd_leading_fetch(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint32_t slot, struct mqd_positions *positions);
+void mqd_leading_note(struct mqd_reactor *r, struct mqd_fetch_set *set);
+void mqd_leading_positions(struct mqd_reactor *r, const struct mqd_fetch_set *set, uint32_t slot, struct mqd_positions *positions); /* for whom the set is */
 static inline bool mqd_owned_leads(const struct mqd_owned *owned) /* a replicated one leads when its metadata have said so */
 {
     return owned->replica ? owned->replica->role == MQD_REPLICA_LEADER : !mqd_partition_replicated(owned->partition);

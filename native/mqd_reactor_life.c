@@ -168,6 +168,8 @@ void mqd_reactor_destroy(struct mqd_reactor *r)
     free(r->connections);
     free(r->free_indexes);
     free(r->commands);
+    for (uint32_t i = 0; r->events && i < r->event_count; i++)
+        mqd_proposal_free(r->events[(r->event_head + i) % MQD_EVENT_COUNT_MAX].proposal);
     free(r->events);
     free(r->session_table);
     mqd_quota_limits_close(r->quota_limits);

@@ -48,6 +48,7 @@ static int begin(struct mqd_reactor *r, struct mqd_owned *owned)
     mqd_partition_positions(owned->partition, &positions);
     mqd_replica_restore(owned->replica, positions.high_watermark);
     mqd_partition_set_replicated(owned->partition, true);
+    owned->replicated = 1;
     tell_core(r, owned);
     return 0;
 }
@@ -58,7 +59,7 @@ static void end(struct mqd_reactor *r, struct mqd_owned *owned, int32_t leader_e
     mqd_replication_free(r, owned);
     mqd_partition_set_leader_epoch(owned->partition, leader_epoch);
     mqd_partition_set_replicated(owned->partition, false);
-    mqd_owner_publish(r, owned);
+    mqd_leading_assigned(r, owned);
     if (mqd_partition_dirty(owned->partition))
         mqd_flush_want(r, owned);
 }
@@ -77,6 +78,7 @@ static void take_role(struct mqd_reactor *r, struct mqd_owned *owned, int change
         mqd_fetcher_assigned(r, owned);
     else
         mqd_fetcher_leave(r, owned);
+    mqd_leading_assigned(r, owned);
 }
 
 void mqd_replication_set(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command)
@@ -122,6 +124,7 @@ void mqd_replication_cut(struct mqd_reactor *r, struct mqd_owned *owned)
 void mqd_replication_free(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     mqd_fetcher_leave(r, owned);
+    mqd_fetch_wake_followers(r, owned);
     free(owned->replica);
     owned->replica = NULL;
 }

@@ -156,6 +156,7 @@ struct mqd_connection {
     uint32_t peer_ipv4;          /* the same; for those who describe members */
     uint16_t local_port;         /* host order */
     uint16_t listener_id;
+    int32_t peer_node;           /* the host at its other end, which has proven who it is; -1 = a client */
     struct mqd_local *local;     /* bytes come and go through shared memory (mqd_local.h); NULL = by TCP */
     int64_t last_active_ms;
     /* receiving: a frame that is not whole yet is on the heap (small) or in a run of arena extents (large) */

@@ -115,7 +115,9 @@ struct mqd_partition_slot {
     uint8_t log_dir;     /* index in log.dirs */
     uint64_t owner_generation;
     uint8_t compacted;   /* owner writes: every record needs a key (cleanup.policy) */
-    uint8_t pad2[7];
+    uint8_t role;        /* owner writes: enum mqd_slot_role */
+    uint8_t latest_pending; /* owner writes: the latest offset may not be told yet */
+    uint8_t pad2[5];
     /* line 3: workers set their bit (fetch_or seq_cst) before they park; the owner exchanges it to 0 and tells them by link */
     uint64_t waiters;
     uint8_t pad3[MQD_CACHE_LINE - 8];

@@ -28,6 +28,7 @@ HISTOGRAM_BUCKET_COUNT = 128
 
 ProcessState = IntEnum("ProcessState", enumeration("mqd_process_state", "MQD_PROCESS_"))
 SlotState = IntEnum("SlotState", enumeration("mqd_slot_state", "MQD_SLOT_"))
+SlotRole = IntEnum("SlotRole", {"LEADS": 0, "FOLLOWS": 1, "NONE": 2})  # enum mqd_slot_role
 Counter = IntEnum("Counter", enumeration("mqd_counter", "MQD_", "MQD_COUNTER_COUNT"))  # COUNT_LOOPS ... GAUGE_SESSIONS ...
 Histogram = IntEnum("Histogram", enumeration("mqd_histogram", "MQD_TIME_", "MQD_HISTOGRAM_COUNT"))
 QuotaKind = IntEnum("QuotaKind", enumeration("mqd_quota_kind", "MQD_QUOTA_", "MQD_QUOTA_KIND_COUNT"))
@@ -48,7 +49,7 @@ def control_size_bytes() -> int:
 
 
 # struct mqd_partition_view, flattened; unpacking once beats seventeen attribute reads
-_VIEW = Layout("@7q2I16s2iH2B2Q")
+_VIEW = Layout("@7q2I16s2iH4B2Q")
 assert _VIEW.size == ffi.sizeof("struct mqd_partition_view")
 
 
@@ -70,6 +71,8 @@ class SlotView(msgspec.Struct, frozen=True):
     owner: int
     state: int  # SlotState
     log_dir: int
+    role: int  # SlotRole: of this host's replica
+    latest_pending: int  # 1: a new leader, whose high watermark has not reached the log end that it began with (KIP-207)
     segments_generation: int
     owner_generation: int
 
