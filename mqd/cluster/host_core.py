@@ -85,6 +85,7 @@ def broker_image(broker: BrokerState) -> messages.BrokerImage:
         inter_broker_host=broker.inter_broker_host,
         inter_broker_port=broker.inter_broker_port,
         worker_count=broker.worker_count,
+        incarnation=broker.incarnation,
     )
 
 

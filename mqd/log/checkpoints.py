@@ -4,6 +4,8 @@ Files, W = worker index:
 
     recovery-point-offset-checkpoint.W   everything below the offset is on disk: recovery scans from there
     log-start-offset-checkpoint.W        records below the offset were deleted: never serve them again
+    replication-offset-checkpoint.W      records below the offset are committed: of partitions with several replicas. Only what the own file says is believed,
+                                         and a missing entry is 0: a leader finds out again as soon as its followers fetch
     clean-shutdown.W                     generation of the broker's life that ended well; written last, removed before anything else is
 
 The first two have Kafka's text format (version line, count line, then `topic partition offset`), version 1 with a fourth column: the topic id. Files of
@@ -29,6 +31,7 @@ from mqd.log.files import Files
 
 RECOVERY_POINT = "recovery-point-offset-checkpoint"
 LOG_START = "log-start-offset-checkpoint"
+HIGH_WATERMARK = "replication-offset-checkpoint"
 CLEAN_SHUTDOWN = "clean-shutdown"
 _FILE_BYTES_MAX = 64 << 20  # 16384 partitions need 5 MB
 _NO_ID = "-"
@@ -173,6 +176,18 @@ def open_directory(directory: Path, worker: int, worker_count: int, files: Files
     return found
 
 
+def read_high_watermarks(directory: Path, worker: int) -> dict[tuple[str, int, bytes], int]:
+    """(topic, partition, topic id) -> offset; empty when there is no file, or none that can be read."""
+    path = directory / f"{HIGH_WATERMARK}.{worker}"
+    try:
+        if path.stat().st_size > _FILE_BYTES_MAX:
+            return {}
+        entries = parse_checkpoint(path.read_bytes(), str(path))
+    except (OSError, CheckpointError):
+        return {}
+    return {(entry.topic, entry.partition, entry.topic_id): entry.offset for entry in entries if entry.topic_id is not None}
+
+
 def _marker(directory: Path, worker: int) -> Path:
     return directory / f"{CLEAN_SHUTDOWN}.{worker}"
 
@@ -195,6 +210,7 @@ class CheckpointWriter:
         self._carried = {
             RECOVERY_POINT: found.recovery_points.get(str(worker), []),
             LOG_START: found.log_starts.get(str(worker), []),
+            HIGH_WATERMARK: [],
         }
         self._written: dict[str, bytes] = {}
 
@@ -210,6 +226,13 @@ class CheckpointWriter:
         changed = self._write(LOG_START, [entry for entry in log_starts if entry.offset > 0])
         return self._write(RECOVERY_POINT, list(recovery_points)) or changed
 
+    def write_high_watermarks(self, entries: Iterable[Entry]) -> bool:
+        """Replaces what changed; False when nothing did, or there never was a partition with several replicas. Raises OSError."""
+        entries = list(entries)
+        if not entries and HIGH_WATERMARK not in self._written:
+            return False
+        return self._write(HIGH_WATERMARK, entries)
+
     def _write(self, stem: str, entries: list[Entry]) -> bool:
         own = {(entry.topic, entry.partition) for entry in entries}
         carried = [entry for entry in self._carried[stem] if (entry.topic, entry.partition) not in own]
@@ -224,7 +247,7 @@ class CheckpointWriter:
 def remove_orphans(directory: Path, worker_count: int, files: Files) -> list[Path]:
     """Removes the checkpoints of workers that no longer exist and Kafka's own; only after settling. One worker does it for all."""
     removed = []
-    for stem in (RECOVERY_POINT, LOG_START):
+    for stem in (RECOVERY_POINT, LOG_START, HIGH_WATERMARK):
         for suffix, path in _suffixes(directory, stem).items():
             if not suffix or int(suffix) >= worker_count:
                 files.unlink(path)

@@ -14,13 +14,14 @@ from typing import Any
 import msgspec
 
 from mqd.native.control import Control
-from mqd.native.core import bytes_of, check, checked_topic_id, enumeration, failure, ffi, lib
+from mqd.native.core import E_INVALID, NativeError, bytes_of, check, checked_topic_id, enumeration, failure, ffi, lib
 from mqd.native.partitions import LogOptions, Partition
 
 SLOT_NONE = 0xFFFFFFFF  # "no slot" in an event
 
 
 EventKind = IntEnum("EventKind", enumeration("mqd_event_kind", "MQD_EVENT_"))
+_PROPOSE_IN_SYNC = EventKind.__members__.get("PROPOSE_IN_SYNC", -1)
 Backend = IntEnum("Backend", enumeration("mqd_backend", "MQD_BACKEND_"))
 
 
@@ -63,6 +64,17 @@ class Event(msgspec.Struct, frozen=True):
     level: int
     partition: Partition | None
     text: str
+    proposal: Proposal | None = None  # PROPOSE_IN_SYNC
+
+
+class Proposal(msgspec.Struct, frozen=True):
+    """struct mqd_replica_proposal: an in-sync set that the leader of the event's slot proposes."""
+
+    sequence: int
+    broker_epoch: int
+    leader_epoch: int
+    partition_epoch: int
+    in_sync: tuple[tuple[int, int], ...]  # (node id, broker epoch with which it fetched)
 
 
 class Reactor:
@@ -118,7 +130,8 @@ class Reactor:
             text = ffi.string(event.text, 184).decode("utf-8", "replace")
             events.append(
                 Event(
-                    event.kind, event.slot, event.token, event.error, event.log_dir, event.offset, event.connection, event.level, partition, text
+                    event.kind, event.slot, event.token, event.error, event.log_dir, event.offset, event.connection, event.level, partition, text,
+                    _taken(event.proposal) if event.kind == _PROPOSE_IN_SYNC else None,
                 )
             )
         return events
@@ -132,6 +145,38 @@ class Reactor:
     def topic_put(self, token: int, topic_id: bytes, name: str, slots: Sequence[int]) -> None:
         """`slots` by partition index."""
         check(lib.mqd_reactor_topic_put(self._reactor, token, checked_topic_id(topic_id), name.encode(), list(slots), len(slots)))
+
+    def topic_place(self, token: int, topic_id: bytes, name: str, partitions: Sequence[tuple[int, int, int, int, int]]) -> None:
+        """By partition index: (slot of this host's replica or -1, leader's node id or -1, leader epoch, redirect or -1, retiring)."""
+        places = ffi.new("struct mqd_topic_partition[]", max(1, len(partitions)))
+        for place, (slot, leader, leader_epoch, redirect, retiring) in zip(places, partitions, strict=False):
+            place.slot = slot if slot >= 0 else SLOT_NONE
+            place.leader, place.leader_epoch, place.redirect, place.retiring = leader, leader_epoch, redirect, retiring
+        check(lib.mqd_reactor_topic_place(self._reactor, token, checked_topic_id(topic_id), name.encode(), places, len(partitions)))
+
+    def brokers_put(self, token: int, node_id: int, brokers: Sequence[tuple[int, str, int, str | None]]) -> None:
+        """This host's node id, and all brokers that clients may be sent to: (node id, host, port, rack). Texts beyond 255 bytes are cut."""
+        addresses = ffi.new("struct mqd_broker_address[]", max(1, len(brokers)))
+        for address, (node, host, port, rack) in zip(addresses, brokers, strict=False):
+            address.node_id, address.port, address.has_rack = node, port, rack is not None
+            address.host, address.rack = host.encode()[:255], (rack or "").encode()[:255]
+        check(lib.mqd_reactor_brokers_put(self._reactor, token, node_id, addresses, len(brokers)))
+
+    def replica_set(self, token: int, slot: int, assignment: Any, leader_worker: int) -> None:
+        """`assignment`: replica.Assignment, or what has its fields. The event's `offset` is the log end."""
+        native = ffi.new("struct mqd_replica_assignment *")
+        for name in ("node_id", "broker_epoch", "leader", "leader_epoch", "partition_epoch", "min_insync", "lag_ms_max", "lag_records_max", "flush_on_ack"):
+            setattr(native, name, getattr(assignment, name))
+        native.member_count = len(assignment.members)
+        if native.member_count > len(native.members):
+            raise NativeError(E_INVALID, f"a partition has at most {len(native.members)} replicas, not {len(assignment.members)}")
+        for target, member in zip(native.members, assignment.members, strict=False):
+            target.node_id, target.in_sync, target.eligible, target.broker_epoch = member.node_id, member.in_sync, member.eligible, member.broker_epoch
+        check(lib.mqd_reactor_replica_set(self._reactor, token, slot, native, leader_worker))
+
+    def in_sync_answer(self, token: int, slot: int, sequence: int, leader_epoch: int, error: int) -> None:
+        """The controller's answer to what PROPOSE_IN_SYNC asked for."""
+        check(lib.mqd_reactor_in_sync_answer(self._reactor, token, slot, sequence, leader_epoch, error))
 
     def topic_remove(self, token: int, topic_id: bytes) -> None:
         check(lib.mqd_reactor_topic_remove(self._reactor, token, checked_topic_id(topic_id)))
@@ -168,3 +213,11 @@ class Reactor:
 
     def endpoint_died(self, token: int, endpoint: int) -> None:
         check(lib.mqd_reactor_endpoint_died(self._reactor, token, endpoint))
+
+
+def _taken(proposal: Any) -> Proposal:
+    try:
+        in_sync = tuple((proposal.node_id[i], proposal.member_broker_epoch[i]) for i in range(proposal.member_count))
+        return Proposal(proposal.sequence, proposal.broker_epoch, proposal.leader_epoch, proposal.partition_epoch, in_sync)
+    finally:
+        lib.mqd_proposal_free(proposal)

@@ -8,7 +8,8 @@ Invariants
     W3  a topic of the same name and another id is another topic: the old one is removed first.
     W4  a partition whose log could not be opened stays wanted; the next image tries again, and `retry` when the cause may have passed.
     W5  files are deleted when the metadata say that this host has no replica of the partition any more (or that there is no such topic or partition); a partition that
-        is merely not served here keeps them.
+        is merely not served here keeps them. Before the metadata have reached this host's own registration they are of the past, and what they say has gone may have
+        come back since: files are kept, and looked at again then (`left_behind`).
     W6  a partition of several replicas gets its assignment after it was opened and before the change counts as applied, and again whenever anything in it changes;
         once it had one, it gets them until it is closed.
 """
@@ -71,17 +72,30 @@ class Changes(msgspec.Struct, frozen=True):
 class Catalog:
     """`static_config`: of this host's file; what is set at run time comes over it."""
 
-    def __init__(self, worker: int, static_config: Mapping[str, str] | None = None):
+    def __init__(self, worker: int, static_config: Mapping[str, str] | None = None, incarnation: int | None = None):
         self._worker = worker
+        self._incarnation = incarnation
         self._static_config = dict(static_config or {})
         self.cluster = Cluster()
         self.assigned: dict[Key, Assignment] = {}  # what the reactor was told, or is about to be
+        self.retiring: dict[bytes, None] = {}  # topics of which partitions go
         self._touched: dict[bytes, None] | None = {}  # topics whose assignments may have changed; None = all
         self.topics: dict[bytes, TopicImage] = {}
         self.owned: dict[Key, Owned] = {}
         self.broker_config: dict[str, str] = {}
         self._failed: dict[Key, bool] = {}  # -> may it pass by itself
         self._names: dict[int, str] | None = None  # of all partitions, by slot; made when a log line asks
+
+    @property
+    def caught_up(self) -> bool:
+        """The metadata have reached the registration of this life of the host (W5)."""
+        own = self.cluster.brokers.get(self.cluster.node_id)
+        return self._incarnation is None or (own is not None and own.incarnation == self._incarnation)
+
+    def left_behind(self, topic_id: bytes, index: int) -> bool:
+        """The metadata say that there is no such replica on this host, of a topic that there is."""
+        topic = self.topics.get(topic_id)
+        return topic is not None and self.caught_up and (topic_id, index) not in self.owned and self._gone_for_good(topic, (topic_id, index))
 
     def failed(self, key: Key, may_pass: bool = False) -> None:
         """It could not be opened: wanted all the same (W4). `may_pass`: for want of space, memory or descriptors."""
@@ -201,6 +215,7 @@ class Catalog:
 
     def _remove(self, topic: TopicImage, changes: Changes) -> None:
         del self.topics[topic.topic_id]
+        self.retiring.pop(topic.topic_id, None)
         self._names = None
         changes.forget_topics.append(topic)
         for key in self._owned_of(topic):
@@ -214,7 +229,7 @@ class Catalog:
 
     def _gone_for_good(self, topic: TopicImage, key: Key) -> bool:
         """W5. Otherwise it only is not this worker's, or its directory is offline."""
-        if self.cluster.node_id < 0:
+        if self.cluster.node_id < 0 or not self.caught_up:
             return False
         if key[1] < len(topic.partitions):
             return self.cluster.node_id not in topic.partitions[key[1]].replicas
@@ -226,6 +241,10 @@ class Catalog:
         self._names = None
         if self._touched is not None:
             self._touched[topic.topic_id] = None
+        if any(partition.retiring for partition in topic.partitions):
+            self.retiring[topic.topic_id] = None
+        else:
+            self.retiring.pop(topic.topic_id, None)
         if before is None or _places(before) != _places(topic):
             changes.put_topics[:] = [other for other in changes.put_topics if other.topic_id != topic.topic_id]
             changes.put_topics.append(topic)

@@ -34,6 +34,7 @@ class LogDirectory:
         self.guard = SpaceGuard(reserve_bytes)
         self.timestamps = TimestampCache(scan)
         self.trust: Trust | None = None
+        self.high_watermarks: dict[tuple[str, int, bytes], int] = {}  # as written down in an earlier life
         self._worker = worker
         self._worker_count = worker_count
         self._files = files
@@ -48,6 +49,7 @@ class LogDirectory:
             for problem in found.problems:
                 self._log.warning("checkpoint cannot be read; its partitions will be scanned", reason=problem)
             self.trust = found.index(self._worker)
+            self.high_watermarks = checkpoints.read_high_watermarks(self.path, self._worker)
             self._writer = CheckpointWriter(self.path, self._worker, self._files, found)
             return [path for path in directories.leftovers(self.path) if self._deletes(path)]
         except OSError as error:
@@ -106,6 +108,15 @@ class LogDirectory:
         except OSError as error:
             self._log.warning("checkpoints cannot be written; after a crash more will be scanned", reason=str(error))
             return False
+
+    def write_high_watermarks(self, entries: list[Entry]) -> None:
+        """Blocking. Missing or old ones cost the time until the followers have fetched."""
+        if self._writer is None or self.failure:
+            return
+        try:
+            self._writer.write_high_watermarks(entries)
+        except OSError as error:
+            self._log.warning("high watermarks cannot be written down; after a crash they are found anew", reason=str(error))
 
     def mark_clean(self, generation: int) -> None:
         """Blocking. Last of all (see checkpoints). Not before settling: the own file may still name partitions of others."""

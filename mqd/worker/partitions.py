@@ -20,12 +20,14 @@ import msgspec
 
 from mqd import native
 from mqd.base import logging
-from mqd.cluster.controller_messages import TopicImage
+from mqd.cluster.controller_messages import BrokerImage, TopicImage
+from mqd.cluster.host_core import LOG_DIR_NONE
 from mqd.log import directories, moving
 from mqd.log.checkpoints import Entry
 from mqd.log.files import Files
 from mqd.log.compaction import CompactionPolicy
 from mqd.log.retention import RetentionPolicy
+from mqd.worker.assignments import Assignment
 from mqd.worker.background import Background
 from mqd.worker.catalog import Catalog, Changes, Key, Owned
 from mqd.worker.commands import ReactorCommands
@@ -75,6 +77,7 @@ class PartitionSet:
         self.failures: dict[int, str] = {}
         self.scanned_bytes = 0  # what opening had to read, in all
         self.before_close: Callable[[OpenPartition], Awaitable[None]] | None = None  # whoever works on its files lets go of it
+        self._clustered = False  # the reactor was told of other hosts once
         self._deleting: set[asyncio.Task[None]] = set()
         self._log = logging.get("worker.partitions")
 
@@ -84,6 +87,8 @@ class PartitionSet:
 
     async def apply(self, changes: Changes) -> None:
         """Returns when all of it is in force; what failed is in `failures`."""
+        if changes.brokers is not None:
+            await self._put_brokers(changes.brokers)
         for topic in changes.forget_topics:
             await self._ignore_missing(self._commands.run(self._reactor.topic_remove, topic.topic_id))
         await _each(self._close_kept(owned) for owned in changes.close)
@@ -93,6 +98,7 @@ class PartitionSet:
             await self._open_all(changes.open)
         await _each(self._set_epoch(owned) for owned in changes.set_epoch)
         await _each(self._set_options(owned) for owned in changes.set_options)
+        await _each(self._assign(owned, assignment) for owned, assignment in changes.assign)
 
     async def _ignore_missing(self, command: "asyncio.Future[native.Event]") -> None:
         try:
@@ -100,15 +106,23 @@ class PartitionSet:
         except native.NativeError as error:
             self._log.warning("reactor did not know a removed topic", reason=str(error))
 
+    async def _put_brokers(self, brokers: list[BrokerImage]) -> None:
+        """A host of its own has nobody to send clients to."""
+        node_id = self._catalog.cluster.node_id
+        if self._clustered or any(broker.node_id != node_id for broker in brokers):
+            self._clustered = True
+            await self._commands.run(self._reactor.brokers_put, node_id, [(broker.node_id, broker.host, broker.port, broker.rack) for broker in brokers])
+
     async def _put_topic(self, topic: TopicImage) -> None:
-        """The reactor knows partitions 0..n-1, each with a slot: those from the first on that has none yet (all slots are taken) are unknown to it."""
-        slots: list[int] = []
-        for index, partition in enumerate(sorted(topic.partitions, key=lambda partition: partition.index)):
-            if partition.index != index or partition.slot < 0:
-                self._log.error("no partition slot is free: the topic's last partitions are not served", topic=topic.name, partitions_served=len(slots))
-                break
-            slots.append(partition.slot)
-        await self._commands.run(self._reactor.topic_put, topic.topic_id, topic.name, slots)
+        node_id = self._catalog.cluster.node_id
+        unplaced = [partition.index for partition in topic.partitions if partition.slot < 0 and partition.log_dir != LOG_DIR_NONE]
+        if unplaced:
+            self._log.error("no partition slot is free: some replicas are not served", topic=topic.name, partitions=str(unplaced[:10]))
+        if all(partition.slot >= 0 and not partition.retiring and partition.leader in (node_id, partition.replicas[0]) for partition in topic.partitions) and not self._clustered:
+            await self._commands.run(self._reactor.topic_put, topic.topic_id, topic.name, [partition.slot for partition in topic.partitions])
+            return
+        places = [(partition.slot, partition.leader, partition.leader_epoch, partition.redirect, partition.retiring) for partition in topic.partitions]
+        await self._commands.run(self._reactor.topic_place, topic.topic_id, topic.name, places)
 
     # -- opening -----------------------------------------------------------------------------------------------------------
 
@@ -140,7 +154,8 @@ class PartitionSet:
         recovery = self._recovery_inputs(owned, view, log_dir)
         recovery.log_start_offset = max(recovery.log_start_offset, moving.marked_log_start(path))  # V3 of mqd/log/moving.py
         options = native.LogOptions(**log_options(self.broker_config, self._catalog.topic_of(owned).config))
-        partition = native.Partition.open(path, options, owned.leader_epoch, time.time_ns() // 1_000_000, recovery)
+        known = self._known_high_watermark(owned, view, log_dir) if owned.replicated else None
+        partition = native.Partition.open(path, options, owned.leader_epoch, time.time_ns() // 1_000_000, recovery, known)
         return _Opened(owned, path, partition, recovery, existed)
 
     def _recovery_inputs(self, owned: Owned, view: native.SlotView, log_dir: LogDirectory) -> native.Recovery:
@@ -162,6 +177,13 @@ class PartitionSet:
         if log_dir.doubtful:
             recovery.rewrite, recovery.clean_shutdown = True, False
         return recovery
+
+    @staticmethod
+    def _known_high_watermark(owned: Owned, view: native.SlotView, log_dir: LogDirectory) -> int:
+        """Below it everything was committed: what a predecessor published in this life of the keeper, else what was written down."""
+        if view.topic_id == owned.topic_id and view.partition_index == owned.index and view.high_watermark > 0:
+            return view.high_watermark
+        return log_dir.high_watermarks.get((owned.topic, owned.index, owned.topic_id), 0)
 
     async def _make_durable(self, opened: list[_Opened]) -> None:
         """N1, N2. A failure to write concerns the directory's new partitions only in that they may be gone after a power cut, like their records: so they fail."""
@@ -312,6 +334,12 @@ class PartitionSet:
         opened.policy = retention_policy(self.broker_config, config)
         opened.compaction = compaction_policy(self.broker_config, config)
 
+    async def _assign(self, owned: Owned, assignment: Assignment) -> None:
+        opened = self.open.get(owned.key)
+        if opened is not None:
+            await self._commands.run(self._reactor.replica_set, owned.slot, assignment, assignment.leader_worker)
+            opened.owned = owned
+
     def failed_names(self) -> list[tuple[str, int]]:
         """(topic, partition index) of what is wanted and not open: its checkpoints must be kept."""
         return [(owned.topic, owned.index) for owned in self._catalog.failed_partitions()]
@@ -327,6 +355,11 @@ class PartitionSet:
                 points.append(self._entry(opened.owned, view.durable_offset))
                 starts.append(self._entry(opened.owned, view.log_start_offset))
         return points, starts
+
+    def high_watermarks(self, log_dir: int) -> list[Entry]:
+        """Of the partitions with several replicas, as published."""
+        replicated = [opened.owned for opened in self.open.values() if opened.owned.replicated and opened.owned.log_dir == log_dir and not opened.closing]
+        return [self._entry(owned, max(0, self._control.slot_view(owned.slot).high_watermark)) for owned in replicated]
 
     async def close_all(self, generation: int) -> None:
         """The clean end: every partition back from the reactor, flushed and closed; checkpoints; then the marker of each directory where all went well."""
@@ -354,6 +387,8 @@ class PartitionSet:
         if len(closed) < len(here):
             return  # the last checkpoint stays true for those that did not close, and for the others
         written = await self._background.slow(log_dir.index, log_dir.write_checkpoints, points, starts)
+        known = [self._entry(owned, max(0, self._control.slot_view(owned.slot).high_watermark)) for owned, _, _ in here if owned.replicated]
+        await self._background.slow(log_dir.index, log_dir.write_high_watermarks, known)
         # one that could not be opened was not checked in this life: no marker may speak for it
         if written and not any(owned.log_dir == log_dir.index for owned in self._catalog.failed_partitions()):
             await self._background.slow(log_dir.index, log_dir.mark_clean, generation)

@@ -3,11 +3,12 @@ which nothing is known, as in a log directory that was brought from elsewhere: m
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from mqd.base import logging
 from mqd.cluster.controller_messages import Image
-from mqd.cluster.host_core import owner_of
+from mqd.cluster.host_core import LOG_DIR_NONE, owner_of
 from mqd.log import directories, moving
 from mqd.log.files import Files
 from mqd.worker.log_directory import LogDirectory
@@ -18,6 +19,7 @@ _PARTITION = re.compile(r"(.+)-([0-9]+)")
 def set_strays_aside(log_dirs: list[LogDirectory], image: Image, worker: int, worker_count: int, files: Files) -> list[tuple[LogDirectory, Path]]:
     """Blocking. Each worker looks after the directories that it would own, so that none meets what another has just created. Returns those to be deleted."""
     known = {(topic.topic_id, partition.index): partition.log_dir for topic in image.topics for partition in topic.partitions}
+    topics = frozenset(topic.topic_id for topic in image.topics) if image.node_id >= 0 else frozenset()
     removed = frozenset(image.removed_topic_ids)
     doomed = []
     paths = [log_dir.path for log_dir in log_dirs]
@@ -25,14 +27,14 @@ def set_strays_aside(log_dirs: list[LogDirectory], image: Image, worker: int, wo
         if not log_dir.failure:
             try:
                 doomed += [(log_dir, path) for path in _unfinished(log_dir, worker, worker_count, files)]
-                doomed += [(log_dir, path) for path in _in_directory(log_dir, known, removed, worker, worker_count, files, paths)]
+                doomed += [(log_dir, path) for path in _in_directory(log_dir, known, topics, removed, worker, worker_count, files, paths)]
             except OSError as error:
                 log_dir.fail(f"cannot be searched: {error}")
     return doomed
 
 
 def _in_directory(
-    log_dir: LogDirectory, known: dict[tuple[bytes, int], int], removed: frozenset[bytes], worker: int, worker_count: int, files: Files, paths: list[Path]
+    log_dir: LogDirectory, known: dict[tuple[bytes, int], int], topics: frozenset[bytes], removed: frozenset[bytes], worker: int, worker_count: int, files: Files, paths: list[Path]
 ) -> list[Path]:
     doomed, moved = [], 0
     for entry in list(os.scandir(log_dir.path)):
@@ -46,6 +48,8 @@ def _in_directory(
         index = int(match[2])
         if owner_of(topic_id, index, worker_count) != worker or known.get((topic_id, index), log_dir.index + 1) == log_dir.index:
             continue
+        if topic_id in topics and known.get((topic_id, index), LOG_DIR_NONE) == LOG_DIR_NONE:
+            continue  # not here, say metadata that may be of the past: set_left_behind_aside() looks when they are not
         moved += 1
         if topic_id in removed or _old_copy(Path(entry.path), known.get((topic_id, index)), topic_id, match[1], index, paths):
             target = log_dir.path / directories.aside_name(match[1], index, "delete")
@@ -57,6 +61,33 @@ def _in_directory(
         logging.get("worker.strays").warning("partition of no known topic was moved aside; delete it when nobody needs it", path=entry.path, moved_to=str(target))
     if moved:
         files.sync_directory(log_dir.path)
+    return doomed
+
+
+def set_left_behind_aside(
+    log_dirs: list[LogDirectory], left_behind: Callable[[bytes, int], bool], worker: int, worker_count: int, files: Files
+) -> list[tuple[LogDirectory, Path]]:
+    """Blocking. Files of replicas that this host has no more, of topics that there are (`left_behind`: topic id, index): set aside, and to be deleted. To be called when
+    the metadata are known to be of the present."""
+    doomed = []
+    for log_dir in [log_dir for log_dir in log_dirs if not log_dir.failure]:
+        moved = 0
+        for entry in list(os.scandir(log_dir.path)):
+            match = _PARTITION.fullmatch(entry.name)
+            if match is None or not entry.is_dir(follow_symlinks=False):
+                continue
+            try:
+                topic_id = directories.parse_metadata((Path(entry.path) / directories.METADATA).read_bytes())
+            except (FileNotFoundError, directories.TopicIdMismatch):
+                continue
+            if owner_of(topic_id, int(match[2]), worker_count) == worker and left_behind(topic_id, int(match[2])):
+                target = log_dir.path / directories.aside_name(match[1], int(match[2]), "delete")
+                files.rename(Path(entry.path), target)
+                doomed.append((log_dir, target))
+                moved += 1
+                logging.get("worker.strays").info("replica that left this host is deleted", path=entry.path)
+        if moved:
+            files.sync_directory(log_dir.path)
     return doomed
 
 

@@ -171,6 +171,7 @@ class Upkeep:
     async def checkpoint(self, log_dir: LogDirectory) -> bool:
         """Writes what changed. False: it could not be written."""
         points, starts = self._partitions.checkpoint_entries(log_dir.index)
+        await self._background.slow(log_dir.index, log_dir.write_high_watermarks, self._partitions.high_watermarks(log_dir.index))
         return await self._background.slow(log_dir.index, log_dir.write_checkpoints, points, starts)
 
     # -- retention -------------------------------------------------------------------------------------------------------------

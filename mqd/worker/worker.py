@@ -19,7 +19,22 @@ from typing import Any
 from mqd import native
 from mqd.base import logging
 from mqd.base.config import broker_value
-from mqd.cluster.controller_messages import Applied, BrokerConfigPut, Command, CommandDone, FromController, Image, SettingsPut, Subscribe, TopicPut, TopicRemoved
+from mqd.cluster.controller_messages import (
+    Applied,
+    BrokerConfigPut,
+    BrokersPut,
+    Command,
+    CommandDone,
+    FromController,
+    Image,
+    InSyncAnswer,
+    PartitionsPut,
+    SettingsPut,
+    Several,
+    Subscribe,
+    TopicPut,
+    TopicRemoved,
+)
 from mqd.log.files import NativeFiles
 from mqd.shm.attach import KeeperClient
 from mqd.shm.credits import Credits
@@ -35,11 +50,13 @@ from mqd.worker.moving import Mover
 from mqd.worker.options import reactor_options
 from mqd.worker.partitions import PartitionSet
 from mqd.worker.scrub import Scrubber
-from mqd.worker.strays import set_strays_aside
+from mqd.worker.strays import set_left_behind_aside, set_strays_aside
+from mqd.worker.telling import Telling
 from mqd.worker.upkeep import Upkeep, scan_max_timestamp
 
 _DESCRIPTORS_SPARE = 256
 RETRY_FAILED_S = 3.0
+_TRUNCATED = native.EventKind.__members__.get("TRUNCATED")
 _OFFSET_OUT_OF_RANGE, _NOT_LEADER_OR_FOLLOWER, _KAFKA_STORAGE_ERROR = 1, 6, 56  # Kafka's error codes
 
 
@@ -55,6 +72,7 @@ class Worker:
         self._applying = asyncio.Lock()
         self._ready = False
         self._version = -1
+        self._looked_behind = False
         self._side_tasks: set[asyncio.Task[Any]] = set()
 
     # -- life --------------------------------------------------------------------------------------------------------------
@@ -66,7 +84,7 @@ class Worker:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, signal.Signals(number).name)
         self._set_up(loop)
-        tasks = [asyncio.create_task(self._start_and_follow()), asyncio.create_task(self._retry_failed()), *(asyncio.create_task(work) for work in [*self._upkeep.tasks(), *self._scrubber.tasks(), *self._compactor.tasks()])]
+        tasks = [asyncio.create_task(self._start_and_follow()), asyncio.create_task(self._retry_failed()), *(asyncio.create_task(work) for work in [self._telling.run(), *self._upkeep.tasks(), *self._scrubber.tasks(), *self._compactor.tasks()])]
         stop = asyncio.create_task(self._stopping.wait())
         await asyncio.wait([*tasks, stop], return_when=asyncio.FIRST_COMPLETED)
         failure = next((task.exception() for task in tasks if task.done() and not task.cancelled() and task.exception() is not None), None)
@@ -82,7 +100,8 @@ class Worker:
     def _set_up(self, loop: asyncio.AbstractEventLoop) -> None:
         client, config = self._client, self._config
         worker_count = client.welcome.worker_count
-        files, self._background, self._catalog = NativeFiles(), Background(), Catalog(self._index)
+        files, self._background = NativeFiles(), Background()
+        self._catalog = Catalog(self._index, config, client.control.generation)
         descriptors = _raise_descriptor_limit()
         reserve = int(broker_value(config, "log.dirs.free.bytes.min"))  # type: ignore[arg-type]
         self._log_dirs = [
@@ -118,6 +137,7 @@ class Worker:
         )
         self._link = ControllerLink(self._run_dir / "controller.sock", Subscribe("worker", self._index, client.generation), self._on_message)
         self._mover = Mover(self._log_dirs, self._control, self._partitions, self._catalog, self._background, files, self._link.send, self._applying)
+        self._telling = Telling(self._control, self._reactor, self._commands, self._partitions, self._catalog, self._link.send, self._aside)
         self._files = files
 
     async def _start_and_follow(self) -> None:
@@ -161,12 +181,12 @@ class Worker:
                 self._link.send(await self._on_command(message))
             elif isinstance(message, Image):
                 await self._on_image(message)
-            elif isinstance(message, TopicPut):
-                await self._apply(self._catalog.on_topic_put(message.topic), message.version)
-            elif isinstance(message, TopicRemoved):
-                await self._apply(self._catalog.on_topic_removed(message.topic_id), message.version)
-            elif isinstance(message, BrokerConfigPut):
-                await self._apply(self._catalog.on_broker_config(message.config), message.version)
+            elif isinstance(message, InSyncAnswer):
+                self._telling.on_answer(message)
+            elif isinstance(message, Several):
+                await self._apply(self._catalog.on_several(message.parts), message.version)
+            elif isinstance(message, TopicPut | PartitionsPut | TopicRemoved | BrokersPut | BrokerConfigPut):
+                await self._apply(self._catalog.on_message(message), message.version)
             elif isinstance(message, SettingsPut):
                 await self._apply(Changes(), message.version)  # quotas are in the control segment already, the rest is the acceptor's
 
@@ -186,9 +206,19 @@ class Worker:
 
     async def _apply(self, changes: Changes, version: int, image: bool = False) -> None:
         await self._partitions.apply(changes)
+        if not self._looked_behind and self._catalog.caught_up:
+            await self._look_behind()
         await self._mover.on_applied(image)
         self._version = version
         self._link.send(Applied(version, dict(self._partitions.failures)))
+
+    async def _look_behind(self) -> None:
+        """W5 of the catalog: replicas that left this host before this life of it."""
+        self._looked_behind = True
+        if self._catalog.cluster.node_id >= 0:
+            doomed = await self._background.urgent(set_left_behind_aside, self._log_dirs, self._catalog.left_behind, self._index, self._client.welcome.worker_count, self._files)
+            for log_dir, path in doomed:
+                self._partitions.delete_later(log_dir, path)
 
     async def _retry_failed(self) -> None:
         """A partition that found no space, memory or descriptor when it was to be opened; a move that the metadata log had no space for."""
@@ -229,8 +259,10 @@ class Worker:
         kind = event.kind
         if kind == native.EventKind.LOG:
             self._log_line(event)
-        elif kind == native.EventKind.ROLLED:
+        elif kind in (native.EventKind.ROLLED, _TRUNCATED):
             self._upkeep.on_rolled()
+        elif event.proposal is not None:
+            self._telling.on_proposal(event)
         elif kind == native.EventKind.LOG_DIR_FAILED:
             self._on_log_dir_failed(event)
         elif kind == native.EventKind.LOG_DIR_FULL and event.log_dir < len(self._log_dirs):

@@ -1,0 +1,84 @@
+"""What a worker tells its controller about the partitions of several replicas that it leads: proposed in-sync sets, that an unclean leader is in order, that a retiring
+partition is empty.
+
+Nothing is remembered across the controller's restart: the reactor makes a proposal again until it is answered, and the rest is looked at every TICK_S.
+Concurrency: the event loop's thread.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from mqd import native
+from mqd.base import logging
+from mqd.cluster.controller_messages import InSyncAnswer, PartitionEmptied, PartitionImage, ProposeInSync, ToController
+from mqd.worker.catalog import Catalog, Key
+from mqd.worker.commands import ReactorCommands
+from mqd.worker.partitions import PartitionSet
+
+TICK_S = 1.0
+
+
+class Telling:
+    """`aside(work)` runs it beside everything else."""
+
+    def __init__(
+        self, control: native.Control, reactor: native.Reactor, commands: ReactorCommands, partitions: PartitionSet, catalog: Catalog,
+        send: Callable[[ToController], None], aside: Callable[[Coroutine[Any, Any, Any]], None],
+    ):
+        self._control = control
+        self._reactor = reactor
+        self._commands = commands
+        self._partitions = partitions
+        self._catalog = catalog
+        self._send = send
+        self._aside = aside
+        self._proposed: dict[Key, int] = {}  # leader epoch in which the reactor has proposed
+        self._log = logging.get("worker.replication")
+
+    def on_proposal(self, event: native.Event) -> None:
+        opened, proposal = self._partitions.by_slot.get(event.slot), event.proposal
+        if opened is None or proposal is None:
+            return
+        owned = opened.owned
+        self._proposed[owned.key] = proposal.leader_epoch
+        assignment = self._catalog.assigned.get(owned.key)
+        recovered = assignment is not None and assignment.recovering and assignment.leader_epoch == proposal.leader_epoch
+        self._send(ProposeInSync(owned.topic_id, owned.index, proposal.leader_epoch, proposal.partition_epoch, list(proposal.in_sync), proposal.sequence, recovered))
+
+    def on_answer(self, answer: InSyncAnswer) -> None:
+        opened = self._partitions.open.get((answer.topic_id, answer.index))
+        if opened is None:
+            return
+        if answer.error:
+            self._log.info("in-sync set was not taken", partition=opened.owned.name, error=answer.error, leader_epoch=answer.leader_epoch)
+        if answer.sequence:
+            self._aside(self._commands.run(self._reactor.in_sync_answer, opened.owned.slot, answer.sequence, answer.leader_epoch, answer.error))
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.look()
+
+    def look(self) -> None:
+        for key, assignment in list(self._catalog.assigned.items()):
+            if assignment.leader == assignment.node_id:
+                self._recovered(key, assignment.leader_epoch, assignment.partition_epoch, assignment.recovering, assignment.broker_epoch)
+        for topic_id in self._catalog.retiring:
+            partitions = self._catalog.topics[topic_id].partitions
+            self._emptied(topic_id, [partition for partition in partitions if partition.retiring and partition.leader == self._catalog.cluster.node_id])
+
+    def _recovered(self, key: Key, leader_epoch: int, partition_epoch: int, recovering: bool, broker_epoch: int) -> None:
+        """Opening has recovered its log, its epoch has begun: there is nothing more to do. Sequence 0: before all of the reactor's, which say it too."""
+        if recovering and key in self._partitions.open and self._proposed.get(key) != leader_epoch:
+            self._send(ProposeInSync(*key, leader_epoch, partition_epoch, [(self._catalog.cluster.node_id, broker_epoch)], 0, recovered=True))
+
+    def _emptied(self, topic_id: bytes, partitions: list[PartitionImage]) -> None:
+        for partition in partitions:
+            opened = self._partitions.open.get((topic_id, partition.index))
+            if opened is None or opened.closing:
+                continue
+            view = self._control.slot_view(opened.owned.slot)
+            if view.log_start_offset == view.log_end_offset:
+                self._send(PartitionEmptied(topic_id, partition.index, partition.leader_epoch))
