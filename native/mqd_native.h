@@ -102,7 +102,8 @@ enum mqd_counter {
     MQD_COUNT_FETCH_PARKED, MQD_COUNT_FETCH_COLD, MQD_COUNT_SYNCS, MQD_COUNT_SYNC_FAILURES, MQD_COUNT_ROLLS, MQD_COUNT_CONNECTIONS_ACCEPTED,
     MQD_COUNT_CONNECTIONS_CLOSED, MQD_COUNT_CONNECTIONS_REFUSED, MQD_COUNT_PROTOCOL_ERRORS, MQD_GAUGE_ARENA_EXTENTS_USED, MQD_GAUGE_ARENA_EXTENTS_TOTAL,
     MQD_GAUGE_HEAP_BYTES, MQD_GAUGE_SESSIONS, MQD_GAUGE_PRODUCERS, MQD_COUNT_ARENA_STALLS, MQD_COUNT_LINK_STALLS, MQD_COUNT_THROTTLED,
-    MQD_GAUGE_LOCAL_ATTACHMENTS, MQD_GAUGE_LOCAL_BYTES, MQD_COUNT_LOCAL_ATTACHED, MQD_COUNT_LOCAL_REFUSED, MQD_COUNT_LOCAL_REQUESTS, MQD_COUNT_LOCAL_ASKS, MQD_COUNTER_COUNT
+    MQD_GAUGE_LOCAL_ATTACHMENTS, MQD_GAUGE_LOCAL_BYTES, MQD_COUNT_LOCAL_ATTACHED, MQD_COUNT_LOCAL_REFUSED, MQD_COUNT_LOCAL_REQUESTS, MQD_COUNT_LOCAL_ASKS,
+    MQD_COUNT_REPLICA_BYTES, MQD_COUNTER_COUNT
 };
 enum mqd_histogram { MQD_TIME_PRODUCE, MQD_TIME_FETCH, MQD_TIME_LOOP, MQD_TIME_SYNC, MQD_TIME_CONTROL, MQD_HISTOGRAM_COUNT };
 /* copies out counters[MQD_COUNTER_COUNT] and histograms[MQD_HISTOGRAM_COUNT][128] of one worker */
@@ -473,7 +474,8 @@ enum mqd_event_kind {
     MQD_EVENT_LOG,             /* a line for the log: level, connection, slot, text */
     MQD_EVENT_PROPOSE_IN_SYNC, /* the leader of slot proposes an in-sync set: event.proposal, which the taker frees */
     MQD_EVENT_FETCHER_ENDED,   /* the connection put with `token` is over: error, text */
-    MQD_EVENT_TRUNCATED        /* slot's log was cut (a follower's): offset = its end now; level 4: below the high watermark. The checkpoint is due */
+    MQD_EVENT_TRUNCATED,       /* slot's log was cut (a follower's): offset = its end now; level 4: below the high watermark. The checkpoint is due */
+    MQD_EVENT_LOG_START        /* slot's leader has deleted its log below offset: so shall this follower (mqd_reactor_advance_start) */
 };
 struct mqd_event {
     uint32_t kind;

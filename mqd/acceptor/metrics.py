@@ -59,6 +59,7 @@ _HELP = {
     "LOCAL_REFUSED": "Local clients refused (local.attachments.max, local.memory.max.bytes, max.connections)",
     "LOCAL_REQUESTS": "Requests that came through shared memory",
     "LOCAL_ASKS": "Questions of local clients where an offset lies",
+    "REPLICA_BYTES": "Bytes appended as a follower",
     "LOCAL_ATTACHMENTS": "Local clients attached now",
     "LOCAL_BYTES": "Shared memory of local clients",
     "ARENA_EXTENTS_USED": "Extents of the receive arena in use",
