@@ -87,6 +87,7 @@ class QuorumCore:
         self.leading: Leadership | None = None
         self.following: Following | None = None
         self.election: Election | None = None
+        self._doubted_epoch = -1
         self.election_deadline_ns = NO_DEADLINE  # an unattached voter's patience
         self._discover_at_ns = NO_DEADLINE
         self._discovered = 0
@@ -116,6 +117,14 @@ class QuorumCore:
     @property
     def is_voter(self) -> bool:
         return any(voter.key == self.key for voter in self.log.voters)
+
+    @property
+    def may_stand(self) -> bool:
+        """A voter; also one whose removal is in its log but perhaps not committed: it may be the only one that could win (Raft dissertation 4.2.2)."""
+        log = self.log
+        if self.is_voter:
+            return True
+        return log.voters_offset >= self.high_watermark and any(voter.key == self.key for voter in log.voters_before(log.voters_offset))
 
     @property
     def is_alone(self) -> bool:
@@ -319,7 +328,7 @@ class QuorumCore:
         if response.voter.node_id != sender:
             return
         if response.epoch > self.epoch or (response.epoch == self.epoch and response.leader >= 0):
-            self.hear_of(response.epoch, response.leader, now_ns)
+            self.hear_of(response.epoch, response.leader, sender, now_ns)
         if self.election is not None:
             self.election.on_response(response, now_ns)
 
@@ -329,7 +338,7 @@ class QuorumCore:
         if message.epoch < self.epoch:
             self._ask(sender)  # it learns the newer epoch
         elif message.epoch > self.epoch or self.leader < 0:
-            self.hear_of(message.epoch, sender, now_ns)
+            self.hear_of(message.epoch, sender, sender, now_ns)
 
     def _on_end_epoch(self, sender: int, message: EndEpoch, now_ns: int) -> None:
         if message.leader.node_id != sender or sender == self.key.node_id:
@@ -339,9 +348,10 @@ class QuorumCore:
             self.adopt(message.epoch, now_ns)
         elif message.epoch < self.epoch or self.leading is not None or self.leader not in (-1, sender):
             return
+        self.doubt_leader()
         place = message.successors.index(self.key.node_id) if self.key.node_id in message.successors else len(message.successors)
         self.unattach(now_ns, now_ns + place * self.settings.backoff_ns[1])
-        if place == 0 and self.is_voter:
+        if place == 0 and self.may_stand:
             self.campaign(now_ns)
 
     def _on_fetch(self, sender: int, fetch: Fetch, now_ns: int) -> None:
@@ -359,7 +369,7 @@ class QuorumCore:
         if self.leading is not None:
             self.leading.resign(f"a replica is in epoch {epoch} already", now_ns, stand_again=True)
         self.adopt(epoch, now_ns)
-        if self.is_voter:
+        if self.may_stand:
             self.election_deadline_ns = min(self.election_deadline_ns, max(self.promise.until_ns, now_ns + self.some_backoff()))
 
     def _on_fetch_snapshot(self, sender: int, fetch: FetchSnapshot, now_ns: int) -> None:
@@ -370,9 +380,13 @@ class QuorumCore:
         if response.sender.node_id != sender:
             return
         if response.epoch > self.epoch or (response.epoch == self.epoch and self.leader < 0 and response.leader >= 0):
-            self.hear_of(response.epoch, response.leader, now_ns)
-        elif self.following is not None and response.epoch == self.epoch and sender == self.leader == response.leader:
-            self.following.on_fetch_response(response, now_ns)
+            self.hear_of(response.epoch, response.leader, sender, now_ns)
+        elif self.following is not None and response.epoch == self.epoch and sender == self.leader:
+            if response.leader == sender:
+                self.following.on_fetch_response(response, now_ns)
+            elif response.sequence == self.following.sequence:  # it leads no more
+                self.doubt_leader()
+                self.unattach(now_ns, now_ns + self.some_backoff())
 
     def _on_snapshot_chunk(self, sender: int, chunk: SnapshotChunk, now_ns: int) -> None:
         if self.following is not None and chunk.epoch == self.epoch and chunk.sender.node_id == sender == self.leader:
@@ -380,9 +394,11 @@ class QuorumCore:
 
     # -- roles -------------------------------------------------------------------------------------------------------------
 
-    def hear_of(self, epoch: int, leader: int, now_ns: int) -> None:
-        """Somebody says that `leader` (-1: nobody) leads `epoch`, which is not below ours. A rumour without a leader does not take us away from one."""
+    def hear_of(self, epoch: int, leader: int, sender: int, now_ns: int) -> None:
+        """`sender` says that `leader` (-1: nobody) leads `epoch`, which is not below ours. A rumour without a leader does not take us away from one."""
         if leader == self.key.node_id or (leader < 0 and (epoch == self.epoch or self.promise.holds(now_ns))):
+            return
+        if epoch == self._doubted_epoch and leader != sender:
             return
         if epoch > self.epoch:
             if self.leading is not None:
@@ -394,6 +410,10 @@ class QuorumCore:
             self.following = self.following_class(self, leader, now_ns)
             self.following.maybe_fetch(now_ns)
 
+    def doubt_leader(self) -> None:
+        """The leader of this epoch is silent or has resigned: until it speaks itself nobody's word for it counts, or replicas would send each other back to it for ever."""
+        self._doubted_epoch = self.epoch
+
     def adopt(self, epoch: int, now_ns: int) -> None:
         """A newer epoch, without a leader as yet."""
         if self.leading is not None:
@@ -404,7 +424,7 @@ class QuorumCore:
     def unattach(self, now_ns: int, election_deadline_ns: int) -> None:
         self._leave_role()
         self.leader = -1
-        self.election_deadline_ns = max(election_deadline_ns, self.promise.until_ns) if self.is_voter else NO_DEADLINE
+        self.election_deadline_ns = max(election_deadline_ns, self.promise.until_ns) if self.may_stand else NO_DEADLINE
         self._discover_at_ns = now_ns + self.some_backoff() if not self.is_alone else NO_DEADLINE
 
     def _leave_role(self) -> None:
@@ -414,7 +434,7 @@ class QuorumCore:
 
     def campaign(self, now_ns: int) -> None:
         """Asks whether it would be elected. Not a voter, or promised: not now."""
-        if not self.is_voter:
+        if not self.may_stand:
             self.unattach(now_ns, NO_DEADLINE)
         elif self.promise.holds(now_ns) or self._installing is not None:
             self.unattach(now_ns, now_ns + self.settings.backoff_ns[1])
@@ -561,8 +581,10 @@ class QuorumCore:
 
     # -- invariants --------------------------------------------------------------------------------------------------------
 
-    def check(self) -> None:
-        self.log.check()
+    def check(self, log_too: bool = True) -> None:
+        """Asserts the invariants of one replica. The log's cost its length."""
+        if log_too:
+            self.log.check()
         assert (self._durable_vote.epoch, self._durable_vote.voted_for is not None) <= (self.vote.epoch, self.vote.voted_for is not None), "I4"
         assert self.applied_offset <= min(self.high_watermark, self.durable_offset), "I5"
         assert self.durable_offset <= self.log.end_offset

@@ -34,7 +34,7 @@ class Following:
         self.leader = leader
         self._heard_ns = now_ns
         self._jitter_ns = core.some_backoff()
-        self._sequence: int | None = None  # of the request under way
+        self.sequence: int | None = None  # of the request under way
         self._asked_ns = now_ns
         self._pause_until_ns = 0
         self._stamp_ns = 0
@@ -42,8 +42,8 @@ class Following:
 
     @property
     def deadline_ns(self) -> int:
-        retry = self._asked_ns + self.core.settings.fetch_retry_ns if self._sequence is not None else NO_DEADLINE
-        if self._sequence is None and self.is_flushed:
+        retry = self._asked_ns + self.core.settings.fetch_retry_ns if self.sequence is not None else NO_DEADLINE
+        if self.sequence is None and self.is_flushed:
             retry = self._pause_until_ns
         return min(retry, self._patience_ns)
 
@@ -59,14 +59,12 @@ class Following:
         if now_ns >= self._patience_ns:
             if not self.is_flushed:
                 self._heard_ns = now_ns  # no promise: only patience
-            elif self.core.is_voter:
+            else:
+                self.core.doubt_leader()
                 self.core.campaign(now_ns)
                 return
-            else:
-                self.core.unattach(now_ns, NO_DEADLINE)
-                return
-        if self._sequence is not None and now_ns >= self._asked_ns + self.core.settings.fetch_retry_ns:
-            self._sequence = None
+        if self.sequence is not None and now_ns >= self._asked_ns + self.core.settings.fetch_retry_ns:
+            self.sequence = None
         self.maybe_fetch(now_ns)
 
     def on_disk(self, now_ns: int, installed: bool) -> None:
@@ -84,18 +82,18 @@ class Following:
         self.core.emit(Note("fetching the metadata log pauses", (("leader", str(self.leader)), ("reason", reason))))
 
     def maybe_fetch(self, now_ns: int) -> None:
-        if self._sequence is not None or not self.is_flushed or now_ns < self._pause_until_ns:
+        if self.sequence is not None or not self.is_flushed or now_ns < self._pause_until_ns:
             return
         core, download = self.core, self._download
         if download is None:
             fetch = core.make_fetch(self._stamp_ns)
-            self._sequence = fetch.sequence
+            self.sequence = fetch.sequence
             core.send(self.leader, fetch)
         else:
-            meta, self._sequence = download.meta, core.next_fetch_sequence()
+            meta, self.sequence = download.meta, core.next_fetch_sequence()
             core.send(
                 self.leader,
-                FetchSnapshot(core.generation, core.epoch, core.key, self._sequence, meta.offset, meta.epoch, download.position, self._stamp_ns),
+                FetchSnapshot(core.generation, core.epoch, core.key, self.sequence, meta.offset, meta.epoch, download.position, self._stamp_ns),
             )
         self._asked_ns = now_ns
 
@@ -107,10 +105,10 @@ class Following:
         core.promise.give(core.epoch, now_ns, core.settings.promise_ns)
         if core.vote.followed != sender:  # a successor of this process must know that it may have promised
             core.persist_vote(VoteState(core.epoch, core.vote.voted_for, sender))
-        self._heard_ns, self._stamp_ns, self._sequence = now_ns, sent_ns, None
+        self._heard_ns, self._stamp_ns, self.sequence = now_ns, sent_ns, None
 
     def on_fetch_response(self, response: FetchResponse, now_ns: int) -> None:
-        if response.sequence != self._sequence or self._download is not None:
+        if response.sequence != self.sequence or self._download is not None:
             return
         self._heard(response.sender, response.sent_ns, now_ns)
         if response.snapshot is not None:
@@ -165,7 +163,7 @@ class Following:
 
     def on_snapshot_chunk(self, chunk: SnapshotChunk, now_ns: int) -> None:
         download = self._download
-        if download is None or chunk.sequence != self._sequence:
+        if download is None or chunk.sequence != self.sequence:
             return
         self._heard(chunk.sender, chunk.sent_ns, now_ns)
         sound = chunk.position == download.position and chunk.crc == zlib.crc32(chunk.data) and len(chunk.data) <= download.size_bytes - download.position

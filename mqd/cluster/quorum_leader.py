@@ -324,10 +324,11 @@ class Leadership:
         successors = [key.node_id for key in self._best_first()]
         if successor is not None:
             successors = [successor] + [node for node in successors if node != successor]
-        if stand_again and core.is_voter:
+        if stand_again and core.may_stand:
             successors.insert(0, core.key.node_id)
         nodes = {voter.node_id for voter in core.voters} | {key.node_id for key in self.replicas}
         core.leading = None
+        core.doubt_leader()
         self.changes.failed("This host has lost the leadership of the metadata quorum; whether the voters change is not known.")
         core.emit(Note("leads the metadata quorum no more", (("epoch", str(self.epoch)), ("reason", reason))))
         if self.is_active:
