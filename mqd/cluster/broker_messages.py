@@ -138,7 +138,7 @@ class ChangeForwarded(msgspec.Struct, tag=True, frozen=True):
     node_id: int
     broker_epoch: int
     request_id: int  # of the sender's controller process
-    incarnation: int  # of that process: answers to a predecessor are dropped
+    incarnation: int  # of that process (broker_core.Started.process): answers to a predecessor are dropped
     request: messages.Request
 
 

@@ -129,6 +129,8 @@ class BecameActive(msgspec.Struct, frozen=True):
 
     epoch: int
     version: int  # the log's end: the next proposed record gets this offset
+    new_cluster_id: str = ""  # of the formation: recorded when the log has none
+    wall_ms: int = 0  # wall clock, for that record
 
 
 class Resigned(msgspec.Struct, frozen=True):
@@ -469,7 +471,8 @@ class MetadataCore:
         self._attempt += 1
         self._active = ActiveController(event.epoch, self.tail, self._options, now_ms, clustered=True)
         self._active.report(self.node_id, self._directories)
-        return []
+        founded = not self.tail.cluster_id and event.new_cluster_id
+        return self._persist([ClusterCreated(event.new_cluster_id, event.wall_ms)] if founded else [])
 
     def _on_resigned(self, event: Resigned, now_ms: int) -> list[Action]:
         """Whether what was proposed will be committed is not known: NOT_CONTROLLER is retriable, and says no more than that."""

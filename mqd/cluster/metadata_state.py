@@ -9,6 +9,9 @@ Invariants (check())
     S3  no two topic names differ only in '.' and '_'
     S4  partition_counts is what counting the partitions per directory gives
     S5  next_producer_id never falls
+    P7  in-sync replicas are not fenced; in-sync and eligible ones are disjoint replicas; nobody is eligible while min.insync.replicas are in sync
+    P8  whoever came back without its memory is neither in sync nor eligible while it is remembered as one who was
+    P10 when nobody is in sync and nobody eligible, somebody is remembered
     S6  removed holds ids of removed topics only, the newest REMOVED_COUNT_MAX in the order of their removal
 """
 
@@ -39,6 +42,7 @@ from mqd.cluster.metadata_records import (
     TopicRemoved,
     TopicState,
 )
+from mqd.cluster.partition_rules import effective_min_in_sync, wanted_min_in_sync
 
 REMOVED_COUNT_MAX = 4096  # what a worker that was down meanwhile may delete from its disk; older ones it sets aside
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
@@ -140,6 +144,11 @@ class MetadataState:
     def broker_config(self, node_id: int) -> dict[str, str]:
         """Dynamic configuration in force on one broker: its own over the cluster-wide one."""
         return {**self.broker_configs.get("", {}), **self.broker_configs.get(str(node_id), {})}
+
+    def min_in_sync(self, topic: TopicState, partition: PartitionState) -> int:
+        """min.insync.replicas in force for one partition (partition_rules.effective_min_in_sync)."""
+        wanted = wanted_min_in_sync(topic.config, self.broker_configs.get("", {}))
+        return effective_min_in_sync(wanted, len(partition.replicas), len(partition.adding_replicas))
 
     # -- applying ----------------------------------------------------------------------------------------------------------
 
@@ -321,10 +330,25 @@ class MetadataState:
                 assert partition.leader == -1 or partition.leader in partition.in_sync_replicas, "S2"
                 for key in zip(partition.replicas, partition.directories):
                     counts[key] = counts.get(key, 0) + 1
+                self._check_partition(topic, partition)
                 preferred[partition.replicas[0]] = preferred.get(partition.replicas[0], 0) + 1
+        for broker in self.brokers.values():
+            assert not (broker.fenced and broker.in_controlled_shutdown), "P7"
         assert self.removed.keys().isdisjoint(self.topics_by_id) and len(self.removed) <= REMOVED_COUNT_MAX, "S6"
         assert preferred == self.preferred_counts, "S4"
         assert counts == self.partition_counts and self.partition_count == sum(len(topic.partitions) for topic in self.topics.values()), "S4"
+
+    def _check_partition(self, topic: TopicState, partition: PartitionState) -> None:
+        in_sync, eligible = set(partition.in_sync_replicas), set(partition.eligible_leader_replicas)
+        what = f"{topic.name}-{partition.index}: {partition}"
+        assert len(in_sync) == len(partition.in_sync_replicas) and len(eligible) == len(partition.eligible_leader_replicas), f"P7 {what}"
+        assert not any(node in self.brokers and self.brokers[node].fenced for node in in_sync), f"P7: fenced and in sync: {what}"
+        assert not in_sync & eligible and eligible <= set(partition.replicas), f"P7 {what}"
+        assert not eligible or len(in_sync) < self.min_in_sync(topic, partition), f"P7: enough in sync, and some eligible: {what}"
+        assert not set(partition.last_known_eligible) & (in_sync | eligible), f"P8 {what}"
+        assert in_sync or eligible or partition.last_known_eligible, f"P10 {what}"
+        assert set(partition.adding_replicas) | set(partition.removing_replicas) <= set(partition.replicas), f"R14 {what}"
+        assert not set(partition.adding_replicas) & set(partition.removing_replicas), f"R14 {what}"
 
 
 _APPLY = {
