@@ -28,7 +28,7 @@ from mqd.cluster.gossip_membership import Member, Membership
 from mqd.cluster.gossip_messages import (
     BODY_BYTES_MAX, UPDATE_COUNT_MAX, Ack, Body, Identity, Left, Load, Nack, Packet, PacketOut, Ping, PingRequest, Raw, Refused, Seal, State, StreamPing, encode, encode_update, life_of,
 )  # fmt: skip
-from mqd.cluster.gossip_parts import Broadcasts, Bucket, ControllerHint, Health
+from mqd.cluster.gossip_parts import Broadcasts, Bucket, ControllerHint, Health, Window
 from mqd.cluster.gossip_probing import Prober
 
 EXCHANGE_COUNT_MAX = 4
@@ -59,6 +59,7 @@ class GossipCore:
         self._sequence = 0
         self._updates = Broadcasts(2 * settings.member_count_max)
         self._loads = Broadcasts(settings.member_count_max)
+        self._windows: dict[Identity, Window] = {}
         self._gossiping = False
         self._urgent_rounds = 0
         self._hint = ControllerHint()
@@ -278,14 +279,14 @@ class GossipCore:
         if packet.to_directory_id != membership.identity[1] or sender == membership.identity or membership.left:
             self.counts["misaddressed"] += 1
             return
-        member = membership.members.get(sender)
-        if member is None or packet.to_life != membership.life:
+        if not self._window_of(sender).accept(life_of(packet.incarnation), packet.sequence):
+            self.counts["repeated"] += 1
+            return
+        # Before it has joined a host cannot know that its life is a new one (its disk may be a copy): what was sent to that life could be repeated.
+        if sender not in membership.members or packet.to_life != membership.life or not self._joined:
             self.counts["strangers"] += 1
             if isinstance(packet.body, Ping):
                 self.prober.on_ping(packet, packet.body, stranger=True)
-            return
-        if not member.window.accept(life_of(packet.incarnation), packet.sequence):
-            self.counts["repeated"] += 1
             return
         self.counts["received"] += 1
         self._learn_controller(packet.controller_epoch, packet.controller_id)
@@ -300,6 +301,16 @@ class GossipCore:
                 self.prober.on_ping_request(packet, packet.body)
             case Nack():
                 self.prober.on_nack(packet, packet.body)
+
+    def _window_of(self, sender: Identity) -> Window:
+        """Also of senders that are not members yet, or no longer: else what they sent then could be repeated when they are."""
+        window = self._windows.get(sender)
+        if window is None:
+            if len(self._windows) >= 2 * self.settings.member_count_max:
+                members = self.membership.members
+                del self._windows[next(identity for identity in self._windows if identity not in members)]
+            window = self._windows[sender] = Window()
+        return window
 
     def _learn_controller(self, epoch: int, node_id: int) -> None:
         if self._hint.learn(epoch, node_id):
@@ -430,7 +441,7 @@ class GossipCore:
         self._updates.check()
         self._loads.check()
         assert len(self._exchanges) <= EXCHANGE_COUNT_MAX
-        assert all(member.window is not None for member in self.membership.members.values())
+        assert len(self._windows) <= 2 * self.settings.member_count_max
         assert not any(effect.__class__ is SendDatagram and len(effect.data) > 1400 for effect in self._effects), "G4"
 
 

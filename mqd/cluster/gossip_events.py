@@ -102,7 +102,9 @@ class DatagramReceived(msgspec.Struct, frozen=True):
 
 
 class StateReceived(msgspec.Struct, frozen=True):
-    """The other side's state, over an authenticated TCP connection. `exchange_id`: of our PushPull, or None when the other side began (then answer with core.state(False))."""
+    """The other side's state, over an authenticated TCP connection. `exchange_id`: of our PushPull, or None when the other side began.
+
+    Then answer with core.state(False), taken before this event: a host that joins learns from the answer what was known of it before."""
 
     state: State
     exchange_id: int | None = None

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from mqd.cluster.gossip_events import ALIVE, DEAD, LEFT, SUSPECT, KeepLife, MemberChanged, MemberView, NodeIdTwice, Profile
 from mqd.cluster.gossip_messages import LIFE_MAX, REFUTATIONS, Alive, Dead, Entry, Identity, Left, Load, State, Suspect, Update, encode_update, life_of
-from mqd.cluster.gossip_parts import Suspicion, Window
+from mqd.cluster.gossip_parts import Suspicion
 
 if TYPE_CHECKING:
     from mqd.cluster.gossip_core import GossipCore
@@ -29,7 +29,7 @@ RANK = {ALIVE: 0, SUSPECT: 1, DEAD: 2, LEFT: 3}
 
 
 class Member:
-    __slots__ = ("incarnation", "load", "profile", "since_ms", "state", "suspicion", "window")
+    __slots__ = ("incarnation", "load", "profile", "since_ms", "state", "suspicion")
 
     def __init__(self, profile: Alive, since_ms: int) -> None:
         self.profile = profile
@@ -38,7 +38,6 @@ class Member:
         self.since_ms = since_ms
         self.suspicion: Suspicion | None = None
         self.load: Load | None = None
-        self.window = Window()
 
     @property
     def identity(self) -> Identity:
@@ -101,10 +100,14 @@ class Membership:
         self.announce()
 
     def _outrank(self, incarnation: int) -> bool:
-        """A higher incarnation than that one. A new life is on disk before anybody hears of it."""
+        """A higher incarnation than that one; False when there is none."""
         if life_of(incarnation) == self.life and (incarnation + 1) % REFUTATIONS:
             self.incarnation = incarnation + 1
             return True
+        return self._begin_life_after(incarnation)
+
+    def _begin_life_after(self, incarnation: int) -> bool:
+        """Before it has joined nobody can know of this life, but of one that had the same number: the directory is an old copy."""
         life = life_of(incarnation) + 1
         if life > LIFE_MAX:
             return False  # only a host that lies can have said so
@@ -146,7 +149,10 @@ class Membership:
             profile, incarnation = entry.alive, max(entry.incarnation, entry.alive.incarnation)
             identity = (profile.node_id, profile.directory_id)
             if identity == self.identity:
-                if incarnation > self.incarnation or (entry.state != ALIVE and incarnation == self.incarnation):
+                if not core.joined and incarnation >= self.incarnation:
+                    self._begin_life_after(incarnation)
+                    self.announce()
+                elif incarnation > self.incarnation or (entry.state != ALIVE and incarnation == self.incarnation):
                     self._refute(incarnation)
                 continue
             if identity not in self.members and entry.state in (DEAD, LEFT):

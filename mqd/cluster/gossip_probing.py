@@ -174,9 +174,11 @@ class Prober:
             return
         member = core.membership.members.get((packet.node_id, packet.directory_id))
         first = [told] if member is not None and (told := member.told()) else []
+        if any((update.node_id, update.directory_id) == core.membership.identity for update in packet.updates):
+            first.append(core.membership.encoded)  # perhaps refuted long ago, but not heard there
         if stranger:
-            first.append(core.membership.encoded)
-        core.send((packet.directory_id, life_of(packet.incarnation)), ping.host, ping.port, Ack(ping.probe_id), first)
+            first = [core.membership.encoded]  # and nothing of the queue: whoever repeats old pings could empty it
+        core.send((packet.directory_id, life_of(packet.incarnation)), ping.host, ping.port, Ack(ping.probe_id), first, alone=stranger)
 
     def on_ack(self, packet: Packet, ack: Ack) -> None:
         probe = self.probes.get(ack.probe_id)
