@@ -220,6 +220,11 @@ void mqd_control_set_metadata_version(void *control, uint64_t version)
     mqd_store_release(&mqd_control_header(control)->metadata_version, version);
 }
 
+int64_t mqd_control_lease_deadline_ns(void *control)
+{
+    return mqd_load_acquire(&mqd_control_header(control)->lease_deadline_ns);
+}
+
 /* The deadline last: whoever sees a later lease sees the epoch it was granted under. */
 void mqd_control_set_broker(void *control, int64_t broker_epoch, uint64_t incarnation, int64_t lease_deadline_ns)
 {

@@ -134,6 +134,11 @@ class Control:
     def set_broker(self, broker_epoch: int, incarnation: int, lease_deadline_ns: int) -> None:
         lib.mqd_control_set_broker(self._memory, broker_epoch, incarnation, lease_deadline_ns)
 
+    @property
+    def lease_deadline_ns(self) -> int:
+        """CLOCK_BOOTTIME until which this host may act as a leader; 2^63 - 1 = for ever."""
+        return lib.mqd_control_lease_deadline_ns(self._memory)
+
     def set_api_versions(self, version: int, body: bytes) -> None:
         """Acceptor: the ready-made ApiVersions body of one request version (0..7), at most 4080 bytes."""
         check(lib.mqd_control_set_api_versions(self._memory, version, body, len(body)))
