@@ -396,10 +396,10 @@ int mqd_reactor_log_dir_full(struct mqd_reactor *reactor, uint64_t token, uint32
 int mqd_reactor_topic_put(struct mqd_reactor *reactor, uint64_t token, const uint8_t topic_id[16], const char *name, const uint32_t *slots, uint32_t partition_count);
 int mqd_reactor_topic_remove(struct mqd_reactor *reactor, uint64_t token, const uint8_t topic_id[16]);
 /* As topic_put (all of whose partitions are led here), for a cluster: where each partition is. */
-#define MQD_LEADER_HERE INT32_MIN
+#define MQD_LEADER_HERE -2147483647
 struct mqd_topic_partition {
     uint32_t slot;        /* of this host's replica; UINT32_MAX = none here */
-    int32_t leader;       /* node id, -1 = none; MQD_LEADER_HERE = this host, which has no number yet */
+    int32_t leader;       /* node id, -1 = none; MQD_LEADER_HERE = this host, whose number is not known */
     int32_t leader_epoch;
     int32_t redirect;     /* a retired one: the partition that takes its records; -1 = none */
     uint32_t retiring;    /* 0; 1 = refuses new records; 2 and more = redirects them */
