@@ -1,0 +1,429 @@
+"""A simulated host: clock, disks, control segment, and the processes that come and go on it.
+
+Invariants
+    H1  what outlives a process is here (disks, control segment, the keeper's knowledge); what outlives the host is on its disks
+    H2  every process of the host can die alone: each worker, the acceptor, the controller; with the keeper they all do
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mqd.cluster import broker_core, broker_messages, host_events
+from mqd.cluster.broker_messages import RegisterBroker
+from mqd.cluster.controller_messages import (
+    Answer,
+    Applied,
+    BrokersPut,
+    Image,
+    InSyncAnswer,
+    PartitionsPut,
+    ProposeInSync,
+    Request,
+    Several,
+    Subscribe,
+    TopicPut,
+    TopicRemoved,
+)
+from mqd.cluster.host_core import owner_of
+from mqd.cluster.host_events import SlotSeen
+from mqd.cluster.placement import Directory
+from mqd.cluster.quorum_messages import ReplicaKey
+from mqd.worker.assignments import Assignment as WorkerAssignment
+from mqd.worker.assignments import assignment_of, settings_of
+from mqd.worker.catalog import Catalog, Changes, Owned
+from tests.sim.controller_process import ControllerProcess
+from tests.sim.disks import PartitionLog
+from tests.sim.kernel import MILLISECOND, Clock, Process, Violation
+from tests.sim.model_worker import Control, ModelWorker
+from tests.sim.native_replica import NativeReplica
+from tests.sim.partition_replica import Assignment, Member, Proposal
+from tests.sim.quorum_disk import QuorumDisk
+
+if TYPE_CHECKING:
+    from tests.sim.cluster_world import ClusterWorld
+
+INT64_MAX = (1 << 63) - 1
+Partition = tuple[bytes, int]
+
+
+class Subscriber:
+    """A process that is connected with its host's controller, again when that one is another."""
+
+    role = ""
+    index = 0
+
+    def __init__(self, host: ClusterHost) -> None:
+        self.controller: ControllerProcess | None = None
+        self.client = -1
+        self.generation = host.new_generation()
+
+    def join(self, host: ClusterHost, process: Process) -> None:
+        controller = host.controller
+        if controller is None or not controller.process.alive:
+            self.controller = None
+            host.kernel.after(20 * MILLISECOND, process, self.join, host, process)
+            return
+        self.controller = controller
+        self.client = controller.connect(process, self.hears, self.role)
+        self.say(host, Subscribe(self.role, self.index, self.generation))
+
+    def say(self, host: ClusterHost, message: Any) -> None:
+        if self.controller is not None:
+            host.kernel.after(20, self.controller.process, self.controller.on_message, self.client, message)
+
+    def hears(self, controller: ControllerProcess, message: Any) -> None:
+        if controller is self.controller:
+            self.on_message(message)
+
+    def on_message(self, message: Any) -> None:
+        raise NotImplementedError
+
+
+class ClusterWorker(ModelWorker, Subscriber):
+    role = "worker"
+
+    def __init__(self, host: ClusterHost, index: int) -> None:
+        world = host.world
+        Subscriber.__init__(self, host)
+        ModelWorker.__init__(self, host, world.history, self._new_core, world.off, world.fetch_max)
+        self.index = index
+        self.cluster_host = host
+        self.catalog = Catalog(index, world.worker_config)
+        self.join(host, self.process)
+
+    def _new_core(self, log: PartitionLog) -> NativeReplica:
+        return NativeReplica(log, True, self.cluster_host.world.off)
+
+    def on_message(self, message: Any) -> None:
+        match message:
+            case Image():
+                self._carry_out(self.catalog.on_image(message))
+                self._applied(message.version)
+            case Several():
+                self._carry_out(self.catalog.on_several(message.parts))
+                self._applied(message.version)
+            case InSyncAnswer():
+                self.on_answered((message.topic_id, message.index), message.sequence, message.leader_epoch, message.error)
+            case _ if hasattr(message, "version"):
+                self._carry_out(self.catalog.on_message(message))
+                self._applied(message.version)
+
+    def _applied(self, version: int) -> None:
+        delay = 30 if self.kernel.random.random() < 0.8 else self.kernel.random.randrange(5_000)
+        self.kernel.after(delay, self.process, self.say, self.cluster_host, Applied(version, {}))
+
+    def _carry_out(self, changes: Changes) -> None:
+        for owned in changes.delete:
+            self.remove(owned.key)
+        for owned in changes.close:
+            place = self.places.pop(owned.key, None)
+            if place is not None:
+                self._refuse(place, 6)
+        for owned in changes.open:
+            if not owned.replicated:  # one replica: the fast path; here the same core with nobody else
+                self._give(owned, self._alone(owned))
+        for owned in changes.set_epoch:
+            self._give(owned, self._alone(owned))
+        for owned, assignment in changes.assign:
+            self._give(owned, assignment)
+
+    def _alone(self, owned: Owned) -> WorkerAssignment:
+        catalog = self.catalog
+        topic = catalog.topic_of(owned)
+        return assignment_of(topic, topic.partitions[owned.index], catalog.cluster, settings_of(topic, catalog.cluster, self.cluster_host.world.worker_config))
+
+    def _give(self, owned: Owned, assignment: WorkerAssignment) -> None:
+        host = self.cluster_host
+        epoch = host.broker_epoch if host.ready or "R10" in self.off else -1  # R10: a core leads and follows only as the registration that its metadata show
+        if "R10" in self.off and epoch < 0:
+            epoch = assignment.broker_epoch
+        members = tuple([Member(member.node_id, member.in_sync, member.eligible, member.broker_epoch) for member in assignment.members])
+        given = Assignment(host.node, epoch, assignment.leader, assignment.leader_epoch, assignment.partition_epoch, assignment.min_insync, members)
+        place = self.places.get(owned.key)
+        if place is None:
+            host.world.replicas_opened(host, owned.key)
+        core = place.core if place is not None else None
+        if core is None:
+            self._opening = assignment
+        else:
+            core.flush_on_ack, core.lag_ms_max, core.lag_records_max = assignment.flush_on_ack, assignment.lag_ms_max, assignment.lag_records_max
+        if given.leader == host.node and given.leader_epoch <= host.controls.setdefault(owned.key, Control()).led and (place is None or place.refused_epoch >= given.leader_epoch):
+            raise Violation("W2", f"node {host.node}: a new worker is to lead {owned.name} in epoch {given.leader_epoch}, which its predecessor led")
+        self.assign(owned.key, given)
+        place = self.places[owned.key]
+        if core is None:
+            place.core.flush_on_ack, place.core.lag_ms_max, place.core.lag_records_max = assignment.flush_on_ack, assignment.lag_ms_max, assignment.lag_records_max
+            self.assign(owned.key, given)
+
+    def on_broker_changed(self) -> None:
+        """The control segment says something else of this host as a broker."""
+        for owned in list(self.catalog.owned.values()):
+            assignment = self.catalog.assigned.get(owned.key) or self._alone(owned)
+            self._give(owned, assignment)
+
+
+class Acceptor(Subscriber):
+    """Passes changes of clients on, and knows who leads what."""
+
+    role = "acceptor"
+
+    def __init__(self, host: ClusterHost) -> None:
+        super().__init__(host)
+        self.host = host
+        self.process = Process(f"acceptor {host.node}")
+        self.leaders: dict[Partition, int] = {}
+        self._asked: dict[int, Any] = {}
+        self._number = 0
+        self.join(host, self.process)
+
+    def on_request(self, change: Any, caller: Any) -> None:
+        self._number += 1
+        self._asked[self._number] = caller
+        self.say(self.host, Request(self._number, change))
+
+    def on_message(self, message: Any) -> None:
+        match message:
+            case Image():
+                self.leaders = {}
+                for topic in message.topics:
+                    self._learn(topic.topic_id, topic.partitions)
+            case TopicPut():
+                self._learn(message.topic.topic_id, message.topic.partitions)
+            case PartitionsPut():
+                self._learn(message.topic_id, message.partitions)
+            case TopicRemoved():
+                self.leaders = {key: leader for key, leader in self.leaders.items() if key[0] != message.topic_id}
+            case Several():
+                for part in message.parts:
+                    self.on_message(part)
+            case BrokersPut():
+                pass
+            case Answer():
+                caller = self._asked.pop(message.request_id, None)
+                if caller is not None:
+                    node, process, do, token = caller
+                    self.host.network.send(self.host.node, node, process, do, token, message)
+
+    def _learn(self, topic_id: bytes, partitions: Any) -> None:
+        for partition in partitions:
+            self.leaders[topic_id, partition.index] = partition.leader
+
+
+class ClusterHost:
+    def __init__(self, world: ClusterWorld, node: int, rack: str | None, worker_count: int) -> None:
+        self.world, self.kernel, self.network = world, world.kernel, world.network
+        self.node, self.rack = node, rack
+        self.clock = Clock(world.kernel, world.new_drift())
+        self.incarnation = 0
+        self._generation = 0
+        self.new_disks()
+        self.workers: list[ClusterWorker | None] = [None] * worker_count
+        self.acceptor: Acceptor | None = None
+        self.controller: ControllerProcess | None = None
+        self.leaving = False
+        self.excused = False  # its keeper has proven that nobody leads anything here
+        self._new_control()
+
+    # -- what outlives processes -------------------------------------------------------------------------------------------
+
+    def new_disks(self) -> None:
+        number = self.world.new_number()
+        self.disk = QuorumDisk()
+        self.key = ReplicaKey(self.node, number.to_bytes(16, "big"))
+        self.log_directory = f"dir-{number}"
+        self.logs: dict[Partition, PartitionLog] = {}
+        self.clean_epoch = -1
+
+    def _new_control(self) -> None:
+        self.controls: dict[Partition, Control] = {}
+        self.slots: dict[int, tuple[bytes, int, int, int, int]] = {}
+        self.broker_epoch = -1
+        self.ready = False
+        self._lease_until_ns = 0
+
+    @property
+    def lease_deadline_ns(self) -> int:
+        return self._lease_until_ns if self.ready or "R10" in self.world.off else 0
+
+    @property
+    def lease_until_ms(self) -> int:
+        return self._lease_until_ns // 1_000_000 if self._lease_until_ns < INT64_MAX else INT64_MAX
+
+    def set_broker(self, action: broker_core.SetBroker) -> None:
+        changed = (self.broker_epoch, self.ready) != (action.broker_epoch, action.ready)
+        self.broker_epoch, self.ready = action.broker_epoch, action.ready
+        until_ms = action.lease_until_ms
+        self._lease_until_ns = until_ms * 1_000_000 if until_ms < INT64_MAX else INT64_MAX
+        if changed:
+            for worker in self.workers:
+                if worker is not None:
+                    self.kernel.after(10, worker.process, worker.on_broker_changed)
+
+    def slots_seen(self) -> tuple[SlotSeen, ...]:
+        return tuple(
+            [
+                SlotSeen(slot, topic_id, index, epoch, owner, owner < len(self.workers) and generation != self.generation_of(owner))
+                for slot, (topic_id, index, epoch, owner, generation) in sorted(self.slots.items())
+            ]
+        )
+
+    def generation_of(self, owner: int) -> int:
+        """Of the worker that lives there, or lived last."""
+        if owner >= len(self.workers):
+            return -1
+        worker = self.workers[owner]
+        return worker.generation if worker is not None else -1
+
+    def new_generation(self) -> int:
+        self._generation += 1
+        return self._generation
+
+    # -- what its processes ask --------------------------------------------------------------------------------------------
+
+    def clock_ns(self) -> int:
+        return self.clock.now()
+
+    def flush_delay(self) -> int:
+        return self.world.flush_delay(self)
+
+    def worker_of(self, node: int, partition: Partition) -> ClusterWorker | None:
+        return self.world.worker_of(node, partition)
+
+    def propose(self, worker: ModelWorker, partition: Partition, proposal: Proposal) -> None:
+        topic_id, index = partition
+        members = list(proposal.in_sync)
+        worker.say(self, ProposeInSync(topic_id, index, proposal.leader_epoch, proposal.partition_epoch, members, proposal.sequence))  # type: ignore[attr-defined]
+
+    def directory(self) -> Directory:
+        return Directory(self.log_directory, f"/data/{self.log_directory}", 1 << 40, True)
+
+    def registration(self) -> RegisterBroker:
+        report = broker_messages.DirectoryReport(self.log_directory, f"/data/{self.log_directory}", 1 << 40, True)
+        return RegisterBroker(
+            self.node, self.key.directory_id.hex(), self.incarnation, f"host{self.node}", 9092, self.rack, f"host{self.node}", 9093, f"host{self.node}", 9094, len(self.workers), [report],
+            self.clean_epoch, {},
+        )  # fmt: skip
+
+    # -- life --------------------------------------------------------------------------------------------------------------
+
+    @property
+    def up(self) -> bool:
+        return self.acceptor is not None or self.controller is not None or any(worker is not None for worker in self.workers)
+
+    def processes(self) -> list[Process]:
+        found = [worker.process for worker in self.workers if worker is not None]
+        found += [part.process for part in (self.acceptor, self.controller) if part is not None]
+        return found
+
+    def start(self) -> None:
+        assert not self.up
+        self.incarnation += 1
+        self.leaving = self.excused = False
+        self._new_control()
+        self._start_controller()
+        self.acceptor = Acceptor(self)
+        for index in range(len(self.workers)):
+            self.workers[index] = ClusterWorker(self, index)
+        self.clean_epoch = -1  # the marker is taken away once it was read
+
+    def _start_controller(self) -> None:
+        self.controller = self.world.controller_class(self)
+        self.controller.start()
+
+    def stop(self, how: str) -> None:
+        """kill (page cache kept), power, wipe: all processes at once, the keeper among them."""
+        random = self.kernel.random
+        for process in self.processes():
+            process.die()
+        had = self.controller is not None
+        self.workers = [None] * len(self.workers)
+        self.acceptor = self.controller = None
+        if had:
+            self.disk.crash(random, 1.0 if how == "clean" else 0.5)
+        if how == "power":
+            for log in self.logs.values():
+                log.lose_power(random)
+        elif how == "wipe":
+            self.new_disks()
+
+    def kill_controller(self) -> None:
+        if self.controller is not None:
+            self.controller.process.die()
+            self.controller = None
+            self.disk.crash(self.kernel.random, 0.7)
+            for subscriber in (*self.workers, self.acceptor):
+                if subscriber is not None:
+                    subscriber.controller = None
+                    self.kernel.after(20 * MILLISECOND, subscriber.process, subscriber.join, self, subscriber.process)
+
+    def restart_controller(self) -> None:
+        if self.controller is None and self.acceptor is not None:
+            self._start_controller()
+
+    def kill_acceptor(self) -> None:
+        if self.acceptor is not None:
+            self._gone(self.acceptor)
+            self.acceptor = Acceptor(self)
+
+    def kill_worker(self, index: int) -> None:
+        """supervisord starts another; the keeper tells the controller of the death."""
+        worker = self.workers[index]
+        if worker is None:
+            return
+        self._gone(worker)
+        self.workers[index] = ClusterWorker(self, index)
+        controller = self.controller
+        if controller is not None:
+            event = host_events.WorkerDied(index, worker.generation)
+            self.kernel.after(self.kernel.random.randrange(100, 2_000), controller.process, controller.on_host, event)
+
+    def _gone(self, subscriber: Any) -> None:
+        subscriber.process.die()
+        controller = subscriber.controller
+        if controller is not None and controller is self.controller:
+            self.kernel.after(50, controller.process, controller.disconnect, subscriber.client)
+
+    def kill_data_plane(self) -> None:
+        """Workers and acceptor, and the keeper has the proof."""
+        if self.acceptor is None:
+            return
+        controller = self.controller
+        if controller is not None:
+            self.excused = True
+            self.kernel.after(100, controller.process, controller.on_broker, broker_core.HostDied())
+        self.kill_acceptor()
+        for index in range(len(self.workers)):
+            self.kill_worker(index)
+
+    def ask_shutdown(self) -> None:
+        if self.controller is not None and not self.leaving:
+            self.leaving = True
+            self.controller.on_broker(broker_core.ShutdownRequested())
+
+    def shut_down(self, action: broker_core.ShutDown) -> None:
+        """Flush, write the marker, end; started again a while later."""
+        for log in self.logs.values():
+            log.durable, log.undone = log.end, None
+        self.kernel.tell("ends", self.node, action.broker_epoch)
+        marker = action.broker_epoch
+        self.kernel.after(0, None, self._end, self.controller, marker)
+
+    def _end(self, controller: ControllerProcess, marker: int) -> None:
+        if self.controller is not controller:
+            return
+        for log in self.logs.values():
+            log.durable, log.undone = log.end, None
+        self.stop("clean")
+        self.clean_epoch = marker
+        self.kernel.after(self.kernel.random.randrange(50, 2_000) * MILLISECOND, None, self.world.start_host, self)
+
+    def pause(self, duration: int, which: str) -> None:
+        for process in self.processes():
+            if which == "host" or process.name.startswith(which):
+                process.stopped = True
+                self.kernel.after(duration, None, self.kernel.go_on, process)
+
+
+def owner_index(host: ClusterHost, partition: Partition) -> int:
+    return owner_of(partition[0], partition[1], len(host.workers))

@@ -1,0 +1,420 @@
+"""Whole clusters of the real cores: quorum, metadata, host and broker cores in each host's controller, the replication core in C in each worker, and around them time, networks, disks,
+clocks, processes and clients from one seed. Chaos, then healing. `python -m tests.sim.replay SEED` runs a seed again and tells it.
+
+Checked at each step, beside what each core asserts of itself (names as in the design page)
+    I1 one leader in an epoch; I2 the committed records are the same everywhere; I4 a vote never regresses (quorum_disk); I5 nothing before it is committed; I6 epochs only rise
+    L1 one valid lease at a time; L2 whoever is fenced has no lease any more; L4 nothing is taken without a lease
+    P1..P10, C1..C4, R11, R12: history.py
+    W2 a worker never leads in an epoch that its predecessor led
+and at the end, when everything has been put right: every partition is led, complete and moving, everybody knows the same metadata, what was acknowledged is there (LIVE, C1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from mqd.cluster import controller_messages as messages
+from mqd.cluster import peer_messages
+from mqd.cluster import quorum_events as events
+from mqd.cluster.config_rules import ConfigRules
+from mqd.cluster.controller_options import ControllerOptions
+from mqd.cluster.host_core import owner_of
+from mqd.cluster.metadata_records import BrokerChanged, BrokerRegistered, decode_record
+from mqd.cluster.metadata_state import MetadataState
+from mqd.cluster.partition_rules import effective_min_in_sync, wanted_min_in_sync
+from mqd.cluster.quorum_core import QuorumCore
+from mqd.cluster.quorum_events import QuorumSettings
+from mqd.cluster.quorum_messages import DATA, Batch, SnapshotMeta, Voter
+from tests.sim.clients import Asker, Client, Consumer, Producer
+from tests.sim.cluster_faults import Faults
+from tests.sim.cluster_host import Acceptor, ClusterHost, ClusterWorker
+from tests.sim.controller_process import ControllerProcess, encode_state
+from tests.sim.disks import PartitionLog
+from tests.sim.history import History, PartitionView
+from tests.sim.kernel import MILLISECOND, SECOND, Kernel, Network, Process, Violation
+from tests.sim.model_worker import Place
+
+Partition = tuple[bytes, int]
+HEAL_MAX = 90 * SECOND
+
+
+class Admin(Client):
+    """Asks some host's acceptor for changes; its own are in `wanted`, first come first served."""
+
+    def __init__(self, world: ClusterWorld, pause: int) -> None:
+        self.wanted: list[Any] = []
+        self.answers: list[messages.Answer] = []
+        self.change: Any = None
+        super().__init__(world, [], pause)
+
+    def turn(self) -> None:
+        world = self.world
+        if self.change is None:
+            if not self.wanted:
+                self.again(self.pause)
+                return
+            self.change = self.wanted.pop(0)
+        host = world.hosts[self.kernel.random.randrange(world.host_count)]
+        self.token += 1
+        self.kernel.after(2 * SECOND, self.process, self._turn, self.token)
+        acceptor: Acceptor | None = host.acceptor
+        if acceptor is not None:
+            world.network.send(world.client_node, host.node, acceptor.process, acceptor.on_request, self.change, (world.client_node, self.process, self.answered, self.token))
+
+    def on_answer(self, answer: messages.Answer) -> None:
+        self.answers.append(answer)
+        if answer.error in (6, 7, 41, 56):  # NOT_LEADER.., REQUEST_TIMED_OUT, NOT_CONTROLLER, KAFKA_STORAGE_ERROR: again
+            self.again(100 * MILLISECOND)
+            return
+        self.kernel.tell("change", type(self.change).__name__, answer.error)
+        self.change = None
+        self.done += 1
+        self.again(self.pause)
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What one run is like; drawn from the seed."""
+
+    hosts: int = 4
+    voters: int = 3
+    workers: int = 1
+    partitions: int = 2
+    drift_max: float = 0.001
+    drift_is_bounded: bool = True
+    session_ms: int = 2_000
+    promise_ms: int = 1_000
+    fetch_max: int = 8
+    wire: bool = False  # messages between hosts are encoded and decoded
+    producers: int = 3
+
+
+def draw_plan(random: Any) -> Plan:
+    bounded = random.random() < 0.9
+    return Plan(
+        hosts=random.choice((3, 4, 4, 5)),
+        voters=random.choice((1, 3, 3, 3)),
+        workers=random.choice((1, 1, 2)),
+        partitions=random.choice((1, 1, 2)),
+        drift_max=random.choice((0.0, 0.001, 0.05)) if bounded else 0.4,
+        drift_is_bounded=bounded,
+        session_ms=random.choice((1_000, 2_000, 6_000)),
+        promise_ms=random.choice((400, 1_000, 2_000)),
+        fetch_max=random.choice((1, 2, 8)),
+        wire=random.random() < 0.05,
+        producers=random.choice((1, 2, 3)),
+    )
+
+
+class ClusterWorld:
+    def __init__(self, seed: int, off: frozenset[str] = frozenset(), plan: Plan | None = None, quorum_class: type[QuorumCore] = QuorumCore, quiet: bool = False) -> None:
+        self.seed = seed
+        kernel = self.kernel = Kernel(f"cluster {seed}")
+        random = kernel.random
+        self.plan = plan = plan if plan is not None else draw_plan(random)
+        self.off = off
+        self.host_count = plan.hosts
+        self.client_node = plan.hosts
+        self.network = Network(kernel, plan.hosts + 1)
+        self.options = ControllerOptions(
+            session_ms=plan.session_ms, heartbeat_ms=plan.session_ms // 5, replication_delay_ms=random.choice((-1, 5_000, 60_000)), balance_check_ms=random.choice((3_000, 300_000)),
+            balance_stable_ms=1_000, shutdown_wait_ms=5_000, mutants=frozenset([CONTROLLER_MUTANTS.get(rule, rule) for rule in off]),
+        )  # fmt: skip
+        self.quorum_settings = QuorumSettings(promise_ns=plan.promise_ms * 1_000_000, log_bytes_max=random.choice((3_000, 20_000, 1 << 20)), retained_bytes=random.choice((500, 5_000, 1 << 20)))
+        self.quorum_class = quorum_class
+        self.controller_class = ControllerProcess
+        self.config_rules = ConfigRules({"inter.broker.listener": "127.0.0.1:9093", "controller.listener": "127.0.0.1:9094"})
+        self.worker_config = {"replica.lag.time.max.ms": "1500"}
+        self.tick_ms = 100
+        self.fetch_max = plan.fetch_max
+        self.producer_ids = self.values = self._number = 0
+        self.history = History(self.view, self.running, self.logs, self.flush_on_ack)
+        self._ghost(plan)
+        self.hosts: list[ClusterHost] = []
+        for node in range(plan.hosts):
+            self.hosts.append(ClusterHost(self, node, random.choice((None, "r1", "r2")), plan.workers))
+        self._found(plan.voters)
+        self.faults = Faults(self, quiet)
+        self.admin = Admin(self, 50 * MILLISECOND)
+        self.clients: list[Client] = [self.admin]
+        kernel.after_each = self._after_each
+        self._touched: dict[int, None] = {}
+        for host in self.hosts:
+            host.start()
+        self._create_topics(plan)
+
+    # -- making ------------------------------------------------------------------------------------------------------------
+
+    def _ghost(self, plan: Plan) -> None:
+        """The metadata as far as anybody has been told that it is committed."""
+        self.state = MetadataState()
+        self.state.cluster_id = "simulated"
+        self.committed: dict[int, Batch] = {}  # by base offset
+        self.leaders: dict[int, Any] = {}  # quorum epoch -> who leads it
+        self.shrunk = False
+
+    def _found(self, voters: int) -> None:
+        keys = tuple([self.voter(node) for node in range(voters)])
+        data = encode_state(self.state)
+        for node in range(voters):
+            self.hosts[node].disk.snapshot = (SnapshotMeta(0, 0, keys, 1), data)
+
+    def voter(self, node: int) -> Voter:
+        return Voter(self.hosts[node].key, f"host{node}", 9094)
+
+    def _create_topics(self, plan: Plan) -> None:
+        replicas = min(3, plan.hosts)
+        for name, flush in (("flushed", "true"), ("cached", "false")):
+            self.admin.wanted.append(messages.CreateTopic(name, plan.partitions, replicas, {}, {"flush.on.ack": flush, "min.insync.replicas": "2"}))
+
+    def new_topic_id(self) -> bytes:
+        return self.kernel.random.getrandbits(128).to_bytes(16, "big")
+
+    def new_number(self) -> int:
+        self._number += 1
+        return self._number
+
+    def new_drift(self) -> float:
+        return self.kernel.random.uniform(-self.plan.drift_max, self.plan.drift_max)
+
+    # -- what others ask ---------------------------------------------------------------------------------------------------
+
+    def flush_delay(self, host: ClusterHost) -> int:
+        return self.faults.flush_delay(host)
+
+    def start_host(self, host: ClusterHost) -> None:
+        if not host.up:
+            host.start()
+
+    def worker_of(self, node: int, partition: Partition) -> ClusterWorker | None:
+        if not 0 <= node < self.host_count:
+            return None
+        workers = self.hosts[node].workers
+        return workers[owner_of(partition[0], partition[1], len(workers))]
+
+    def send_peer(self, source: int, target: int, message: msgspec.Struct) -> None:
+        if not 0 <= target < self.host_count:
+            return
+        controller = self.hosts[target].controller
+        if controller is None:
+            return
+        if self.plan.wire:
+            message = peer_messages.decode(peer_messages.encode(message)[4:])
+        self.network.send(source, target, controller.process, controller.on_peer, source, message)
+
+    def view(self, partition: Partition) -> PartitionView | None:
+        state = self.state
+        name = state.topics_by_id.get(partition[0])
+        if name is None or partition[1] >= len(state.topics[name].partitions):
+            return None
+        topic = state.topics[name]
+        found = topic.partitions[partition[1]]
+        wanted = wanted_min_in_sync(topic.config, state.broker_configs.get("", {}))
+        minimum = effective_min_in_sync(wanted, len(found.replicas), len(found.adding_replicas))
+        return PartitionView(found.leader, found.leader_epoch, found.partition_epoch, found.replicas, found.in_sync_replicas, found.eligible_leader_replicas, minimum)
+
+    def flush_on_ack(self, partition: Partition) -> bool:
+        name = self.state.topics_by_id.get(partition[0])
+        return name is not None and self.state.topics[name].config.get("flush.on.ack", "true") == "true"
+
+    def running(self, node: int, partition: Partition) -> Place | None:
+        host = self.hosts[node]
+        broker = self.state.brokers.get(node)
+        if broker is None or host.broker_epoch != broker.epoch or not host.ready:
+            return None
+        worker = self.worker_of(node, partition)
+        return worker.places.get(partition) if worker is not None else None
+
+    def logs(self, partition: Partition) -> Iterable[PartitionLog]:
+        return [host.logs[partition] for host in self.hosts if partition in host.logs]
+
+    def partitions(self) -> list[Partition]:
+        return [(topic.topic_id, partition.index) for topic in self.state.topics.values() for partition in topic.partitions]
+
+    def leader_hint(self, partition: Partition) -> int:
+        acceptor = self.hosts[self.kernel.random.randrange(self.host_count)].acceptor
+        return acceptor.leaders.get(partition, -1) if acceptor is not None else -1
+
+    def replica_hint(self, partition: Partition) -> int:
+        view = self.view(partition)
+        return self.kernel.random.choice(view.replicas) if view is not None else -1
+
+    def replicas_opened(self, host: ClusterHost, partition: Partition) -> None:
+        pass
+
+    def active(self) -> ControllerProcess | None:
+        """Whose quorum epoch is the highest of those that are active."""
+        found = [host.controller for host in self.hosts if host.controller is not None and host.controller.quorum.is_active]
+        return max(found, key=lambda controller: controller.quorum.epoch, default=None)
+
+    # -- what is checked ---------------------------------------------------------------------------------------------------
+
+    def after_quorum(self, controller: ControllerProcess) -> None:
+        quorum = controller.quorum
+        if quorum.is_leader:
+            known = self.leaders.setdefault(quorum.epoch, quorum.key)
+            if known != quorum.key:
+                raise Violation("I1", f"epoch {quorum.epoch} is led by {quorum.key} and by {known}")
+            self._check_leases()
+
+    def _check_leases(self) -> None:
+        if not self.plan.drift_is_bounded:
+            return
+        holders = []
+        for host in self.hosts:
+            controller = host.controller
+            if controller is not None and controller.quorum.is_leader and controller.quorum.has_lease(host.clock.now()):
+                holders.append(host.node)
+        if len(holders) > 1:
+            raise Violation("L1", f"hosts {holders} hold the controller's lease")
+
+    def on_active(self, controller: ControllerProcess) -> None:
+        pass
+
+    def on_committed(self, node: int, batch: Batch) -> None:
+        """A host was told that this is committed."""
+        state = self.state
+        if batch.base_offset < state.version:
+            known = self.committed.get(batch.base_offset)
+            if known is not None and known != batch:
+                raise Violation("I2", f"node {node} is told {batch} at offset {batch.base_offset}; committed is {known}")
+            return
+        if batch.base_offset != state.version:
+            raise Violation("I2", f"node {node} is told offset {batch.base_offset} as committed; the last one known is {state.version}")
+        self.committed[batch.base_offset] = batch
+        if batch.kind == DATA:
+            for value in batch.values:
+                self._apply(decode_record(value))
+        state.version = batch.next_offset
+        state.check()
+
+    def _apply(self, record: Any) -> None:
+        state, history = self.state, self.history
+        before = dict(state.topics)
+        if isinstance(record, BrokerChanged) and record.fenced:
+            self._check_fencing(record)
+        state.apply(record)
+        for name, topic in state.topics.items():
+            old = before.get(name)
+            if old is topic:
+                continue
+            for partition in topic.partitions:
+                key = (topic.topic_id, partition.index)
+                was = old.partitions[partition.index] if old is not None and old.topic_id == topic.topic_id and partition.index < len(old.partitions) else None
+                if was is None or was.leader_epoch != partition.leader_epoch:
+                    history.chosen(key, partition.leader_epoch)
+                history.dirty[key] = None
+        if isinstance(record, BrokerRegistered | BrokerChanged):
+            history.dirty.update(dict.fromkeys(self.partitions()))
+
+    def _check_fencing(self, record: BrokerChanged) -> None:
+        """L2. A host that has ended, or whose data plane has died, has no lease that anybody could use."""
+        host = self.hosts[record.node_id]
+        if not self.plan.drift_is_bounded or host.broker_epoch != record.epoch or host.excused or "L2" in self.off:
+            return
+        now = host.clock.now()
+        if now < host.lease_deadline_ns and any(worker is not None for worker in host.workers):
+            raise Violation("L2", f"node {host.node} is fenced with {(host.lease_deadline_ns - now) / 1e9:.3f} s of its lease left")
+
+    def _after_each(self) -> None:
+        if self.history.dirty:
+            self.history.check()
+
+    # -- the run -----------------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Until there are topics."""
+        kernel = self.kernel
+        last = kernel.now + 30 * SECOND
+        while kernel.now < last and (self.admin.wanted or self.admin.change is not None):
+            kernel.run(until=kernel.now + 100 * MILLISECOND)
+        if len(self.state.topics) < 2:
+            raise Violation("LIVE", "no topics in 30 s")
+        random = kernel.random
+        partitions = self.partitions()
+        for number in range(self.plan.producers):
+            all_acks = number == 0 or random.random() < 0.7
+            self.clients.append(Producer(self, partitions, random.choice((20, 40, 80)) * MILLISECOND, all_acks, number < 2))
+        self.clients.append(Consumer(self, partitions, 80 * MILLISECOND))
+        self.clients.append(Consumer(self, partitions, 80 * MILLISECOND, nearest=True))
+        self.clients.append(Asker(self, partitions, 100 * MILLISECOND))
+
+    def run(self, chaos: int = 2_000) -> None:
+        self.begin()
+        self.faults.begin()
+        self.kernel.run(steps=chaos)
+        self.heal()
+        self.check_end()
+
+    def heal(self) -> None:
+        kernel = self.kernel
+        self.faults.end()
+        last = kernel.now + HEAL_MAX
+        while kernel.now < last and not self.healed():
+            kernel.run(until=kernel.now + 200 * MILLISECOND)
+        for client in self.clients:
+            client.stopping = True
+        kernel.run(until=kernel.now + 1_500 * MILLISECOND)
+
+    def healed(self) -> bool:
+        if self.admin.wanted or self.admin.change is not None or self.active() is None:
+            return False
+        versions = {host.controller.metadata.committed.version for host in self.hosts if host.controller is not None}
+        return len(versions) == 1 and all(map(self.whole, self.partitions()))
+
+    def stuck(self, partition: Partition) -> bool:
+        """Nobody may lead: an operator has to choose."""
+        view = self.view(partition)
+        return view.leader < 0 and not view.in_sync and not view.eligible
+
+    def whole(self, partition: Partition) -> bool:
+        view = self.view(partition)
+        if self.stuck(partition):
+            return True
+        return view.leader >= 0 and set(view.in_sync) == set(view.replicas) and not self.moving(partition)
+
+    def moving(self, partition: Partition) -> bool:
+        topic = self.state.topics[self.state.topics_by_id[partition[0]]]
+        found = topic.partitions[partition[1]]
+        return bool(found.adding_replicas or found.removing_replicas)
+
+    def check_end(self) -> None:
+        self.stuck_count = 0
+        if self.active() is None:
+            raise Violation("LIVE", "no active controller: " + self.story_of_quorum())
+        for partition in self.partitions():
+            view = self.view(partition)
+            if self.stuck(partition):
+                if self.flush_on_ack(partition) and not self.faults.wiped:
+                    raise Violation("STUCK", f"{self.name(partition)}: nobody may lead although nothing durable was lost; {view}")
+                self.stuck_count += 1
+                continue
+            if not self.whole(partition):
+                raise Violation("LIVE", f"{self.name(partition)} has not healed: {view}")
+            place = self.running(view.leader, partition)
+            if place is None or not place.core.leading or place.core.high_watermark != place.log.end or place.waiting:
+                raise Violation("LIVE", f"{self.name(partition)}: its leader {view.leader} does not get on")
+            self.history.check_end(partition, place)
+        for host in self.hosts:
+            if host.controller is not None:
+                host.controller.check()
+
+    def name(self, partition: Partition) -> str:
+        return f"{self.state.topics_by_id.get(partition[0], '?')}-{partition[1]}"
+
+    def story_of_quorum(self) -> str:
+        parts = []
+        for host in self.hosts:
+            controller = host.controller
+            if controller is None:
+                parts.append(f"{host.node}: down")
+            else:
+                quorum = controller.quorum
+                parts.append(f"{host.node}: epoch {quorum.epoch} leader {quorum.leader} voter {quorum.is_voter} log {quorum.log.end_offset} applied {quorum.applied_offset}")
+        return "; ".join(parts)
+
+
+CONTROLLER_MUTANTS = {"R8": "R8_ELR", "903": "KIP903", "R13": "UNCLEAN", "L2": "L2_SESSION"}
+__all__ = ["ClusterWorld", "Plan", "Process", "draw_plan", "events"]
