@@ -50,7 +50,7 @@
 #define MQD_BACKGROUND_FLUSH_MS 5000
 #define MQD_MUTE_TICK_COUNT 256
 #define MQD_MUTE_TICK_MS 4
-#define MQD_IN_SYNC_REPEAT_MS 2000  /* a proposal without an answer is told again */
+#define MQD_IN_SYNC_REPEAT_MS 1000  /* a proposal without an answer is told again */
 #define MQD_IN_SYNC_RETRY_MS 100    /* a refused in-sync proposal is made again after this */
 
 enum mqd_kafka_error {

@@ -288,7 +288,8 @@ static bool backend_works(int backend)
 
 struct client { int fd; uint8_t *reply; uint32_t reply_bytes, at; bool broken; };
 
-static struct client client_open(struct bench *b, uint32_t worker)
+/* peer_node: of the host that it comes from, by the listener between hosts; -1 = a client. */
+static struct client client_open_as(struct bench *b, uint32_t worker, int32_t peer_node)
 {
     struct sockaddr_in address;
     socklen_t size_bytes = sizeof address;
@@ -304,6 +305,10 @@ static struct client client_open(struct bench *b, uint32_t worker)
     uint8_t bytes[64] = {0};
     uint32_t magic = 0x31434e4fu;
     memcpy(bytes, &magic, 4);
+    if (peer_node >= 0) {
+        bytes[6] = 2; /* MQD_HANDOFF_PEER */
+        memcpy(bytes + 44, &peer_node, 4);
+    }
     union { struct cmsghdr header; char bytes[CMSG_SPACE(sizeof(int))]; } ancillary = {0};
     struct iovec iov = {bytes, sizeof bytes};
     struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &ancillary, .msg_controllen = sizeof ancillary};
@@ -313,6 +318,11 @@ static struct client client_open(struct bench *b, uint32_t worker)
     CHECK_OR(sendmsg(b->handoffs[worker], &message, 0) == 64, abort());
     close(peer);
     return client;
+}
+
+static inline struct client client_open(struct bench *b, uint32_t worker)
+{
+    return client_open_as(b, worker, -1);
 }
 
 static void client_close(struct client *client)
