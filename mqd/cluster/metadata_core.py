@@ -133,6 +133,13 @@ class BecameActive(msgspec.Struct, frozen=True):
     wall_ms: int = 0  # wall clock, for that record
 
 
+class ClusterFounded(msgspec.Struct, frozen=True):
+    """To the active controller of a metadata log that has no cluster id yet: this is it. Nothing where there is one."""
+
+    cluster_id: str
+    created_ms: int  # wall clock
+
+
 class Resigned(msgspec.Struct, frozen=True):
     """Not the quorum's leader any more: what was proposed and not committed is forgotten (another leader may still commit it, then it comes by Committed)."""
 
@@ -158,7 +165,7 @@ class PeerReceived(msgspec.Struct, frozen=True):
 
 Event = (
     BrokerStarted | DirectoriesSeen | ChangeRequested | MoveCompleted | LeadershipsLost | Persisted | PersistFailed | AppliedByHost | ClientGone | Tick | Committed
-    | SnapshotInstalled | BecameActive | Resigned | OffsetsTaken | LeaseChanged | PeerReceived
+    | SnapshotInstalled | BecameActive | ClusterFounded | Resigned | OffsetsTaken | LeaseChanged | PeerReceived
 )  # fmt: skip
 
 # -- actions -------------------------------------------------------------------------------------------------------------------
@@ -440,11 +447,12 @@ class MetadataCore:
     # -- the quorum --------------------------------------------------------------------------------------------------------
 
     def _on_committed(self, event: Committed, now_ms: int) -> list[Action]:
-        if self._active is not None:
+        if self._active is not None and (self._pending or event.version <= self.committed.version):
             return self._on_persisted(Persisted(event.version), now_ms)
+        # On the active controller too: what was forgotten because a later proposal failed, and is committed all the same.
         self._pending.append(_Batch(event.records, event.version))
         actions = self._on_persisted(Persisted(event.version), now_ms)
-        self.tail = self.committed
+        self.tail = self.committed.copy() if self._active is not None else self.committed
         return actions
 
     def _on_snapshot_installed(self, event: SnapshotInstalled, now_ms: int) -> list[Action]:
@@ -473,6 +481,9 @@ class MetadataCore:
         self._active.report(self.node_id, self._directories)
         founded = not self.tail.cluster_id and event.new_cluster_id
         return self._persist([ClusterCreated(event.new_cluster_id, event.wall_ms)] if founded else [])
+
+    def _on_cluster_founded(self, event: ClusterFounded, now_ms: int) -> list[Action]:
+        return self._persist([ClusterCreated(event.cluster_id, event.created_ms)]) if not self.tail.cluster_id else []
 
     def _on_resigned(self, event: Resigned, now_ms: int) -> list[Action]:
         """Whether what was proposed will be committed is not known: NOT_CONTROLLER is retriable, and says no more than that."""
@@ -651,6 +662,7 @@ _HANDLERS = {
     Committed: MetadataCore._on_committed,
     SnapshotInstalled: MetadataCore._on_snapshot_installed,
     BecameActive: MetadataCore._on_became_active,
+    ClusterFounded: MetadataCore._on_cluster_founded,
     Resigned: MetadataCore._on_resigned,
     OffsetsTaken: MetadataCore._on_offsets_taken,
     LeaseChanged: MetadataCore._on_lease_changed,

@@ -1,0 +1,147 @@
+"""Carries out what the quorum asks of the disk: one thread, one thing after another, in the order in which it was asked; what waits behind a flush is flushed together.
+
+Invariants
+    D1  DiskDone(n) is said only when everything up to n is durable; DiskRefused(n) when n and what is queued behind it left nothing behind
+    D2  a flush that fails, or whatever leaves the files in doubt, ends the process (`on_failure`)
+    D3  snapshots of own state and reads of them wait their turn in the same queue, so a file is never replaced under a reader
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from mqd.base import clock, logging
+from mqd.cluster import quorum_events as events
+from mqd.cluster.metadata_state import MetadataState
+from mqd.cluster.quorum_messages import Batch, SnapshotMeta
+from mqd.cluster.quorum_store import FlushFailed, QuorumStore, encode_state
+
+APPEND_BYTES_MAX = 8 << 20  # of one write
+
+log = logging.get("controller.disk")
+
+
+class StoreSnapshot(msgspec.Struct, frozen=True):
+    meta: SnapshotMeta
+    state: MetadataState  # nobody else has it
+
+
+Work = events.PersistVote | events.AppendLog | events.TruncateLog | events.InstallSnapshot | events.ReadSnapshot | StoreSnapshot
+
+
+class Disk:
+    """`on_event(DiskDone | DiskRefused | SnapshotStored | SnapshotRead)` is called in the loop's thread; `committed()`: what is known to be committed."""
+
+    def __init__(self, store: QuorumStore, on_event: Callable[[events.Event], None], on_failure: Callable[[str], None], committed: Callable[[], int]) -> None:
+        self._store = store
+        self._on_event, self._on_failure, self._committed = on_event, on_failure, committed
+        self._queue: deque[Work] = deque()
+        self._working: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1, "metadata-log")
+        self._failed = False
+        self.snapshot_pending = False
+
+    @property
+    def idle(self) -> bool:
+        return self._working is None
+
+    def submit(self, work: Work) -> None:
+        if self._failed:
+            return
+        if isinstance(work, StoreSnapshot):
+            self.snapshot_pending = True
+        self._queue.append(work)
+        if self._working is None:
+            self._working = asyncio.get_running_loop().create_task(self._work())
+
+    async def _work(self) -> None:
+        try:
+            while self._queue:
+                await self._next(self._queue.popleft())
+        except FlushFailed as error:
+            self._fail(f"a flush of the metadata log failed, so what is on disk is unknown: {error}")
+        except Exception as error:  # our own fault: the story, then the end; supervisord starts a successor over what is on disk
+            log.exception("the controller failed")
+            self._fail(f"{type(error).__name__}: {error}")
+        finally:
+            self._working = None
+
+    def _fail(self, reason: str) -> None:
+        self._failed = True
+        self._queue.clear()
+        self._on_failure(reason)
+
+    async def _next(self, work: Work) -> None:
+        run = asyncio.get_running_loop().run_in_executor
+        try:
+            match work:
+                case events.AppendLog():
+                    sequence, batches = self._gather(work)
+                    await run(self._thread, self._store.append, batches, clock.now_ms(), self._committed())
+                    self._on_event(events.DiskDone(sequence))
+                case events.PersistVote():
+                    await run(self._thread, self._store.write_vote, work.vote)
+                    self._on_event(events.DiskDone(work.sequence))
+                case events.TruncateLog():
+                    await run(self._thread, self._store.truncate, work.offset)
+                    self._on_event(events.DiskDone(work.sequence))
+                case events.InstallSnapshot():
+                    await run(self._thread, self._store.install, work.meta, work.data)
+                    self._on_event(events.DiskDone(work.sequence))
+                case StoreSnapshot():
+                    await self._snapshot(work)
+                case events.ReadSnapshot():
+                    data = await run(self._thread, self._store.read_snapshot, work.snapshot_offset, work.snapshot_epoch, work.position, work.size_bytes)
+                    self._on_event(events.SnapshotRead(work, data))
+        except (OSError, ValueError) as error:
+            self._refused(work, error)
+
+    def _gather(self, work: events.AppendLog) -> tuple[int, list[Batch]]:
+        """With it what waits directly behind it: one write, one flush."""
+        sequence, batches = work.sequence, list(work.batches)
+        size = sum(batch.size_bytes for batch in batches)
+        while self._queue and isinstance(following := self._queue[0], events.AppendLog) and size < APPEND_BYTES_MAX:
+            self._queue.popleft()
+            sequence = following.sequence
+            batches += following.batches
+            size += sum(batch.size_bytes for batch in following.batches)
+        return sequence, batches
+
+    async def _snapshot(self, work: StoreSnapshot) -> None:
+        def store() -> int:
+            data = encode_state(work.state)
+            self._store.store_snapshot(work.meta, data)
+            return len(data)
+
+        try:
+            size_bytes = await asyncio.get_running_loop().run_in_executor(self._thread, store)
+        finally:
+            self.snapshot_pending = False
+        log.info("snapshot of the metadata written", offset=work.meta.offset, size_bytes=size_bytes)
+        self._on_event(events.SnapshotStored(work.meta, size_bytes))
+
+    def _refused(self, work: Work, error: Exception) -> None:
+        match work:
+            case StoreSnapshot():
+                log.warning("a snapshot of the metadata could not be written; the log goes on", reason=str(error))
+            case events.ReadSnapshot():
+                log.warning("a snapshot of the metadata could not be read", reason=str(error))
+            case _ if isinstance(error, ValueError) and not isinstance(work, events.InstallSnapshot):
+                raise error  # our own fault
+            case _:
+                log.error("the metadata log cannot be written; what waits is refused", reason=str(error))
+                self._queue = deque(waiting for waiting in self._queue if isinstance(waiting, StoreSnapshot | events.ReadSnapshot))
+                self._on_event(events.DiskRefused(work.sequence, str(error)))
+
+    async def restore_reserve(self) -> None:
+        if self.idle:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._store.restore_reserve)
+
+    async def stop(self) -> None:
+        while self._working is not None:
+            await self._working
+        self._thread.shutdown()
+        self._store.close()

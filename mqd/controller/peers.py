@@ -1,0 +1,303 @@
+"""Connections between the controllers of hosts: who connects, who is let in, who is reached how; messages out and in.
+
+Best effort: a message goes out over a connection that lives, else it waits (a few, for a short time) for the one that is being made, else it is dropped; the cores say everything
+again that matters. In order while a connection lasts. Either side's connection serves both directions; a host sends over one of them until that ends.
+
+Every connection begins with the handshake (mqd/cluster/handshake.py): what comes after it comes from the node that proved itself, and nothing before it reaches anybody.
+
+Bounds
+    CONNECTIONS_PER_NODE_MAX  from one node; the oldest is closed          HANDSHAKES_MAX  under way at a time; more are closed at once
+    SEND_BYTES_MAX            unread by a peer: its connection is closed   PENDING_MAX     messages that wait for a connection; the oldest is dropped
+    a peer that does not acknowledge bytes for LOST_MS_MAX is disconnected by the kernel (TCP_USER_TIMEOUT)
+"""
+
+import asyncio
+import os
+import random
+import socket
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from mqd.base import logging
+from mqd.cluster import handshake, peer_messages
+from mqd.cluster.handshake import HandshakeFailed, HandshakeRefused, Hello, Identity, Refusal
+
+CONNECTIONS_PER_NODE_MAX = 4
+HANDSHAKES_MAX = 64
+SEND_BYTES_MAX = 64 << 20
+PENDING_MAX = 64
+LOST_MS_MAX = 10_000
+CONNECT_SECONDS_MAX = 3.0
+BACKOFF_S_MIN, BACKOFF_S_MAX = 0.05, 1.0
+REFUSED_S = 2.0  # a peer that refused is not asked again before
+
+log = logging.get("controller.peers")
+
+
+def set_options(connection: socket.socket) -> None:
+    """Small messages at once; the dead are noticed."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_MS_MAX)
+
+
+async def _shake(side: handshake.Initiator | handshake.Responder, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Until `side.done`. Raises HandshakeFailed, OSError, EOFError, TimeoutError."""
+    async with asyncio.timeout(handshake.HANDSHAKE_SECONDS_MAX):
+        while side.wanted:
+            writer.write(side.feed(await reader.readexactly(side.wanted)))
+
+
+class Connection:
+    """One that has shaken hands. `identity`: the peer's."""
+
+    def __init__(self, identity: Identity, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.identity = identity
+        self.reader, self.writer = reader, writer
+        set_options(writer.get_extra_info("socket"))
+
+    @property
+    def lives(self) -> bool:
+        return not self.writer.is_closing()
+
+    def send(self, frame: bytes) -> None:
+        self.writer.write(frame)
+        if self.writer.transport.get_write_buffer_size() > SEND_BYTES_MAX:
+            log.warning("a host does not read; disconnected", node=self.identity.node_id, unread_bytes=SEND_BYTES_MAX)
+            self.writer.transport.abort()
+
+    async def receive(self) -> msgspec.Struct | None:
+        """The next message; None: one that this version does not know. Raises PeerProtocolError, OSError, EOFError."""
+        size = peer_messages.body_bytes(await self.reader.readexactly(peer_messages.LENGTH_BYTES))
+        return peer_messages.decode(await self.reader.readexactly(size))
+
+
+class _Node:
+    """What is known of one other host."""
+
+    def __init__(self) -> None:
+        self.addresses: list[tuple[str, int]] = []  # the newest first
+        self.connections: list[Connection] = []  # the oldest first
+        self.current: Connection | None = None
+        self.pending: deque[bytes] = deque(maxlen=PENDING_MAX)
+        self.connecting: asyncio.Task[None] | None = None
+        self.next_try = 0.0  # time.monotonic()
+        self.failure_count = 0
+        self.said = ""  # the last failure that was logged
+
+
+class Peers:
+    """`identity()`: this host as it is now; `decide(hello)`: whom to let in, as whom this host answers; `on_message(connection, message)`: in the loop's thread, in order of arrival.
+    `on_stream(hello, reader, writer)`: connections for another purpose ("gossip"); awaited, then closed."""
+
+    def __init__(
+        self,
+        secret: bytes,
+        identity: Callable[[], Identity],
+        decide: Callable[[Hello], Identity | Refusal],
+        on_message: Callable[[Connection, msgspec.Struct], None],
+        on_stream: Callable[[Hello, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]] | None = None,
+    ) -> None:
+        self._key = handshake.derive_key(secret, "handshake")
+        self._identity, self._decide = identity, decide
+        self._on_message, self._on_stream = on_message, on_stream
+        self._nodes: dict[int, _Node] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self._shaking = 0
+        self._random = random.Random(os.urandom(8))
+        self._ended = False
+
+    # -- who is where ------------------------------------------------------------------------------------------------------
+
+    def know(self, node_id: int, host: str, port: int) -> None:
+        """An address of a node; the newest that was told is tried first, two older ones after it."""
+        if not host or not port or node_id == self._identity().node_id:
+            return
+        node = self._nodes.setdefault(node_id, _Node())
+        if node.addresses[:1] != [(host, port)]:
+            node.addresses = [(host, port), *(one for one in node.addresses if one != (host, port))][:3]
+            node.next_try = 0.0
+
+    def connected(self) -> list[int]:
+        """Node ids with a connection that lives."""
+        return sorted(node_id for node_id, node in self._nodes.items() if node.current is not None and node.current.lives)
+
+    # -- sending -----------------------------------------------------------------------------------------------------------
+
+    def send(self, node_id: int, message: msgspec.Struct) -> None:
+        """Best effort, never waits. A message that is too long is the sender's fault: raises PeerProtocolError."""
+        node = self._nodes.get(node_id)
+        if node is None or self._ended:
+            return
+        frame = peer_messages.encode(message)
+        if node.current is not None and node.current.lives:
+            node.current.send(frame)
+            return
+        node.pending.append(frame)
+        if node.connecting is None and time.monotonic() >= node.next_try:
+            node.connecting = self._task(self._connect(node_id, node))
+
+    def _task(self, work: Awaitable[None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)  # type: ignore[arg-type]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _connect(self, node_id: int, node: _Node) -> None:
+        wait_s = min(BACKOFF_S_MAX, BACKOFF_S_MIN * 2**node.failure_count) * self._random.uniform(0.7, 1.3)
+        try:
+            connection = await self._reach(node_id, node)
+        except HandshakeRefused as error:
+            self._failed(node_id, node, f"refused: {error}", max(wait_s, REFUSED_S))
+        except (OSError, EOFError, TimeoutError, HandshakeFailed) as error:
+            self._failed(node_id, node, str(error) or type(error).__name__, wait_s)
+        else:
+            node.failure_count, node.said = 0, ""
+            log.info("connected to a host", node=node_id)
+            self._task(self._receive(connection))
+        finally:
+            node.connecting = None
+
+    async def _reach(self, node_id: int, node: _Node) -> Connection:
+        failure: Exception = OSError("no address is known")
+        for host, port in list(node.addresses):
+            try:
+                connection = await self.open(host, port, "controller")
+            except HandshakeRefused:
+                raise
+            except (OSError, EOFError, TimeoutError, HandshakeFailed) as error:
+                failure = error
+                continue
+            if connection.identity.node_id == node_id:
+                return connection
+            connection.writer.close()
+            failure = OSError(f"{host}:{port} is node {connection.identity.node_id}")
+        raise failure
+
+    def _failed(self, node_id: int, node: _Node, reason: str, wait_s: float) -> None:
+        node.pending.clear()
+        node.failure_count += 1
+        node.next_try = time.monotonic() + wait_s
+        if reason != node.said:
+            node.said = reason
+            log.warning("a host cannot be reached", node=node_id, addresses=",".join(f"{host}:{port}" for host, port in node.addresses), reason=reason)
+
+    async def open(self, host: str, port: int, purpose: str) -> Connection:
+        """A connection that has shaken hands. Raises HandshakeFailed, OSError, EOFError, TimeoutError."""
+        async with asyncio.timeout(CONNECT_SECONDS_MAX):
+            reader, writer = await asyncio.open_connection(host, port, limit=1 << 20)
+        try:
+            side = handshake.Initiator(self._key, purpose, self._identity(), os.urandom(handshake.NONCE_BYTES))
+            writer.write(side.opening())
+            await _shake(side, reader, writer)
+            assert side.peer is not None
+            return Connection(side.peer, reader, writer)
+        except BaseException:
+            writer.transport.abort()
+            raise
+
+    # -- receiving ---------------------------------------------------------------------------------------------------------
+
+    async def listen(self, listener: socket.socket) -> None:
+        self._server = await asyncio.start_server(self._accept, sock=listener.dup(), limit=1 << 20)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if self._shaking >= HANDSHAKES_MAX or self._ended:
+            writer.transport.abort()
+            return
+        self._tasks.add(task)
+        self._shaking += 1
+        side = handshake.Responder(self._key, self._decide, os.urandom(handshake.NONCE_BYTES))
+        try:
+            await _shake(side, reader, writer)
+            if side.refused is not None:
+                await writer.drain()
+        except (OSError, EOFError, TimeoutError, HandshakeFailed) as error:
+            name = writer.get_extra_info("peername")
+            log.warning("a connection to the controller's listener was turned away", address=f"{name[0]}:{name[1]}" if name else "?", reason=str(error) or type(error).__name__)
+        finally:
+            self._shaking -= 1
+        try:
+            if side.peer is None:
+                return
+            if side.peer.purpose == "controller":
+                await self._receive(Connection(side.peer.identity, reader, writer))
+            elif self._on_stream is not None:
+                await self._on_stream(side.peer, reader, writer)
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+
+    async def _receive(self, connection: Connection) -> None:
+        node_id = connection.identity.node_id
+        self._joined(node_id, connection)
+        try:
+            while True:
+                message = await connection.receive()
+                if message is not None:
+                    self._on_message(connection, message)
+        except (OSError, EOFError):
+            pass
+        except peer_messages.PeerProtocolError as error:
+            log.warning("a host sent what is no message; disconnected", node=node_id, reason=str(error))
+        finally:
+            self._left(node_id, connection)
+            connection.writer.transport.abort()
+
+    def _joined(self, node_id: int, connection: Connection) -> None:
+        self.know(node_id, connection.identity.host, connection.identity.port)
+        node = self._nodes.setdefault(node_id, _Node())
+        node.connections.append(connection)
+        if node.current is None or not node.current.lives or node.current.identity.directory_id != connection.identity.directory_id:
+            node.current = connection
+            while node.pending:
+                connection.send(node.pending.popleft())
+        if len(node.connections) > CONNECTIONS_PER_NODE_MAX:
+            next(one for one in node.connections if one is not node.current).writer.transport.abort()
+
+    def _left(self, node_id: int, connection: Connection) -> None:
+        node = self._nodes[node_id]
+        node.connections.remove(connection)
+        if node.current is connection:
+            node.current = node.connections[-1] if node.connections else None
+            node.next_try = time.monotonic() + BACKOFF_S_MIN * self._random.uniform(0.5, 1.5)
+
+    # -- the end -----------------------------------------------------------------------------------------------------------
+
+    def drop(self, wanted: Callable[[Identity], bool]) -> None:
+        """Ends connections whose peer is not wanted (any more)."""
+        for node in self._nodes.values():
+            for connection in list(node.connections):
+                if not wanted(connection.identity):
+                    connection.writer.transport.abort()
+
+    async def flush(self, seconds: float = 1.0) -> None:
+        """What was sent has left this process, or `seconds` are over."""
+        living = [node.current for node in self._nodes.values() if node.current is not None and node.current.lives]
+        for connection in living:
+            connection.writer.transport.set_write_buffer_limits(0)
+        waits = [connection.writer.drain() for connection in living]
+        if waits:
+            try:
+                async with asyncio.timeout(seconds):
+                    await asyncio.gather(*waits, return_exceptions=True)
+            except TimeoutError:
+                pass
+
+    async def stop(self) -> None:
+        self._ended = True
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=1.0)
