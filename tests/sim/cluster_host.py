@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mqd.cluster import broker_core, broker_messages, host_events
+from mqd.cluster import broker_core, broker_messages
 from mqd.cluster.broker_messages import RegisterBroker
 from mqd.cluster.controller_messages import (
     Answer,
@@ -60,7 +60,7 @@ class Subscriber:
 
     def join(self, host: ClusterHost, process: Process) -> None:
         controller = host.controller
-        if controller is None or not controller.process.alive:
+        if controller is None or not controller.process.alive or not controller.accepts:
             self.controller = None
             host.kernel.after(20 * MILLISECOND, process, self.join, host, process)
             return
@@ -89,7 +89,8 @@ class ClusterWorker(ModelWorker, Subscriber):
         ModelWorker.__init__(self, host, world.history, self._new_core, world.off, world.fetch_max)
         self.index = index
         self.cluster_host = host
-        self.catalog = Catalog(index, world.worker_config)
+        self.catalog = Catalog(index, world.worker_config, host.incarnation)
+        self._told = False
         self.join(host, self.process)
 
     def _new_core(self, log: PartitionLog) -> NativeReplica:
@@ -98,6 +99,9 @@ class ClusterWorker(ModelWorker, Subscriber):
     def on_message(self, message: Any) -> None:
         match message:
             case Image():
+                if not self._told:  # strays are set aside
+                    self._told = True
+                    self._set_aside({topic.topic_id for topic in message.topics})
                 self._carry_out(self.catalog.on_image(message))
                 self._applied(message.version)
             case Several():
@@ -108,6 +112,11 @@ class ClusterWorker(ModelWorker, Subscriber):
             case _ if hasattr(message, "version"):
                 self._carry_out(self.catalog.on_message(message))
                 self._applied(message.version)
+
+    def _set_aside(self, known: set[bytes]) -> None:
+        host = self.cluster_host
+        for key in [key for key in host.logs if key[0] not in known and owner_index(host, key) == self.index]:
+            del host.logs[key]
 
     def _applied(self, version: int) -> None:
         delay = 30 if self.kernel.random.random() < 0.8 else self.kernel.random.randrange(5_000)
@@ -238,7 +247,7 @@ class ClusterHost:
     def _new_control(self) -> None:
         self.controls: dict[Partition, Control] = {}
         self.slots: dict[int, tuple[bytes, int, int, int, int]] = {}
-        self.broker_epoch = -1
+        self.broker_epoch = self.metadata_version = -1
         self.ready = False
         self._lease_until_ns = 0
 
@@ -375,8 +384,7 @@ class ClusterHost:
         self.workers[index] = ClusterWorker(self, index)
         controller = self.controller
         if controller is not None:
-            event = host_events.WorkerDied(index, worker.generation)
-            self.kernel.after(self.kernel.random.randrange(100, 2_000), controller.process, controller.on_host, event)
+            self.kernel.after(self.kernel.random.randrange(100, 2_000), controller.process, controller.on_worker_death, index, worker.generation)
 
     def _gone(self, subscriber: Any) -> None:
         subscriber.process.die()

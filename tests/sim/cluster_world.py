@@ -143,7 +143,6 @@ class ClusterWorld:
         self._touched: dict[int, None] = {}
         for host in self.hosts:
             host.start()
-        self._create_topics(plan)
 
     # -- making ------------------------------------------------------------------------------------------------------------
 
@@ -328,6 +327,9 @@ class ClusterWorld:
         """Until there are topics."""
         kernel = self.kernel
         last = kernel.now + 30 * SECOND
+        while kernel.now < last and sum([not broker.fenced for broker in self.state.brokers.values()]) < self.host_count:
+            kernel.run(until=kernel.now + 20 * MILLISECOND)
+        self._create_topics(self.plan)
         while kernel.now < last and (self.admin.wanted or self.admin.change is not None):
             kernel.run(until=kernel.now + 100 * MILLISECOND)
         if len(self.state.topics) < 2:

@@ -65,15 +65,27 @@ class ControllerProcess:
     def start(self) -> None:
         host = self.host
         self.on_metadata(metadata_core.DirectoriesSeen((host.directory(),)))
-        alive = {worker.index: worker.generation for worker in host.workers if worker is not None and worker.process.alive}
+        self.on_broker(broker_core.Started(host.registration(), host.clock.now(), host.broker_epoch, host.lease_until_ms))
         self.on_quorum(events.Start())
         self.on_quorum(events.PeersKnown(tuple(other for other in range(self.world.host_count) if other != host.node)))
-        self._started = True
-        self.on_host(host_events.Started(self.metadata.committed, host.slots_seen(), (), alive))
-        self.on_broker(broker_core.Started(host.registration(), host.clock.now(), host.broker_epoch, host.lease_until_ms))
         self._tell_controller()
+        self._maybe_start_host()
         self._metadata_tick()
         self._broker_tick()
+
+    def _maybe_start_host(self) -> None:
+        """Only what is of the present is told to this host's processes: metadata that know this life of the host, and nothing older than what its workers have in force. By older ones
+        a worker would set files aside whose topics it does not find there."""
+        host, state = self.host, self.metadata.committed
+        own = state.brokers.get(host.node)
+        registered = own is not None and (own.incarnation, own.directory_id) == (host.incarnation, host.key.directory_id.hex())
+        if self._started or not ((registered and state.version >= host.metadata_version) or "PAST" in self.world.off):
+            return
+        self._started = True
+        alive = {worker.index: worker.generation for worker in host.workers if worker is not None and worker.process.alive}
+        self.on_host(host_events.Started(state, host.slots_seen(), (), alive))
+        self.on_host(host_events.ControllerChanged(self.quorum.leader))
+        self.on_broker(broker_core.MetadataCommitted(state.version, self.host_core._version))
 
     # -- time --------------------------------------------------------------------------------------------------------------
 
@@ -82,7 +94,8 @@ class ControllerProcess:
 
     def _metadata_tick(self) -> None:
         self.on_metadata(metadata_core.Tick())
-        self.on_host(host_events.Tick())
+        if self._started:
+            self.on_host(host_events.Tick())
         self.kernel.after(self.host.clock.true_delay(self.world.tick_ms * 1_000_000), self.process, self._metadata_tick)
 
     def _broker_tick(self) -> None:
@@ -152,6 +165,9 @@ class ControllerProcess:
 
     def _load_state(self, effect: events.LoadState) -> None:
         self.on_metadata(metadata_core.SnapshotInstalled(decode_state(effect.data)))
+        if self._started:
+            self.on_broker(broker_core.MetadataCommitted(self.metadata.committed.version, self.host_core._version))
+        self._maybe_start_host()
 
     def _committed(self, effect: events.Committed) -> None:
         for batch in effect.batches:
@@ -164,6 +180,7 @@ class ControllerProcess:
             self.host.disk.committed_offset = max(self.host.disk.committed_offset, min(effect.next_offset, self.host.disk.end_offset))
         if self._started:
             self.on_broker(broker_core.MetadataCommitted(self.metadata.committed.version, self.host_core._version))
+        self._maybe_start_host()
 
     def _became_active(self, effect: events.BecameActive) -> None:
         self.kernel.tell("active", self.host.node, effect.epoch, effect.next_offset)
@@ -188,9 +205,9 @@ class ControllerProcess:
         self._tell_controller()
 
     def _tell_controller(self) -> None:
+        quorum = self.quorum
+        self.on_broker(broker_core.ControllerKnown(quorum.leader, quorum.epoch, quorum.is_alone))
         if self._started:
-            quorum = self.quorum
-            self.on_broker(broker_core.ControllerKnown(quorum.leader, quorum.epoch, quorum.is_alone))
             self.on_host(host_events.ControllerChanged(quorum.leader))
 
     def _snapshot_wanted(self, effect: events.SnapshotWanted) -> None:
@@ -241,6 +258,7 @@ class ControllerProcess:
                 case host_core.Send():
                     self._tell(action.client, action.message)
                 case host_core.AppliedEverywhere():
+                    self.host.metadata_version = action.version
                     self.on_metadata(metadata_core.AppliedByHost(action.version))
                     self.on_broker(broker_core.MetadataApplied(action.version))
                 case host_core.RecordMove():
@@ -279,6 +297,14 @@ class ControllerProcess:
         self._clients += 1
         self._subscribers[self._clients] = (process, hears, role)
         return self._clients
+
+    @property
+    def accepts(self) -> bool:
+        return self._started
+
+    def on_worker_death(self, index: int, generation: int) -> None:
+        if self._started:  # else the slots tell
+            self.on_host(host_events.WorkerDied(index, generation))
 
     def disconnect(self, client: int) -> None:
         if self._subscribers.pop(client, None) is not None:
