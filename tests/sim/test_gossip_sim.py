@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from mqd.cluster import gossip_events as events
 from mqd.cluster.gossip_core import GossipCore
-from mqd.cluster.gossip_events import ALIVE, DEAD, SUSPECT, Settings
-from mqd.cluster.gossip_messages import REFUTATIONS, Dead, Entry, State
+from mqd.cluster.gossip_events import ALIVE, DEAD, SUSPECT
 from tests.sim.gossip_world import Broken, Host, Weather, World
 
 SETTLE_MS = 40_000
@@ -90,9 +90,7 @@ def _kinds(world: World) -> list[Callable[[], None]]:
     def profile() -> None:
         host = rng.choice(hosts)
         if world.runs(host) and not host.leaving:
-            from msgspec.structs import replace
-
-            world.give(host, events.ProfileChanged(replace(host.core.membership.profile, worker_count=rng.randrange(64))))
+            world.give(host, events.ProfileChanged(msgspec.structs.replace(host.core.membership.profile, worker_count=rng.randrange(64))))
 
     def hint() -> None:
         host, other = rng.sample(hosts, 2)
@@ -214,6 +212,24 @@ def test_who_paused_accuses_nobody() -> None:
         assert world.disagreement() == ""
 
 
+def split(seed: int, make: Callable[..., GossipCore] = GossipCore) -> World:
+    """Nobody has seeds any more; two halves do not hear each other for half a minute."""
+    world = calm_world(seed, 6, make=make)
+    for host in world.hosts:
+        world.give(host, events.SeedsChanged(()))
+    world.cut_links([(a, b) for a in range(1, 7) for b in range(1, 7) if (a < 4) != (b < 4)], world.now + 30_000)
+    world.run(world.now + 30_000)
+    assert all(host.core.membership.count == 3 for host in world.hosts)
+    return world
+
+
+def test_two_halves_find_each_other_again() -> None:
+    for seed in range(5):
+        split(seed).settle(8_000)
+    with pytest.raises(Broken, match="S2"):
+        split(0, _with("prober", reconnect=lambda prober, original, member: None)).settle(40_000)
+
+
 def test_a_host_that_left_is_not_called_dead() -> None:
     world = calm_world(5, 5)
     world.leave(world.hosts[2])
@@ -282,14 +298,6 @@ def _keeps_its_incarnation(membership, original, incarnation):
     return True
 
 
-def _dead_is_believed(membership, original, state, spread):
-    for entry in state.entries[1:]:
-        identity = (entry.alive.node_id, entry.alive.directory_id)
-        if entry.state == SUSPECT and identity in membership.members:
-            membership.apply(Dead(*identity, entry.incarnation, identity[0]))
-    original(state, spread)
-
-
 def _late_is_now(core, original, now_ms):
     if not core._timers:
         core._lost_ms = now_ms - core.at
@@ -308,8 +316,6 @@ BUGS: dict[str, Callable[..., GossipCore]] = {
     "datagrams for an earlier life are taken": _with("core", _on_datagram=_any_life),
     "a refutation does not outrank": _with("membership", _outrank=_keeps_its_incarnation),
     "suspicions are not refuted": _with("membership", _refute=lambda m, o, i: None),
-    "suspected in a state is dead": _with("membership", merge=_dead_is_believed),
-    "the dead are never tried again": _with("prober", reconnect=lambda p, o, member: None),
     "an equal incarnation revives": _with("membership", _on_alive=_alive_again),
     "the newest controller is not kept": _with("core", _learn_controller=lambda c, o, epoch, node: (setattr(c._hint, "epoch", min(c._hint.epoch, epoch)), o(epoch, node))),
     "gossip without end": _with("core", _sends_max=lambda c, o, multiplier: 10_000),
@@ -333,7 +339,3 @@ def test_without_the_rule_about_standing_still_the_innocent_are_accused() -> Non
         world.run(world.now + 40_000)
         accused += len([change for change in world.changes if change[1] == 1 and change[0] > 8_000 and change[3] in (SUSPECT, DEAD)])
     assert accused, "the rule would not be needed"
-
-
-def test_settings_are_those_of_the_page() -> None:
-    assert Settings().probe_interval_ms == 500 and REFUTATIONS == 1 << 24 and State and Entry

@@ -1,0 +1,409 @@
+"""Gossip by single events: precedence, suspicion, windows, bounds, the wire."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+
+from mqd.cluster import gossip_events as events
+from mqd.cluster.gossip_core import EXCHANGE_COUNT_MAX, GossipCore
+from mqd.cluster.gossip_events import ALIVE, DEAD, LEFT, SUSPECT, KeepLife, MemberChanged, NodeIdTwice, Profile, PushPull, SendDatagram, Settings
+from mqd.cluster.gossip_messages import (
+    DATAGRAM_BYTES_MAX, LIFE_MAX, REFUTATIONS, Ack, Alive, Dead, Entry, Left, Load, Nack, PacketOut, Ping, PingRequest, Raw, Refused, Seal, State, Suspect, decode_stream, encode,
+    encode_update, life_of,
+)  # fmt: skip
+from mqd.cluster.gossip_parts import Broadcasts, Bucket, Health, Suspicion, Window
+
+SEAL = Seal(b"k" * 32, "cluster")
+DIRECTORY = b"\x01" * 16
+
+
+def directory(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def alive(number: int, incarnation: int = REFUTATIONS, **fields) -> Alive:
+    return Alive(number, directory(number), incarnation, f"host-{number}", 9094, **fields)
+
+
+class Peer:
+    """Another host, by hand: says what it is told to."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.sequence = number, 0
+
+    def says(self, *updates, body=None, to: bytes = DIRECTORY, to_life: int = 1, incarnation: int = REFUTATIONS, controller: tuple[int, int] = (-1, -1)) -> events.DatagramReceived:
+        self.sequence += 1
+        raw = [Raw(encode_update(update)) for update in updates]
+        return events.DatagramReceived(SEAL.close(PacketOut(to, to_life, self.number, directory(self.number), incarnation, self.sequence, *controller, body, raw)))
+
+
+class Bench:
+    """A core with members 2..count, at rest."""
+
+    def __init__(self, count: int = 5, settings: Settings | None = None, **options) -> None:
+        self.core = GossipCore(Profile(1, DIRECTORY, "host-1", 9094), SEAL, settings or Settings(), random.Random(1), 1, **options)
+        self.now = 1_000
+        self.peers = {number: Peer(number) for number in range(2, count + 1)}
+        self.give(events.Started())
+        self.give(events.StateReceived(State(-1, -1, [Entry(alive(number), ALIVE, REFUTATIONS) for number in self.peers])))
+        self.give(events.Tick(), 5)
+
+    def give(self, event: events.Event, wait_ms: int = 0) -> list:
+        self.now += wait_ms
+        effects = self.core.handle(event, self.now)
+        self.core.check()
+        return effects
+
+    def wait(self, wait_ms: int) -> list:
+        return [effect for _ in range(wait_ms) for effect in self.give(events.Tick(), 1)]
+
+    def say(self, number: int, *updates, **options) -> list:
+        return self.give(self.peers[number].says(*updates, **options))
+
+    def state(self, number: int) -> str:
+        return self.core.view(number).state
+
+    def packets(self, effects: list) -> list:
+        return [SEAL.open(effect.data) for effect in effects if isinstance(effect, SendDatagram)]
+
+
+def test_precedence() -> None:
+    """Every pair of what was said and what is said then, at the incarnation before, the same and the next."""
+    make = {ALIVE: lambda i: alive(3, i), SUSPECT: lambda i: Suspect(3, directory(3), i, 2), DEAD: lambda i: Dead(3, directory(3), i, 2), LEFT: lambda i: Left(3, directory(3), i)}
+    base = 2 * REFUTATIONS
+    for first in make:
+        for second in make:
+            for step in (-1, 0, 1):
+                bench = Bench()
+                bench.say(2, alive(3, base))
+                bench.say(2, make[first](base))
+                assert bench.state(3) == first
+                bench.say(2, make[second](base + step))
+                rank = [ALIVE, SUSPECT, DEAD, LEFT].index
+                if second == ALIVE:
+                    expected = ALIVE if step > 0 else first
+                elif second == SUSPECT and first in (DEAD, LEFT):
+                    expected = first  # only the host itself comes back from that
+                else:
+                    expected = second if step >= 0 and rank(second) > rank(first) else first
+                assert bench.state(3) == expected, (first, second, step)
+                assert bench.core.view(3).incarnation >= base
+
+
+def test_what_is_said_of_this_host_is_refuted() -> None:
+    for slander in (Suspect(1, DIRECTORY, REFUTATIONS, 3), Dead(1, DIRECTORY, REFUTATIONS, 3), Left(1, DIRECTORY, REFUTATIONS)):
+        bench = Bench()
+        packets = bench.packets(bench.say(2, slander))
+        assert bench.core.membership.incarnation == REFUTATIONS + 1
+        assert any(isinstance(update, Alive) and update.incarnation == REFUTATIONS + 1 for packet in packets for update in packet.updates)
+        bench.say(2, slander)  # an old one
+        assert bench.core.membership.incarnation == REFUTATIONS + 1
+
+
+def test_an_old_slander_in_a_ping_is_answered_with_the_truth() -> None:
+    bench = Bench()
+    bench.say(2, Suspect(1, DIRECTORY, REFUTATIONS + 5, 3))
+    (packet,) = bench.packets(bench.say(4, Dead(1, DIRECTORY, REFUTATIONS, 4), body=Ping(7, "host-4", 9094)))
+    assert packet.body == Ack(7) and packet.updates[0].incarnation == REFUTATIONS + 6
+
+
+def test_a_later_life_of_this_host_is_outlived_and_kept() -> None:
+    bench = Bench()
+    effects = bench.say(2, Dead(1, DIRECTORY, 9 * REFUTATIONS + 3, 2))
+    assert bench.core.membership.incarnation == 9 * REFUTATIONS + 4 or KeepLife(10) in effects
+    bench = Bench()
+    assert KeepLife(10) in bench.say(2, Suspect(1, DIRECTORY, 10 * REFUTATIONS - 1, 2))
+    assert bench.core.membership.life == 10
+
+
+def test_the_last_incarnation_of_all_is_left_to_who_lies() -> None:
+    bench = Bench()
+    bench.say(2, Suspect(1, DIRECTORY, (LIFE_MAX + 1) * REFUTATIONS - 1, 2))
+    assert bench.core.membership.life == 1 and bench.core.counts["unrefutable"] == 1
+
+
+def test_before_joining_a_known_life_is_an_old_copy() -> None:
+    core = GossipCore(Profile(1, DIRECTORY, "host-1", 9094), SEAL, Settings(), random.Random(1), 1, [("seed", 1)])
+    core.handle(events.Started(), 0)
+    (push,) = [effect for effect in core.handle(events.Tick(), 1) if isinstance(effect, PushPull)]
+    effects = core.handle(events.StateReceived(State(3, 2, [Entry(alive(2), ALIVE, REFUTATIONS), Entry(alive(1).__class__(1, DIRECTORY, REFUTATIONS, "old", 1), DEAD, REFUTATIONS)]), push.exchange_id), 2)
+    assert KeepLife(2) in effects and core.joined and core.membership.life == 2 and core.controller.epoch == 3
+
+
+def test_suspicion_runs_out_sooner_when_others_confirm() -> None:
+    for confirmers, expected in (((), 6_000), ((3,), 3_500), ((3, 4), 2_038), ((3, 4, 5), 1_000), ((3, 3, 3), 3_500)):
+        bench = Bench(7, Settings(probe_interval_ms=500, confirmer_count=0))
+        began = bench.now
+        bench.say(2, Suspect(7, directory(7), REFUTATIONS, 2))
+        for by in confirmers:
+            bench.say(2, Suspect(7, directory(7), REFUTATIONS, by))
+        while bench.state(7) != DEAD:
+            bench.give(events.Tick(), 1)
+            for number in (2, 3, 4, 5, 6):  # they live
+                bench.core.prober._probed.pop((number, directory(number)), None)
+            bench.core.prober.probes.clear()
+            bench.core.prober._probed.clear()
+            assert bench.now - began < 7_000
+        assert abs(bench.now - began - expected) <= 2
+
+
+def test_a_state_makes_nobody_dead() -> None:
+    """Push-pull: the other side's dead are suspected here, and may say that they live."""
+    bench = Bench()
+    bench.give(events.StateReceived(State(-1, -1, [Entry(alive(2), ALIVE, REFUTATIONS), Entry(alive(3), DEAD, REFUTATIONS), Entry(alive(9), DEAD, REFUTATIONS)])))
+    assert bench.state(3) == SUSPECT and bench.core.view(9) is None
+
+
+def test_datagrams_that_are_none_change_nothing() -> None:
+    bench = Bench()
+    good = bench.peers[2].says(Dead(3, directory(3), REFUTATIONS, 2)).data
+    other = Seal(b"x" * 32, "cluster"), Seal(b"k" * 32, "another")
+    wrong = [b"", good[:-1], good + b"\0", b"mqg2" + good[4:], good[:36], bytes(2000), *(seal.close(SEAL.open(good)) for seal in other)]
+    wrong += [good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :] for place in range(len(good))]
+    for data in wrong:
+        assert bench.give(events.DatagramReceived(data)) == []
+    assert bench.core.counts["refused"] == len(wrong) and bench.state(3) == ALIVE
+    bench.give(events.DatagramReceived(good))
+    assert bench.state(3) == DEAD
+
+
+def test_repeated_or_misdirected_datagrams_change_nothing() -> None:
+    bench = Bench()
+    first = bench.peers[2].says(Suspect(3, directory(3), REFUTATIONS, 2))
+    bench.give(first)
+    bench.say(2, alive(3, REFUTATIONS + 1))
+    for event in (first, bench.peers[2].says(Dead(3, directory(3), REFUTATIONS + 1, 2), to=directory(4)), bench.peers[2].says(Dead(3, directory(3), REFUTATIONS + 1, 2), to_life=2)):
+        assert bench.give(event) == []
+    assert bench.state(3) == ALIVE
+
+
+def test_a_stranger_is_answered_within_bounds_and_not_believed() -> None:
+    bench = Bench()
+    stranger = Peer(77)
+    answers = 0
+    for _ in range(500):
+        effects = bench.give(stranger.says(Dead(3, directory(3), REFUTATIONS, 77), body=Ping(5, "host-77", 9094)))
+        answers += len(effects)
+    assert answers == bench.core.settings.stranger_rate_per_s and bench.state(3) == ALIVE
+
+
+def test_answers_are_bounded_whoever_asks() -> None:
+    bench = Bench()
+    sent = sum(len(bench.packets(bench.say(2, body=Ping(5, "host-2", 9094)))) for _ in range(2_000))
+    assert sent <= bench.core.settings.response_burst + 5
+
+
+def test_the_table_is_bounded() -> None:
+    bench = Bench(5, Settings(member_count_max=8))
+    bench.say(2, *(alive(number) for number in range(10, 30)))
+    assert len(bench.core.membership.members) == 8 and bench.core.counts["table_full"] == 16
+    bench.say(2, Dead(3, directory(3), REFUTATIONS, 2))
+    bench.say(2, alive(50))
+    assert bench.core.view(50) is not None and bench.core.view(3) is None
+
+
+def test_a_dead_member_is_forgotten_after_a_while() -> None:
+    bench = Bench(5, Settings(dead_retention_ms=60_000))
+    bench.say(2, Dead(3, directory(3), REFUTATIONS, 2))
+    bench.core.membership.members[(3, directory(3))].since_ms -= 60_001
+    bench.core.membership.sweep()
+    assert bench.core.view(3) is None
+
+
+def test_probe_asks_others_and_tcp_before_it_suspects() -> None:
+    bench = Bench(5)
+    seen: list = []
+    while not any(isinstance(change, MemberChanged) for change in seen):
+        seen += bench.give(events.Tick(), 1)
+        assert bench.now < 4_000
+    bodies = [packet.body for packet in bench.packets(seen)]
+    assert sum(isinstance(body, PingRequest) for body in bodies) >= 3 and any(isinstance(effect, events.ProbeStream) for effect in seen)
+    (suspected,) = [effect for effect in seen if isinstance(effect, MemberChanged)]
+    told = [packet for packet in bench.packets(seen) if packet.to_directory_id == suspected.member.directory_id and any(isinstance(update, Suspect) for update in packet.updates)]
+    assert told, "the suspect hears of it itself"
+
+
+def test_nacks_count_against_the_target_not_against_this_host() -> None:
+    for with_nacks, expected in ((False, 3), (True, 0)):
+        bench = Bench(5)
+        while not bench.core.prober.probes:
+            bench.give(events.Tick(), 1)
+        (probe_id,) = bench.core.prober.probes
+        target = bench.core.prober.probes[probe_id].identity[0]
+        bench.wait(200)
+        for number in (2, 3, 4, 5):
+            if with_nacks and number != target:
+                bench.say(number, body=Nack(probe_id))
+        bench.wait(300)
+        assert bench.core.health.score == expected
+
+
+def test_an_answer_that_was_not_asked_for_counts_for_nothing() -> None:
+    bench = Bench(5)
+    bench.core.health.worse(4)
+    while not bench.core.prober.probes:
+        bench.give(events.Tick(), 1)
+    (probe_id,) = bench.core.prober.probes
+    target = bench.core.prober.probes[probe_id].identity[0]
+    other = next(number for number in (2, 3, 4, 5) if number != target)
+    bench.say(other, body=Ack(probe_id))  # not the target, and not asked to help
+    bench.say(target, body=Ack(probe_id + 1))
+    assert bench.core.prober.probes
+    bench.say(target, body=Ack(probe_id))
+    assert not bench.core.prober.probes and bench.core.health.score == 3
+
+
+def test_relayed_ping() -> None:
+    bench = Bench(5)
+    request = PingRequest(99, "host-2", 9094, 3, directory(3), 1, "host-3", 9094, 150)
+    (ping,) = bench.packets(bench.say(2, body=request))
+    assert isinstance(ping.body, Ping) and ping.to_directory_id == directory(3)
+    (ack,) = bench.packets(bench.say(3, body=Ack(ping.body.probe_id)))
+    assert ack.body == Ack(99) and ack.to_directory_id == directory(2)
+    (ping,) = bench.packets(bench.say(2, body=request))
+    assert any(packet.body == Nack(99) for packet in bench.packets(bench.wait(151)))
+
+
+def test_controller_hint_rises_only() -> None:
+    bench = Bench()
+    assert events.ControllerSeen(3, 5) in bench.say(2, controller=(5, 3))
+    assert bench.say(4, controller=(4, 2)) == [] and bench.core.controller == events.ControllerSeen(3, 5)
+    bench.give(events.ControllerKnown(2, 6))
+    packets = bench.packets(bench.wait(1_000))
+    assert len([packet for packet in packets if (packet.controller_epoch, packet.controller_id) == (6, 2)]) >= 9, "told in rounds of their own"
+
+
+def test_load_rides_along_and_only_the_newest_counts() -> None:
+    bench = Bench()
+    bench.say(2, Load(3, directory(3), 1, 5, cpu_permille=500))
+    bench.say(2, Load(3, directory(3), 1, 4, cpu_permille=100), Load(88, directory(88), 1, 1))
+    assert bench.core.view(3).load.cpu_permille == 500
+    bench.give(events.LoadMeasured(cpu_permille=77, metadata_version=12))
+    packets = []
+    for _ in range(40):
+        packets += bench.packets(bench.give(events.Tick(), 90))
+        for number in (2, 3, 4, 5):
+            for probe_id in list(bench.core.prober.probes):
+                bench.say(number, body=Ack(probe_id))
+    for _ in range(40):
+        packets += bench.packets(bench.give(events.Tick(), 90))
+    own = [update for packet in packets for update in packet.updates if isinstance(update, Load) and update.node_id == 1]
+    assert own and own[0].cpu_permille == 77 and own[0].life == 1
+
+
+def test_two_of_one_node_id_are_told_to_the_operator() -> None:
+    bench = Bench()
+    effects = bench.say(2, Alive(3, directory(333), REFUTATIONS, "host-3b", 9094))
+    assert any(isinstance(effect, NodeIdTwice) and effect.node_id == 3 for effect in effects)
+
+
+def test_leaving() -> None:
+    bench = Bench()
+    effects = bench.give(events.Leave())
+    assert any(isinstance(update, Left) for packet in bench.packets(effects) for update in packet.updates)
+    done = []
+    for _ in range(1_000):
+        done += bench.give(events.Tick(), 1)
+    assert done.count(events.LeaveDone()) == 1 and bench.say(2, Dead(1, DIRECTORY, REFUTATIONS, 2), body=Ping(1, "host-2", 9094)) == []
+
+
+def test_exchanges_are_bounded_and_given_up() -> None:
+    core = GossipCore(Profile(1, DIRECTORY, "host-1", 9094), SEAL, Settings(join_interval_ms=2, join_interval_ms_max=2), random.Random(1), 1, [("seed", 1)])
+    core.handle(events.Started(), 0)
+    asked = sum(isinstance(effect, PushPull) for now in range(1, 4_000) for effect in core.handle(events.Tick(), now))
+    assert asked == EXCHANGE_COUNT_MAX
+
+
+def test_the_longest_datagram() -> None:
+    """Hosts of the longest names, everything at once: within the frame."""
+    profile = Profile(2**31 - 1, b"\xff" * 16, "h" * 255, 65535, "r" * 200, "v" * 64, 1 << 61, 1 << 61, 1 << 61, 1 << 61)
+    core = GossipCore(profile, SEAL, Settings(), random.Random(1), LIFE_MAX - 1, ())
+    core.handle(events.Started(), 0)
+    longest = [Alive(2**31 - 1 - n, bytes([n]) * 16, REFUTATIONS * LIFE_MAX, "h" * 255, 65535, "r" * 200, "v" * 64, 1 << 61, 1 << 61, 1 << 61, 1 << 61) for n in range(20)]
+    core.handle(events.StateReceived(State(-1, -1, [Entry(one, ALIVE, one.incarnation) for one in longest])), 1)
+    sizes = [len(effect.data) for now in range(1, 3_000, 10) for effect in core.handle(events.Tick(), now) if isinstance(effect, SendDatagram)]
+    assert max(sizes) <= DATAGRAM_BYTES_MAX and max(sizes) > 1_000
+
+
+def test_names_that_do_not_fit_are_refused_at_the_start() -> None:
+    with pytest.raises(ValueError, match="shorten"):
+        GossipCore(Profile(1, DIRECTORY, "h" * 255, 1, "é" * 249, "v" * 64), SEAL, Settings(), random.Random(1), 1)
+
+
+def test_states_are_checked() -> None:
+    good = encode(State(-1, -1, [Entry(alive(2), ALIVE, REFUTATIONS)]))
+    assert decode_stream(good).entries[0].alive.node_id == 2
+    for bad in (b"", b"\xc1", good[:-1], encode(["state", -1, -1, [["a"]]]), encode(["state", -1, -1, [1]]), bytes(9 << 20), encode(alive(2))):
+        with pytest.raises(Refused):
+            decode_stream(bad)
+
+
+def test_random_bytes_behind_a_good_seal_do_no_harm() -> None:
+    """A host of another version, or one that lies: whatever it sends is taken or refused, and the core stays whole."""
+    rng = random.Random(5)
+    bench = Bench()
+    good = msgspec.msgpack.decode(bench.peers[2].says(alive(9), Suspect(3, directory(3), REFUTATIONS, 4), body=Ping(1, "h", 1)).data[36:])
+    for _ in range(2_000):
+        damaged = bytearray(msgspec.msgpack.encode(good))
+        for _ in range(rng.randint(1, 4)):
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+        body = bytes(damaged)
+        data = b"mqg1" + SEAL._mac(body) + body
+        bench.give(events.DatagramReceived(data), rng.randrange(2))
+
+
+# -- parts ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_window_against_a_set() -> None:
+    rng = random.Random(3)
+    window, seen, top = Window(), set(), 0
+    for _ in range(5_000):
+        number = max(1, top + rng.randint(-300, 5))
+        expected = number not in seen and number > top - 256
+        assert window.accept(1, number) == expected
+        seen.add(number)
+        top = max(top, number)
+    assert window.accept(2, 1) and not window.accept(1, top + 1) and not window.accept(2, 1)
+
+
+def test_broadcasts_send_each_so_often_and_the_least_sent_first() -> None:
+    queue = Broadcasts(100)
+    for key in range(20):
+        queue.put(key, bytes([key]) * 10)
+    counts: dict[int, int] = {}
+    while queue:
+        taken = queue.take(55, 99, 4)
+        assert len(taken) == len(set(taken)) and sum(map(len, taken)) <= 55
+        for data in taken:
+            counts[data[0]] = counts.get(data[0], 0) + 1
+        queue.check()
+        assert max(counts.values()) - min(counts.get(key, 0) for key in range(20)) <= 2
+    assert counts == dict.fromkeys(range(20), 4)
+
+
+def test_broadcasts_are_bounded() -> None:
+    queue = Broadcasts(10)
+    for key in range(50):
+        queue.put(key, b"x")
+        queue.check()
+    assert len(queue) == 10
+
+
+def test_bucket_and_health() -> None:
+    bucket, health = Bucket(10, 5, 0), Health(8)
+    assert [bucket.take(0) for _ in range(6)] == [True] * 5 + [False]
+    assert bucket.take(100) and not bucket.take(150)
+    health.worse(99)
+    assert health.multiplier == 9
+    for _ in range(20):
+        health.better()
+    assert health.multiplier == 1
+
+
+def test_suspicion_of_two_hosts_has_nobody_to_confirm() -> None:
+    assert Suspicion(0, 1_000, 6, 0, 1).deadline_ms == 1_000 and Suspicion(0, 1_000, 6, -1, 1).deadline_ms == 1_000
+    assert life_of(5 * REFUTATIONS + 7) == 5
