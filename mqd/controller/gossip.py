@@ -1,10 +1,329 @@
-"""The shell of gossip: one UDP socket and short TCP exchanges on the controller listener's address, a timer, and the file that counts lives.
+"""The shell of gossip: one UDP socket and short TCP exchanges on the controller listener's address, a timer, and the file that counts this directory's lives.
 
-    gossip = Gossip(core, datagram_socket, exchange)       # exchange: an authenticated connection to host:port, see Exchange
-    await gossip.start()                                   # joins by the seeds, in the background
-    gossip.event(ControllerKnown(node_id, epoch))          # or LoadMeasured, UnreachableHint, SeedsChanged, Forget, ProfileChanged
-    gossip.on_change = callable(MemberChanged | ControllerSeen | NodeIdTwice)
-    gossip.core.view(node_id), gossip.core.views(), gossip.core.controller
-    await gossip.serve(reader, writer)                     # a connection that another host's gossip made, after the handshake
-    await gossip.stop()                                    # says goodbye first
+    core = GossipCore(profile, Seal(secret, cluster_id), Settings(), random.SystemRandom(), next_life(path), seeds)
+    gossip = Gossip(core, udp_socket, connector(secret, identity), path, on_change)
+    await gossip.start()                       joins by the seeds, in the background
+    gossip.event(ControllerKnown(...))         or LoadMeasured, UnreachableHint, SeedsChanged, Forget, ProfileChanged
+    await gossip.serve(reader, writer)         a connection whose handshake said "gossip": until it ends
+    await gossip.stop()                        says goodbye first
+
+`on_change` is told MemberChanged, ControllerSeen and NodeIdTwice, in the loop's thread, after the core has done with the event. Everything it hears is a hint.
+
+A TCP exchange, after the handshake of mqd/cluster/handshake.py (purpose "gossip"): 4-byte length and a State or StreamPing from who connected, the same and a State or
+StreamAck back; then it ends. Bounds: STATE_BYTES_MAX a message, SERVED_COUNT_MAX served at once, exchange_ms_max each, RESOLVE_COUNT_MAX names being looked up.
 """
+
+import asyncio
+import ipaddress
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from mqd.base import clock, logging
+from mqd.cluster import gossip_events as events
+from mqd.cluster.gossip_core import GossipCore
+from mqd.cluster.gossip_events import KeepLife, LeaveDone, ProbeStream, PushPull, SendDatagram
+from mqd.cluster.gossip_messages import LIFE_MAX, STATE_BYTES_MAX, Refused, State, StreamAck, StreamMessage, StreamPing, decode_stream, encode
+from mqd.cluster.handshake import HandshakeFailed, Identity, Initiator, derive_key
+
+RECEIVE_BUFFER_BYTES = 1 << 20
+SERVED_COUNT_MAX = 32
+RESOLVE_COUNT_MAX = 64
+RESOLVED_S = 60.0  # a name is looked up again after that
+RESOLVED_COUNT_MAX = 8_192
+LEAVE_S_MAX = 3.0
+
+Change = events.MemberChanged | events.ControllerSeen | events.NodeIdTwice
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Connect = Callable[[str, int], Awaitable[Streams]]
+
+log = logging.get("controller.gossip")
+
+
+# -- lives -----------------------------------------------------------------------------------------------------------------------
+
+
+def next_life(path: Path) -> int:
+    """One more than the file says, written there before it is used. A file that is missing or damaged counts as 0: whoever remembers a later life says so when this host joins."""
+    try:
+        life = int(path.read_text())
+    except (FileNotFoundError, ValueError):
+        life = 0
+    life = max(0, min(life, LIFE_MAX - 1)) + 1
+    keep_life(path, life)
+    return life
+
+
+def keep_life(path: Path, life: int) -> None:
+    """Durable on return. Raises OSError."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("w") as file:
+        file.write(f"{life}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+# -- connections --------------------------------------------------------------------------------------------------------------------
+
+
+def connector(secret: bytes, identity: Callable[[], Identity]) -> Connect:
+    """Connects and shakes hands. What it returns raises OSError (HandshakeFailed becomes one: for gossip a host that refuses is one that is not there)."""
+    key = derive_key(secret, "handshake")
+
+    async def connect(host: str, port: int) -> Streams:
+        reader, writer = await asyncio.open_connection(host, port)
+        try:
+            hands = Initiator(key, "gossip", identity(), os.urandom(32))
+            writer.write(hands.opening())
+            while hands.wanted:
+                data = await reader.read(hands.wanted)
+                if not data:
+                    raise ConnectionError("the peer ended the connection during the handshake")
+                writer.write(hands.feed(data))
+        except BaseException as error:
+            writer.transport.abort()
+            if isinstance(error, HandshakeFailed):
+                raise ConnectionError(str(error)) from error
+            raise
+        return reader, writer
+
+    return connect
+
+
+async def _read(reader: asyncio.StreamReader) -> StreamMessage:
+    """Raises OSError, EOFError, Refused."""
+    size = int.from_bytes(await reader.readexactly(4), "big")
+    if size > STATE_BYTES_MAX:
+        raise Refused(f"a message of {size} bytes; at most {STATE_BYTES_MAX} are allowed")
+    return decode_stream(await reader.readexactly(size))
+
+
+def _write(writer: asyncio.StreamWriter, message: StreamMessage) -> None:
+    data = encode(message)
+    writer.write(len(data).to_bytes(4, "big") + data)
+
+
+class _Names:
+    """Host names to socket addresses, looked up outside the loop; a number is its own. What waits for a name is one datagram of each: the newest."""
+
+    def __init__(self, family: int, send: Callable[[bytes, tuple], None]) -> None:
+        self._family, self._send = family, send
+        self._found: dict[tuple[str, int], tuple[tuple, float]] = {}
+        self._waiting: dict[tuple[str, int], bytes] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def send(self, host: str, port: int, data: bytes) -> None:
+        found = self._found.get((host, port))
+        now = asyncio.get_running_loop().time()
+        if found is not None:
+            self._send(data, found[0])
+            if now < found[1]:
+                return
+        elif (address := self._number(host, port)) is not None:
+            self._keep((host, port), address, float("inf"))
+            self._send(data, address)
+            return
+        elif (host, port) in self._waiting or len(self._waiting) < RESOLVE_COUNT_MAX:
+            self._waiting[(host, port)] = data
+        if len(self._tasks) < RESOLVE_COUNT_MAX and (host, port) not in {task.get_name() for task in self._tasks}:
+            task = asyncio.get_running_loop().create_task(self._look_up(host, port))
+            task.set_name((host, port))  # type: ignore[arg-type]
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _number(self, host: str, port: int) -> tuple | None:
+        try:
+            number = ipaddress.ip_address(host)
+        except ValueError:
+            return None
+        if number.version == 6:
+            return (host, port, 0, 0)
+        return (host, port) if self._family == socket.AF_INET else (f"::ffff:{host}", port, 0, 0)
+
+    def _keep(self, name: tuple[str, int], address: tuple, until: float) -> None:
+        self._found.pop(name, None)
+        self._found[name] = (address, until)
+        if len(self._found) > RESOLVED_COUNT_MAX:
+            del self._found[next(iter(self._found))]
+
+    async def _look_up(self, host: str, port: int) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(host, port, family=self._family, type=socket.SOCK_DGRAM)
+        except OSError as error:
+            log.debug("a host's name was not found", host=host, reason=str(error))
+            found = []
+        data = self._waiting.pop((host, port), None)
+        if found:
+            self._keep((host, port), found[0][4], loop.time() + RESOLVED_S)
+            if data is not None:
+                self._send(data, found[0][4])
+
+    def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+
+class Gossip(asyncio.DatagramProtocol):
+    """Owns the socket from start() on. Everything happens in the loop's thread."""
+
+    def __init__(self, core: GossipCore, datagrams: socket.socket, connect: Connect, life_path: Path, on_change: Callable[[Change], None] = lambda change: None) -> None:
+        self.core = core
+        self.on_change = on_change
+        self._socket, self._connect, self._life_path = datagrams, connect, life_path
+        self._transport: asyncio.DatagramTransport | None = None
+        self._names = _Names(datagrams.family, self._send)
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._served = 0
+        self._ended = False
+        self._left = asyncio.Event()
+
+    async def start(self) -> None:
+        self._socket.setblocking(False)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
+        self._transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(lambda: self, sock=self._socket)
+        self.event(events.Started())
+
+    async def stop(self) -> None:
+        """Says goodbye, waits until it was said, closes the socket."""
+        if self._transport is None:
+            return
+        self.event(events.Leave())
+        try:
+            await asyncio.wait_for(self._left.wait(), LEAVE_S_MAX)
+        except TimeoutError:
+            pass
+        self.abort()
+
+    def abort(self) -> None:
+        """The end without goodbye: others find out."""
+        self._ended = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        self._names.stop()
+        if self._transport is not None:
+            self._transport.close()
+
+    # -- the core -----------------------------------------------------------------------------------------------------------------
+
+    def event(self, event: events.Event) -> None:
+        if self._ended:
+            return
+        changes: list[Change] = []
+        for effect in self.core.handle(event, clock.monotonic_ms()):
+            match effect:
+                case SendDatagram():
+                    self._names.send(effect.host, effect.port, effect.data)
+                case PushPull():
+                    self._begin(self._exchange(effect))
+                case ProbeStream():
+                    self._begin(self._probe(effect))
+                case KeepLife():
+                    log.warning("this directory is an old copy: others know a later life of it", life=effect.life)
+                    keep_life(self._life_path, effect.life)
+                case LeaveDone():
+                    self._left.set()
+                case _:
+                    changes.append(effect)
+        self._set_timer()
+        for change in changes:
+            self._tell(change)
+
+    def _tell(self, change: Change) -> None:
+        if isinstance(change, events.MemberChanged) and change.before != change.member.state:
+            log.info("member", node=change.member.node_id, state=change.member.state, before=change.before or "unknown", incarnation=change.member.incarnation)
+        elif isinstance(change, events.NodeIdTwice):
+            log.warning("two hosts have the same node id", node=change.node_id, directories=",".join(directory.hex() for directory in change.directory_ids))
+        self.on_change(change)
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_at(loop.time() + max(0, self.core.due_ms - clock.monotonic_ms()) / 1000, self.event, events.Tick())
+
+    # -- datagrams ------------------------------------------------------------------------------------------------------------------
+
+    def datagram_received(self, data: bytes, addr: object) -> None:
+        self.event(events.DatagramReceived(data))
+
+    def error_received(self, exc: Exception) -> None:
+        """An ICMP answer to something that was sent: the probe finds out by itself."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._ended:
+            log.error("gossip's socket ended", reason=str(exc))
+
+    def _send(self, data: bytes, address: tuple) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.sendto(data, address)
+
+    # -- streams ---------------------------------------------------------------------------------------------------------------------
+
+    def _begin(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _ask(self, host: str, port: int, message: StreamMessage, wait_ms: int) -> StreamMessage:
+        """Raises OSError, EOFError, Refused, TimeoutError."""
+        async with asyncio.timeout(wait_ms / 1000):
+            reader, writer = await self._connect(host, port)
+            try:
+                _write(writer, message)
+                return await _read(reader)
+            finally:
+                writer.transport.abort()
+
+    async def _exchange(self, effect: PushPull) -> None:
+        try:
+            answer = await self._ask(effect.host, effect.port, self.core.state(), self.core.settings.exchange_ms_max)
+        except (OSError, EOFError, Refused, TimeoutError) as error:
+            log.debug("no exchange of states", host=effect.host, port=effect.port, reason=str(error) or type(error).__name__)
+            self.event(events.ExchangeFailed(effect.exchange_id))
+            return
+        if isinstance(answer, State):
+            self.event(events.StateReceived(answer, effect.exchange_id))
+        else:
+            self.event(events.ExchangeFailed(effect.exchange_id))
+
+    async def _probe(self, effect: ProbeStream) -> None:
+        try:
+            answer = await self._ask(effect.host, effect.port, StreamPing(effect.node_id, effect.directory_id), effect.wait_ms)
+        except (OSError, EOFError, Refused, TimeoutError):
+            return
+        if isinstance(answer, StreamAck) and (answer.node_id, answer.directory_id) == (effect.node_id, effect.directory_id):
+            self.event(events.StreamAnswered(effect.probe_id))
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answers one message, then closes. Raises nothing."""
+        if self._served >= SERVED_COUNT_MAX or self._ended:
+            writer.transport.abort()
+            return
+        self._served += 1
+        try:
+            async with asyncio.timeout(self.core.settings.exchange_ms_max / 1000):
+                message = await _read(reader)
+                if isinstance(message, State):
+                    own = self.core.state(wants_answer=False)  # before theirs: who joins learns what was known of it
+                    self.event(events.StateReceived(message))
+                    _write(writer, own)
+                elif isinstance(message, StreamPing) and self.core.is_me(message):
+                    _write(writer, StreamAck(message.node_id, message.directory_id))
+                await writer.drain()
+                await reader.read(1)  # the other side ends it, so that nothing of the answer is lost by a reset
+        except (OSError, EOFError, Refused, TimeoutError) as error:
+            log.debug("an exchange ended early", reason=str(error) or type(error).__name__)
+        finally:
+            self._served -= 1
+            writer.close()
