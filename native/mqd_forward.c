@@ -177,6 +177,11 @@ static void on_produce(struct mqd_reactor *r, const struct mqd_descriptor *descr
     append->control = descriptor->flags & MQD_PRODUCE_CONTROL ? MQD_STAGE_COORDINATOR | (descriptor->flags & MQD_PRODUCE_MARKER_BUMPED ? MQD_STAGE_MARKER_BUMPED : 0) : 0;
     append->guard = descriptor->b;
     append->base_offset = append->log_append_time_ms = append->log_start_offset = -1;
+    const struct mqd_owned *owned = append->slot < MQD_PARTITION_SLOT_COUNT ? r->owned[append->slot] : NULL;
+    if (owned && descriptor->a >= 0 && descriptor->a != mqd_partition_leader_epoch(owned->partition)) { /* a coordinator of another time */
+        mqd_append_done(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
+        return;
+    }
     struct mqd_batch batch;
     uint64_t arena_bytes = r->options.arena_bytes[from];
     bool inside = r->options.arenas[from] && descriptor->offset <= arena_bytes && descriptor->size_bytes <= arena_bytes - descriptor->offset &&

@@ -569,3 +569,23 @@ BOTH(from_one_replica_to_three_and_back)
     client_close(&client), client_close(&second);
     bench_stop(b);
 }
+
+/* What the acceptor's coordinators write names the leader epoch in which they have read the partition. */
+BOTH(a_coordinator_of_another_leader_epoch_writes_nothing)
+{
+    struct bench *b = bench_start(backend, NULL);
+    struct wanted wanted = all_in_sync;
+    wanted.in_sync = 1 << 1, wanted.min_insync = 1, wanted.leader_epoch = 3;
+    assign(b, wanted);
+    uint32_t from, size_bytes = log_encode(b->arenas[ACCEPTOR], (struct log_batch){.mark = 1});
+    int64_t generation = (int64_t)mqd_endpoint_generation(b->control, 0);
+    for (int64_t epoch = 2; epoch <= 4; epoch++) {
+        bench_say(b, ACCEPTOR, 0, (struct mqd_descriptor){.kind = MQD_LINK_PRODUCE, .flags = MQD_PRODUCE_ACKS_ALL, .slot = SLOT, .token = (uint64_t)epoch, .size_bytes = size_bytes,
+                                                          .a = epoch, .c = generation});
+        struct mqd_descriptor out = bench_expect(b, ACCEPTOR, MQD_LINK_PRODUCED, &from);
+        CHECK_EQUAL(out.token, epoch);
+        CHECK_EQUAL(out.error, epoch == 3 ? 0 : 6);
+    }
+    CHECK_EQUAL(high_watermark(b), 1);
+    bench_stop(b);
+}
