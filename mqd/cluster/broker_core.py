@@ -22,6 +22,7 @@ from mqd.cluster.metadata_records import PartitionState
 from mqd.cluster.metadata_state import MetadataState
 from mqd.protocol.errors import ErrorCode
 
+SAFE_REFUSALS = frozenset({ErrorCode.INELIGIBLE_REPLICA, ErrorCode.OPERATION_NOT_ATTEMPTED})  # of a proposal whose partition is as it was: no copy of it ever takes effect
 INT64_MAX = (1 << 63) - 1
 CHANGES_WAITING_MAX = 10_000
 CHANGE_WAIT_MS_MAX = 30_000
@@ -181,6 +182,7 @@ class _Proposal(msgspec.Struct):
     proposal: messages.ProposeInSync
     sent_epoch: int = -1  # controller epoch of the newest copy; -1 = none was sent
     sent_ms: int = 0
+    refused: bool = False  # the metadata will say more; not sent again
 
 
 class _Change(msgspec.Struct):
@@ -228,6 +230,10 @@ class BrokerCore:
         return [*_HANDLERS[type(event)](self, event, now_ms), *self._say()]
 
     @property
+    def shutting_down(self) -> bool:
+        return self._shutdown_since_ms >= 0
+
+    @property
     def in_force_version(self) -> int:
         """Everything committed up to here is in force on this host's workers."""
         return self._committed if self._applied >= self._told else min(self._applied, self._committed)
@@ -267,7 +273,7 @@ class BrokerCore:
             return []
         actions = self._changes_lost()
         if self._controller >= 0:
-            actions += self._register(now_ms) + self._heartbeat(now_ms) + self._propose(list(self._proposals), now_ms) + self._repeat(now_ms)
+            actions += self._register(now_ms) + self._heartbeat(now_ms) + self._propose([key for key, entry in self._proposals.items() if not entry.refused], now_ms) + self._repeat(now_ms)
         return actions
 
     def _on_register_answer(self, message: peer.RegisterBrokerAnswer, now_ms: int) -> list[Action]:
@@ -362,6 +368,8 @@ class BrokerCore:
         known = self._proposals.get(key)
         if known is not None and known.proposal == event.proposal:
             known.client = event.client  # said again after a reconnection
+            if known.refused:
+                return []
         else:
             self._proposals[key] = _Proposal(event.client, event.proposal)
         return self._propose([key], now_ms)
@@ -378,7 +386,10 @@ class BrokerCore:
         return self._to_controller(peer.AlterPartition(self._controller_epoch, self.node_id, self.broker_epoch, proposals))
 
     def _on_alter_partition_answer(self, message: peer.AlterPartitionAnswer, now_ms: int) -> list[Action]:
-        """A success is a fact whoever tells it. A refusal counts only from the controller that got the newest copy: an older one cannot speak for what another may yet do with it (R6b)."""
+        """A success is a fact whoever tells it. A refusal counts only from the controller that got the newest copy: an older one cannot speak for what another may yet do with it (R6b).
+
+        A refusal because the partition has moved on (its epochs, its leader) says nothing about an earlier copy: that one may be what moved it, under a controller that ended before it
+        answered. The worker is told nothing, keeps the union, and learns from the metadata what is so."""
         if message.error:
             return []  # asked again, when this broker is registered or the controller is known
         actions: list[Action] = []
@@ -388,6 +399,9 @@ class BrokerCore:
             if entry is None or entry.proposal.sequence != result.sequence or message.broker_epoch != self.broker_epoch:
                 continue
             if result.error == ErrorCode.NOT_CONTROLLER or (result.error and message.controller_epoch != entry.sent_epoch):
+                continue
+            if result.error and result.error not in SAFE_REFUSALS:
+                entry.refused = True
                 continue
             del self._proposals[key]
             actions.append(ToWorker(entry.client, messages.InSyncAnswer(result.topic_id, result.index, entry.proposal.leader_epoch, result.sequence, result.error)))
@@ -454,9 +468,15 @@ class BrokerCore:
             partition = self._partition(key)
             return partition is not None and self.node_id in partition.replicas and partition.directories[partition.replicas.index(self.node_id)] != directory
 
+        self._proposals = {key: entry for key, entry in self._proposals.items() if self._concerns(key, entry.proposal)}
         self._lost = {key: epoch for key, epoch in self._lost.items() if led(key, epoch)}
         self._emptied = {key: epoch for key, epoch in self._emptied.items() if led(key, epoch)}
         self._moved = {key: directory for key, directory in self._moved.items() if elsewhere(key, directory)}
+
+    def _concerns(self, key: tuple[bytes, int], proposal: messages.ProposeInSync) -> bool:
+        """Until the metadata has a newer state of the partition: that ends every proposal that rested on an older one, and the worker gets it too."""
+        partition = self._partition(key)
+        return partition is not None and partition.partition_epoch <= proposal.partition_epoch and partition.leader_epoch <= proposal.leader_epoch
 
     def _on_leaderships_lost(self, event: LeadershipsLost, now_ms: int) -> list[Action]:
         for key in event.partitions:
@@ -522,7 +542,7 @@ class BrokerCore:
             actions += self._register(now_ms)
         elif now_ms >= self._heartbeat_at_ms:
             actions += self._heartbeat(now_ms)
-        again = [key for key, entry in self._proposals.items() if entry.sent_epoch < 0 or now_ms - entry.sent_ms >= self._options.heartbeat_ms // 2]
+        again = [key for key, entry in self._proposals.items() if not entry.refused and (entry.sent_epoch < 0 or now_ms - entry.sent_ms >= self._options.heartbeat_ms // 2)]
         actions += self._propose(again, now_ms)
         if now_ms >= self._repeat_at_ms:
             actions += self._repeat(now_ms)

@@ -55,6 +55,8 @@ class Proposals:
             target.in_sync = tuple(node for node in partition.replicas if node in members)
             target.recovering = partition.recovering and not proposal.recovered
             change = view.settled(topic, target)
+            if change is None:
+                error = ErrorCode.OPERATION_NOT_ATTEMPTED  # it is so already; nobody will hear of a newer state
         result = _after(proposal, error, partition, change)
         if handled is None or (handled.broker_epoch, handled.leader_epoch) <= (broker_epoch, proposal.leader_epoch):
             self._handled[key] = Handled(broker_epoch, proposal.leader_epoch, proposal.sequence, result, view.state.version)

@@ -83,6 +83,7 @@ class World:
         self.true_high_watermark: dict[tuple[bytes, int], list[int]] = {}
         self.forgotten: set[tuple[bytes, int, int]] = set()
         self.lost: set[tuple[bytes, int]] = set()  # partitions for which an unclean election was asked: P2, P6 are off
+        self.clean: dict[tuple[int, int], int] = {}  # (node, incarnation) -> what its clean marker said
         self.unlogged = MetadataState()  # everything committed
         self.hosts = {node: Host(node, f"rack-{node % racks}" if racks else None) for node in range(1, host_count + 1)}
         for host in self.hosts.values():
@@ -102,6 +103,7 @@ class World:
         host.leaders, host.lost = {}, {}
         reports = [broker_messages.DirectoryReport(f"{host.directory_id}-{name}", f"/{name}", 1000, True) for name in ("a", "b")]
         self.metadata(host, metadata_core.DirectoriesSeen(tuple(Directory(entry.directory_id, entry.path, entry.free_bytes, entry.usable) for entry in reports)))
+        self.clean[(host.node, host.incarnation)] = host.clean_epoch
         registration = broker_messages.RegisterBroker(
             host.node, host.directory_id, host.incarnation, f"host{host.node}", 9092, host.rack, f"host{host.node}", 9093, f"host{host.node}", 9094, 2, reports, host.clean_epoch, FEATURES
         )  # fmt: skip
@@ -187,6 +189,7 @@ class World:
         self.metadata(host, metadata_core.Committed(records, end))
         self.on_broker(host, broker_core.MetadataCommitted(end, end))
         self.on_broker(host, broker_core.MetadataApplied(end))
+        self.metadata(host, metadata_core.AppliedByHost(end))
         self.follow_metadata(host)
 
     def up(self) -> list[Host]:
@@ -408,6 +411,7 @@ class World:
         return client
 
     def ask(self, change, node: int | None = None, validate_only: bool = False) -> messages.Answer:
+        self.quiet = True
         client = self.request(change, node, validate_only)
         for _ in range(200):
             if client in self.answers:
@@ -446,6 +450,23 @@ class World:
         self.check()
         self.quiet = False
 
+    def heal(self) -> None:
+        """Every host lives and hears every other: then everything that began ends, and whoever can lead does."""
+        for host in self.hosts.values():
+            if host.up and (host.ended or host.broker.shutting_down):
+                self.crash(host.node, clean=host.ended)
+            host.ended = False
+        self.settle(150)
+        assert all(not broker.fenced for node, broker in self.unlogged.brokers.items() if self.hosts[node].up), self.unlogged.brokers
+        for topic in self.unlogged.topics.values():
+            for partition in topic.partitions:
+                what = f"{topic.name}-{partition.index}: {partition}"
+                if not partition.in_sync_replicas and not partition.eligible_leader_replicas:
+                    continue  # only a human can say what is lost
+                assert partition.leader in partition.in_sync_replicas, what
+                assert sorted(partition.in_sync_replicas) == sorted(partition.replicas), what
+                assert not partition.adding_replicas and not partition.removing_replicas, what
+
     # -- checks ------------------------------------------------------------------------------------------------------------
 
     def check_epochs(self, before, brokers, records) -> None:
@@ -453,7 +474,7 @@ class World:
             if isinstance(record, BrokerRegistered):
                 old = brokers.get(record.broker.node_id)
                 assert old is None or record.broker.epoch >= old.epoch, "I6"
-                if (old is None or record.broker.epoch > old.epoch) and self.hosts[record.broker.node_id].clean_epoch != (old.epoch if old is not None else None):
+                if (old is None or record.broker.epoch > old.epoch) and self.clean[(record.broker.node_id, record.broker.incarnation)] != (old.epoch if old is not None else None):
                     self.forget(record.broker.node_id)
             if isinstance(record, PartitionsChanged) and record.topic_id in before and record.topic_id in self.unlogged.topics_by_id:
                 new = self.unlogged.topics[self.unlogged.topics_by_id[record.topic_id]]
@@ -524,6 +545,7 @@ class World:
                 self.learn(self.random.choice(behind))
         else:
             self.fault(up)
+        up = self.up()
         if self.active < 0 and up and self.random.random() < 0.3:
             self.elect(self.random.choice(up).node)
 
