@@ -1,6 +1,7 @@
 """What the handlers share: configuration, metadata, the way to the controller, the partition table, and where clients can reach this broker."""
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +12,7 @@ from mqd.base import config as configuration
 from mqd.base import logging
 from mqd.cluster import controller_messages as messages
 from mqd.log.directories import partition_path
-from mqd.native import NativeError, SlotState, SlotView
+from mqd.native import NativeError, SlotRole, SlotState, SlotView
 from mqd.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from mqd.acceptor.transactions import TransactionService
 
 OWNER_NONE = 65535
+INT64_MAX = (1 << 63) - 1
 DISK_THREADS = 4
 
 log = logging.get("acceptor.requests")
@@ -29,6 +31,7 @@ class PartitionTable(Protocol):
     """native.Control, as far as handlers need it."""
 
     metadata_version: int
+    lease_deadline_ns: int
 
     def slot_view(self, slot: int) -> SlotView: ...
 
@@ -119,10 +122,17 @@ class Broker:
         return (host if host not in ("", "0.0.0.0", "::") else "localhost"), address.local_port or port
 
     def brokers(self, address: Address) -> list[tuple[int, str, int, str | None]]:
-        """(node id, host, port, rack) of every broker, as this client can reach them; this one in any case."""
+        """(node id, host, port, rack) of every broker that is not fenced, as this client can reach them; this one in any case."""
         host, port = self.advertised(address)
-        others = [(broker.node_id, broker.host, broker.port, broker.rack) for broker in self.metadata.brokers.values() if broker.node_id != self.node_id]
+        others = [(broker.node_id, broker.host, broker.port, broker.rack) for broker in self.metadata.brokers.values() if broker.node_id != self.node_id and not broker.fenced]
         return sorted([*others, (self.node_id, host, port, self.config.get("broker.rack"))])
+
+    def endpoint(self, node_id: int, address: Address) -> tuple[str, int] | None:
+        """Where this client reaches that broker. None: nowhere at the moment."""
+        if node_id == self.node_id:
+            return self.advertised(address)
+        broker = self.metadata.brokers.get(node_id)
+        return (broker.host, broker.port) if broker is not None and not broker.fenced else None
 
     # -- configuration -----------------------------------------------------------------------------------------------------
 
@@ -134,8 +144,19 @@ class Broker:
 
     # -- partitions --------------------------------------------------------------------------------------------------------
 
+    def may_lead(self) -> bool:
+        """Past its lease another host may have been told to lead what this one leads."""
+        deadline_ns = self.table.lease_deadline_ns
+        return deadline_ns == INT64_MAX or time.clock_gettime_ns(time.CLOCK_BOOTTIME) < deadline_ns
+
     def view(self, partition: messages.PartitionImage) -> SlotView | None:
-        """What the owner publishes of a partition; None while it is not served (its log is being opened, or its directory is offline)."""
+        """What the owner publishes of a partition that this host leads; None while another host does, or it is not served (its log is being opened, its directory is offline,
+        its owner has not yet heard that it leads), or this host has lost its lease."""
+        view = self.replica_view(partition) if partition.leader == self.node_id else None
+        return view if view is not None and view.role == SlotRole.LEADS and self.may_lead() else None
+
+    def replica_view(self, partition: messages.PartitionImage) -> SlotView | None:
+        """Of this host's replica, whatever it does; None when there is none, or it is not served."""
         if partition.owner == OWNER_NONE:
             return None
         try:
@@ -151,7 +172,9 @@ class Broker:
         return topic.partitions[index] if topic is not None and 0 <= index < len(topic.partitions) else None
 
     def unserved_error(self, partition: messages.PartitionImage) -> int:
-        """Why view() is None: retriable either way."""
+        """Why view() is None: retriable in any case."""
+        if partition.leader not in (-1, self.node_id) or not self.may_lead():
+            return int(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         return int(ErrorCode.KAFKA_STORAGE_ERROR if partition.owner == OWNER_NONE else ErrorCode.LEADER_NOT_AVAILABLE)
 
     def path_of(self, topic: str, partition: messages.PartitionImage) -> Path:

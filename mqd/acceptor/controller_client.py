@@ -25,7 +25,10 @@ log = logging.get("acceptor.controller")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(messages.FromController).decode
 
-Metadata = messages.Image | messages.TopicPut | messages.TopicRemoved | messages.BrokerConfigPut | messages.GroupConfigPut | messages.SettingsPut
+Metadata = (
+    messages.Image | messages.TopicPut | messages.PartitionsPut | messages.TopicRemoved | messages.BrokersPut | messages.BrokerConfigPut | messages.GroupConfigPut
+    | messages.SettingsPut | messages.Several
+)  # fmt: skip
 
 
 class ControllerClient:
@@ -94,7 +97,7 @@ class ControllerClient:
                 answered = self._sent.get(message.request_id)
                 if answered is not None and not answered.done():
                     answered.set_result(message)
-            elif not isinstance(message, messages.Command):
+            elif not isinstance(message, messages.Command | messages.InSyncAnswer):
                 self._on_metadata(message)
                 self._write(messages.Applied(message.version, {}))
             if not subscribed:

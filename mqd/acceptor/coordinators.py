@@ -51,6 +51,8 @@ class BrokerPartitions:
         image = self._broker.partition_of(topic, partition)
         if image is None:
             raise AppendError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        if image.leader not in (-1, self._broker.node_id):
+            raise AppendError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         if image.owner == OWNER_NONE:
             raise AppendError(ErrorCode.KAFKA_STORAGE_ERROR)
         view = self._broker.view(image)
@@ -84,6 +86,10 @@ class InternalPartitions:
         path = self._broker.path_of(self._topic.name, image)
         return await self._broker.on_disk(partial(load.load, path, end_offset, cores, f"{self._topic.name}-{partition}"))
 
+    def is_elsewhere(self, partition: int) -> bool:
+        image = self._broker.partition_of(self._topic.name, partition)
+        return image is not None and image.leader not in (-1, self._broker.node_id)
+
     async def create(self) -> bool:
         config = self._broker.effective()
         change = messages.CreateTopic(self._topic.name, self._topic.partition_count(config), -1, {}, dict(self._topic.topic_config(config)))
@@ -111,6 +117,7 @@ class Coordinators:
         self.classic_settings = classic_settings(broker)
         self.cluster = BrokerCluster(broker, self._count_members)
         self._removed: set[str] = set()
+        self._broker = broker
 
     def _make_group(self, name: str) -> Core:
         return Group(name, self.classic_settings, self.offsets_settings, self.cluster)
@@ -143,13 +150,20 @@ class Coordinators:
 
     def on_metadata(self, message: object) -> None:
         """After the metadata has taken it in."""
-        if isinstance(message, messages.TopicRemoved):
+        parts = message.parts if isinstance(message, messages.Several) else [message]
+        for removed in [part for part in parts if isinstance(part, messages.TopicRemoved)]:
             if not self._removed:
                 asyncio.get_running_loop().call_soon(self._forget_topics)
-            self._removed.add(message.name)
-        if isinstance(message, messages.Image) or (isinstance(message, messages.TopicPut) and message.topic.internal):
+            self._removed.add(removed.name)
+        if any(self._concerns(part) for part in parts):
             for coordinator in self._each():
                 coordinator.look()
+
+    def _concerns(self, message: object) -> bool:
+        """Partitions of internal topics may have come, gone, or moved to another host."""
+        if isinstance(message, messages.PartitionsPut):
+            return self._broker.metadata.names.get(message.topic_id) in (GROUPS, TRANSACTION_STATE.name)
+        return isinstance(message, messages.Image) or (isinstance(message, messages.TopicPut) and message.topic.internal)
 
     def _forget_topics(self) -> None:
         """Offsets of topics that are gone go too (Kafka does the same). A topic that was made anew meanwhile begins without them."""

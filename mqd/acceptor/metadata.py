@@ -2,7 +2,10 @@
 
 import bisect
 
+import msgspec
+
 from mqd.cluster import controller_messages as messages
+from mqd.cluster.metadata_records import RETIRE_HIDDEN
 
 
 class Metadata:
@@ -25,10 +28,19 @@ class Metadata:
         self._sorted: list[str] | None = None
         self._visible_from: dict[bytes, list[tuple[int, int]]] = {}  # topic id -> (partitions from this index on, version), while it matters
 
-    def apply(
-        self, message: messages.Image | messages.TopicPut | messages.TopicRemoved | messages.BrokerConfigPut | messages.GroupConfigPut | messages.SettingsPut
-    ) -> None:
+    def apply(self, message: messages.FromController) -> None:
+        """What is no metadata (answers, commands) changes nothing."""
         match message:
+            case messages.Several():
+                for part in message.parts:
+                    self.apply(part)
+            case messages.PartitionsPut():
+                self._put_partitions(message)
+            case messages.BrokersPut():
+                self.brokers = {broker.node_id: broker for broker in message.brokers}
+                self.controller_id = message.controller_id
+            case messages.InSyncAnswer() | messages.Command() | messages.Answer():
+                return
             case messages.Image():
                 self._replace(message)
             case messages.TopicPut():
@@ -76,16 +88,41 @@ class Metadata:
         self.topics[topic.name] = topic
         self.names[topic.topic_id] = topic.name
 
+    def _put_partitions(self, message: messages.PartitionsPut) -> None:
+        topic = self.by_id(message.topic_id)
+        if topic is None:
+            return
+        partitions = list(topic.partitions)
+        for partition in message.partitions:
+            if partition.index < len(partitions):
+                partitions[partition.index] = partition
+        self.topics[topic.name] = msgspec.structs.replace(topic, partitions=partitions)
+
+    def is_alive(self, node_id: int) -> bool:
+        """A broker that clients may be sent to."""
+        broker = self.brokers.get(node_id)
+        return broker is not None and not broker.fenced
+
+    @property
+    def is_alone(self) -> bool:
+        """No other host has ever joined this one, or all of them have left."""
+        return len(self.brokers) <= 1
+
+    def shown(self, topic: messages.TopicImage) -> list[messages.PartitionImage]:
+        """The partitions that clients are told of: not those that are hidden, the last ones, which empty themselves."""
+        partitions = topic.partitions
+        return partitions if not partitions or partitions[-1].retiring < RETIRE_HIDDEN else [partition for partition in partitions if partition.retiring < RETIRE_HIDDEN]
+
     def visible_count(self, topic: messages.TopicImage, applied_version: int) -> int:
         """How many of the topic's partitions (they are the first ones) every worker knows."""
         steps = self._visible_from.get(topic.topic_id)
         if steps is None:
-            return len(topic.partitions)
+            return len(self.shown(topic))
         hidden = next((first for first, version in steps if version > applied_version), None)
         if hidden is None:
             del self._visible_from[topic.topic_id]
-            return len(topic.partitions)
-        return hidden
+            return len(self.shown(topic))
+        return min(hidden, len(self.shown(topic)))
 
     def sorted_names(self, from_name: str = "") -> list[str]:
         """All names in order, from `from_name` on."""

@@ -190,6 +190,8 @@ class Metrics:
         found = Tally((worker, one.topic_id, one.partition) for worker in range(self._worker_count) for one in damage.read(self._run_dir, worker))
         for topic in list(self._broker.metadata.topics.values()):
             for partition in topic.partitions:
+                if partition.slot < 0:  # another host's
+                    continue
                 name = [topic.name, str(partition.index)]
                 size.add_metric(name, sizes.get((topic.name, partition.index), 0))
                 damaged.add_metric(name, found[partition.owner, topic.topic_id, partition.index])

@@ -69,6 +69,9 @@ class Partitions(Protocol):
     async def create(self) -> bool:
         """Makes the topic; False: not now."""
 
+    def is_elsewhere(self, partition: int) -> bool:
+        """Another host leads it: its coordinator is there."""
+
 
 NAME_CHARS_CACHED = 256  # longer names are nobody's but a hostile client's: 65536 of them would be gigabytes
 
@@ -249,8 +252,8 @@ class Coordinator:
                 yield from place.shard.items()
 
     def check_loaded(self) -> None:
-        """Raises CoordinatorError(COORDINATOR_LOAD_IN_PROGRESS) while some partition is not loaded: what items() shows is then not everything."""
-        if len(self._places) < self._partitions.count() or any(place.shard is None for place in self._places):
+        """Raises CoordinatorError(COORDINATOR_LOAD_IN_PROGRESS) while some partition of this host is not loaded: what items() shows is then not everything."""
+        if len(self._places) < self._partitions.count() or any(place.shard is None and not self._partitions.is_elsewhere(place.index) for place in self._places):
             raise CoordinatorError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
 
     def leader_epoch(self, name: str) -> int:
@@ -288,6 +291,8 @@ class Coordinator:
         return place, place.shard
 
     def _absent_error(self, place: _Place) -> int:
+        if self._partitions.is_elsewhere(place.index):
+            return int(ErrorCode.NOT_COORDINATOR)
         return int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if place.source is not None or place.not_before == 0.0 else ErrorCode.NOT_COORDINATOR)
 
     def _handle(self, place: _Place, shard: Shard, name: str, event: object, known: bool = False) -> None:
@@ -417,7 +422,7 @@ class Coordinator:
         waiting = False
         for partition, place in enumerate(self._places):
             self._look_at(partition, place)
-            waiting = waiting or place.shard is None
+            waiting = waiting or (place.shard is None and not self._partitions.is_elsewhere(partition))
         self._look = self._loop.call_later(self._look_s if waiting else LOOK_IDLE_S, self._look_again)
         self._look_s = min(1.1 * self._look_s, LOOK_SLOW_S) if waiting else LOOK_S  # a directory that has failed stays so
 

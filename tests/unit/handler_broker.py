@@ -50,6 +50,10 @@ class Table:
     def metadata_version(self) -> int:
         return self._control.metadata_version
 
+    @property
+    def lease_deadline_ns(self) -> int:
+        return self._control.lease_deadline_ns
+
     def endpoint_generation(self, endpoint: int) -> int:
         return self._control.endpoint_generation(endpoint)
 

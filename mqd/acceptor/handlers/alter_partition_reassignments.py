@@ -1,14 +1,21 @@
-"""AlterPartitionReassignments 0-1 (KIP-455) on one broker: a partition's only replica is where it can be. Asking for that changes nothing and succeeds; other brokers
-do not exist; and there is nothing under way that could be cancelled.
+"""AlterPartitionReassignments 0-1 (KIP-455): the controller judges each partition by itself, and the answer comes when the reassignments have begun.
+
+On a host of its own a partition's only replica is where it can be. Asking for that changes nothing and succeeds; other brokers do not exist; and there is nothing
+under way that could be cancelled.
 """
 
 from mqd.acceptor.broker import Broker, Context
+from mqd.cluster import controller_messages as messages
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import AlterPartitionReassignmentsRequest, AlterPartitionReassignmentsResponse
 
+FACTOR_CHANGE_SINCE = 1
+
 
 async def handle(context: Context, header: RequestHeader, request: AlterPartitionReassignmentsRequest) -> AlterPartitionReassignmentsResponse:
+    if not context.broker.metadata.is_alone:
+        return await _ask_controller(context.broker, header.api_version, request)
     return AlterPartitionReassignmentsResponse(
         allow_replication_factor_change=request.allow_replication_factor_change,
         responses=[
@@ -17,6 +24,26 @@ async def handle(context: Context, header: RequestHeader, request: AlterPartitio
             )
             for topic in request.topics
         ],
+    )
+
+
+async def _ask_controller(broker: Broker, version: int, request: AlterPartitionReassignmentsRequest) -> AlterPartitionReassignmentsResponse:
+    asked = [
+        messages.PartitionReassignment(topic.name, partition.partition_index, list(partition.replicas) if partition.replicas is not None else None)
+        for topic in request.topics
+        for partition in topic.partitions
+    ]
+    allow = request.allow_replication_factor_change if version >= FACTOR_CHANGE_SINCE else True
+    answer = await broker.controller.request(messages.AlterReassignments(asked, allow), request.timeout_ms)
+    results: dict[str, list[AlterPartitionReassignmentsResponse.ReassignablePartitionResponse]] = {}
+    for one in answer.results:
+        told = AlterPartitionReassignmentsResponse.ReassignablePartitionResponse(partition_index=one.partition, error_code=one.error, error_message=one.message)
+        results.setdefault(one.name, []).append(told)
+    return AlterPartitionReassignmentsResponse(
+        allow_replication_factor_change=allow,
+        error_code=answer.error,
+        error_message=answer.message,
+        responses=[AlterPartitionReassignmentsResponse.ReassignableTopicResponse(name=name, partitions=partitions) for name, partitions in results.items()],
     )
 
 

@@ -35,7 +35,9 @@ async def _move(broker: Broker, name: str, index: int, paths: set[str]) -> int:
     wanted = Path(next(iter(paths)))
     if not wanted.is_absolute() or wanted not in broker.log_dirs:
         return int(ErrorCode.LOG_DIR_NOT_FOUND)
-    if broker.view(partition) is None:
+    if broker.node_id not in partition.replicas:
+        return int(ErrorCode.REPLICA_NOT_AVAILABLE)
+    if broker.replica_view(partition) is None:
         return broker.unserved_error(partition)
     answer = await broker.controller.request(messages.MoveReplica(name, index, broker.log_dirs.index(wanted)), TIMEOUT_MS)
     return answer.error

@@ -25,7 +25,7 @@ async def handle(context: Context, header: RequestHeader, request: DescribeLogDi
         if partition.owner != OWNER_NONE and partition.log_dir < len(by_directory):
             by_directory[partition.log_dir].setdefault(name, []).append(partition)
     asked = [(name, broker.metadata.topics[name].topic_id, partition) for wanted in by_directory for name, partitions in wanted.items() for partition in partitions]
-    ends = {(name, partition.index): view.log_end_offset for name, _, partition in asked if (view := broker.view(partition)) is not None}
+    ends = {(name, partition.index): view.log_end_offset for name, _, partition in asked if (view := broker.replica_view(partition)) is not None}
     results = [await broker.on_disk(_measure, broker, path, wanted, asked, ends) for path, wanted in zip(broker.log_dirs, by_directory)]
     return DescribeLogDirsResponse(results=results)
 

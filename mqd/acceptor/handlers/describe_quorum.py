@@ -1,4 +1,5 @@
-"""DescribeQuorum 0-2 (KIP-595, KIP-836, KIP-853): the metadata quorum. One host is a quorum of one: the controller on this host leads, and is its only voter.
+"""DescribeQuorum 0-2 (KIP-595, KIP-836, KIP-853): the metadata quorum, as its leader sees it. One host is a quorum of one: the controller on this host leads, and is its
+only voter.
 
 Offsets are those of the metadata log; everything that is known here has been flushed. Another topic than __cluster_metadata has no quorum.
 """
@@ -6,16 +7,20 @@ Offsets are those of the metadata log; everything that is known here has been fl
 import time
 
 from mqd.acceptor.broker import Broker, Context
+from mqd.cluster import controller_messages as messages
 from mqd.cluster.metadata_rules import METADATA_TOPIC
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import DescribeQuorumRequest, DescribeQuorumResponse
 
 NO_ID = b"\0" * 16
+TIMEOUT_MS = 10_000  # the request has none
 
 
 async def handle(context: Context, header: RequestHeader, request: DescribeQuorumRequest) -> DescribeQuorumResponse:
     broker = context.broker
+    if not broker.metadata.is_alone:
+        return await _ask_controller(broker, header.api_version, request)
     topics = [
         DescribeQuorumResponse.TopicData(
             topic_name=topic.topic_name, partitions=[_partition(broker, topic.topic_name, partition.partition_index) for partition in topic.partitions]
@@ -27,6 +32,61 @@ async def handle(context: Context, header: RequestHeader, request: DescribeQuoru
     return DescribeQuorumResponse(topics=topics, nodes=[DescribeQuorumResponse.Node(node_id=broker.node_id, listeners=[listener])])
 
 
+async def _ask_controller(broker: Broker, version: int, request: DescribeQuorumRequest) -> DescribeQuorumResponse:
+    answer = await broker.controller.request(messages.DescribeQuorum(), TIMEOUT_MS)
+    quorum = answer.quorum
+    if answer.error or quorum is None:
+        return DescribeQuorumResponse(error_code=answer.error or int(ErrorCode.NOT_LEADER_OR_FOLLOWER), error_message=answer.message)
+    topics = [
+        DescribeQuorumResponse.TopicData(
+            topic_name=topic.topic_name,
+            partitions=[
+                _led(quorum, partition.partition_index) if (topic.topic_name, partition.partition_index) == (METADATA_TOPIC, 0) else _unknown(partition.partition_index)
+                for partition in topic.partitions
+            ],
+        )
+        for topic in request.topics
+    ]
+    nodes = [
+        DescribeQuorumResponse.Node(node_id=one.node_id, listeners=[DescribeQuorumResponse.Listener(name="CONTROLLER", host=one.host, port=one.port)])
+        for one in [*quorum.voters, *quorum.observers]
+        if one.host
+    ]
+    return DescribeQuorumResponse(topics=topics, nodes=nodes)
+
+
+def _led(quorum: messages.QuorumImage, index: int) -> DescribeQuorumResponse.PartitionData:
+    return DescribeQuorumResponse.PartitionData(
+        partition_index=index,
+        leader_id=quorum.leader_id,
+        leader_epoch=quorum.leader_epoch,
+        high_watermark=quorum.high_watermark,
+        current_voters=[_replica(one) for one in quorum.voters],
+        observers=[_replica(one) for one in quorum.observers],
+    )
+
+
+def _replica(one: messages.QuorumReplica) -> DescribeQuorumResponse.ReplicaState:
+    return DescribeQuorumResponse.ReplicaState(
+        replica_id=one.node_id,
+        replica_directory_id=one.directory_id if len(one.directory_id) == len(NO_ID) else NO_ID,
+        log_end_offset=one.log_end_offset,
+        last_fetch_timestamp=one.last_fetch_ms,
+        last_caught_up_timestamp=one.last_caught_up_ms,
+    )
+
+
+def _unknown(index: int) -> DescribeQuorumResponse.PartitionData:
+    return DescribeQuorumResponse.PartitionData(
+        partition_index=index,
+        error_code=int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        error_message=f"Only {METADATA_TOPIC}-0 has a quorum.",
+        leader_id=-1,
+        leader_epoch=-1,
+        high_watermark=-1,
+    )
+
+
 def _epoch(broker: Broker) -> int:
     """It rises whenever the host is started anew: the offset of its registration in the metadata log."""
     registered = broker.metadata.brokers.get(broker.node_id)
@@ -35,14 +95,7 @@ def _epoch(broker: Broker) -> int:
 
 def _partition(broker: Broker, topic: str, index: int) -> DescribeQuorumResponse.PartitionData:
     if (topic, index) != (METADATA_TOPIC, 0):
-        return DescribeQuorumResponse.PartitionData(
-            partition_index=index,
-            error_code=int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
-            error_message=f"Only {METADATA_TOPIC}-0 has a quorum.",
-            leader_id=-1,
-            leader_epoch=-1,
-            high_watermark=-1,
-        )
+        return _unknown(index)
     now_ms = time.time_ns() // 1_000_000
     version = max(broker.metadata.version, 0)
     voter = DescribeQuorumResponse.ReplicaState(

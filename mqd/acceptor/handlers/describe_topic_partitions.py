@@ -1,6 +1,7 @@
 """DescribeTopicPartitions 0 (KIP-966): topics in order of name, a page at a time."""
 
-from mqd.acceptor.broker import OWNER_NONE, Broker, Context
+from mqd.acceptor.broker import Broker, Context
+from mqd.acceptor.handlers.metadata import is_served, offline_replicas
 from mqd.cluster.controller_messages import PartitionImage, TopicImage
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
@@ -27,10 +28,11 @@ async def handle(context: Context, header: RequestHeader, request: DescribeTopic
         if topic is None:
             topics.append(DescribeTopicPartitionsResponse.Topic(error_code=int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), name=name, topic_id=NO_ID))
             continue
-        page = topic.partitions[first : first + room]
+        shown = broker.metadata.shown(topic)
+        page = shown[first : first + room]
         room -= len(page)
         topics.append(_topic(broker, topic, page))
-        if first + len(page) < len(topic.partitions):
+        if first + len(page) < len(shown):
             cursor = DescribeTopicPartitionsResponse.Cursor(topic_name=name, partition_index=first + len(page))
             return DescribeTopicPartitionsResponse(topics=topics, next_cursor=cursor)
     return DescribeTopicPartitionsResponse(topics=topics)
@@ -47,7 +49,7 @@ def _topic(broker: Broker, topic: TopicImage, page: list[PartitionImage]) -> Des
 
 
 def _partition(broker: Broker, partition: PartitionImage, visible: bool) -> DescribeTopicPartitionsResponse.Partition:
-    served = visible and (partition.leader != broker.node_id or broker.view(partition) is not None)
+    served = visible and is_served(broker, partition)
     return DescribeTopicPartitionsResponse.Partition(
         error_code=int(ErrorCode.NONE if served else ErrorCode.LEADER_NOT_AVAILABLE),
         partition_index=partition.index,
@@ -55,5 +57,7 @@ def _partition(broker: Broker, partition: PartitionImage, visible: bool) -> Desc
         leader_epoch=partition.leader_epoch,
         replica_nodes=partition.replicas,
         isr_nodes=partition.in_sync_replicas,
-        offline_replicas=[broker.node_id] if partition.owner == OWNER_NONE else [],
+        eligible_leader_replicas=partition.eligible or None,
+        last_known_elr=partition.last_known_eligible or None,
+        offline_replicas=offline_replicas(broker, partition),
     )

@@ -1,9 +1,10 @@
-"""ElectLeaders 0-2 (KIP-183, KIP-460). With one replica the leader is the preferred one, or there is none that could be: ELECTION_NOT_NEEDED, as Kafka says.
+"""ElectLeaders 0-2 (KIP-183, KIP-460), by the controller. On a host of its own, with one replica, the leader is the preferred one, or there is none that could be: ELECTION_NOT_NEEDED, as Kafka says.
 
 Asked for all partitions (null), those that need no election are left out, so the answer is empty.
 """
 
 from mqd.acceptor.broker import Broker, Context
+from mqd.cluster import controller_messages as messages
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import ElectLeadersRequest, ElectLeadersResponse
@@ -14,6 +15,8 @@ PREFERRED, UNCLEAN = 0, 1
 async def handle(context: Context, header: RequestHeader, request: ElectLeadersRequest) -> ElectLeadersResponse:
     if request.election_type not in (PREFERRED, UNCLEAN):
         return ElectLeadersResponse(error_code=int(ErrorCode.INVALID_REQUEST))
+    if not context.broker.metadata.is_alone:
+        return await _ask_controller(context.broker, header.api_version, request)
     if request.topic_partitions is None:
         return ElectLeadersResponse()
     return ElectLeadersResponse(
@@ -23,6 +26,19 @@ async def handle(context: Context, header: RequestHeader, request: ElectLeadersR
             )
             for topic in request.topic_partitions
         ]
+    )
+
+
+async def _ask_controller(broker: Broker, version: int, request: ElectLeadersRequest) -> ElectLeadersResponse:
+    election_type = request.election_type if version >= 1 else PREFERRED
+    asked = None if request.topic_partitions is None else [(topic.topic, index) for topic in request.topic_partitions for index in topic.partitions]
+    answer = await broker.controller.request(messages.ElectLeaders(election_type, asked), request.timeout_ms)
+    results: dict[str, list[ElectLeadersResponse.PartitionResult]] = {}
+    for one in answer.results:
+        results.setdefault(one.name, []).append(ElectLeadersResponse.PartitionResult(partition_id=one.partition, error_code=one.error, error_message=one.message))
+    return ElectLeadersResponse(
+        error_code=answer.error,
+        replica_election_results=[ElectLeadersResponse.ReplicaElectionResult(topic=name, partition_result=partitions) for name, partitions in results.items()],
     )
 
 

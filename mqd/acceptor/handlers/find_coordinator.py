@@ -1,14 +1,16 @@
-"""FindCoordinator 0-6 (KIP-98, KIP-699, KIP-890, KIP-932): on one host every group's and transaction's coordinator is this broker.
+"""FindCoordinator 0-6 (KIP-98, KIP-699, KIP-890, KIP-932): the coordinator of a group or transactional id is the leader of its partition of the internal topic.
 
-The first question makes the internal topic; until its partitions are served the answer is COORDINATOR_NOT_AVAILABLE, and the client asks again.
+The first question makes the internal topic; until its partitions have leaders the answer is COORDINATOR_NOT_AVAILABLE, and the client asks again.
 """
 
 from mqd.acceptor.broker import Context
+from mqd.coordinator.runtime import Coordinator, CoordinatorError
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import FindCoordinatorRequest, FindCoordinatorResponse
 
 GROUP, TRANSACTION = 0, 1
+NOT_AVAILABLE = "The coordinator is not available."
 
 
 async def handle(context: Context, header: RequestHeader, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
@@ -21,22 +23,41 @@ async def handle(context: Context, header: RequestHeader, request: FindCoordinat
     return FindCoordinatorResponse(error_code=one.error_code, error_message=one.error_message, node_id=one.node_id, host=one.host, port=one.port)
 
 
-async def _error(context: Context, key_type: int) -> tuple[int, str | None]:
+def _of_type(context: Context, key_type: int) -> Coordinator | None:
     coordinators = context.broker.coordinators
-    coordinator = {GROUP: coordinators.groups, TRANSACTION: coordinators.transactions}.get(key_type) if coordinators is not None else None
+    return {GROUP: coordinators.groups, TRANSACTION: coordinators.transactions}.get(key_type) if coordinators is not None else None
+
+
+async def _error(context: Context, key_type: int) -> tuple[int, str | None]:
+    coordinator = _of_type(context, key_type)
     if coordinator is None and key_type == TRANSACTION:
         return 0, None  # the next request tells the client that there are no transactions here, in a way that it takes as final
     if coordinator is None:
         return int(ErrorCode.INVALID_REQUEST), f"There are no coordinators of type {key_type} here."
     if not await coordinator.ensure_topic():
-        return int(ErrorCode.COORDINATOR_NOT_AVAILABLE), "The coordinator is not available."
+        return int(ErrorCode.COORDINATOR_NOT_AVAILABLE), NOT_AVAILABLE
     return 0, None
+
+
+def _node(context: Context, key: str, key_type: int) -> int:
+    """-1: nobody at the moment."""
+    coordinator = _of_type(context, key_type)
+    if coordinator is None:
+        return context.broker.node_id
+    try:
+        image = context.broker.partition_of(coordinator.topic, coordinator.partition_for(key))
+    except CoordinatorError:
+        return -1
+    return image.leader if image is not None else -1
 
 
 def _coordinator(context: Context, key: str, key_type: int, error: int, message: str | None) -> FindCoordinatorResponse.Coordinator:
     if not error and not key and key_type == TRANSACTION:
         error, message = int(ErrorCode.INVALID_REQUEST), "A transactional id cannot be empty."
-    if error:
-        return FindCoordinatorResponse.Coordinator(key=key, node_id=-1, host="", port=-1, error_code=error, error_message=message)
-    host, port = context.broker.advertised(context.address)
-    return FindCoordinatorResponse.Coordinator(key=key, node_id=context.broker.node_id, host=host, port=port, error_code=0, error_message=None)
+    if not error:
+        node = _node(context, key, key_type)
+        endpoint = context.broker.endpoint(node, context.address)
+        if endpoint is not None:
+            return FindCoordinatorResponse.Coordinator(key=key, node_id=node, host=endpoint[0], port=endpoint[1], error_code=0, error_message=None)
+        error, message = int(ErrorCode.COORDINATOR_NOT_AVAILABLE), NOT_AVAILABLE
+    return FindCoordinatorResponse.Coordinator(key=key, node_id=-1, host="", port=-1, error_code=error, error_message=message)

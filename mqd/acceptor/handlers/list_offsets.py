@@ -19,6 +19,7 @@ from mqd.protocol.messages import ListOffsetsRequest, ListOffsetsResponse
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -1, -2, -3, -4, -5, -6
 _SINCE = {LATEST: 0, EARLIEST: 0, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 READ_COMMITTED = 1
+OFFSET_NOT_AVAILABLE_SINCE = 5
 
 
 async def handle(context: Context, header: RequestHeader, request: ListOffsetsRequest) -> ListOffsetsResponse:
@@ -52,6 +53,8 @@ async def _partition(broker: Broker, version: int, isolation_level: int, name: s
     view = broker.view(partition)
     if view is None:
         return _result(index, broker.unserved_error(partition))
+    if view.latest_pending and timestamp in (LATEST, MAX_TIMESTAMP):  # KIP-207
+        return _result(index, ErrorCode.OFFSET_NOT_AVAILABLE if version >= OFFSET_NOT_AVAILABLE_SINCE else ErrorCode.LEADER_NOT_AVAILABLE)
     end_offset = view.last_stable_offset if isolation_level == READ_COMMITTED else view.high_watermark
     if timestamp == LATEST:
         return _result(index, 0, -1, end_offset, view.leader_epoch)

@@ -1,9 +1,29 @@
-"""ListPartitionReassignments 0 (KIP-455): on one broker none is ever under way. Moves between its log directories are shown by DescribeLogDirs."""
+"""ListPartitionReassignments 0 (KIP-455): partitions that are on their way to other hosts. Moves between log directories of one host are shown by DescribeLogDirs."""
 
-from mqd.acceptor.broker import Context
+from mqd.acceptor.broker import Broker, Context
+from mqd.cluster.controller_messages import PartitionImage
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import ListPartitionReassignmentsRequest, ListPartitionReassignmentsResponse
 
 
 async def handle(context: Context, header: RequestHeader, request: ListPartitionReassignmentsRequest) -> ListPartitionReassignmentsResponse:
-    return ListPartitionReassignmentsResponse()
+    found: dict[str, list[ListPartitionReassignmentsResponse.OngoingPartitionReassignment]] = {}
+    for name, partition in _asked(context.broker, request):
+        if partition.adding or partition.removing:
+            found.setdefault(name, []).append(
+                ListPartitionReassignmentsResponse.OngoingPartitionReassignment(
+                    partition_index=partition.index, replicas=partition.replicas, adding_replicas=partition.adding, removing_replicas=partition.removing
+                )
+            )
+    return ListPartitionReassignmentsResponse(
+        topics=[ListPartitionReassignmentsResponse.OngoingTopicReassignment(name=name, partitions=partitions) for name, partitions in found.items()]
+    )
+
+
+def _asked(broker: Broker, request: ListPartitionReassignmentsRequest) -> list[tuple[str, PartitionImage]]:
+    """None = all. What does not exist is left out, as in Kafka."""
+    topics = broker.metadata.topics
+    if request.topics is None:
+        return [(name, partition) for name in broker.metadata.sorted_names() for partition in topics[name].partitions]
+    wanted = {(topic.name, index): None for topic in request.topics for index in topic.partition_indexes}
+    return [(name, partition) for name, index in wanted if (partition := broker.partition_of(name, index)) is not None]

@@ -90,13 +90,12 @@ def _topic(broker: Broker, topic: messages.TopicImage) -> MetadataResponse.Topic
         name=topic.name,
         topic_id=topic.topic_id,
         is_internal=topic.internal,
-        partitions=[_partition(broker, partition, partition.index < visible) for partition in topic.partitions],
+        partitions=[_partition(broker, partition, partition.index < visible) for partition in broker.metadata.shown(topic)],
     )
 
 
 def _partition(broker: Broker, partition: messages.PartitionImage, visible: bool) -> MetadataResponse.Partition:
-    served = visible and (partition.leader != broker.node_id or broker.view(partition) is not None)
-    offline = [] if partition.owner != OWNER_NONE else [broker.node_id]
+    served = visible and is_served(broker, partition)
     return MetadataResponse.Partition(
         error_code=int(ErrorCode.NONE if served else ErrorCode.LEADER_NOT_AVAILABLE),
         partition_index=partition.index,
@@ -104,5 +103,18 @@ def _partition(broker: Broker, partition: messages.PartitionImage, visible: bool
         leader_epoch=partition.leader_epoch,
         replica_nodes=partition.replicas,
         isr_nodes=partition.in_sync_replicas,
-        offline_replicas=offline,
+        offline_replicas=offline_replicas(broker, partition),
     )
+
+
+def is_served(broker: Broker, partition: messages.PartitionImage) -> bool:
+    """Clients may be sent to its leader."""
+    if partition.leader == broker.node_id:
+        return broker.view(partition) is not None
+    return broker.metadata.is_alive(partition.leader)
+
+
+def offline_replicas(broker: Broker, partition: messages.PartitionImage) -> list[int]:
+    """On hosts that are fenced, or, as far as this one knows, in log directories that cannot be used."""
+    here = [broker.node_id] if partition.owner == OWNER_NONE and broker.node_id in partition.replicas else []
+    return here + [node for node in partition.replicas if node != broker.node_id and not broker.metadata.is_alive(node)]

@@ -1,13 +1,19 @@
-"""UnregisterBroker 0 (KIP-631): forgets a broker that is gone. The only one there is answers, so it is not gone."""
+"""UnregisterBroker 0 (KIP-631): forgets a broker that is gone, and holds nothing any more; the controller decides. The only one there is answers, so it is not gone."""
 
 from mqd.acceptor.broker import Context
+from mqd.cluster import controller_messages as messages
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import UnregisterBrokerRequest, UnregisterBrokerResponse
 
+TIMEOUT_MS = 30_000  # the request has none
+
 
 async def handle(context: Context, header: RequestHeader, request: UnregisterBrokerRequest) -> UnregisterBrokerResponse:
     broker = context.broker
+    if not broker.metadata.is_alone:
+        answer = await broker.controller.request(messages.UnregisterBroker(request.broker_id), TIMEOUT_MS)
+        return UnregisterBrokerResponse(error_code=answer.error, error_message=answer.message)
     if request.broker_id == broker.node_id or request.broker_id in broker.metadata.brokers:
         text = f"Broker {request.broker_id} is running; stop it before it is unregistered."
         return UnregisterBrokerResponse(error_code=int(ErrorCode.INVALID_REQUEST), error_message=text)
