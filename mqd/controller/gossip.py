@@ -1,10 +1,10 @@
 """The shell of gossip: one UDP socket and short TCP exchanges on the controller listener's address, a timer, and the file that counts this directory's lives.
 
-    core = GossipCore(profile, Seal(secret, cluster_id), Settings(), random.SystemRandom(), next_life(path), seeds)
-    gossip = Gossip(core, udp_socket, connector(secret, identity), path, on_change)
+    gossip = create(profile, secret, cluster_id, seeds, udp_socket, peers, metadata_dir)
+    gossip.on_change = ...
     await gossip.start()                       joins by the seeds, in the background
     gossip.event(ControllerKnown(...))         or LoadMeasured, UnreachableHint, SeedsChanged, Forget, ProfileChanged
-    await gossip.serve(reader, writer)         a connection whose handshake said "gossip": until it ends
+    await gossip.serve(hello, reader, writer)  a connection whose handshake said "gossip" (Peers' on_stream): until it ends
     await gossip.stop()                        says goodbye first
 
 `on_change` is told MemberChanged, ControllerSeen and NodeIdTwice, in the loop's thread, after the core has done with the event. Everything it hears is a hint.
@@ -14,18 +14,22 @@ StreamAck back; then it ends. Bounds: STATE_BYTES_MAX a message, SERVED_COUNT_MA
 """
 
 import asyncio
+import base64
+import hashlib
 import ipaddress
 import os
+import random
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 
 from mqd.base import clock, logging
 from mqd.cluster import gossip_events as events
 from mqd.cluster.gossip_core import GossipCore
-from mqd.cluster.gossip_events import KeepLife, LeaveDone, ProbeStream, PushPull, SendDatagram
-from mqd.cluster.gossip_messages import LIFE_MAX, STATE_BYTES_MAX, Refused, State, StreamAck, StreamMessage, StreamPing, decode_stream, encode
-from mqd.cluster.handshake import HandshakeFailed, Identity, Initiator, derive_key
+from mqd.cluster.gossip_events import KeepLife, LeaveDone, ProbeStream, Profile, PushPull, SendDatagram, Settings
+from mqd.cluster.gossip_messages import LIFE_MAX, STATE_BYTES_MAX, Refused, Seal, State, StreamAck, StreamMessage, StreamPing, decode_stream, encode
+from mqd.cluster.handshake import HandshakeFailed, Hello, derive_key
+from mqd.controller.peers import Peers
 
 RECEIVE_BUFFER_BYTES = 1 << 20
 SERVED_COUNT_MAX = 32
@@ -35,8 +39,6 @@ RESOLVED_COUNT_MAX = 8_192
 LEAVE_S_MAX = 3.0
 
 Change = events.MemberChanged | events.ControllerSeen | events.NodeIdTwice
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-Connect = Callable[[str, int], Awaitable[Streams]]
 
 log = logging.get("controller.gossip")
 
@@ -70,31 +72,16 @@ def keep_life(path: Path, life: int) -> None:
         os.close(directory)
 
 
+def directory_bytes(directory_id: str) -> bytes:
+    """A directory id as gossip spells it: the 16 bytes whose base64url text it is."""
+    try:
+        decoded = base64.urlsafe_b64decode(directory_id + "==")
+    except ValueError:
+        decoded = b""
+    return decoded if len(decoded) == 16 else hashlib.sha256(directory_id.encode()).digest()[:16]
+
+
 # -- connections --------------------------------------------------------------------------------------------------------------------
-
-
-def connector(secret: bytes, identity: Callable[[], Identity]) -> Connect:
-    """Connects and shakes hands. What it returns raises OSError (HandshakeFailed becomes one: for gossip a host that refuses is one that is not there)."""
-    key = derive_key(secret, "handshake")
-
-    async def connect(host: str, port: int) -> Streams:
-        reader, writer = await asyncio.open_connection(host, port)
-        try:
-            hands = Initiator(key, "gossip", identity(), os.urandom(32))
-            writer.write(hands.opening())
-            while hands.wanted:
-                data = await reader.read(hands.wanted)
-                if not data:
-                    raise ConnectionError("the peer ended the connection during the handshake")
-                writer.write(hands.feed(data))
-        except BaseException as error:
-            writer.transport.abort()
-            if isinstance(error, HandshakeFailed):
-                raise ConnectionError(str(error)) from error
-            raise
-        return reader, writer
-
-    return connect
 
 
 async def _read(reader: asyncio.StreamReader) -> StreamMessage:
@@ -174,10 +161,10 @@ class _Names:
 class Gossip(asyncio.DatagramProtocol):
     """Owns the socket from start() on. Everything happens in the loop's thread."""
 
-    def __init__(self, core: GossipCore, datagrams: socket.socket, connect: Connect, life_path: Path, on_change: Callable[[Change], None] = lambda change: None) -> None:
+    def __init__(self, core: GossipCore, datagrams: socket.socket, peers: Peers, life_path: Path) -> None:
         self.core = core
-        self.on_change = on_change
-        self._socket, self._connect, self._life_path = datagrams, connect, life_path
+        self.on_change: Callable[[Change], None] = lambda change: None
+        self._socket, self._peers, self._life_path = datagrams, peers, life_path
         self._transport: asyncio.DatagramTransport | None = None
         self._names = _Names(datagrams.family, self._send)
         self._timer: asyncio.TimerHandle | None = None
@@ -270,25 +257,25 @@ class Gossip(asyncio.DatagramProtocol):
 
     # -- streams ---------------------------------------------------------------------------------------------------------------------
 
-    def _begin(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _ask(self, host: str, port: int, message: StreamMessage, wait_ms: int) -> StreamMessage:
-        """Raises OSError, EOFError, Refused, TimeoutError."""
+        """Raises OSError, EOFError, Refused, TimeoutError, HandshakeFailed."""
         async with asyncio.timeout(wait_ms / 1000):
-            reader, writer = await self._connect(host, port)
+            connection = await self._peers.open(host, port, "gossip")
             try:
-                _write(writer, message)
-                return await _read(reader)
+                _write(connection.writer, message)
+                return await _read(connection.reader)
             finally:
-                writer.transport.abort()
+                connection.writer.transport.abort()
 
     async def _exchange(self, effect: PushPull) -> None:
         try:
             answer = await self._ask(effect.host, effect.port, self.core.state(), self.core.settings.exchange_ms_max)
-        except (OSError, EOFError, Refused, TimeoutError) as error:
+        except (OSError, EOFError, Refused, TimeoutError, HandshakeFailed) as error:
             log.debug("no exchange of states", host=effect.host, port=effect.port, reason=str(error) or type(error).__name__)
             self.event(events.ExchangeFailed(effect.exchange_id))
             return
@@ -300,12 +287,12 @@ class Gossip(asyncio.DatagramProtocol):
     async def _probe(self, effect: ProbeStream) -> None:
         try:
             answer = await self._ask(effect.host, effect.port, StreamPing(effect.node_id, effect.directory_id), effect.wait_ms)
-        except (OSError, EOFError, Refused, TimeoutError):
+        except (OSError, EOFError, Refused, TimeoutError, HandshakeFailed):
             return
         if isinstance(answer, StreamAck) and (answer.node_id, answer.directory_id) == (effect.node_id, effect.directory_id):
             self.event(events.StreamAnswered(effect.probe_id))
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, hello: Hello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answers one message, then closes. Raises nothing."""
         if self._served >= SERVED_COUNT_MAX or self._ended:
             writer.transport.abort()
@@ -327,3 +314,13 @@ class Gossip(asyncio.DatagramProtocol):
         finally:
             self._served -= 1
             writer.close()
+
+
+def create(
+    profile: Profile, secret: bytes, cluster_id: str, seeds: Sequence[tuple[str, int]], datagrams: socket.socket, peers: Peers, directory: Path, settings: Settings | None = None
+) -> Gossip:
+    """Not started yet. `secret`: of the cluster, empty where no listener leaves the host; `directory`: where this host's lives are counted (its metadata directory). Raises OSError."""
+    life_path = directory / "gossip-life"
+    seal = Seal(derive_key(secret, "gossip"), cluster_id)
+    core = GossipCore(profile, seal, settings or Settings(), random.SystemRandom(), next_life(life_path), seeds)
+    return Gossip(core, datagrams, peers, life_path)

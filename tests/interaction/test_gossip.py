@@ -1,0 +1,208 @@
+"""Gossip between real processes on loopback: joining by a seed, kill -9, a pause, goodbye, a second life, a stranger's datagrams, another cluster's key."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+KEY = "k" * 32
+
+
+def free_ports(count: int) -> list[int]:
+    """Free for TCP and UDP."""
+    held = []
+    while len(held) < 2 * count:
+        stream = socket.create_server(("127.0.0.1", 0))
+        datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            datagrams.bind(stream.getsockname())
+        except OSError:
+            stream.close()
+            continue
+        held += [stream, datagrams]
+    ports = [one.getsockname()[1] for one in held[::2]]
+    for one in held:
+        one.close()
+    return ports
+
+
+class Process:
+    def __init__(self, node_id: int, port: int, directory: Path, seeds: list[int], key: str = KEY) -> None:
+        directory.mkdir(exist_ok=True)
+        self.node_id, self.port, self.directory = node_id, port, directory
+        command = [sys.executable, "-m", "tests.interaction.gossiping", str(node_id), str(port), str(directory), ",".join(map(str, seeds)), key]
+        self.process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.lines: list[dict] = []
+        self._queue: queue.Queue[dict] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+        self.wait(lambda line: line.get("started") == node_id)
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._queue.put(json.loads(line))
+
+    def wait(self, wanted: Callable[[dict], bool], seconds: float = 20.0) -> dict:
+        """The first line of which that is true, also one that came before."""
+        for line in self.lines:
+            if wanted(line):
+                return line
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                line = self._queue.get(timeout=max(0.01, until - time.monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"node {self.node_id} did not say it within {seconds} s; it said {self.lines[-20:]}") from None
+            self.lines.append(line)
+            if wanted(line):
+                return line
+
+    def forget(self) -> None:
+        while not self._queue.empty():
+            self._queue.get()
+        self.lines.clear()
+
+    def sees(self, node_id: int, state: str, seconds: float = 20.0) -> dict:
+        return self.wait(lambda line: line.get("member") == node_id and line["state"] == state, seconds)
+
+    def tell(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def counts(self) -> dict:
+        self.forget()
+        self.tell("counts")
+        return self.wait(lambda line: "counts" in line)
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            os.kill(self.process.pid, signal.SIGCONT)
+            self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
+    started: list[Process] = []
+
+    def one(node_id: int, port: int, seeds: list[int], name: str = "", key: str = KEY) -> Process:
+        process = Process(node_id, port, tmp_path / (name or f"node-{node_id}"), seeds, key)
+        started.append(process)
+        return process
+
+    yield one
+    for process in started:
+        process.end()
+
+
+def test_lives_of_hosts(start: Callable[..., Process]) -> None:
+    ports = free_ports(3)
+    one, two, three = (start(number, port, ports[:1]) for number, port in enumerate(ports, 1))
+    for each in (one, two, three):
+        for other in {1, 2, 3} - {each.node_id}:
+            assert each.sees(other, "alive")["rack"] == f"rack-{other % 2}"
+    two.tell("controller 7")
+    for each in (one, three):
+        each.wait(lambda line: line.get("controller") == 2 and line["epoch"] == 7)
+
+    for each in (one, two):
+        each.forget()
+    os.kill(three.process.pid, signal.SIGKILL)
+    for each in (one, two):
+        each.sees(3, "suspect")
+        before = each.sees(3, "dead")
+    three.process.wait()
+
+    back = start(3, ports[2], ports[:1])
+    for each in (one, two):
+        assert each.wait(lambda line: line.get("member") == 3 and line["state"] == "alive")["incarnation"] > before["incarnation"]
+    back.sees(1, "alive")
+
+    for each in (one, two):
+        each.forget()
+    back.process.send_signal(signal.SIGTERM)
+    back.wait(lambda line: line.get("left") == 3)
+    for each in (one, two):
+        each.sees(3, "left")
+        assert not [line for line in each.lines if line.get("member") == 3 and line["state"] == "dead"]
+
+
+def test_a_pause_is_survived_and_the_seed_that_forgot_everything_is_found_again(start: Callable[..., Process]) -> None:
+    ports = free_ports(3)
+    one, two, three = (start(number, port, ports[:1]) for number, port in enumerate(ports, 1))
+    for each in (one, two, three):
+        for other in {1, 2, 3} - {each.node_id}:
+            each.sees(other, "alive")
+    for each in (one, two, three):
+        each.forget()
+    os.kill(two.process.pid, signal.SIGSTOP)
+    for each in (one, three):
+        each.sees(2, "dead")
+        each.forget()
+    os.kill(two.process.pid, signal.SIGCONT)
+    for each in (one, three):
+        each.sees(2, "alive")
+    accused = [line for line in two.lines if line.get("state") == "dead"]
+    assert accused == [], "who stood still accuses nobody"
+
+    for each in (two, three):
+        each.forget()
+    os.kill(one.process.pid, signal.SIGKILL)
+    for each in (two, three):
+        each.sees(1, "dead")
+        each.forget()
+    one.process.wait()
+    again = start(1, ports[0], [])  # the first seed comes back, knowing nobody
+    for each in (two, three):
+        each.sees(1, "alive")
+        again.sees(each.node_id, "alive")
+
+
+def test_strangers(start: Callable[..., Process]) -> None:
+    """Random bytes, repeated and damaged datagrams, and a host with another key: nothing changes."""
+    ports = free_ports(3)
+    one, two = start(1, ports[0], ports[:1]), start(2, ports[1], ports[:1])
+    one.sees(2, "alive")
+    two.sees(1, "alive")
+    start(3, ports[2], ports[:1], key="other" * 8)
+    sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    for size in range(0, 1500, 7):
+        sender.sendto(b"mqg1" + os.urandom(size), ("127.0.0.1", ports[0]))
+        sender.sendto(os.urandom(size), ("127.0.0.1", ports[0]))
+    with socket.create_connection(("127.0.0.1", ports[0])) as stream:
+        stream.sendall(os.urandom(4096))
+    sender.close()
+    deadline = time.monotonic() + 10
+    while (counts := one.counts())["counts"].get("refused", 0) < 300 and time.monotonic() < deadline:
+        pass
+    assert counts["counts"]["refused"] >= 300 and counts["living"] == [2]
+    assert two.counts()["living"] == [1]
+
+
+def test_lives_are_counted_on_disk(tmp_path: Path) -> None:
+    from mqd.controller.gossip import directory_bytes, keep_life, next_life
+
+    path = tmp_path / "gossip-life"
+    assert [next_life(path) for _ in range(3)] == [1, 2, 3]
+    keep_life(path, 40)
+    assert next_life(path) == 41
+    for damage in ("", "x", "-5", "9" * 400):
+        path.write_text(damage)
+        assert next_life(path) >= 1
+    assert directory_bytes("AAAAAAAAAAAAAAAAAAAAAQ") == b"\0" * 15 + b"\x01" and len(directory_bytes("anything")) == 16
