@@ -19,7 +19,7 @@ from mqd.cluster import broker_rules, election_rules, reassign_rules, retire_rul
 from mqd.cluster.cluster_view import View
 from mqd.cluster.controller_options import ControllerOptions
 from mqd.cluster.in_sync_rules import Proposals
-from mqd.cluster.metadata_records import RETIRE_HIDDEN, RETIRE_REDIRECTED, RETIRE_SEALED, BrokerRegistered, PartitionChange, PartitionsChanged, Record, ReplicaMoved, TopicState
+from mqd.cluster.metadata_records import RETIRE_HIDDEN, RETIRE_REDIRECTED, RETIRE_SEALED, BrokerChanged, BrokerRegistered, PartitionChange, PartitionsChanged, Record, ReplicaMoved, TopicState
 from mqd.cluster.metadata_state import INTERNAL_TOPICS, MetadataState
 from mqd.cluster.partition_rules import Target, default_replication_factor
 from mqd.cluster.placement import Directories, Directory, Move
@@ -65,6 +65,8 @@ class ActiveController:
         self._emptied: dict[bytes, dict[int, int]] = {}  # topic id -> partition -> leader epoch in which it was said to be empty
         self._next_balance_ms = now_ms + options.balance_check_ms
         self._next_upkeep_ms = now_ms
+        self._ticked_ms = now_ms
+        self._sent: dict[int, int] = {}  # node id -> when its newest heartbeat was sent, by its clock
         if clustered:
             for node, broker in state.brokers.items():
                 if broker.fenced:
@@ -73,14 +75,14 @@ class ActiveController:
                     self.sessions.heard(node, now_ms if "L2_SESSION" not in options.mutants else now_ms - options.session_ms)
                     self._unfenced_since[node] = now_ms
 
-    def on_persist_failed(self, committed: MetadataState, now_ms: int) -> None:
-        """What was proposed after `committed` is in no log and never will be: whoever was to be fenced is not, and what was judged on it does not hold."""
-        for node, broker in committed.brokers.items():
+    def on_persist_failed(self, state: MetadataState, now_ms: int) -> None:
+        """What was proposed after this state is in no log and never will be: whoever was to be fenced is not, and what was judged on it does not hold."""
+        for node, broker in state.brokers.items():
             if not broker.fenced and node not in self.sessions and node in self._fenced_since:
                 self.sessions.heard(node, now_ms)
                 self._unfenced_since[node] = now_ms
                 del self._fenced_since[node]
-        self.proposals.on_persist_failed(committed.version)
+        self.proposals.on_persist_failed(state.version)
         self._phases.clear()
 
     def view(self, state: MetadataState) -> View:
@@ -109,6 +111,7 @@ class ActiveController:
             self._ended(message.node_id, now_ms)
             self._shutdowns.pop(message.node_id, None)
             self._versions.pop(message.node_id, None)
+            self._sent.pop(message.node_id, None)
         return records, answer(0, broker_epoch=broker.epoch)
 
     def _ended(self, node: int, now_ms: int) -> None:
@@ -132,10 +135,15 @@ class ActiveController:
         if message.directories:
             self.report(node, message.directories)
         records: list[Record] = []
+        newest = message.sent_ms >= self._sent.get(node, message.sent_ms)
+        if newest:
+            self._sent[node] = message.sent_ms
         if not broker.fenced:
             self.sessions.heard(node, now_ms)
         if message.want_shutdown:
             records = self._shutting_down(state, node, now_ms)
+        elif broker.in_controlled_shutdown and newest:
+            records = self._stays(state, node)
         elif broker.fenced and lease_valid and (message.metadata_version > message.broker_epoch or "R10" in self._options.mutants):
             records = self._return(state, node, now_ms)
         elif message.directories:
@@ -181,6 +189,11 @@ class ActiveController:
         if late or all(self._versions.get(other.node_id, -1) >= shutdown.moved_at for other in others):
             return self.fence(state, [node], now_ms)
         return []
+
+    def _stays(self, state: MetadataState, node: int) -> list[Record]:
+        """It wanted to end and does not any more: its controller process died over it, and the next one was not asked."""
+        self._shutdowns.pop(node, None)
+        return [BrokerChanged(node, state.brokers[node].epoch, in_controlled_shutdown=False)]
 
     def proof_of_death(self, state: MetadataState, message: peer.ProofOfDeath, now_ms: int) -> list[Record]:
         broker = state.brokers.get(message.node_id)
@@ -279,6 +292,10 @@ class ActiveController:
 
     def tick(self, state: MetadataState, now_ms: int, lease_valid: bool) -> list[Record]:
         """One batch at a time: called again until there is nothing."""
+        stood_still = (now_ms - self._ticked_ms) * 4 > self._options.session_ms * 3
+        self._ticked_ms = now_ms
+        if stood_still:  # heartbeats may wait unread; without this, a controller that was paused would fence everybody
+            self.sessions.restart(now_ms)
         if not lease_valid:
             return []
         expired = [node for node in self.sessions.expired(now_ms) if node in state.brokers]

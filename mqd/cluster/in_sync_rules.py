@@ -62,10 +62,10 @@ class Proposals:
             self._handled[key] = Handled(broker_epoch, proposal.leader_epoch, proposal.sequence, result, view.state.version)
         return result, None if change is None else (topic, change)
 
-    def on_persist_failed(self, committed_version: int) -> None:
+    def on_persist_failed(self, version: int) -> None:
         """Judged by a state of which a part never came to be: its change is in no log and never will be, so a repetition is refused for good."""
         for key, handled in list(self._handled.items()):
-            if handled.version >= committed_version:
+            if handled.version >= version:
                 result = msgspec.structs.replace(handled.result, error=int(ErrorCode.OPERATION_NOT_ATTEMPTED), leader=-1, leader_epoch=-1, partition_epoch=-1, in_sync_replicas=[])
                 self._handled[key] = handled._replace(result=result)
 

@@ -95,7 +95,11 @@ class Persisted(msgspec.Struct, frozen=True):
 
 
 class PersistFailed(msgspec.Struct, frozen=True):
+    """What was handed to Persist and is not in the log, and never will be."""
+
     reason: str
+    kept: int = -1  # what ends at this version or before is still under way; -1 = nothing that is not committed is
+    attempt: int = -1  # of the Persist that failed; nothing happens when that attempt is over already; -1 = whatever is under way
 
 
 class AppliedByHost(msgspec.Struct, frozen=True):
@@ -129,8 +133,6 @@ class BecameActive(msgspec.Struct, frozen=True):
 
     epoch: int
     version: int  # the log's end: the next proposed record gets this offset
-    new_cluster_id: str = ""  # of the formation: recorded when the log has none
-    wall_ms: int = 0  # wall clock, for that record
 
 
 class ClusterFounded(msgspec.Struct, frozen=True):
@@ -479,8 +481,7 @@ class MetadataCore:
         self._attempt += 1
         self._active = ActiveController(event.epoch, self.tail, self._options, now_ms, clustered=True)
         self._active.report(self.node_id, self._directories)
-        founded = not self.tail.cluster_id and event.new_cluster_id
-        return self._persist([ClusterCreated(event.new_cluster_id, event.wall_ms)] if founded else [])
+        return []
 
     def _on_cluster_founded(self, event: ClusterFounded, now_ms: int) -> list[Action]:
         return self._persist([ClusterCreated(event.cluster_id, event.created_ms)]) if not self.tail.cluster_id else []
@@ -492,7 +493,7 @@ class MetadataCore:
         self._active = None
         self._lease_until_ms = 0
         self._peers.clear()  # they ask the next controller
-        return self._forget(ErrorCode.NOT_CONTROLLER, "This host is not the active controller any more; whether the change was made is not known.")
+        return self._forget(ErrorCode.NOT_CONTROLLER, "This host is not the active controller any more; whether the change was made is not known.", [])
 
     def _on_offsets_taken(self, event: OffsetsTaken, now_ms: int) -> list[Action]:
         if self._active is not None and event.version > self.tail.version:
@@ -571,19 +572,28 @@ class MetadataCore:
         return [SendPeer(node_id, answer)]
 
     def _on_persist_failed(self, event: PersistFailed, now_ms: int) -> list[Action]:
-        """Nothing after `committed` happened. KAFKA_STORAGE_ERROR is retriable. Brokers that wait ask again."""
-        self._peers = [entry for entry in self._peers if entry.version <= self.committed.version]
-        actions = self._forget(ErrorCode.KAFKA_STORAGE_ERROR, f"The metadata log could not be written, nothing was changed: {event.reason}")
+        """Nothing after what is kept happened. KAFKA_STORAGE_ERROR is retriable. Brokers that wait ask again."""
+        if event.attempt >= 0 and event.attempt != self._attempt:
+            return []
+        kept = [batch for batch in self._pending if batch.version <= event.kept]
+        version = kept[-1].version if kept else self.committed.version
+        self._peers = [entry for entry in self._peers if entry.version <= version]
+        actions = self._forget(ErrorCode.KAFKA_STORAGE_ERROR, f"The metadata log could not be written, nothing was changed: {event.reason}", kept)
         if self._active is not None:
-            self._active.on_persist_failed(self.committed, now_ms)
+            self._active.on_persist_failed(self.tail, now_ms)
         return actions
 
-    def _forget(self, error: int, reason: str) -> list[Action]:
+    def _forget(self, error: int, reason: str, kept: list[_Batch]) -> list[Action]:
         self._attempt += 1
-        self._pending.clear()
+        self._pending = kept
         self.tail = self.committed.copy() if self._active is not None else self.committed
-        failed = [waiting for waiting in self._waiting if waiting.version > self.committed.version]
-        self._waiting = [waiting for waiting in self._waiting if waiting.version <= self.committed.version]
+        for batch in kept:
+            for record in batch.records:
+                self.tail.apply(record)
+            self.tail.version = batch.version
+        version = self.tail.version
+        failed = [waiting for waiting in self._waiting if waiting.version > version]
+        self._waiting = [waiting for waiting in self._waiting if waiting.version <= version]
         return [Reply(waiting.client, messages.Answer(waiting.answer.request_id, error, reason)) for waiting in failed]
 
     # -- answers -----------------------------------------------------------------------------------------------------------

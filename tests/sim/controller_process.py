@@ -199,7 +199,11 @@ class ControllerProcess:
         self.on_metadata(metadata_core.OffsetsTaken(effect.next_offset))
 
     def _refused(self, effect: events.ProposalRefused | events.ProposalsDropped) -> None:
-        self.on_metadata(metadata_core.PersistFailed(effect.reason))
+        if isinstance(effect, events.ProposalsDropped):
+            self.on_metadata(metadata_core.PersistFailed(effect.reason, kept=effect.offset))
+        else:
+            attempt, version = effect.token
+            self.on_metadata(metadata_core.PersistFailed(effect.reason, kept=version - 1, attempt=attempt))
 
     def _leader_changed(self, effect: events.LeaderChanged) -> None:
         self._tell_controller()
@@ -233,7 +237,7 @@ class ControllerProcess:
             match action:
                 case metadata_core.Persist():
                     values = tuple([encode_record(record) for record in action.records])
-                    self.on_quorum(events.Propose(action.version, values, action.base_offset))
+                    self.on_quorum(events.Propose((action.attempt, action.version), values, action.base_offset))
                 case metadata_core.Publish():
                     if self._started:
                         self.on_host(action)

@@ -566,8 +566,10 @@ class World:
         elif dice < 0.72:
             self.cut.clear()
         elif dice < 0.76 and self.active >= 0 and self.proposed:
-            self.proposed.clear()
-            self.metadata(self.hosts[self.active], metadata_core.PersistFailed("no space left on device"))
+            kept = self.random.randint(0, len(self.proposed) - 1)
+            version = self.proposed[kept].base_offset
+            del self.proposed[kept:]
+            self.metadata(self.hosts[self.active], metadata_core.PersistFailed("no space left on device", kept=version))
         elif dice < 0.82 and up:
             self.kill_worker(self.random.choice(up))
         elif dice < 0.84 and up:
