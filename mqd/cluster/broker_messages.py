@@ -40,6 +40,7 @@ class RegisterBroker(msgspec.Struct, tag=True, frozen=True):
     directories: list[DirectoryReport]
     clean_epoch: int  # broker epoch in its clean-shutdown marker; -1 = it did not end cleanly (R9)
     features: dict[str, tuple[int, int]]
+    flush_on_ack: bool = False  # the host's own default for topics
 
 
 class RegisterBrokerAnswer(msgspec.Struct, tag=True, frozen=True):

@@ -4,6 +4,7 @@ Pure functions of a View; Refusal carries Kafka's error code. What they return g
 
 R9 in short: one session at a time for a node id. A new incarnation over the same metadata directory proves that the old one is dead (the directory is locked by a living keeper), so it is fenced and
 replaced in one batch; over another directory it must wait until the old one is fenced. A start that was not clean takes the broker's partitions from the eligible sets: it may have forgotten.
+Not so where only what is flushed counts (flush.on.ack): there nothing that anybody counted on can be forgotten without the disk; or else a power cut of all hosts would leave nobody to lead.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,16 +15,29 @@ from mqd.cluster.broker_messages import RegisterBroker
 from mqd.cluster.cluster_view import View
 from mqd.cluster.features import levels
 from mqd.cluster.metadata_records import BrokerChanged, BrokerRegistered, BrokerState, BrokerUnregistered, PartitionChange, PartitionsChanged, PartitionState, Record, TopicState
-from mqd.cluster.metadata_state import MetadataState
+from mqd.cluster.metadata_state import INTERNAL_TOPICS, MetadataState
 from mqd.cluster.partition_rules import Target, effective_min_in_sync, without
 from mqd.cluster.refusal import Refusal
 from mqd.protocol.errors import ErrorCode
 
+FLUSH_ON_ACK = "flush.on.ack"
+
 # -- leaving -------------------------------------------------------------------------------------------------------------------
 
 
-def _targets_without(state: MetadataState, nodes: frozenset[int], forget: frozenset[int] = frozenset()) -> Iterator[tuple[TopicState, Target]]:
+def _counts_flushed(state: MetadataState, topic: TopicState, node: int) -> bool:
+    """Did the broker, as it was registered until now, count only what it had flushed of this topic? (As mqd.worker.assignments.settings_of has it there.)"""
+    if topic.name in INTERNAL_TOPICS:
+        return True
+    value = topic.config.get(FLUSH_ON_ACK) or state.broker_config(node).get("log." + FLUSH_ON_ACK)
+    broker = state.brokers.get(node)
+    return value == "true" if value else broker is not None and broker.flush_on_ack
+
+
+def _targets_without(state: MetadataState, nodes: frozenset[int], lost: int = -1, keeps_disk: bool = False) -> Iterator[tuple[TopicState, Target]]:
+    """`lost`: a broker whose memory is gone, with its disks unless it `keeps_disk`."""
     for topic in state.topics.values():
+        forget = frozenset((lost,)) if lost >= 0 and not (keeps_disk and _counts_flushed(state, topic, lost)) else frozenset()
         for partition in topic.partitions:
             if not nodes.isdisjoint(partition.in_sync_replicas) or (forget and not forget.isdisjoint(partition.eligible_leader_replicas)):
                 target = Target(partition)
@@ -61,8 +75,8 @@ def register(state: MetadataState, message: RegisterBroker, mutants: frozenset[s
     view = View(state, mutants, gone=frozenset((message.node_id,)))
     new = _registered(message, state.version, old)
     clean = old is not None and same_place and message.clean_epoch == old.epoch
-    forget = frozenset() if clean or "R9" in mutants else frozenset((message.node_id,))
-    changes = view.changes(_targets_without(state, frozenset((message.node_id,)), forget))
+    lost = -1 if clean or "R9" in mutants else message.node_id
+    changes = view.changes(_targets_without(state, frozenset((message.node_id,)), lost, same_place))
     if old is not None and not same_place:
         changes += _placed_anew(state, message)
     return [BrokerRegistered(msgspec.structs.replace(new, fenced=True, in_controlled_shutdown=False)), *changes]
@@ -89,6 +103,7 @@ def _registered(message: RegisterBroker, epoch: int, old: BrokerState | None) ->
         controller_port=message.controller_port,
         worker_count=message.worker_count,
         directory_id=message.directory_id,
+        flush_on_ack=message.flush_on_ack,
         features={name: (first, last) for name, (first, last) in message.features.items()},
     )
 

@@ -54,6 +54,7 @@ class BrokerState(msgspec.Struct, frozen=True):
     worker_count: int = 0
     directory_id: str = ""  # of the metadata directory: another one is another host, whatever its node id says
     features: dict[str, tuple[int, int]] = {}  # levels that it can do, first and last
+    flush_on_ack: bool = False  # for topics that do not say: only what it has flushed counts (R9)
 
 
 class ClusterCreated(msgspec.Struct, frozen=True, tag="cluster_created/1"):

@@ -13,6 +13,10 @@ class BrokerSessions:
         """A heartbeat of the broker's registration in force, or its unfencing. Never moves back."""
         self._heard[node_id] = max(now_ms, self._heard.get(node_id, now_ms))
 
+    def restart(self, now_ms: int) -> None:
+        """All sessions begin anew: this process stood still and cannot tell who was silent."""
+        self._heard = {node_id: max(now_ms, heard_ms) for node_id, heard_ms in self._heard.items()}
+
     def forget(self, node_id: int) -> None:
         self._heard.pop(node_id, None)
 

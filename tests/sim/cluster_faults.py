@@ -175,7 +175,7 @@ class Faults:
     def _controller(self, random: Any) -> None:
         host = self._any(random)
         host.kill_controller()
-        self._later(random, host, random.choice((60, 3_000)))
+        self.kernel.after(random.randrange(20, random.choice((60, 3_000))) * MILLISECOND, None, host.restart_controller)
 
     def _data_plane(self, random: Any) -> None:
         self._any(random).kill_data_plane()

@@ -311,7 +311,7 @@ class ClusterHost:
         report = broker_messages.DirectoryReport(self.log_directory, f"/data/{self.log_directory}", 1 << 40, True)
         return RegisterBroker(
             self.node, self.key.directory_id.hex(), self.incarnation, f"host{self.node}", 9092, self.rack, f"host{self.node}", 9093, f"host{self.node}", 9094, len(self.workers), [report],
-            self.clean_epoch, {},
+            self.clean_epoch, {}, True,
         )  # fmt: skip
 
     # -- life --------------------------------------------------------------------------------------------------------------
@@ -367,7 +367,7 @@ class ClusterHost:
                     self.kernel.after(20 * MILLISECOND, subscriber.process, subscriber.join, self, subscriber.process)
 
     def restart_controller(self) -> None:
-        if self.controller is None and self.acceptor is not None:
+        if self.controller is None and self.up:
             self._start_controller()
 
     def kill_acceptor(self) -> None:
@@ -393,16 +393,31 @@ class ClusterHost:
             self.kernel.after(50, controller.process, controller.disconnect, subscriber.client)
 
     def kill_data_plane(self) -> None:
-        """Workers and acceptor, and the keeper has the proof."""
-        if self.acceptor is None:
+        """Workers and acceptor; the keeper has the proof and tells the controller, and again when they are back."""
+        if self.acceptor is None or self.controller is None:
             return
+        self.excused = True
+        for part in (self.acceptor, *self.workers):
+            if part is not None:
+                self._gone(part)
+        deaths = [(worker.index, worker.generation) for worker in self.workers if worker is not None]
         controller = self.controller
-        if controller is not None:
-            self.excused = True
-            self.kernel.after(100, controller.process, controller.on_broker, broker_core.HostDied())
-        self.kill_acceptor()
+        for index, generation in deaths:
+            self.kernel.after(90, controller.process, controller.on_worker_death, index, generation)
+        self.acceptor = None
+        self.workers = [None] * len(self.workers)
+        self.kernel.after(100, controller.process, controller.on_broker, broker_core.HostDied(True))
+        self.kernel.after(self.kernel.random.randrange(5, 1_500) * MILLISECOND, None, self.start_data_plane)
+
+    def start_data_plane(self) -> None:
+        if self.acceptor is not None or self.controller is None:
+            return
+        self.acceptor = Acceptor(self)
         for index in range(len(self.workers)):
-            self.kill_worker(index)
+            self.workers[index] = ClusterWorker(self, index)
+        controller = self.controller
+        self.kernel.after(100, controller.process, controller.on_broker, broker_core.HostDied(False))
+        self.excused = False
 
     def ask_shutdown(self) -> None:
         if self.controller is not None and not self.leaving:

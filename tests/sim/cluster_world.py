@@ -311,7 +311,7 @@ class ClusterWorld:
     def _check_fencing(self, record: BrokerChanged) -> None:
         """L2. A host that has ended, or whose data plane has died, has no lease that anybody could use."""
         host = self.hosts[record.node_id]
-        if not self.plan.drift_is_bounded or host.broker_epoch != record.epoch or host.excused or "L2" in self.off:
+        if not self.plan.drift_is_bounded or host.broker_epoch != record.epoch or host.excused or self.state.brokers[record.node_id].in_controlled_shutdown:
             return
         now = host.clock.now()
         if now < host.lease_deadline_ns and any(worker is not None for worker in host.workers):
