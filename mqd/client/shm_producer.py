@@ -121,13 +121,13 @@ class ShmProducer:
             if len(entries) >= stage.limit:
                 make_room(stage)
             if (
-                plain and type(value) is bytes and partition == -1 and headers is None and not timestamp and callback is None and on_delivery is None
-                and (key is None or type(key) is bytes) and (size := len(value) + (len(key) if key else 0)) <= small_max
+                plain and type(value) is bytes and type(partition) is int and -1 <= partition < stage.partition_count and headers is None and not timestamp
+                and callback is None and on_delivery is None and (key is None or type(key) is bytes) and (size := len(value) + (len(key) if key else 0)) <= small_max
             ):  # fmt: skip
                 now_ms = time_ns() // 1_000_000
                 if now_ms != stage.now_ms:
                     stage.mark(now_ms)
-                entries.append(value if key is None else (value, key))
+                entries.append((value, key, partition) if partition >= 0 else value if key is None else (value, key))
             else:
                 entry = entry_of(stage, value, key, partition, callback or on_delivery, timestamp, headers)
                 size = len(entry[0] or b"")

@@ -1,11 +1,11 @@
 """Records between produce() and the C core: a list for each topic, handed over in bulk.
 
 Per record, Python can afford little: an append to a list. An entry is the value itself where a record is nothing but a value (all else as by default), a pair of value and key
-where that is all, an Entry otherwise.
+where that is all, a triple where the partition is given too, an Entry otherwise.
 Now and then the whole list becomes columns: one join, one pass for the sizes, one call into C.
 
 1. The list is never replaced: appends need no lock, and what is taken is sliced off its front, so that an append beside it is neither lost nor doubled.
-2. Values and pairs have their time from `marks`: (how many records were before, milliseconds), one for each millisecond in which there were any.
+2. Values, pairs and triples have their time from `marks`: (how many records were before, milliseconds), one for each millisecond in which there were any.
 3. `armed` is set by whoever appends and cleared before entries are taken: so an entry is either taken now, or somebody has asked for another turn.
 Concurrency: append by any thread; everything else with the attachment's lock held.
 """
@@ -127,9 +127,10 @@ def chunk_of(stage: Stage, count: int) -> Chunk:
     try:
         data = b"".join(entries)
     except TypeError:  # entries that are tuples
-        if set(map(type, entries)) == {tuple}:
-            values, keys = zip(*entries, strict=True)
-            return Chunk(_column(values), _column(keys), None, None, timestamp_ms, timestamps)
+        if set(map(type, entries)) == {tuple} and len(sizes := set(map(len, entries))) == 1:
+            values, keys, *partitions = zip(*entries, strict=True)
+            given = np.fromiter(partitions[0], np.int32, count) if sizes == {3} else None
+            return Chunk(_column(values), _optional(keys), None, given, timestamp_ms, timestamps)
         return _mixed(entries, timestamp_ms, timestamps)
     return Chunk(Column(count, data, np.fromiter(map(len, entries), np.int32, count)), None, None, None, timestamp_ms, timestamps, None)
 
@@ -147,8 +148,8 @@ def _mixed(entries: list[Any], timestamp_ms: int, timestamps: np.ndarray | None)
 
 
 def _entry(entry: Any, timestamp_ms: int) -> Entry:
-    value, key = entry if type(entry) is tuple else (entry, None)
-    return Entry(value, key, -1, timestamp_ms, None, None, 0.0, None)
+    value, key, partition = (*entry, -1)[:3] if type(entry) is tuple else (entry, None, -1)
+    return Entry(value, key, partition, timestamp_ms, None, None, 0.0, None)
 
 
 def _column(items: tuple[Any, ...]) -> Column:
