@@ -51,6 +51,7 @@ class BrokerImage(msgspec.Struct, frozen=True):
     inter_broker_port: int = 0
     worker_count: int = 0  # owner_of() of its partitions
     incarnation: int = 0  # keeper's generation that is registered: a host whose own one is not there yet has not reached its registration in the log (R10)
+    directory_id: str = ""  # of its metadata directory: another one is another host, whatever its node id says
 
 
 class ClientQuota(msgspec.Struct, frozen=True):

@@ -86,6 +86,7 @@ def broker_image(broker: BrokerState) -> messages.BrokerImage:
         inter_broker_port=broker.inter_broker_port,
         worker_count=broker.worker_count,
         incarnation=broker.incarnation,
+        directory_id=broker.directory_id,
     )
 
 
