@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE_SOURCES := $(wildcard native/*.c native/*.h native/build_ffi.py)
 
-.PHONY: demo example test test-long chaos fuzz bench bench-peers lint venv clean native-test
+.PHONY: demo cluster example test test-long chaos fuzz bench bench-peers lint venv clean native-test
 
 venv: $(VENV)/.installed
 
@@ -20,6 +20,10 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml setup.py $(NATIVE_SOURCES)
 
 demo: venv
 	$(BIN)/python -m mqd.cli.main demo
+
+# Three brokers on this machine, in the foreground; prints how to look at them.
+cluster: venv
+	$(BIN)/python -m mqd.cli.main cluster local
 
 # The C client as a library and two programs on it: native/examples/README.md.
 example:

@@ -1,0 +1,153 @@
+"""`mqd cluster local`: a cluster of several brokers on this machine, each with a data directory and a loopback address of its own; for trying things out.
+
+The brokers are ordinary ones, started with the commands that are printed: any of them may be stopped, killed or started again by hand meanwhile. What ends, ends
+without the others; ctrl-C stops all that are left, in order.
+"""
+
+import os
+import selectors
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from mqd.cli.common import CliError
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 60.0
+
+
+class Member(msgspec.Struct):
+    """One broker of the cluster."""
+
+    node_id: int
+    address: str
+    port: int
+    data_dir: Path
+    seeds: str
+    workers: int
+    process: subprocess.Popen[str] | None = None
+    ready: str = ""  # its own line
+
+    @property
+    def bootstrap(self) -> str:
+        return f"{self.address}:{self.port}"
+
+    def arguments(self) -> list[str]:
+        """What follows `mqd`."""
+        listeners = [f"listeners=PLAINTEXT://{self.bootstrap}", f"inter.broker.listener={self.address}:{self.port + 1}", f"controller.listener={self.address}:{self.port + 2}"]
+        assignments = [part for assignment in listeners for part in ("--set", assignment)]
+        return ["up", "--node-id", str(self.node_id), "--data-dir", str(self.data_dir), "--workers", str(self.workers), "--cluster-seeds", self.seeds, *assignments]
+
+    def start(self) -> None:
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("MQD_") or name == "MQD_DEBUG"}
+        with open(self.data_dir / "stderr", "wb") as errors:
+            # a session of its own: ctrl-C reaches this process alone, which then stops the brokers in order
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "mqd.cli.main", *self.arguments()],
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, start_new_session=True,
+            )
+
+    def last_words(self) -> str:
+        said = (self.data_dir / "stderr").read_text(errors="replace").strip().splitlines()
+        return said[-1].removeprefix("mqd: ") if said else f"its logs are in {self.data_dir / 'logs'}"
+
+
+def members(data_dir: Path, count: int, port: int, workers: int) -> list[Member]:
+    """Brokers 1 to `count` on 127.0.0.1, 127.0.0.2, ...; all are seeds."""
+    seeds = ",".join(f"127.0.0.{node_id}:{port + 2}" for node_id in range(1, count + 1))
+    return [Member(node_id, f"127.0.0.{node_id}", port, data_dir / f"broker-{node_id}", seeds, workers) for node_id in range(1, count + 1)]
+
+
+class LocalCluster:
+    """`with LocalCluster(...) as cluster: cluster.wait_ready()`; leaving stops every broker that runs. Raises CliError."""
+
+    def __init__(self, brokers: list[Member]) -> None:
+        self.brokers = brokers
+        self._selector = selectors.DefaultSelector()
+
+    def __enter__(self) -> "LocalCluster":
+        try:
+            for member in self.brokers:
+                member.start()
+                assert member.process is not None and member.process.stdout is not None
+                self._selector.register(member.process.stdout, selectors.EVENT_READ, member)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def wait_ready(self) -> None:
+        """All of them: the cluster is formed when all seeds have met."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while late := [member for member in self.brokers if not member.ready]:
+            events = self._selector.select(max(0.0, deadline - time.monotonic()))
+            if not events:
+                raise CliError(f"broker {late[0].node_id} was not ready within {START_TIMEOUT_S:.0f} s: {late[0].last_words()}")
+            for key, _ in events:
+                member: Member = key.data
+                line = key.fileobj.readline()  # type: ignore[union-attr]
+                if not line:
+                    raise CliError(f"broker {member.node_id} did not start: {member.last_words()}")
+                if line.startswith("mqd ready"):
+                    member.ready = line.strip()
+
+    def next_end(self) -> Member | None:
+        """Waits until a broker has ended; None when none runs any more."""
+        while self._selector.get_map():
+            for key, _ in self._selector.select():
+                if not key.fileobj.readline():  # type: ignore[union-attr]
+                    self._selector.unregister(key.fileobj)
+                    key.data.process.wait()
+                    return key.data
+        return None
+
+    def stop(self) -> None:
+        """At the same time: each hands over what it leads to those that stay as long as it can."""
+        running = [member for member in self.brokers if member.process is not None and member.process.poll() is None]
+        for member in running:
+            member.process.send_signal(signal.SIGTERM)  # type: ignore[union-attr]
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        for member in running:
+            assert member.process is not None
+            try:
+                member.process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                member.process.kill()
+                member.process.wait()
+        for member in self.brokers:
+            if member.process is not None and member.process.stdout is not None:
+                member.process.stdout.close()
+
+
+def guide(brokers: list[Member]) -> str:
+    """What to do with it, as commands."""
+    first, last = brokers[0], brokers[-1]
+    bootstrap = ",".join(member.bootstrap for member in brokers)
+    again = shlex.join(["mqd", *last.arguments()])
+    lines = [f"  broker {member.node_id}  {member.bootstrap}  data in {member.data_dir}" for member in brokers]
+    return "\n".join(
+        [
+            f"{len(brokers)} brokers are ready:",
+            *lines,
+            "",
+            "Look at it:",
+            f"  mqd cluster status -b {first.bootstrap}",
+            f"  mqd topic create flights --partitions 6 --replication-factor {min(3, len(brokers))} -b {first.bootstrap}",
+            f"  mqd topic describe flights -b {first.bootstrap}",
+            f"  mqd produce flights -b {bootstrap}",
+            "Stop a broker, look again, start it again:",
+            f"  mqd down --data-dir {last.data_dir}",
+            f"  {again}",
+            "",
+            "Ctrl-C stops all of them; the data stays, the next start goes on with it.",
+        ]
+    )
