@@ -181,12 +181,16 @@ class QuorumCore:
         return effects
 
     def _on_start(self, event: events.Start, now_ns: int) -> None:
-        if self.vote.followed is not None and self.vote.followed != self.key:
+        if self.may_have_promised():
             self.promise.give(self.epoch, now_ns, self.settings.promise_ns)
         self._apply()
         self.unattach(now_ns, max(now_ns, self.promise.until_ns) + (0 if self.is_alone else self.some_backoff()))
         if self.is_alone and not self.promise.holds(now_ns):
             self.campaign(now_ns)
+
+    def may_have_promised(self) -> bool:
+        """Whether the process before this one may have promised something to a leader that lives."""
+        return self.vote.followed is not None and self.vote.followed != self.key
 
     def _on_tick(self, event: events.Tick, now_ns: int) -> None:
         if now_ns >= self._retry_vote_ns:
@@ -309,11 +313,15 @@ class QuorumCore:
         """Not while it leads, and not against its promise."""
         return self.leading is None and not self.promise.holds(now_ns)
 
+    def is_bound(self, now_ns: int) -> bool:
+        """By a promise, or by a lease of its own."""
+        return self.promise.holds(now_ns) or (self.leading is not None and self.has_lease(now_ns))
+
     def _is_up_to_date(self, request: VoteRequest) -> bool:
         return (request.log_end_epoch, request.log_end_offset) >= (self.log.last_epoch, self.log.end_offset)
 
     def _grant(self, request: VoteRequest, now_ns: int) -> bool:
-        if request.epoch < self.epoch or self.promise.holds(now_ns) or (self.leading is not None and self.has_lease(now_ns)):
+        if request.epoch < self.epoch or self.is_bound(now_ns):
             return False
         if request.epoch > self.epoch:
             self.adopt(request.epoch, now_ns)

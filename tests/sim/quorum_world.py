@@ -305,7 +305,7 @@ def chain(digest: bytes, batch: Batch) -> bytes:
 
 
 class World:
-    def __init__(self, seed: int, plan: Plan | None = None, core_class: Callable[..., QuorumCore] = QuorumCore, settings: QuorumSettings | None = None) -> None:
+    def __init__(self, seed: int, plan: Plan | None = None, core_class: Callable[..., QuorumCore] = QuorumCore, settings: QuorumSettings | None = None, found: bool = True) -> None:
         self.seed = seed
         self.kernel = Kernel(f"quorum {seed}")
         self.plan = plan if plan is not None else draw_plan(self.kernel.random)
@@ -325,7 +325,9 @@ class World:
         self.hosts: dict[int, Host] = {}
         for node_id in range(1, self.plan.hosts + 1):
             self.hosts[node_id] = Host(self, node_id)
-        self.found(tuple(range(1, self.plan.voters + 1)))
+        self.clients_work = True
+        if found:
+            self.found(tuple(range(1, self.plan.voters + 1)))
 
     # -- making ------------------------------------------------------------------------------------------------------------
 
@@ -337,6 +339,35 @@ class World:
         for host in self.hosts.values():
             host.start()
         self.kernel.after(0, None, self._client)
+
+    def seconds(self, seconds: float) -> None:
+        self.kernel.run(until=self.kernel.now + int(seconds * SECOND))
+
+    def until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Goes on event by event until it holds; False when it does not in time."""
+        end = self.kernel.now + int(seconds * SECOND)
+        while not condition() and self.kernel.now < end:
+            self.kernel.run(steps=1, until=end)
+        return condition()
+
+    def cut(self, one: int, other: int, both: bool = True) -> None:
+        self.network.links[one - 1][other - 1].cut = True
+        if both:
+            self.network.links[other - 1][one - 1].cut = True
+
+    def cut_off(self, *nodes: int) -> None:
+        """From everybody else."""
+        for one in nodes:
+            for other in self.hosts:
+                if other not in nodes:
+                    self.cut(one, other)
+
+    @property
+    def active(self) -> Host | None:
+        """The one that has a lease, or the only one that believes to be active."""
+        active = [host for host in self.hosts.values() if host.is_active]
+        held = [host for host in active if host.core.has_lease(host.clock.now())]
+        return (held or active or [None])[0]
 
     def voter(self, node: int) -> Voter:
         return Voter(self.hosts[node].key, f"10.0.0.{node}", 9_093)
@@ -442,7 +473,7 @@ class World:
         """Whoever believes to be active gets changes to make."""
         random = self.kernel.random
         for host in self.hosts.values():
-            if host.is_active and host.process is not None and not host.process.stopped:
+            if self.clients_work and host.is_active and host.process is not None and not host.process.stopped:
                 self.proposed += 1
                 host.propose(tuple(b"%d.%d" % (self.proposed, index) for index in range(random.choice((1, 1, 1, 3)))))
         self.kernel.after(random.choice((2, 10, 40, 150)) * MILLISECOND, None, self._client)
@@ -546,7 +577,7 @@ class World:
         """An administrator asks whoever is active; gone hosts are taken out by their old key."""
         random = self.kernel.random
         for active in self.hosts.values():
-            if active.is_active and active.process is not None and not active.process.stopped:
+            if active.core is not None and active.core.is_leader and not active.process.stopped:
                 voters = active.core.voters
                 dead = [voter for voter in voters if self.hosts[voter.node_id].key != voter.key]
                 number = self.counts["change"]
@@ -572,7 +603,7 @@ class World:
                 self.kernel.go_on(host.process)
             if host.process is None:
                 self.kernel.after(0, None, self._back, host)
-        self.kernel.run(until=self.kernel.now + int(seconds * SECOND))
+        self.seconds(seconds)
         self.check_healed()
 
     def check_healed(self) -> None:
@@ -581,7 +612,7 @@ class World:
             roles = {host.node_id: (host.core.leader, host.core.epoch, host.core.log.end_offset, host.core.is_voter) for host in self.hosts.values() if host.core}
             raise Violation("H1", f"active after healing: {[host.node_id for host in active]}; {roles}")
         before = self._committed_offset
-        self.kernel.run(until=self.kernel.now + 2 * SECOND)
+        self.seconds(2)
         if self._committed_offset <= before:
             raise Violation("H1", "nothing is committed any more")
         for host in self.hosts.values():
