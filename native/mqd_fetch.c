@@ -3,7 +3,7 @@
  * Any worker serves any partition: positions come from the partition table, bytes from the files. A parked fetch sets this worker's bit in each slot it
  * waits on, then looks at the high watermark once more; the owner publishes, then looks at the bits. One of the two sees the other.
  *
- *   on -> (its turn on the connection) evaluate -> parked | ranges found -> (cold ranges: read ahead) -> encode
+ *   on -> (its turn on the connection) evaluate -> parked | ranges found (mqd_fetch_range.c) -> (cold ranges: read ahead) -> encode (mqd_fetch_answer.c)
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -17,7 +17,6 @@
 #define COLD_READ_COUNT_MAX 128 /* of 256 file operations that may be under way; beyond it only the first of a request */
 #define HW_PUSH_MS 10 /* a parked follower is told of a new high watermark after so long, unless records come with it before (KIP-392 reads there) */
 #define LEADER_ONLY_VERSION 10 /* up to it clients read from leaders alone (KIP-392) */
-#define ABORTED_COUNT_MAX 4096 /* transactions told with one range; with more, it is the first batch alone */
 #define COLD_CHECK_TAIL_BYTES (16u << 20) /* this close to the high watermark the pages are surely cached */
 
 /* ---- arrival ---- */
@@ -123,11 +122,6 @@ void mqd_fetch_on(struct mqd_reactor *r, struct mqd_connection *c, const struct 
 
 /* ---- one entry ---- */
 
-static int64_t readable_end(const struct mqd_request *request, const struct mqd_positions *positions)
-{
-    return request->isolation_level ? positions->last_stable_offset : positions->high_watermark;
-}
-
 int16_t mqd_fetch_entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint32_t *slot_index, struct mqd_positions *positions)
 {
     memset(positions, 0xff, sizeof *positions);
@@ -173,7 +167,7 @@ static bool entry_wait(struct mqd_reactor *r, const struct mqd_request *request,
     mqd_fetch_or(&slot->waiters, 1ull << r->options.self);
     struct mqd_positions positions;
     mqd_slot_positions(slot, &positions);
-    return readable_end(request, &positions) == readable_end(request, seen) && mqd_load_acquire(&slot->state) != MQD_SLOT_FREE;
+    return mqd_fetch_readable_end(request, &positions) == mqd_fetch_readable_end(request, seen) && mqd_load_acquire(&slot->state) != MQD_SLOT_FREE;
 }
 
 static void ready_again(struct mqd_fetch_entry *entry)
@@ -185,23 +179,11 @@ static void ready_again(struct mqd_fetch_entry *entry)
 
 /* ---- evaluation ---- */
 
-void mqd_fetch_ensure_path(struct mqd_reactor *r, const struct mqd_topic *topic, int32_t partition_index, uint32_t slot)
-{
-    uint8_t log_dir = mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->log_dir) % MQD_LOG_DIR_COUNT_MAX;
-    if (r->path_known[slot] == log_dir + 1)
-        return;
-    struct mqd_log_directory *dir = &r->log_dirs[log_dir]; /* the partition may have moved to another one */
-    char *path = NULL;
-    if (dir->path && asprintf(&path, "%s/%s-%d", dir->path, topic->name, partition_index) > 0 && mqd_reader_set_path(r->reader, slot, path) == 0)
-        r->path_known[slot] = (uint8_t)(log_dir + 1);
-    free(path);
-}
-
 /* What an entry has towards min_bytes. Segments this worker has not listed yet, or that rolled since, are listed first: a guess would answer too early. */
 static int64_t entry_available(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry, uint32_t slot, const struct mqd_positions *published)
 {
     struct mqd_positions positions = *published;
-    int64_t end_offset = readable_end(request, published);
+    int64_t end_offset = mqd_fetch_readable_end(request, published);
     uint64_t generation = mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation);
     if (end_offset < positions.high_watermark) {
         mqd_fetch_ensure_path(r, entry->topic, entry->partition_index, slot);
@@ -227,7 +209,7 @@ static int64_t entry_survey(struct mqd_reactor *r, const struct mqd_request *req
         uint32_t slot;
         if (mqd_fetch_entry_check(r, entry, &slot, &positions))
             return bytes_min;
-        bool at_end = entry->fetch_offset >= readable_end(request, &positions);
+        bool at_end = entry->fetch_offset >= mqd_fetch_readable_end(request, &positions);
         if (!at_end && bytes_min == 1)
             return 1;
         int64_t bytes = at_end ? 0 : entry_available(r, request, entry, slot, &positions);
@@ -269,122 +251,6 @@ static int64_t survey(struct mqd_reactor *r, struct mqd_request *request)
     return available;
 }
 
-static struct mqd_cached_cursor *cursor_place(struct mqd_reactor *r, const struct mqd_fetch_entry *entry, int64_t offset)
-{
-    uint64_t hash = ((uint64_t)(uintptr_t)entry->topic >> 4) * 0x9e3779b97f4a7c15ull + (uint32_t)entry->partition_index * 0xc2b2ae3d27d4eb4full + (uint64_t)offset * 0x165667b19e3779f9ull;
-    return &r->cursors[hash >> 54 & (MQD_CURSOR_CACHE_COUNT - 1)];
-}
-
-static void cursor_recall(struct mqd_reactor *r, struct mqd_fetch_entry *entry)
-{
-    const struct mqd_cached_cursor *cached = cursor_place(r, entry, entry->fetch_offset);
-    if (!entry->cursor.valid && cached->cursor.valid && cached->cursor.offset == entry->fetch_offset && cached->partition_index == entry->partition_index &&
-        memcmp(cached->topic_id, entry->topic->topic_id, 16) == 0)
-        entry->cursor = cached->cursor;
-}
-
-static void cursor_keep(struct mqd_reactor *r, const struct mqd_fetch_entry *entry)
-{
-    if (entry->set->session_id || !entry->cursor.valid)
-        return; /* a session keeps its own */
-    struct mqd_cached_cursor *cached = cursor_place(r, entry, entry->cursor.offset);
-    memcpy(cached->topic_id, entry->topic->topic_id, 16);
-    cached->partition_index = entry->partition_index;
-    cached->cursor = entry->cursor;
-}
-
-/* Drops what a range was found with. */
-static void entry_release(struct mqd_reactor *r, struct mqd_fetch_entry *entry)
-{
-    if (entry->range.segment)
-        mqd_range_release(r->reader, &entry->range);
-    free(entry->aborted.entries);
-    entry->aborted = (struct mqd_aborted_list){NULL, 0, 0};
-}
-
-/* The range of an entry and the aborted transactions that its reader must know of. Codes as mqd_reader_find. */
-static int16_t find_once(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry, uint32_t slot, const struct mqd_positions *positions,
-                         uint64_t generation, uint32_t size_max, bool whole_first)
-{
-    struct mqd_positions readable = *positions;
-    struct mqd_cursor cursor = entry->cursor;
-    int16_t code = mqd_reader_bound(r->reader, slot, generation, readable_end(request, positions), &readable);
-    if (!code)
-        code = mqd_reader_find(r->reader, slot, &readable, generation, entry->fetch_offset, size_max, whole_first, &entry->cursor, &entry->range);
-    if (code || !request->isolation_level || !entry->range.size_bytes)
-        return code;
-    code = mqd_reader_aborted(r->reader, slot, positions, generation, entry->fetch_offset, entry->cursor.offset, &entry->aborted);
-    if (code == 0 && entry->aborted.count > ABORTED_COUNT_MAX && size_max > 1) {
-        entry_release(r, entry);
-        entry->cursor = cursor;
-        return find_once(r, request, entry, slot, positions, generation, 1, true);
-    }
-    if (code == 0 && entry->aborted.count && !mqd_request_hold(r, request, entry->aborted.count * sizeof *entry->aborted.entries))
-        entry->cursor.valid = false; /* no memory for it now: nothing this time, the client asks again */
-    else if (code == 0 && mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation) == generation)
-        return 0;
-    else if (code == 0)
-        code = -1; /* data and transactions may be of different files: compaction or deletion came between */
-    entry_release(r, entry);
-    return code;
-}
-
-static void find_range(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry, uint32_t slot, struct mqd_positions *positions, int64_t *budget, bool *first)
-{
-    mqd_fetch_ensure_path(r, entry->topic, entry->partition_index, slot);
-    cursor_recall(r, entry);
-    uint32_t size_max = entry->bytes_max < *budget ? (uint32_t)(entry->bytes_max < 0 ? 0 : entry->bytes_max) : (uint32_t)(*budget < 0 ? 0 : *budget);
-    int16_t error = -1;
-    for (int tries = 0; tries < 4 && error == -1; tries++) {
-        uint64_t generation = mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation);
-        mqd_leading_positions(r, entry->set, slot, positions); /* behind it: a log start that has moved is seen before its files go */
-        error = find_once(r, request, entry, slot, positions, generation, size_max, *first);
-    }
-    entry->outcome.error = error == -1 ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : error;
-    if (entry->outcome.error) {
-        mqd_log(r, 4, request->connection->id, slot, "fetch at offset %lld: %s", (long long)entry->fetch_offset, mqd_error_message());
-        return;
-    }
-    if (entry->range.size_bytes) {
-        *first = false;
-        *budget -= entry->range.size_bytes;
-        entry->outcome.records_bytes = entry->range.size_bytes;
-        cursor_keep(r, entry);
-        mqd_stat(r, MQD_COUNT_FETCH_BYTES, entry->range.size_bytes);
-    }
-}
-
-/* A local client reads the files itself: of what is there it is told the aborted transactions alone. When they are many, only those of a nearer range, whose end
- * then stands for the last stable offset. */
-static void find_aborted(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry, uint32_t slot, struct mqd_positions *positions)
-{
-    mqd_fetch_ensure_path(r, entry->topic, entry->partition_index, slot);
-    int64_t end_offset = positions->last_stable_offset;
-    int16_t error = -1;
-    for (int tries = 0; tries < 4 && error == -1; tries++) {
-        uint64_t generation = mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation);
-        mqd_slot_positions(mqd_control_partition(r->options.control, slot), positions);
-        end_offset = positions->last_stable_offset;
-        error = mqd_reader_aborted(r->reader, slot, positions, generation, entry->fetch_offset, end_offset, &entry->aborted);
-        while (error == 0 && entry->aborted.count > ABORTED_COUNT_MAX && end_offset > entry->fetch_offset + 1) {
-            end_offset = entry->fetch_offset + (end_offset - entry->fetch_offset) / 2;
-            error = mqd_reader_aborted(r->reader, slot, positions, generation, entry->fetch_offset, end_offset, &entry->aborted);
-        }
-        if (error == 0 && mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation) != generation)
-            error = -1;
-    }
-    if (error == 0 && entry->aborted.count && !mqd_request_hold(r, request, entry->aborted.count * sizeof *entry->aborted.entries)) {
-        entry_release(r, entry);
-        end_offset = entry->fetch_offset; /* no memory for it now: nothing this time */
-    }
-    positions->last_stable_offset = end_offset;
-    entry->outcome.error = error == -1 ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : error;
-    if (!entry->outcome.error)
-        return;
-    entry_release(r, entry);
-    mqd_log(r, 4, request->connection->id, slot, "aborted transactions from offset %lld: %s", (long long)entry->fetch_offset, mqd_error_message());
-}
-
 static bool include(struct mqd_fetch_set *set, struct mqd_fetch_entry *entry)
 {
     if (set->included_count == set->included_capacity) {
@@ -407,11 +273,11 @@ static void collect_one(struct mqd_reactor *r, struct mqd_request *request, stru
     entry->range = (struct mqd_range){0};
     entry->outcome.committed = request->isolation_level != 0;
     entry->outcome.error = mqd_fetch_entry_check(r, entry, &slot, &positions);
-    bool has_data = entry->outcome.error == 0 && !entry->outcome.diverges && entry->fetch_offset < readable_end(request, &positions);
+    bool has_data = entry->outcome.error == 0 && !entry->outcome.diverges && entry->fetch_offset < mqd_fetch_readable_end(request, &positions);
     if (has_data && request->positions_only && request->isolation_level)
-        find_aborted(r, request, entry, slot, &positions);
+        mqd_fetch_find_aborted(r, request, entry, slot, &positions);
     else if (has_data && !request->positions_only && (*budget > 0 || *first))
-        find_range(r, request, entry, slot, &positions, budget, first);
+        mqd_fetch_find_range(r, request, entry, slot, &positions, budget, first);
     bool bare = entry->outcome.error && entry->outcome.error != MQD_KAFKA_OFFSET_OUT_OF_RANGE;
     entry->outcome.high_watermark = bare ? -1 : request->set->replica_id >= 0 ? entry->high_watermark : positions.high_watermark;
     entry->outcome.last_stable_offset = bare ? -1 : positions.last_stable_offset;
@@ -420,7 +286,7 @@ static void collect_one(struct mqd_reactor *r, struct mqd_request *request, stru
                    entry->outcome.log_start_offset != entry->sent_log_start || entry->outcome.last_stable_offset != entry->sent_last_stable;
     bool tell = request->full || entry->outcome.diverges || entry->range.size_bytes || entry->outcome.error || changed || (request->positions_only && has_data);
     if (tell && !include(request->set, entry))
-        entry_release(r, entry);
+        mqd_fetch_entry_release(r, entry);
     if (request->set->session_id && !has_data && !entry->outcome.error && mqd_list_linked(&entry->ready) && entry_wait(r, request, entry, slot, &positions))
         mqd_list_remove(&entry->ready);
 }
@@ -481,7 +347,7 @@ static void read_cold(struct mqd_reactor *r, struct mqd_request *request)
         if (r->cold_read_count >= COLD_READ_COUNT_MAX && request->pending) { /* flushes need their places too: the client asks again for this one */
             entry->outcome.records_bytes = 0;
             entry->cursor.valid = false;
-            entry_release(r, entry);
+            mqd_fetch_entry_release(r, entry);
             continue;
         }
         if (mqd_poll_read_ahead(r->poll, mqd_segment_ref_fd(entry->range.segment), entry->range.position, entry->range.size_bytes,
@@ -575,7 +441,7 @@ void mqd_fetch_abandon(struct mqd_reactor *r, struct mqd_request *request)
     struct mqd_fetch_set *set = request->set;
     request->set = NULL;
     for (uint32_t i = 0; request->evaluated && i < set->included_count; i++)
-        entry_release(r, set->included[i]);
+        mqd_fetch_entry_release(r, set->included[i]);
     if (set->request == request)
         set->request = NULL;
     if (--set->request_count == 0 && !set->session_id)

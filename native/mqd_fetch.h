@@ -68,8 +68,20 @@ void mqd_fetch_on(struct mqd_reactor *r, struct mqd_connection *c, const struct 
 void mqd_fetch_evaluate(struct mqd_reactor *r, struct mqd_request *request, bool expired); /* request is at the head of its connection */
 void mqd_fetch_encode(struct mqd_reactor *r, struct mqd_request *request);
 void mqd_fetch_abandon(struct mqd_reactor *r, struct mqd_request *request);
+
+/* mqd_fetch_range.c */
+static inline int64_t mqd_fetch_readable_end(const struct mqd_request *request, const struct mqd_positions *positions)
+{
+    return request->isolation_level ? positions->last_stable_offset : positions->high_watermark;
+}
+/* Fills the entry's range, outcome.error and *positions, takes what it found off the budget. first: one batch may be larger than the budget. */
+void mqd_fetch_find_range(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry, uint32_t slot, struct mqd_positions *positions, int64_t *budget, bool *first);
+void mqd_fetch_find_aborted(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry, uint32_t slot, struct mqd_positions *positions);
+void mqd_fetch_entry_release(struct mqd_reactor *r, struct mqd_fetch_entry *entry); /* drops what a range was found with */
 /* The reader of this worker knows where the partition lies. */
 void mqd_fetch_ensure_path(struct mqd_reactor *r, const struct mqd_topic *topic, int32_t partition_index, uint32_t slot);
+
+/* mqd_fetch.c again */
 void mqd_fetch_wake_slot(struct mqd_reactor *r, uint32_t slot);
 void mqd_fetch_run_woken(struct mqd_reactor *r);
 struct mqd_owned;

@@ -176,7 +176,7 @@ void mqd_leading_propose(struct mqd_reactor *r, struct mqd_owned *owned)
 /* Who lags leaves the set; what was not answered is said again. */
 void mqd_leading_tick(struct mqd_reactor *r)
 {
-    if (r->now_ms - r->leading_tick_ms < TICK_MS)
+    if (!r->replicated_count || r->now_ms - r->leading_tick_ms < TICK_MS)
         return;
     r->leading_tick_ms = r->now_ms;
     for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT && r->owned_count; slot++)

@@ -222,6 +222,7 @@ struct mqd_reactor {
     uint32_t truncations_waiting;    /* for a helper thread */
     bool lease_lost;                 /* this host may not lead any more; as of this turn */
     int64_t leading_tick_ms;
+    uint32_t replicated_count;       /* owned partitions with a replication core */
     uint64_t group_commit_deadline_ns;
     struct mqd_append *free_appends;
     struct mqd_node forwarded_to[MQD_ENDPOINT_COUNT_MAX];  /* sent, unanswered */

@@ -44,6 +44,7 @@ static int begin(struct mqd_reactor *r, struct mqd_owned *owned)
     owned->replica = calloc(1, sizeof *owned->replica);
     if (!owned->replica)
         return -1;
+    r->replicated_count++;
     mqd_replica_init(owned->replica, 0);
     mqd_partition_positions(owned->partition, &positions);
     mqd_replica_restore(owned->replica, positions.high_watermark);
@@ -125,6 +126,7 @@ void mqd_replication_free(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     mqd_fetcher_leave(r, owned);
     mqd_fetch_wake_followers(r, owned);
+    r->replicated_count -= owned->replica != NULL;
     free(owned->replica);
     owned->replica = NULL;
 }
