@@ -49,15 +49,18 @@ def grouped(changes: Iterable[tuple[TopicState, PartitionChange]]) -> list[Recor
 class ActiveController:
     """`state` in every call: the metadata core's tail. Times: CLOCK_BOOTTIME, milliseconds."""
 
-    def __init__(self, epoch: int, state: MetadataState, options: ControllerOptions, now_ms: int, clustered: bool) -> None:
-        """`clustered` False: a host alone without a quorum; nobody has a session, so nobody's ends."""
+    def __init__(self, epoch: int, state: MetadataState, options: ControllerOptions, now_ms: int, clustered: bool, own: int = -1) -> None:
+        """`clustered` False: a host alone without a quorum; nobody has a session, so nobody's ends. `own`: this host; its session does not end by silence, for that would be this
+        process's own, and its lease has no end while it is the only voter."""
         self.epoch = epoch
+        self._own = own
         self._options = options
         self.sessions = BrokerSessions(options.session_ms)
         self.proposals = Proposals(options.mutants)
         self._reported: dict[int, tuple[Directory, ...]] = {}
         self._versions: dict[int, int] = {}  # node id -> metadata in force there
         self._shutdowns: dict[int, _Shutdown] = {}
+        self._heard: dict[int, int] = {}  # node id -> when it last said anything, fenced or not
         self._fenced_since: dict[int, int] = {}
         self._unfenced_since: dict[int, int] = {}
         self._moves: dict[tuple[str, int], Move] = {}  # wanted by a balance, not begun
@@ -106,6 +109,7 @@ class ActiveController:
             return [], answer(refusal.error, refusal.message)
         broker = records[0].broker if records else state.brokers[message.node_id]
         self.report(message.node_id, message.directories)
+        self._heard[message.node_id] = now_ms
         old = state.brokers.get(message.node_id)
         if old is None or broker.epoch != old.epoch:  # a new session
             self._ended(message.node_id, now_ms)
@@ -131,6 +135,7 @@ class ActiveController:
         if broker is None or broker.epoch != message.broker_epoch:
             error = ErrorCode.BROKER_ID_NOT_REGISTERED if broker is None else ErrorCode.STALE_BROKER_EPOCH
             return [], self._heartbeat_answer(message, 0, True, error=int(error))
+        self._heard[node] = now_ms
         self._versions[node] = max(message.metadata_version, self._versions.get(node, -1))
         if message.directories:
             self.report(node, message.directories)
@@ -179,7 +184,8 @@ class ActiveController:
         if not broker.in_controlled_shutdown:
             return broker_rules.begin_shutdown(state, node)
         late = now_ms - shutdown.since_ms >= self._options.shutdown_wait_ms
-        records, done = broker_rules.move_away(state, node, self._options.shutdown_moves_max, self._options.mutants, patient=not late)
+        coming = frozenset() if late else frozenset(other for other, heard_ms in self._heard.items() if other != node and now_ms - heard_ms < self._options.session_ms)
+        records, done = broker_rules.move_away(state, node, self._options.shutdown_moves_max, self._options.mutants, coming)
         if records or not done:
             shutdown.moved_at = -1
             return records
@@ -199,6 +205,8 @@ class ActiveController:
         broker = state.brokers.get(message.node_id)
         if broker is None or broker.epoch != message.broker_epoch or broker.fenced:
             return []
+        if message.controller_epoch != self.epoch or message.sent_ms < self._sent.get(message.node_id, message.sent_ms):
+            return []  # late: it may be back
         return self.fence(state, [message.node_id], now_ms)
 
     def workers_died(self, state: MetadataState, message: peer.WorkersDied) -> list[Record]:
@@ -298,7 +306,7 @@ class ActiveController:
             self.sessions.restart(now_ms)
         if not lease_valid:
             return []
-        expired = [node for node in self.sessions.expired(now_ms) if node in state.brokers]
+        expired = [node for node in self.sessions.expired(now_ms) if node in state.brokers and node != self._own]
         if expired:
             return self.fence(state, expired, now_ms)
         if now_ms >= self._next_upkeep_ms:

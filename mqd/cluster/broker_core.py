@@ -347,7 +347,9 @@ class BrokerCore:
         actions: list[Action] = []
         was_ready = self.ready
         self._check_ready()
-        if (self.ready and not was_ready) or self._shutdown_since_ms >= 0:
+        own = self._state.brokers.get(self.node_id)
+        returned = self.fenced and own is not None and own.epoch == self.broker_epoch and not own.fenced  # the next answer brings the lease
+        if (self.ready and not was_ready) or returned or self._shutdown_since_ms >= 0:
             actions += self._heartbeat(now_ms)  # the controller waits for this
         for number, change in list(self._changes.items()):
             if change.answered is not None and change.answered.version <= self.in_force_version:
@@ -508,7 +510,7 @@ class BrokerCore:
         for (topic_id, index), directory in self._moved.items():
             actions += self._to_controller(peer.ReplicaPlaced(self.node_id, self.broker_epoch, topic_id, index, directory))
         if self._dead:
-            actions += self._to_controller(peer.ProofOfDeath(self.node_id, self.broker_epoch))
+            actions += self._to_controller(peer.ProofOfDeath(self.node_id, self.broker_epoch, self._controller_epoch, now_ms))
         return actions
 
     # -- ending ------------------------------------------------------------------------------------------------------------
@@ -517,6 +519,7 @@ class BrokerCore:
         self._dead = event.dead
         if event.dead:
             self.fenced, self._lease_until_ms = True, 0
+            self._answered_ms = self._sent_ms  # what was granted before the proof counts no more
             return self._repeat(now_ms)
         return self._heartbeat(now_ms)
 

@@ -73,10 +73,13 @@ class HeartbeatAnswer(msgspec.Struct, tag=True, frozen=True):
 
 
 class ProofOfDeath(msgspec.Struct, tag=True, frozen=True):
-    """The sender's keeper saw all broker processes of its own host end (pidfd): nobody there acts for this broker epoch any more. Only the same host can prove it."""
+    """The sender's keeper saw all broker processes of its own host end (pidfd): nobody there acts for this broker epoch any more. Only the same host can prove it. It proves
+    nothing to another controller than the one it was sent to, nor after a heartbeat that was sent later: the host may be back and hold a lease."""
 
     node_id: int
     broker_epoch: int
+    controller_epoch: int = -1
+    sent_ms: int = -1  # as in Heartbeat
 
 
 class WorkersDied(msgspec.Struct, tag=True, frozen=True):

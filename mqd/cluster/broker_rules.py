@@ -157,15 +157,15 @@ def begin_shutdown(state: MetadataState, node: int) -> list[Record]:
     return [BrokerChanged(node, state.brokers[node].epoch, in_controlled_shutdown=True)]
 
 
-def _would_refuse(topic: TopicState, partition: PartitionState, view: View) -> bool:
+def _would_refuse(topic: TopicState, partition: PartitionState, view: View, coming: frozenset[int]) -> bool:
     """Without the broker acks=all would be refused from now on, and somebody who is not in sync may soon be."""
     minimum = effective_min_in_sync(view.wanted_min(topic), len(partition.replicas), len(partition.adding_replicas))
-    return len(partition.in_sync_replicas) == minimum and any(view.may_lead(other) for other in partition.replicas if other not in partition.in_sync_replicas)
+    return len(partition.in_sync_replicas) == minimum and any(other in coming for other in partition.replicas if other not in partition.in_sync_replicas)
 
 
-def move_away(state: MetadataState, node: int, moves_max: int, mutants: frozenset[str], patient: bool = True) -> tuple[list[Record], bool]:
+def move_away(state: MetadataState, node: int, moves_max: int, mutants: frozenset[str], coming: frozenset[int] = frozenset()) -> tuple[list[Record], bool]:
     """(changes of at most `moves_max` partitions, whether all are done). The broker leaves their in-sync sets with its leaderships, so that nobody waits for it when it ends.
-    Partitions that nobody else can lead stay as they are. `patient`: and those that have just enough in sync, while another replica is catching up, count as not done."""
+    Partitions that nobody else can lead stay as they are. Those that have just enough in sync while another replica is `coming` (its broker was heard of lately) count as not done."""
     view = View(state, mutants)
     wanted: list[tuple[TopicState, Target]] = []
     done = True
@@ -173,7 +173,7 @@ def move_away(state: MetadataState, node: int, moves_max: int, mutants: frozense
         for partition in topic.partitions:
             if node not in partition.in_sync_replicas or not any(other != node and view.may_lead(other) for other in partition.in_sync_replicas):
                 continue
-            if (patient and _would_refuse(topic, partition, view)) or len(wanted) == moves_max:
+            if _would_refuse(topic, partition, view, coming) or len(wanted) == moves_max:
                 done = False
                 continue
             target = Target(partition)

@@ -248,7 +248,7 @@ class MetadataCore:
         options: ControllerOptions = DEFAULTS,
     ) -> None:  # fmt: skip
         self.committed = state
-        self.tail = state.copy()
+        self.tail = state.copy() if active else state
         self.node_id = node_id
         self._rules = config_rules
         self._new_id = new_id
@@ -479,7 +479,7 @@ class MetadataCore:
         self.committed.version = max(self.committed.version, event.version)
         self.tail = self.committed.copy()
         self._attempt += 1
-        self._active = ActiveController(event.epoch, self.tail, self._options, now_ms, clustered=True)
+        self._active = ActiveController(event.epoch, self.tail, self._options, now_ms, clustered=True, own=self.node_id)
         self._active.report(self.node_id, self._directories)
         return []
 
