@@ -363,6 +363,10 @@ class ClusterWorld:
     def healed(self) -> bool:
         if self.admin.wanted or self.admin.change is not None or self.active() is None:
             return False
+        for host in self.hosts:
+            broker = self.state.brokers.get(host.node)
+            if broker is None or broker.fenced or broker.epoch != host.broker_epoch or broker.in_controlled_shutdown:
+                return False
         versions = {host.controller.metadata.committed.version for host in self.hosts if host.controller is not None}
         return len(versions) == 1 and all(map(self.whole, self.partitions()))
 
@@ -386,6 +390,10 @@ class ClusterWorld:
         self.stuck_count = 0
         if self.active() is None:
             raise Violation("LIVE", "no active controller: " + self.story_of_quorum())
+        for host in self.hosts:
+            broker = self.state.brokers.get(host.node)
+            if broker is None or broker.fenced or broker.epoch != host.broker_epoch:
+                raise Violation("LIVE", f"node {host.node} is not back: {broker}, its own epoch is {host.broker_epoch}")
         for partition in self.partitions():
             view = self.view(partition)
             if self.stuck(partition):

@@ -180,10 +180,10 @@ class ModelWorker:
         log.append(entry)
         changed = core.log_changed(self._now_ms())
         self.history.touched(self, place)
+        self._moved(place, changed)
         self._acknowledge(place, offset, entry, all_acks, caller)
         if core.flush_on_ack:
             self._flush(place)
-        self._moved(place, changed)
         if self._parked:
             self._answer_parked()
 
