@@ -1,0 +1,415 @@
+"""Replicas that move, partitions that go, leaders that a human chooses, and where replicas are put: the rules by single traces."""
+
+import random
+from collections import Counter
+
+import pytest
+from test_cluster_rules import cluster, do, judge, partitions, proposal, run, topic
+
+from controller_world import World
+from mqd.base.config import load_broker
+from mqd.cluster import broker_messages, broker_rules, election_rules, metadata_rules, placement, reassign_rules, retire_rules
+from mqd.cluster import controller_messages as messages
+from mqd.cluster.cluster_view import View
+from mqd.cluster.config_rules import ConfigRules
+from mqd.cluster.metadata_records import PartitionsChanged, PartitionState, TopicConfigured
+from mqd.cluster.metadata_state import MetadataState
+from mqd.cluster.placement import Directories, Directory, Loads, balance, choose
+from mqd.cluster.refusal import Refusal
+from mqd.protocol.errors import ErrorCode as E
+
+NONE = frozenset()
+
+
+def move(state: MetadataState, *target: int, index: int = 0) -> PartitionState:
+    view = View(state)
+    entry = state.topics["t"]
+    reassign_rules.check_target(view, entry.partitions[index], target, True)
+    change = reassign_rules.reassign(view, entry, entry.partitions[index], target, Directories(state, {}))
+    return do(state, [PartitionsChanged(entry.topic_id, (change,))] if change is not None else [])
+
+
+def cancel(state: MetadataState) -> PartitionState:
+    entry = state.topics["t"]
+    return do(state, [PartitionsChanged(entry.topic_id, (reassign_rules.cancel(View(state), entry, entry.partitions[0]),))])
+
+
+def in_sync(state: MetadataState, *members: int) -> PartitionState:
+    partition = state.topics["t"].partitions[0]
+    leader = partition.leader
+    result = judge(state, proposal(members, 1, partition.leader_epoch, partition.partition_epoch), leader, leader * 10)
+    assert result.error == 0, result
+    return state.topics["t"].partitions[0]
+
+
+# -- reassignment (KIP-455) --------------------------------------------------------------------------------------------------------
+
+
+def test_replicas_are_exchanged_when_the_new_ones_are_in_sync() -> None:
+    state = topic(cluster(6))
+    during = move(state, 4, 5, 6)
+    assert (during.replicas, during.adding_replicas, during.removing_replicas) == ((4, 5, 6, 1, 2, 3), (4, 5, 6), (1, 2, 3))
+    assert (during.leader, during.leader_epoch, during.in_sync_replicas) == (1, 5, (1, 2, 3)) and during.directories[:3] == ("d4", "d5", "d6")
+    assert in_sync(state, 1, 2, 3, 4, 5).adding_replicas == (4, 5, 6)
+    after = in_sync(state, 1, 2, 3, 4, 5, 6)
+    assert (after.replicas, after.in_sync_replicas, after.adding_replicas, after.removing_replicas) == ((4, 5, 6), (4, 5, 6), (), ())
+    assert after.leader == 4 and after.leader_epoch == 6 and after.directories == ("d4", "d5", "d6")
+    assert (1, "d1") not in state.partition_counts
+
+
+def test_the_leader_stays_when_it_may_and_gets_another_epoch() -> None:
+    state = topic(cluster(4))
+    move(state, 1, 2, 4)
+    after = in_sync(state, 1, 2, 3, 4)
+    assert (after.replicas, after.leader, after.leader_epoch) == ((1, 2, 4), 1, 6)
+
+
+def test_another_order_is_no_move() -> None:
+    after = move(topic(cluster()), 3, 1, 2)
+    assert (after.replicas, after.directories, after.adding_replicas, after.leader, after.leader_epoch) == ((3, 1, 2), ("d3", "d1", "d2"), (), 1, 5)
+
+
+def test_fewer_replicas_at_once_when_enough_are_in_sync() -> None:
+    after = move(topic(cluster()), 2)
+    assert (after.replicas, after.leader, after.in_sync_replicas, after.leader_epoch) == ((2,), 2, (2,), 6)
+
+
+def test_fewer_replicas_wait_for_who_stays() -> None:
+    state = topic(cluster(), in_sync_replicas=(1, 2))
+    during = move(state, 2, 3)
+    assert during.removing_replicas == (1,) and during.replicas == (2, 3, 1)
+    after = in_sync(state, 1, 2, 3)
+    assert (after.replicas, after.in_sync_replicas, after.leader) == ((2, 3), (2, 3), 2)
+
+
+def _early_end(mutants=()) -> PartitionState:
+    """All that was added are in sync, and with them one of two that min.insync.replicas asks for."""
+    state = topic(cluster(5), replicas=(1, 2, 3), in_sync_replicas=(1, 2))
+    move(state, 3, 4)
+    judge(state, proposal([1, 2, 4], 1, 5, 8), mutants=mutants)
+    return state.topics["t"].partitions[0]
+
+
+def test_it_ends_only_with_enough_in_sync() -> None:
+    assert _early_end().removing_replicas == (1, 2)
+    assert _early_end(["R14"]).in_sync_replicas == (4,), "the trace shows nothing without the mutant"
+
+
+def test_growing_keeps_taking_records() -> None:
+    state = topic(cluster(), replicas=(1,))
+    during = move(state, 1, 2, 3)
+    assert state.min_in_sync(state.topics["t"], during) == 1
+    after = in_sync(state, 1, 2, 3)
+    assert state.min_in_sync(state.topics["t"], after) == 2 and not after.adding_replicas and after.leader == 1
+
+
+def test_a_cancelled_move_leaves_all_as_it_was() -> None:
+    state = topic(cluster(6))
+    before = state.topics["t"].partitions[0]
+    move(state, 4, 5, 6)
+    in_sync(state, 1, 2, 3, 4)
+    after = cancel(state)
+    assert (after.replicas, after.directories, after.in_sync_replicas, after.leader) == (before.replicas, before.directories, before.in_sync_replicas, 1)
+    assert after.leader_epoch == 6, "who was to be a replica is none any more"
+    with pytest.raises(Refusal) as refused:
+        cancel(state)
+    assert refused.value.error == E.NO_REASSIGNMENT_IN_PROGRESS
+
+
+def test_a_cancel_that_would_leave_too_few_is_refused() -> None:
+    state = topic(cluster(6))
+    move(state, 4, 5, 6)
+    in_sync(state, 1, 2, 3, 4, 5)
+    do(state, broker_rules.fence(state, [2, 3], NONE))
+    with pytest.raises(Refusal) as refused:
+        cancel(state)
+    assert refused.value.error == E.INVALID_REPLICA_ASSIGNMENT and "min.insync.replicas" in refused.value.message
+
+
+def test_another_target_takes_the_place_of_the_first() -> None:
+    state = topic(cluster(6))
+    move(state, 4, 5, 6)
+    during = move(state, 1, 2, 4)
+    assert (during.replicas, during.adding_replicas, during.removing_replicas) == ((1, 2, 4, 3), (4,), (3,))
+    back = move(state, 1, 2, 3)
+    assert (back.replicas, back.adding_replicas, back.removing_replicas) == ((1, 2, 3), (), ())
+
+
+@pytest.mark.parametrize(
+    ("target", "allowed", "error"), [((), True, 39), ((1, 1), True, 39), ((1, 9), True, 39), ((1, 2), False, 38), ((2, 3, 1), False, 0), ((1,), True, 0)]
+)
+def test_targets_are_checked(target, allowed: bool, error: int) -> None:
+    state = topic(cluster())
+    try:
+        reassign_rules.check_target(View(state), state.topics["t"].partitions[0], target, allowed)
+    except Refusal as refusal:
+        assert refusal.error == error
+    else:
+        assert error == 0
+
+
+def test_a_host_without_a_usable_directory_gets_no_replica() -> None:
+    state = topic(cluster(4))
+    entry = state.topics["t"]
+    broken = Directories(state, {4: (Directory("d4", "/d", 1, False),)})
+    with pytest.raises(Refusal) as refused:
+        reassign_rules.reassign(View(state), entry, entry.partitions[0], (1, 2, 4), broken)
+    assert refused.value.error == E.KAFKA_STORAGE_ERROR
+
+
+def test_only_so_many_move_at_a_time() -> None:
+    state = topic(cluster(5), count=40)
+    found = reassign_rules.replacements(View(state), [2], Directories(state, {}), 7)
+    assert len(found) == 7 and all(change.replacing == 2 and change.removing_replicas == (2,) for _, change in found)
+    for entry, change in found:
+        do(state, [PartitionsChanged(entry.topic_id, (change,))])
+    assert reassign_rules.replacements(View(state), [2], Directories(state, {}), 7) == []
+    assert len(reassign_rules.replacements(View(state), [2], Directories(state, {}), 9)) == 2
+
+
+def test_reassignments_by_request_have_a_result_each() -> None:
+    world = World(5, 4)
+    world.settle(20)
+    assert world.ask(messages.CreateTopic("t", -1, -1, {0: [1, 2], 1: [2, 3]}, {})).error == 0
+    wanted = [("t", 0, [3, 4]), ("t", 1, None), ("t", 7, [1]), ("u", 0, [1]), ("t", 0, [1]), ("t", 1, [9])]
+    answer = world.ask(messages.AlterReassignments([messages.PartitionReassignment(*entry) for entry in wanted]))
+    assert [result.error for result in answer.results] == [0, 85, 3, 3, 42, 42], "the last two name partitions that were named before"
+    world.settle(20)
+    assert partitions(world)[0].replicas == (3, 4) and sorted(partitions(world)[0].in_sync_replicas) == [3, 4]
+
+
+# -- elections ----------------------------------------------------------------------------------------------------------------------
+
+
+def elect(state: MetadataState, kind: int) -> PartitionState:
+    entry = state.topics["t"]
+    return do(state, [PartitionsChanged(entry.topic_id, (election_rules.elected(View(state), kind, entry, entry.partitions[0]),))])
+
+
+def test_the_preferred_replica_is_asked_for() -> None:
+    state = topic(cluster(), leader=3)
+    after = elect(state, 0)
+    assert (after.leader, after.leader_epoch, after.in_sync_replicas) == (1, 6, (1, 2, 3))
+    for error, setup in ((E.ELECTION_NOT_NEEDED, {}), (E.PREFERRED_LEADER_NOT_AVAILABLE, {"leader": 2, "in_sync_replicas": (2, 3)})):
+        with pytest.raises(Refusal) as refused:
+            elect(topic(cluster(), **setup), 0)
+        assert refused.value.error == error
+
+
+def test_an_unclean_leader_is_a_humans_choice_and_remembered() -> None:
+    state = topic(cluster(), in_sync_replicas=(), leader=-1, last_known_eligible=(2, 3))
+    after = elect(state, 1)
+    assert (after.leader, after.in_sync_replicas, after.recovering, after.last_known_eligible) == (2, (2,), True, ())
+    with pytest.raises(Refusal) as refused:
+        elect(state, 1)
+    assert refused.value.error == E.ELECTION_NOT_NEEDED
+    result = judge(state, _recovered(after), 2, 20)
+    assert result.error == 0 and not state.topics["t"].partitions[0].recovering
+
+
+def _recovered(partition: PartitionState) -> broker_messages.InSyncProposal:
+    return broker_messages.InSyncProposal(b"t" * 16, 0, partition.leader_epoch, partition.partition_epoch, 1, [(2, 20)], True)
+
+
+def test_without_anyone_alive_there_is_nobody_to_choose() -> None:
+    state = topic(cluster(), in_sync_replicas=(), leader=-1, last_known_eligible=(2,))
+    do(state, broker_rules.fence(state, [1, 2, 3], NONE))
+    with pytest.raises(Refusal) as refused:
+        elect(state, 1)
+    assert refused.value.error == E.ELIGIBLE_LEADERS_NOT_AVAILABLE
+
+
+def test_only_the_stable_and_the_much_imbalanced_get_leaderships_back() -> None:
+    def found(stable, percent: int = 10, moves: int = 100, elsewhere: int = 4) -> int:
+        state = topic(cluster(), count=20)
+        for index in range(elsewhere):
+            do(state, [PartitionsChanged(b"t" * 16, (_led_by_two(index),))])
+        return len(election_rules.back_to_preferred(View(state), stable, percent, moves))
+
+    assert found({1: True}) == 4 and found({1: False}) == 0 and found({}) == 0
+    assert found({1: True}, percent=20) == 0 and found({1: True}, moves=3) == 3
+
+
+def _led_by_two(index: int):
+    from mqd.cluster.metadata_records import PartitionChange
+
+    return PartitionChange(index, new_epoch=True, leader=2)
+
+
+# -- min.insync.replicas ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_smaller_minimum_does_not_forget_who_is_eligible() -> None:
+    state = topic(cluster(), in_sync_replicas=(1,), eligible_leader_replicas=(2,))
+    rules = ConfigRules(load_broker(None, {}, {"cluster.seeds": "127.0.0.1:9094"}))
+    place = metadata_rules.Placement(1, View(state), Directories(state, {}), 100)
+
+    def alter(resource: int, name: str, value: str):
+        return metadata_rules.alter_config(state, messages.AlterConfig(resource, name, [messages.ConfigOperation("min.insync.replicas", "set", value)], False), place, rules)
+
+    for resource, name in ((2, "t"), (4, "")):
+        with pytest.raises(Refusal) as refused:
+            alter(resource, name, "1")
+        assert refused.value.error == E.POLICY_VIOLATION and "eligible" in refused.value.message
+    with pytest.raises(Refusal) as refused:
+        alter(4, "1", "1")
+    assert refused.value.error == E.INVALID_REQUEST
+    assert isinstance(alter(2, "t", "3")[0], TopicConfigured)
+
+
+def test_what_the_controllers_file_says_goes_into_the_log() -> None:
+    world = World(5, 3, static={"cluster.seeds": "127.0.0.1:9094", "min.insync.replicas": "1"})
+    world.settle(20)
+    assert world.ask(messages.CreateTopic("t", 1, 3, {}, {})).error == 0
+    assert world.unlogged.topics["t"].config == {"min.insync.replicas": "1"}
+    plain = World(5, 3)
+    plain.settle(20)
+    assert plain.ask(messages.CreateTopic("t", 1, 3, {}, {})).error == 0 and plain.unlogged.topics["t"].config == {}
+
+
+# -- retirement ----------------------------------------------------------------------------------------------------------------------
+
+
+def refused(world: World, change) -> int:
+    return world.ask(change).error
+
+
+@pytest.fixture
+def world() -> World:
+    world = World(7, 3)
+    world.settle(20)
+    assert world.ask(messages.CreateTopic("t", 6, -1, {}, {})).error == 0
+    return world
+
+
+def emptied(world: World, indexes) -> None:
+    for index in indexes:
+        partition = partitions(world)[index]
+        from mqd.cluster import broker_core
+
+        world.on_broker(world.hosts[partition.leader], broker_core.PartitionEmptied(world.unlogged.topics["t"].topic_id, index, partition.leader_epoch))
+
+
+def phases(world: World) -> list[int]:
+    return [partition.retiring for partition in partitions(world)]
+
+
+def test_partitions_are_sealed_then_redirected_then_hidden_then_gone(world: World) -> None:
+    epochs = [partition.leader_epoch for partition in partitions(world)]
+    assert world.ask(messages.RetirePartitions("t", 3)).error == 0
+    assert phases(world) == [0, 0, 0, 1, 1, 1] and [partition.redirect for partition in partitions(world)] == [-1, -1, -1, 0, 1, 2]
+    assert [partition.leader_epoch - epoch for partition, epoch in zip(partitions(world), epochs)] == [0, 0, 0, 1, 1, 1]
+    emptied(world, [3, 4, 5])
+    run(world, 1_000)
+    assert phases(world) == [0, 0, 0, 1, 1, 1], "empty, but records may still come to it"
+    run(world, 4_000)
+    assert phases(world) == [0, 0, 0, 2, 2, 2]
+    emptied(world, [3, 5])
+    run(world, 1_000)
+    assert phases(world) == [0, 0, 0, 2, 2, 2], "one number of partitions to the next, none between"
+    emptied(world, [4])
+    run(world, 1_000)
+    assert phases(world) == [0, 0, 0, 3, 3, 3]
+    run(world, 8_000)
+    assert len(partitions(world)) == 3 and all(len(host.core.committed.topics["t"].partitions) == 3 for host in world.hosts.values())
+
+
+def test_consumers_that_have_read_end_the_wait(world: World) -> None:
+    assert world.ask(messages.RetirePartitions("t", 3)).error == 0
+    client = world.request(messages.ReleaseRetired("t"), node=world.active)
+    run(world, 200)
+    assert world.answers[client].error == 0 and phases(world) == [0, 0, 0, 2, 2, 2]
+
+
+def test_a_partition_that_was_emptied_in_an_older_epoch_may_hold_records_again(world: World) -> None:
+    assert world.ask(messages.RetirePartitions("t", 3)).error == 0
+    run(world, 5_000)
+    stale = [(world.unlogged.topics["t"].topic_id, index, partitions(world)[index].leader_epoch - 1) for index in (3, 4, 5)]
+    view = View(world.unlogged)
+    active = world.hosts[world.active].core
+    for node in world.hosts:
+        broker = world.unlogged.brokers[node]
+        from mqd.cluster import metadata_core
+
+        assert active.handle(metadata_core.PeerReceived(node, broker_messages.PartitionsEmptied(node, broker.epoch, stale)), world.now_ms) == []
+    assert retire_rules.phase(view.state.topics["t"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "error"),
+    [("t", 6, 37), ("t", 7, 37), ("t", 0, 37), ("t", 4, 37), ("u", 1, 3), ("__consumer_offsets", 1, 44)],
+)
+def test_retirements_that_are_refused(world: World, name: str, count: int, error: int) -> None:
+    assert world.ask(messages.CreateTopic("__consumer_offsets", 5, -1, {}, {})).error == 0
+    assert refused(world, messages.RetirePartitions(name, count)) == error
+
+
+def test_what_else_is_refused_while_partitions_go(world: World) -> None:
+    assert refused(world, messages.RetirePartitions("t", 4, allow_moved_keys=True)) == 0
+    assert refused(world, messages.RetirePartitions("t", 4)) == 0, "said again"
+    assert refused(world, messages.RetirePartitions("t", 2)) == 37
+    assert refused(world, messages.AddPartitions("t", 8, None)) == 37
+    answer = world.ask(messages.AlterReassignments([messages.PartitionReassignment("t", 5, [1])]))
+    assert answer.results[0].error == 42
+    assert refused(world, messages.DeleteTopic("t", None)) == 0
+
+
+def test_a_compacted_topic_does_not_become_empty(world: World) -> None:
+    assert world.ask(messages.CreateTopic("c", 4, -1, {}, {"cleanup.policy": "compact"})).error == 0
+    assert refused(world, messages.RetirePartitions("c", 2)) == 44
+
+
+# -- placement ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_leaders_and_replicas_are_spread_also_over_many_small_topics() -> None:
+    state = cluster(5)
+    for number in range(40):
+        nodes = View(state).nodes()
+        replicas = choose(Loads(state, nodes), 3)
+        topic(state, replicas, name=f"t{number}", topic_id=bytes([number]) * 16)
+    assert set(state.preferred_counts.values()) == {8}
+    counts = broker_rules.replica_counts(state).values()
+    assert max(counts) - min(counts) <= 2
+
+
+def test_replicas_lie_in_as_many_racks_as_there_are() -> None:
+    state = cluster(9, {1: "a", 2: "a", 3: "a", 4: "a", 5: "b", 6: "b", 7: "c", 8: "c", 9: "c"})
+    loads = Loads(state, View(state).nodes())
+    for _ in range(60):
+        replicas = choose(loads, 3)
+        assert len(set(replicas)) == 3 and len({loads.racks[node] for node in replicas}) == 3
+    for _ in range(20):
+        assert max(Counter(loads.racks[node] for node in choose(loads, 5)).values()) == 2
+    assert max(loads.leaders.values()) - min(loads.leaders.values()) <= 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_balance_ends_even_and_loses_no_rack(seed: int) -> None:
+    rng = random.Random(seed)
+    racks = {node: rng.choice("ab") for node in range(1, 7)} if seed % 2 else {}
+    state = cluster(6, racks)
+    for number in range(10):
+        factor = rng.randint(1, 3)
+        topic(state, tuple(rng.sample(range(1, rng.randint(4, 6)), factor)), name="t" if number == 0 else f"t{number}", count=rng.randint(1, 12), topic_id=bytes([number]) * 16)
+    before = {(entry.name, partition.index): partition.replicas for entry in state.topics.values() for partition in entry.partitions}
+    moves = balance(state, View(state).nodes(), lambda _: True)
+    loads = Loads(state, View(state).nodes())
+    for name, index, replicas in moves:
+        old = before[(name, index)]
+        assert len(replicas) == len(set(replicas)) == len(old)
+        assert placement._rack_cost(loads, replicas) <= placement._rack_cost(loads, old)
+        before[(name, index)] = replicas
+    counts = Counter(node for replicas in before.values() for node in replicas)
+    if not racks:
+        assert max(counts.values()) - min(counts[node] for node in range(1, 7)) <= 1
+    else:
+        assert max(counts.values()) <= max(broker_rules.replica_counts(state).values())
+
+
+def test_directories_with_the_fewest_replicas_first() -> None:
+    state = cluster(1)
+    directories = Directories(state, {1: (Directory("a", "/a", 500, True), Directory("b", "/b", 1000, True), Directory("c", "/c", 9, True), Directory("d", "/d", 1000, False))})
+    assert [directories.place(1) for _ in range(5)] == ["b", "a", "b", "a", "b"], "c is nearly full, d cannot be written to"
+    assert Directories(state, {1: (Directory("d", "/d", 1, False),)}).place(1) is None
+    assert Directories(state, {}).place(1) == "d1" and Directories(state, {}).place(7) == ""
