@@ -78,6 +78,7 @@ static int fetch_accept(struct mqd_reactor *r, struct mqd_request *request, stru
     set->leader_only = fetch->version <= LEADER_ONLY_VERSION;
     set->replica_id = fetch->replica_id;
     set->replica_epoch = fetch->replica_epoch;
+    set->rack = request->connection->local ? 0 : mqd_nearest_rack(r, fetch);
     if (take_partitions(r, fetch, set) < 0)
         return -1;
     if (create)
@@ -210,6 +211,8 @@ static int64_t entry_survey(struct mqd_reactor *r, const struct mqd_request *req
         if (mqd_fetch_entry_check(r, entry, &slot, &positions))
             return bytes_min;
         bool at_end = entry->fetch_offset >= mqd_fetch_readable_end(request, &positions);
+        if (entry->set->rack && mqd_nearest_replica(r, entry->set, slot) >= 0)
+            return bytes_min; /* to be told at once */
         if (!at_end && bytes_min == 1)
             return 1;
         int64_t bytes = at_end ? 0 : entry_available(r, request, entry, slot, &positions);
@@ -273,7 +276,12 @@ static void collect_one(struct mqd_reactor *r, struct mqd_request *request, stru
     entry->range = (struct mqd_range){0};
     entry->outcome.committed = request->isolation_level != 0;
     entry->outcome.error = mqd_fetch_entry_check(r, entry, &slot, &positions);
-    bool has_data = entry->outcome.error == 0 && !entry->outcome.diverges && entry->fetch_offset < mqd_fetch_readable_end(request, &positions);
+    int32_t nearest = entry->outcome.error == 0 && request->set->rack ? mqd_nearest_replica(r, request->set, slot) : -1;
+    if (nearest >= 0) {
+        entry->outcome.has_preferred = true;
+        entry->outcome.preferred_read_replica = nearest;
+    }
+    bool has_data = entry->outcome.error == 0 && nearest < 0 && !entry->outcome.diverges && entry->fetch_offset < mqd_fetch_readable_end(request, &positions);
     if (has_data && request->positions_only && request->isolation_level)
         mqd_fetch_find_aborted(r, request, entry, slot, &positions);
     else if (has_data && !request->positions_only && (*budget > 0 || *first))
@@ -284,7 +292,7 @@ static void collect_one(struct mqd_reactor *r, struct mqd_request *request, stru
     entry->outcome.log_start_offset = bare ? -1 : positions.log_start_offset;
     bool changed = !entry->sent_once || entry->outcome.error != entry->sent_error || entry->outcome.high_watermark != entry->sent_high_watermark ||
                    entry->outcome.log_start_offset != entry->sent_log_start || entry->outcome.last_stable_offset != entry->sent_last_stable;
-    bool tell = request->full || entry->outcome.diverges || entry->range.size_bytes || entry->outcome.error || changed || (request->positions_only && has_data);
+    bool tell = request->full || entry->outcome.diverges || entry->outcome.has_preferred || entry->range.size_bytes || entry->outcome.error || changed || (request->positions_only && has_data);
     if (tell && !include(request->set, entry))
         mqd_fetch_entry_release(r, entry);
     if (request->set->session_id && !has_data && !entry->outcome.error && mqd_list_linked(&entry->ready) && entry_wait(r, request, entry, slot, &positions))

@@ -60,6 +60,7 @@ struct mqd_fetch_set {
     bool leader_only;               /* of a client that knows nothing of reading from followers */
     int32_t replica_id;             /* of a follower on another host; -1 = a client's */
     int64_t replica_epoch;
+    uint64_t rack;                  /* of the consumer (mqd_nearest.c); 0 = none, or the one that this host is in */
     int64_t last_used_ms;
 };
 

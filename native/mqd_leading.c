@@ -23,6 +23,7 @@ void mqd_leading_opened(struct mqd_reactor *r, struct mqd_owned *owned)
     owned->replicated = mqd_partition_replicated(owned->partition);
     mqd_store_release(&slot->role, (uint8_t)(owned->replicated ? MQD_ROLE_NONE : MQD_ROLE_LEADS));
     mqd_store_release(&slot->latest_pending, (uint8_t)0);
+    mqd_nearest_tell(r, owned);
 }
 
 /* ---- clients ---- */
@@ -90,6 +91,7 @@ void mqd_leading_assigned(struct mqd_reactor *r, struct mqd_owned *owned)
     mqd_fetch_wake_followers(r, owned); /* those of another epoch are refused */
     mqd_owner_publish(r, owned);
     tell_slot(r, owned);
+    mqd_nearest_tell(r, owned);
     mqd_leading_propose(r, owned);
 }
 

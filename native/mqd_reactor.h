@@ -326,6 +326,11 @@ void mqd_leading_tick(struct mqd_reactor *r);
 int16_t mqd_leading_fetch(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint32_t slot, struct mqd_positions *positions);
 void mqd_leading_note(struct mqd_reactor *r, struct mqd_fetch_set *set);
 void mqd_leading_positions(struct mqd_reactor *r, const struct mqd_fetch_set *set, uint32_t slot, struct mqd_positions *positions); /* for whom the set is */
+
+/* mqd_nearest.c */
+void mqd_nearest_tell(struct mqd_reactor *r, const struct mqd_owned *owned);
+uint64_t mqd_nearest_rack(const struct mqd_reactor *r, const struct mqd_fetch_request *fetch); /* where the consumer is; 0: it did not say, or here */
+int32_t mqd_nearest_replica(struct mqd_reactor *r, const struct mqd_fetch_set *set, uint32_t slot); /* the node in set->rack that it is to read from; -1 = here */
 static inline bool mqd_owned_leads(const struct mqd_owned *owned) /* a replicated one leads when its metadata have said so */
 {
     return owned->replica ? owned->replica->role == MQD_REPLICA_LEADER : !mqd_partition_replicated(owned->partition);

@@ -36,6 +36,7 @@
 #define MQD_CACHE_LINE 64
 #define MQD_BLOB_BYTES_MAX 4080
 #define MQD_API_VERSIONS_BLOB_COUNT 8
+#define MQD_SLOT_FOLLOWER_COUNT_MAX 12
 
 struct mqd_control_header {
     uint64_t magic; /* keeper; last store of the formatting */
@@ -120,7 +121,10 @@ struct mqd_partition_slot {
     uint8_t pad2[5];
     /* line 3: workers set their bit (fetch_or seq_cst) before they park; the owner exchanges it to 0 and tells them by link */
     uint64_t waiters;
-    uint8_t pad3[MQD_CACHE_LINE - 8];
+    /* owner writes: node ids of the other replicas that are in sync, as many as fit; each word by itself (mqd_nearest.c) */
+    uint32_t in_sync_follower_count;
+    int32_t in_sync_followers[MQD_SLOT_FOLLOWER_COUNT_MAX];
+    uint8_t pad3[MQD_CACHE_LINE - 12 - 4 * MQD_SLOT_FOLLOWER_COUNT_MAX];
 };
 
 _Static_assert(sizeof(struct mqd_control_header) == 4096, "header is one page");

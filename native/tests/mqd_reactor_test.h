@@ -68,10 +68,13 @@ static struct mqd_event bench_done(struct bench *b, uint32_t worker, uint64_t to
     struct mqd_event event;
     for (;;) {
         while (mqd_reactor_next_event(b->reactors[worker], &event))
-            if (event.kind == MQD_EVENT_DONE && event.token == token)
+            if (event.kind == MQD_EVENT_DONE && event.token == token) {
                 return event;
-            else if (getenv("MQD_TEST_LOG"))
-                fprintf(stderr, "worker %u: %s\n", worker, event.text);
+            } else {
+                if (getenv("MQD_TEST_LOG"))
+                    fprintf(stderr, "worker %u: %s\n", worker, event.text);
+                mqd_proposal_free(event.proposal);
+            }
         struct pollfd wait = {mqd_reactor_event_fd(b->reactors[worker]), POLLIN, 0};
         CHECK_OR(poll(&wait, 1, LIMIT_MS) == 1, abort());
     }
@@ -446,7 +449,7 @@ static void put_produce(struct frame *frame, int32_t correlation_id, int acks, i
 }
 
 struct asked { int32_t partition; int64_t offset; };
-struct fetch { int32_t correlation_id, wait_ms, bytes_min, bytes_max, session_id, session_epoch; const char *topic; int32_t forget; /* partition + 1; 0 = none */ uint8_t committed; };
+struct fetch { int32_t correlation_id, wait_ms, bytes_min, bytes_max, session_id, session_epoch; const char *topic; int32_t forget; /* partition + 1; 0 = none */ uint8_t committed; const char *rack; };
 
 /* Fetch v11 */
 static void put_fetch(struct frame *frame, struct fetch fetch, const struct asked *asked, uint32_t count)
@@ -462,7 +465,7 @@ static void put_fetch(struct frame *frame, struct fetch fetch, const struct aske
     put(frame, 4, fetch.forget != 0);
     if (fetch.forget)
         put_text(frame, topic), put(frame, 4, 1), put(frame, 4, (uint32_t)fetch.forget - 1);
-    put_text(frame, "");
+    put_text(frame, fetch.rack ? fetch.rack : "");
     frame_end(frame, begin);
 }
 
@@ -500,7 +503,7 @@ static struct produced take_produced(struct client *client)
 }
 
 struct seen { int64_t offset; uint64_t mark; int32_t partition; };
-struct fetched { int32_t correlation_id, session_id, partition_count, error[8], partition[8]; int16_t top_error; int64_t high_watermark[8], last_stable_offset[8];
+struct fetched { int32_t correlation_id, session_id, partition_count, error[8], partition[8]; int16_t top_error; int64_t high_watermark[8], last_stable_offset[8]; int32_t preferred[8];
     int32_t aborted_count; /* of all partitions; -1 = null */ int64_t aborted_producer[8192], aborted_first[8192]; uint32_t batch_count; struct seen batches[4096]; };
 
 static void take_batches(struct client *client, struct fetched *out, int32_t partition, uint32_t size_bytes)
@@ -544,7 +547,7 @@ static void take_fetched(struct client *client, struct fetched *out)
             out->aborted_count = aborted;
             for (int32_t i = 0; i < aborted; i++)
                 out->aborted_producer[i] = (int64_t)take(client, 8), out->aborted_first[i] = (int64_t)take(client, 8);
-            take(client, 4);
+            out->preferred[at] = (int32_t)take(client, 4);
             uint32_t records = (uint32_t)take(client, 4);
             if (records != UINT32_MAX)
                 take_batches(client, out, partition, records);
