@@ -50,8 +50,8 @@ void mqd_fetcher_rested(struct mqd_reactor *r, struct mqd_owned *owned); /* its 
 
 /* ---- mqd_follow_cut.c ---- */
 
-/* The log is to be cut to `offset`, or (restart) to begin anew there. Nothing of it is staged. */
-void mqd_follow_rest(struct mqd_reactor *r, struct mqd_owned *owned, int64_t offset, bool restart);
+/* The log is to be cut to `offset`; or, with batch_offset >= 0, to begin anew there (mqd_partition_restart_at). Nothing of it is staged. */
+void mqd_follow_rest(struct mqd_reactor *r, struct mqd_owned *owned, int64_t offset, int64_t batch_offset);
 /* A partition that rests is cut as soon as nothing else is under way with it. */
 void mqd_truncation_maybe(struct mqd_reactor *r, struct mqd_owned *owned);
 void mqd_truncation_on_done(struct mqd_reactor *r, uint64_t slot, int result);

@@ -84,7 +84,7 @@ static void on_news(struct mqd_reactor *r, struct mqd_followed *followed, const 
         mqd_log(r, 6, 0, owned->slot, "leader %d of epoch %d: the log is to %s offset %lld (from %lld)", owned->replica->leader, owned->replica->leader_epoch,
                 step.action == MQD_REPLICA_RESTART ? "begin anew at" : "be cut to", (long long)step.offset, (long long)owned->replica->log_end);
         mqd_followed_changed(followed);
-        mqd_follow_rest(r, owned, step.offset, step.action == MQD_REPLICA_RESTART);
+        mqd_follow_rest(r, owned, step.offset, step.action == MQD_REPLICA_RESTART ? step.offset : -1);
         return;
     default:
         put_off(r, followed);
@@ -117,7 +117,7 @@ static void refuse(struct mqd_reactor *r, struct mqd_fetcher *fetcher, int error
     fetcher->filling = NULL;
     if (error == MQD_FOLLOW_BEFORE) {
         mqd_followed_changed(followed);
-        mqd_follow_rest(r, followed->owned, follow->next_offset, true);
+        mqd_follow_rest(r, followed->owned, followed->told.fetch_offset, follow->next_offset);
         return;
     }
     complain(r, followed, "its records are refused", follow->reason);

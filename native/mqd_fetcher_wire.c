@@ -9,7 +9,7 @@
 
 #define API_FETCH 1
 #define TOPIC_BYTES_MIN 18         /* id, count, tags */
-#define PARTITION_BYTES_MIN 40     /* index, error, three offsets, aborted, replica, records, tags */
+#define PARTITION_BYTES_MIN 37     /* index, error, three offsets, aborted, replica, records, tags */
 #define ITEM_TAG_REPLICA_STATE 1
 
 /* ---- requests ----------------------------------------------------------------------------------------------------- */

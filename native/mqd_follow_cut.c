@@ -13,7 +13,7 @@
 
 struct mqd_cut_job {
     struct mqd_partition *partition;
-    int64_t offset, wall_ms;
+    int64_t offset, batch_offset, wall_ms;
     bool restart;
     struct mqd_truncation outcome;
     int error;
@@ -23,7 +23,7 @@ struct mqd_cut_job {
 static int run(void *argument)
 {
     struct mqd_cut_job *job = argument;
-    int result = job->restart ? mqd_partition_restart_at(job->partition, job->offset, job->wall_ms, &job->outcome)
+    int result = job->restart ? mqd_partition_restart_at(job->partition, job->offset, job->batch_offset, job->wall_ms, &job->outcome)
                               : mqd_partition_truncate(job->partition, job->offset, job->wall_ms, &job->outcome);
     if (result < 0) {
         job->error = mqd_error_code() ? mqd_error_code() : EIO;
@@ -32,13 +32,12 @@ static int run(void *argument)
     return 0;
 }
 
-/* The log is to be cut to `offset`, or (restart) to begin anew there. */
-void mqd_follow_rest(struct mqd_reactor *r, struct mqd_owned *owned, int64_t offset, bool restart)
+void mqd_follow_rest(struct mqd_reactor *r, struct mqd_owned *owned, int64_t offset, int64_t batch_offset)
 {
     struct mqd_cut_job *job = owned->resting ? NULL : calloc(1, sizeof *job);
     if (!job)
         return; /* asked again: the leader says the same to the next fetch */
-    *job = (struct mqd_cut_job){.partition = owned->partition, .offset = offset, .restart = restart, .wall_ms = r->wall_ms};
+    *job = (struct mqd_cut_job){.partition = owned->partition, .offset = offset, .batch_offset = batch_offset, .restart = batch_offset >= 0, .wall_ms = r->wall_ms};
     owned->cut = job;
     owned->resting = MQD_REST_DUE;
     if (mqd_list_linked(&owned->sync_node) && !owned->in_syncfs) { /* no flush of its own is wanted any more */

@@ -28,8 +28,11 @@ static int check_place(struct mqd_partition *partition, const struct mqd_batch *
     if (batch->base_offset == end)
         return MQD_FOLLOW_OK;
     if (batch->base_offset < end) {
+        bool empty = partition->staged_count == 0 && partition->log_start_offset == partition->log_end_offset && partition->active.size_bytes == 0;
+        if (empty && batch->base_offset == partition->active.base_offset && mqd_batch_end_offset(batch) > end)
+            return MQD_FOLLOW_OK; /* the log was begun anew for it */
         out->next_offset = batch->base_offset;
-        if (partition->staged_count == 0 && partition->log_start_offset == partition->log_end_offset && mqd_batch_end_offset(batch) > end)
+        if (empty && mqd_batch_end_offset(batch) > end)
             return refuse(out, MQD_FOLLOW_BEFORE, "the leader's log start lies inside of a batch");
         return refuse(out, MQD_FOLLOW_OFFSET, "a batch begins below the end of the log");
     }

@@ -34,7 +34,7 @@ enum mqd_follow_error {
     MQD_FOLLOW_FULL,    /* as many are staged as one write takes: write, then go on behind taken_bytes */
     MQD_FOLLOW_CORRUPT, /* the batch behind taken_bytes is none, or its CRC is wrong */
     MQD_FOLLOW_OFFSET,  /* ... does not begin where the log ends */
-    MQD_FOLLOW_BEFORE,  /* ... begins below the end of an empty log and reaches beyond it (the leader's log start lies inside of it): restart at its base offset (next_offset) */
+    MQD_FOLLOW_BEFORE,  /* ... begins below the end of an empty log and reaches beyond it (the leader's log start lies inside of it): restart there, with its base offset (next_offset) */
     MQD_FOLLOW_EPOCH,   /* ... is of a higher epoch than the leader's */
     MQD_FOLLOW_FAILED   /* the partition is fenced, or no memory */
 };
@@ -65,7 +65,8 @@ struct mqd_truncation {
 };
 /* Cuts the log so that no batch reaches beyond `offset`. Nothing happens when none does. 0; -1: mqd_error set, the partition is fenced. On disk when it returns. */
 int mqd_partition_truncate(struct mqd_partition *partition, int64_t offset, int64_t now_ms, struct mqd_truncation *out);
-/* Empties the log; it begins and ends at `offset` then, which may lie anywhere. As truncate otherwise. */
-int mqd_partition_restart_at(struct mqd_partition *partition, int64_t offset, int64_t now_ms, struct mqd_truncation *out);
+/* Empties the log; it begins and ends at `offset` then, which may lie anywhere. As truncate otherwise. batch_offset: below `offset` when the leader's log start lies inside of a batch,
+ * which begins there (MQD_FOLLOW_BEFORE); it may then be appended. Else `offset`. */
+int mqd_partition_restart_at(struct mqd_partition *partition, int64_t offset, int64_t batch_offset, int64_t now_ms, struct mqd_truncation *out);
 
 #endif

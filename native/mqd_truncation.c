@@ -196,10 +196,15 @@ int mqd_partition_truncate(struct mqd_partition *partition, int64_t offset, int6
     return cut(partition, offset, -1, now_ms, out);
 }
 
-int mqd_partition_restart_at(struct mqd_partition *partition, int64_t offset, int64_t now_ms, struct mqd_truncation *out)
+int mqd_partition_restart_at(struct mqd_partition *partition, int64_t offset, int64_t batch_offset, int64_t now_ms, struct mqd_truncation *out)
 {
     *out = (struct mqd_truncation){.log_end_offset = partition->log_end_offset};
     if (partition->fenced)
         return mqd_error_set(EIO, "%s: fenced after an earlier failure", partition->path);
-    return cut(partition, 0, offset, now_ms, out);
+    if (cut(partition, 0, batch_offset, now_ms, out) < 0)
+        return -1;
+    /* The segment has the batch's name; what is below `offset` of it does not count. */
+    partition->log_start_offset = partition->log_end_offset = partition->staged_end_offset = out->log_end_offset = offset;
+    partition->durable = partition->high_watermark = mqd_partition_end_mark(partition);
+    return 0;
 }
