@@ -7,7 +7,7 @@ version of mqd. So a struct here never changes its meaning; a new meaning gets a
 import msgspec
 
 
-class PartitionState(msgspec.Struct, frozen=True):
+class PartitionState(msgspec.Struct, frozen=True, gc=False):  # hundreds of thousands, and never part of a cycle
     index: int
     replicas: tuple[int, ...]  # node ids, the preferred leader first
     directories: tuple[str, ...]  # by replica: id of the log directory; "" = that host has not chosen yet
@@ -29,7 +29,7 @@ RETIRE_NOT, RETIRE_SEALED, RETIRE_REDIRECTED, RETIRE_HIDDEN = 0, 1, 2, 3
 """A partition that is to go: no; refuses new records, retriably; gives them to `redirect`; the same, and Metadata does not show it any more."""
 
 
-class TopicState(msgspec.Struct, frozen=True):
+class TopicState(msgspec.Struct, frozen=True, gc=False):
     name: str
     topic_id: bytes  # 16 bytes
     partitions: tuple[PartitionState, ...]  # by index
@@ -137,7 +137,7 @@ class ReplicaMoved(msgspec.Struct, frozen=True, tag="replica_moved/1"):
     directory: str
 
 
-class PartitionChange(msgspec.Struct, frozen=True, omit_defaults=True):
+class PartitionChange(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What becomes of one partition; None = as it was. The partition epoch rises by one. A leader epoch rises when `new_epoch` is set: always with another leader,
     and when whoever leads must forget what it knows of its followers."""
 

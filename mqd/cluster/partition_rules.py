@@ -72,7 +72,8 @@ def settle(target: Target, wanted_min: int, live: Callable[[int], bool], mutants
         in_sync, eligible = (leader,), without(eligible, (leader,))
         if minimum <= 1:
             eligible, last_known = (), ()
-    new_epoch = target.new_epoch or leader != old.leader or bool(set(old.replicas) - set(target.replicas))
+    shrunk = target.replicas is not old.replicas and any(node not in target.replicas for node in old.replicas)
+    new_epoch = target.new_epoch or leader != old.leader or shrunk
     return _difference(old, target, in_sync, eligible, last_known, leader, recovering, new_epoch)
 
 
@@ -116,14 +117,16 @@ def _eligible(target: Target, in_sync: tuple[int, ...], minimum: int, mutants: f
 
 def _elected(target: Target, in_sync: tuple[int, ...], eligible: tuple[int, ...], live: Callable[[int], bool]) -> tuple[int, bool]:
     """(leader or -1, chosen uncleanly). R8: in sync, else eligible and only when nobody is in sync, else nobody; the leader stays when it may."""
-    order = target.replicas
+    order, leader = target.replicas, target.old.leader
+    if target.elect != PREFERRED and leader in in_sync and leader in order and live(leader):
+        return leader, False
     candidates = in_sync or eligible
     may = [node for node in order if node in candidates and live(node) and node not in target.removing] or [node for node in order if node in candidates and live(node)]
     preferred = without(order, target.removing or ())[:1]
     if target.elect == PREFERRED and preferred and preferred[0] in may:
         return preferred[0], False
-    if target.old.leader in may or (target.old.leader in in_sync and target.old.leader in order and live(target.old.leader)):
-        return target.old.leader, False
+    if leader in may or (leader in in_sync and leader in order and live(leader)):
+        return leader, False
     if may:
         return may[0], False
     if target.elect == UNCLEAN:
