@@ -4,7 +4,7 @@ It lives from BecameActive to Resigned and forgets everything with it: all timer
 returns records, which the core applies and proposes before anything else is asked here.
 
 Invariants
-    A1  a lease is granted only while the controller's own lease is valid, and only to a broker that is unfenced in the committed state and in the tail
+    A1  a lease is granted only while the controller's own lease is valid, and only to a broker that is unfenced in the committed state, in the tail, and all the way between
     A2  a broker whose session is not over is fenced only by proof: its own host's, its own new incarnation's, or its own wish to end
     A3  what was judged of a proposal is judged once (in_sync_rules)
 Bounds: one entry per broker, per partition with a judged proposal, per wanted move (BALANCE_MOVES_MAX).
@@ -69,6 +69,7 @@ class ActiveController:
         self._next_balance_ms = now_ms + options.balance_check_ms
         self._next_upkeep_ms = now_ms
         self._ticked_ms = now_ms
+        self._fencing: dict[int, int] = {}  # node id -> offset of the log from which on it is fenced
         self._sent: dict[int, int] = {}  # node id -> when its newest heartbeat was sent, by its clock
         if clustered:
             for node, broker in state.brokers.items():
@@ -85,6 +86,7 @@ class ActiveController:
                 self.sessions.heard(node, now_ms)
                 self._unfenced_since[node] = now_ms
                 del self._fenced_since[node]
+        self._fencing = {node: offset for node, offset in self._fencing.items() if offset < state.version}
         self.proposals.on_persist_failed(state.version)
         self._phases.clear()
 
@@ -126,6 +128,7 @@ class ActiveController:
     def fence(self, state: MetadataState, nodes: list[int], now_ms: int) -> list[Record]:
         for node in nodes:
             self._ended(node, now_ms)
+            self._fencing[node] = state.version
         return broker_rules.fence(state, nodes, self._options.mutants)
 
     def heartbeat(self, state: MetadataState, committed: MetadataState, message: peer.Heartbeat, now_ms: int, lease_valid: bool) -> tuple[list[Record], peer.HeartbeatAnswer]:
@@ -155,7 +158,7 @@ class ActiveController:
             records = self._directories_changed(state, message)
         known = committed.brokers.get(node)
         fenced = known is None or known.epoch != message.broker_epoch or known.fenced
-        grant = lease_valid and not fenced and not broker.fenced
+        grant = lease_valid and not fenced and not broker.fenced and committed.version > self._fencing.get(node, -1)
         shutdown = self._shutdowns.get(node)
         over = message.want_shutdown and fenced and shutdown is not None
         return records, self._heartbeat_answer(message, int(self._options.session_ms * self._options.lease_share) if grant else 0, fenced, over)
@@ -205,7 +208,7 @@ class ActiveController:
         broker = state.brokers.get(message.node_id)
         if broker is None or broker.epoch != message.broker_epoch or broker.fenced:
             return []
-        if message.controller_epoch != self.epoch or message.sent_ms < self._sent.get(message.node_id, message.sent_ms):
+        if message.controller_epoch != self.epoch or message.sent_ms <= self._sent.get(message.node_id, -1):
             return []  # late: it may be back
         return self.fence(state, [message.node_id], now_ms)
 

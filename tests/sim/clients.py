@@ -24,7 +24,7 @@ class ClusterView(Protocol):
     producer_ids: int
     values: int
 
-    def leader_hint(self, partition: Any) -> int: ...
+    def leader_hint(self, partition: Any) -> tuple[int, int]: ...
     def replica_hint(self, partition: Any) -> int: ...
     def worker_of(self, node: int, partition: Any) -> ModelWorker | None: ...
 
@@ -39,6 +39,7 @@ class Client:
         self.token = 0
         self.stopping = False
         self.done = 0
+        self.epochs: dict[Any, int] = {}
         self.again(self.kernel.random.randrange(20) * MILLISECOND)
 
     def again(self, delay: int) -> None:
@@ -51,6 +52,14 @@ class Client:
 
     def turn(self) -> None:
         raise NotImplementedError
+
+    def leader(self, partition: Any) -> int:
+        """As some host says; never one of an older epoch than it has dealt with (KIP-320)."""
+        leader, epoch = self.world.leader_hint(partition)
+        if epoch < self.epochs.get(partition, -1):
+            return -1
+        self.epochs[partition] = epoch
+        return leader
 
     def ask(self, node: int, method: str, partition: Any, *arguments: Any) -> None:
         """To a host's worker; nothing or silence is tried again after TIMEOUT."""
@@ -96,7 +105,7 @@ class Producer(Client):
             world.values += 1
             self.sent = (self.partitions[world.kernel.random.randrange(len(self.partitions))], world.values)
         partition, value = self.sent
-        self.ask(world.leader_hint(partition), "on_produce", partition, self.id, self.next[partition], value, self.all_acks)
+        self.ask(self.leader(partition), "on_produce", partition, self.id, self.next[partition], value, self.all_acks)
 
     def on_answer(self, error: int, offset: int) -> None:
         partition, _ = self.sent
@@ -127,7 +136,7 @@ class Consumer(Client):
             return
         self.at = (self.at + 1) % len(self.partitions)
         partition = self.partitions[self.at]
-        node = self.world.replica_hint(partition) if self.nearest else self.world.leader_hint(partition)
+        node = self.world.replica_hint(partition) if self.nearest else self.leader(partition)
         self.ask(node, "on_read", partition, self.positions[partition])
 
     def on_answer(self, error: int, offset: int, entries: list[Entry]) -> None:
@@ -147,7 +156,7 @@ class Asker(Client):
         if self.stopping:
             return
         partition = self.partitions[self.kernel.random.randrange(len(self.partitions))]
-        self.ask(self.world.leader_hint(partition), "on_latest", partition)
+        self.ask(self.leader(partition), "on_latest", partition)
 
     def on_answer(self, error: int, offset: int) -> None:
         self.done += not error

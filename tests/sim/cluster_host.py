@@ -181,7 +181,7 @@ class Acceptor(Subscriber):
         super().__init__(host)
         self.host = host
         self.process = Process(f"acceptor {host.node}")
-        self.leaders: dict[Partition, int] = {}
+        self.leaders: dict[Partition, tuple[int, int]] = {}  # leader, its epoch
         self._asked: dict[int, Any] = {}
         self._number = 0
         self.join(host, self.process)
@@ -216,7 +216,7 @@ class Acceptor(Subscriber):
 
     def _learn(self, topic_id: bytes, partitions: Any) -> None:
         for partition in partitions:
-            self.leaders[topic_id, partition.index] = partition.leader
+            self.leaders[topic_id, partition.index] = (partition.leader, partition.leader_epoch)
 
 
 class ClusterHost:

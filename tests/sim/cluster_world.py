@@ -232,9 +232,9 @@ class ClusterWorld:
     def partitions(self) -> list[Partition]:
         return [(topic.topic_id, partition.index) for topic in self.state.topics.values() for partition in topic.partitions]
 
-    def leader_hint(self, partition: Partition) -> int:
+    def leader_hint(self, partition: Partition) -> tuple[int, int]:
         acceptor = self.hosts[self.kernel.random.randrange(self.host_count)].acceptor
-        return acceptor.leaders.get(partition, -1) if acceptor is not None else -1
+        return acceptor.leaders.get(partition, (-1, -1)) if acceptor is not None else (-1, -1)
 
     def replica_hint(self, partition: Partition) -> int:
         view = self.view(partition)

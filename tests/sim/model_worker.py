@@ -257,9 +257,9 @@ class ModelWorker:
         if place.flush_pending:
             place.flush_pending = False
             self._flush(place)
-        if place.core.following:
-            self._fetch(place.core.leader)
-        elif self._parked:
+        for fetcher in list(self._fetchers.values()):
+            self._fetch(fetcher.leader)  # whoever waited for this flush, whomever it follows by now
+        if self._parked:
             self._answer_parked()
 
     def flush_in_background(self) -> None:
@@ -347,6 +347,8 @@ class ModelWorker:
                 fetch = core.next_fetch()
                 if fetch is not None:
                     asked.append((place.partition, fetch))
+                elif place.flushing:
+                    return  # all together after the flush: a fetch without it would be parked, and it behind that
         if not asked:
             return
         fetcher.busy = True

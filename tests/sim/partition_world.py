@@ -179,9 +179,12 @@ class PartitionWorld:
     def logs(self, partition: Any) -> Iterable[PartitionLog]:
         return [host.logs[partition] for host in self.hosts if partition in host.logs]
 
-    def leader_hint(self, partition: Any) -> int:
+    def leader_hint(self, partition: Any) -> tuple[int, int]:
         host = self.hosts[self.kernel.random.randrange(HOSTS)]
-        return host.broker.metadata.parts[partition].leader if host.broker is not None else -1
+        if host.broker is None:
+            return -1, -1
+        part = host.broker.metadata.parts[partition]
+        return part.leader, part.leader_epoch
 
     def replica_hint(self, partition: Any) -> int:
         replicas = self.controller.metadata.parts[partition].replicas
