@@ -4,6 +4,7 @@
     python -m perf produce fetch     these cases only; nothing is appended unless --record
     python -m perf settings          what the settings buy; fills docs/performance.md
     python -m perf scaling           how rate and CPU grow with workers and clients; fills docs/performance.md, perf/scaling.json, docs/scaling.svg
+    python -m perf scale             large clusters, by simulation; fills docs/scale.md; `python -m perf scale --help`
     python -m perf local             the shared-memory path beside TCP; fills docs/performance.md
     python -m perf --figures         fills mqd/cli/sizing.json, the costs that `mqd size` reckons with, from the last line of perf/history.jsonl and perf/scaling.json
     python -m perf --readme          fills README.md from the last line of perf/history.jsonl
@@ -70,6 +71,10 @@ def main(words: list[str] | None = None) -> int:
         from perf.peers import command  # here: what it imports is not needed for mqd alone
 
         return command.main(words[1:])
+    if words[:1] == ["scale"]:
+        from perf import scale  # here: it is simulation, and measures no broker
+
+        return scale.main(words[1:])
     arguments = _arguments(words)
     if arguments.readme:
         README.write_text(report.replace_block(README.read_text(), "perf", report.readme_block(report.last_run(HISTORY))))

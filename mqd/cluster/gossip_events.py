@@ -18,7 +18,7 @@ ALIVE, SUSPECT, DEAD, LEFT = "alive", "suspect", "dead", "left"
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """Milliseconds of the host's own clock. Multiples of the probe interval grow by log10 of the member count, as in memberlist."""
+    """Milliseconds of the host's own clock."""
 
     probe_interval_ms: int = 500
     probe_timeout_ms: int = 200  # for a direct answer; then others are asked to try, until the interval ends
@@ -26,7 +26,7 @@ class Settings(msgspec.Struct, frozen=True):
     gossip_interval_ms: int = 200
     gossip_fanout: int = 3
     retransmit_multiplier: int = 4  # an update is sent that many times log10(members + 1), rounded up
-    suspicion_multiplier: int = 2
+    suspicion_multiplier: int = 2  # the shortest suspicion: so many probe intervals, times log100 of the members
     suspicion_factor_max: int = 6  # an unconfirmed suspicion waits so many times longer
     confirmation_count: int = 3  # so many others make it the shortest
     confirmer_count: int = 8  # of those who hear of a suspicion, about so many probe the suspect at once

@@ -243,7 +243,8 @@ class Membership:
 
     def _suspicion(self, by: int) -> Suspicion:
         settings = self._core.settings
-        shortest_ms = int(settings.suspicion_multiplier * max(1.0, math.log10(self.count)) * settings.probe_interval_ms)
+        # A refutation needs log(count) gossip intervals to reach all, fewer than probe intervals by far: half of what memberlist waits is enough.
+        shortest_ms = int(settings.suspicion_multiplier * max(1.0, math.log10(self.count) / 2) * settings.probe_interval_ms)
         return Suspicion(self._core.at, shortest_ms, settings.suspicion_factor_max, min(settings.confirmation_count, self.count - 2), by)
 
     def _await_refutation(self, member: Member) -> None:

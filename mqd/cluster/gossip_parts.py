@@ -8,6 +8,7 @@ from collections.abc import Hashable
 from mqd.cluster.gossip_messages import NODE_NONE
 
 WINDOW_BITS = 256
+UPDATE_BYTES_MIN = 20  # none is shorter
 
 
 class Window:
@@ -118,7 +119,7 @@ class Broadcasts:
         taken: list[tuple[int, Hashable, bytes]] = []
         for number, level in enumerate(self._levels):
             for key, data in level.items():
-                if len(taken) >= count_max:
+                if len(taken) >= count_max or bytes_max < UPDATE_BYTES_MIN:
                     break
                 if len(data) <= bytes_max:
                     taken.append((number, key, data))

@@ -49,6 +49,7 @@ class Prober:
         self._core = core
         self._order: list[Identity] = []
         self._next = 0
+        self._waiting: set[Identity] = set()  # of the order, those from _next on
         self.probes: dict[int, Probe] = {}
         self._probed: dict[Identity, int] = {}
         self._relays: dict[int, Relay] = {}
@@ -61,7 +62,8 @@ class Prober:
 
     def welcome(self, identity: Identity) -> None:
         """A new member takes a place by chance in the order, so that not all hosts ask it at once."""
-        if identity not in self._order[self._next :]:
+        if identity not in self._waiting:
+            self._waiting.add(identity)
             self._order.insert(self._core.rng.randint(self._next, len(self._order)), identity)
 
     def _on_round(self, _: object) -> None:
@@ -79,10 +81,12 @@ class Prober:
                 self._order = list(membership.living)
                 self._core.rng.shuffle(self._order)
                 self._next = 0
+                self._waiting = set(self._order)
                 if not self._order:
                     return None
             identity = self._order[self._next]
             self._next += 1
+            self._waiting.discard(identity)
             member = membership.members.get(identity)
             if member is not None and member.state in (ALIVE, SUSPECT):
                 return identity
@@ -215,4 +219,5 @@ class Prober:
         assert len(self.probes) <= PROBE_COUNT_MAX and len(self._relays) <= RELAY_COUNT_MAX
         assert all(self._probed[probe.identity] == probe_id for probe_id, probe in self.probes.items())
         assert sorted(self._probed.values()) == sorted(self.probes)
+        assert self._waiting == set(self._order[self._next :])
         assert len(self._order) <= 2 * self._core.settings.member_count_max

@@ -1,0 +1,157 @@
+"""Gossip of this host: what it tells of itself, and what becomes of the hints that it hears.
+
+    told      profile (racks, capacity), load, the active controller as the quorum knows it; seeds: cluster.seeds and every broker that is registered
+    hints     addresses of hosts (where connections are tried), who may know the quorum's leader (asked when this host knows none), who is suspected (log, `views()`)
+
+Nothing here fences, elects or changes anything: a wrong hint costs one connection that fails, or one question in vain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mqd.base import clock, cluster_config, logging
+from mqd.cluster import gossip_events as events
+from mqd.cluster import quorum_events
+from mqd.cluster.gossip_events import MemberView, Profile
+from mqd.cluster.quorum_messages import ReplicaKey
+from mqd.controller import gossip
+
+if TYPE_CHECKING:
+    import socket
+
+    from mqd.controller.peers import Peers
+    from mqd.controller.shell import Shell
+
+FEED_S = 1.0
+LOAD_EVERY = 5  # feeds
+PEERS_MAX = 8  # hosts that are asked for the quorum's leader
+
+log = logging.get("controller.gossip")
+
+
+def _version() -> str:
+    try:
+        return metadata.version("mqd")[:64]
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+class HostGossip:
+    """Between start() and stop(). Raises OSError from start(): the count of lives cannot be written."""
+
+    def __init__(
+        self,
+        config: Mapping[str, str],
+        key: ReplicaKey,
+        address: tuple[str, int],
+        worker_count: int,
+        cluster_id: str,
+        datagrams: socket.socket,
+        peers: Peers,
+        shell: Shell,
+        know: Callable[[int, str, int], None],
+        directory: Path,
+    ) -> None:
+        self._config, self._shell, self._know = config, shell, know
+        self._log_dirs = [path for path in config["log.dirs"].split(",") if path]
+        self._cpu_ns, self._measured_ms = 0, clock.monotonic_ms()
+        self._own_seeds = tuple(cluster_config.parse_address(seed) for seed in cluster_config.seeds(config))
+        self._seeds = self._own_seeds
+        profile = Profile(
+            key.node_id, key.directory_id, *address, rack=config.get("broker.rack"), version=_version(), worker_count=worker_count, cpu_count=os.cpu_count() or 0,
+            memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), disk_bytes=self._disk(0),
+        )  # fmt: skip
+        self.gossip = gossip.create(profile, cluster_config.load_key(config), cluster_id, self._seeds, datagrams, peers, directory)
+        self.gossip.on_change = self._on_change
+        self._feeding: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self.gossip.start()
+        self._feeding = asyncio.get_running_loop().create_task(self._feed())
+
+    async def stop(self) -> None:
+        if self._feeding is not None:
+            self._feeding.cancel()
+        await self.gossip.stop()
+
+    def views(self) -> list[MemberView]:
+        return self.gossip.core.views()
+
+    # -- told ------------------------------------------------------------------------------------------------------------------
+
+    async def _feed(self) -> None:
+        count = 0
+        while True:
+            try:
+                self._tell_controller()
+                self._tell_seeds()
+                if count % LOAD_EVERY == 0:
+                    self._tell_load()
+            except Exception:  # hints: the controller goes on without them
+                log.exception("gossip was not fed")
+            count += 1
+            await asyncio.sleep(FEED_S)
+
+    def _tell_controller(self) -> None:
+        core = self._shell.quorum.core
+        if core.leader >= 0 and core.epoch > self.gossip.core.controller.epoch:
+            self.gossip.event(events.ControllerKnown(core.leader, core.epoch))
+
+    def _tell_seeds(self) -> None:
+        brokers = self._shell.core.committed.brokers
+        known = {(broker.controller_host, broker.controller_port) for broker in brokers.values() if broker.controller_host and broker.controller_port}
+        seeds = tuple(sorted(known | set(self._own_seeds)))
+        if seeds != self._seeds:
+            self._seeds = seeds
+            self.gossip.event(events.SeedsChanged(seeds))
+        for view in self.gossip.core.views():
+            if view.state in (events.DEAD, events.LEFT) and brokers and view.node_id not in brokers:
+                self.gossip.event(events.Forget(view.node_id))  # unregistered
+
+    def _tell_load(self) -> None:
+        state, node_id = self._shell.core.committed, self._shell.node_id
+        broker = state.brokers.get(node_id)
+        replicas = sum(count for (node, _), count in state.partition_counts.items() if node == node_id)
+        self.gossip.event(events.LoadMeasured(
+            broker_epoch=broker.epoch if broker is not None else -1, metadata_version=state.version, cpu_permille=self._cpu_permille(), disk_used_bytes=self._disk(1), replica_count=replicas,
+        ))  # fmt: skip
+
+    def _disk(self, which: int) -> int:
+        """0: size, 1: used; of every file system once."""
+        found = {}
+        for path in self._log_dirs:
+            try:
+                found[os.stat(path).st_dev] = shutil.disk_usage(path)[which]
+            except OSError:
+                continue
+        return sum(found.values())
+
+    def _cpu_permille(self) -> int:
+        """Of the whole machine, 1000 per core, since the last time; from /proc/stat (user, nice, system, irq, softirq)."""
+        try:
+            words = Path("/proc/stat").read_text().split(None, 8)[1:8]
+        except OSError:
+            return 0
+        ticks = [int(word) for word in words]
+        cpu_ns, now_ms = (sum(ticks[:3]) + sum(ticks[5:7])) * 1_000_000_000 // os.sysconf("SC_CLK_TCK"), clock.monotonic_ms()
+        spent, passed = cpu_ns - self._cpu_ns, max(1, now_ms - self._measured_ms)
+        first, self._cpu_ns, self._measured_ms = self._cpu_ns == 0, cpu_ns, now_ms
+        return 0 if first else max(0, min(1 << 20, spent // passed // 1_000))
+
+    # -- hints -----------------------------------------------------------------------------------------------------------------
+
+    def _on_change(self, change: gossip.Change) -> None:
+        if isinstance(change, events.MemberChanged):
+            if change.member.state == events.ALIVE:
+                self._know(change.member.node_id, change.member.profile.host, change.member.profile.port)
+        elif isinstance(change, events.ControllerSeen):
+            core = self._shell.quorum.core
+            if core.leader < 0 and change.epoch >= core.epoch:
+                self._shell.quorum.handle(quorum_events.PeersKnown((change.node_id, *(node for node in core.peers if node != change.node_id))[:PEERS_MAX]))
