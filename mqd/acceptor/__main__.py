@@ -10,8 +10,10 @@ import socket
 import sys
 
 from mqd import native
+from mqd.acceptor import dispatch
 from mqd.acceptor.accepting import Acceptor
-from mqd.acceptor.broker import Broker
+from mqd.acceptor.between import SERVED, Between
+from mqd.acceptor.broker import Address, Broker
 from mqd.acceptor.checks import Checks
 from mqd.acceptor.controller_client import ControllerClient
 from mqd.acceptor.handlers import api_versions
@@ -19,7 +21,9 @@ from mqd.acceptor.link import Link
 from mqd.acceptor.local import LocalClients
 from mqd.acceptor.metadata import Metadata
 from mqd.acceptor.metrics import Metrics
+from mqd.acceptor.peers import Peers
 from mqd.acceptor.transactions import coordinate
+from mqd.base import cluster_config
 from mqd.base import config as configuration
 from mqd.base import logging, paths
 from mqd.native import ProcessState
@@ -71,6 +75,19 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
     def running(worker: int) -> bool:
         return control.endpoint_state(worker) == ProcessState.RUNNING
 
+    secret = cluster_config.load_key(client.config)
+    between, peers = None, None
+    if client.cluster_sockets:
+        peers = Peers(metadata, broker.node_id, secret)
+        broker.transactions.connect(peers)  # type: ignore[union-attr]  # coordinate() has set it
+
+        async def serve(frame: bytes, node: int) -> bytes | None:
+            if len(frame) < 2 or int.from_bytes(frame[:2], "big") not in SERVED:
+                return None
+            outcome = await dispatch.answer(broker, Address(peer_node=node), frame, 0)
+            return outcome.body
+
+        between = Between(client.cluster_sockets[0], handoffs, secret, metadata, broker.node_id, serve)
     acceptor = Acceptor(client.listeners, handoffs, control.connection_count, running)
     local = LocalClients(client.local_listener, handoffs, lambda worker: control.local_usage(worker)[0], running)
 
@@ -90,11 +107,16 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
         link.start(loop)
         coordinators.start()
         acceptor.start(loop)
+        if between is not None:
+            between.start(loop)
         local.start(loop)
         client.ready(f"metrics_port={port}")
         log.info("acceptor serves", listeners=", ".join(f"{name}://{host}:{number}" for name, host, number in broker.listeners), metrics_port=port)
         await asyncio.wait({receiving, ended}, return_when=asyncio.FIRST_COMPLETED)
     acceptor.stop()
+    if between is not None and peers is not None:
+        between.stop()
+        peers.close()
     local.stop()
     coordinators.stop()
     link.stop()

@@ -63,12 +63,13 @@ class Controller(Protocol):
 class Address:
     """Where one client is connected; decides what it is told to connect to. One that came by shared memory is told the first listener's address."""
 
-    __slots__ = ("listener_id", "local_ip", "local_port", "peer_ip", "uid", "pid")
+    __slots__ = ("listener_id", "local_ip", "local_port", "peer_ip", "uid", "pid", "peer_node")
 
-    def __init__(self, listener_id: int = 0, local_ip: str = "", local_port: int = 0, peer_ip: str = "", uid: int = -1, pid: int = 0) -> None:
+    def __init__(self, listener_id: int = 0, local_ip: str = "", local_port: int = 0, peer_ip: str = "", uid: int = -1, pid: int = 0, peer_node: int = -1) -> None:
         self.listener_id, self.local_ip, self.local_port = listener_id, local_ip, local_port
         self.peer_ip = peer_ip  # who it is; "": not known (IPv6)
         self.uid, self.pid = uid, pid  # of a local client, from the kernel; -1 and 0: not known
+        self.peer_node = peer_node  # another host of the cluster, which has proven it; -1 = a client
 
 
 class ProducerIds:

@@ -10,7 +10,9 @@ from typing import Protocol
 
 from mqd.acceptor.broker import Broker
 from mqd.acceptor.coordinators import Coordinators
+from mqd.acceptor.peers import Peers
 from mqd.acceptor.producer_ids import allocate
+from mqd.acceptor.remote_transactions import MarkerToWrite, RemoteMarkers, RoutedCoordinator, leader_elsewhere
 from mqd.base import logging
 from mqd.coordinator.log import Log, Sender, marker_batch
 from mqd.coordinator.runtime import Coordinator, CoordinatorError
@@ -55,6 +57,9 @@ class TransactionService:
         self.offset_commits = OffsetCommits()
         self.markers = Markers(self.append_marker, lambda topic, index: broker.partition_of(topic, index) is not None, self.offset_commits)
         self.carry_out = self.markers.carry_out
+        self.peers: Peers | None = None  # set before the first request on a host that has others
+        self._remote: RemoteMarkers | None = None
+        self._routed: RoutedCoordinator | None = None
         self._log: Log | None = None
         self._groups: Coordinator | None = None
         self._coordinator: Coordinator | None = None
@@ -69,6 +74,15 @@ class TransactionService:
     def coordinator(self) -> Coordinator:
         assert self._coordinator is not None
         return self._coordinator
+
+    def connect(self, peers: Peers) -> None:
+        """Other hosts lead partitions and coordinate transactions too."""
+        self.peers, self._remote, self._routed = peers, RemoteMarkers(peers), RoutedCoordinator(self._broker, self.coordinator, peers)
+
+    @property
+    def routed(self) -> "Coordinator | RoutedCoordinator":
+        """Whom to ask whether partitions are in a transaction."""
+        return self._routed if self._routed is not None else self.coordinator
 
     @property
     def groups(self) -> Coordinator:
@@ -109,6 +123,15 @@ class TransactionService:
     def append_marker(
         self, topic: str, partition: int, producer_id: int, producer_epoch: int, coordinator_epoch: int, commit: bool, is_bumped: bool = False
     ) -> "asyncio.Future[object]":
+        leader = leader_elsewhere(self._broker, topic, partition)
+        if leader >= 0 and self._remote is not None:
+            return self._remote.write(leader, MarkerToWrite((topic, partition), producer_id, producer_epoch, coordinator_epoch, commit, is_bumped))
+        return self.append_marker_here(topic, partition, producer_id, producer_epoch, coordinator_epoch, commit, is_bumped)
+
+    def append_marker_here(
+        self, topic: str, partition: int, producer_id: int, producer_epoch: int, coordinator_epoch: int, commit: bool, is_bumped: bool = False
+    ) -> "asyncio.Future[object]":
+        """Of a partition that this host leads; refused otherwise."""
         assert self._log is not None
         if topic == GROUPS:
             marker = self.groups.write_marker(partition, producer_id, producer_epoch, coordinator_epoch, commit, is_bumped)
@@ -136,7 +159,7 @@ class TransactionService:
         names = self._broker.metadata.names
         partitions = [(names[topic_id], index) if topic_id in names else None for topic_id, index, _slot in asked]
         verifies = bool(self._broker.broker_value("transaction.partition.verification.enable"))
-        return await checks.check_produce(self.coordinator, transactional_id, producer_id, epoch, version, partitions, verifies)
+        return await checks.check_produce(self.routed, transactional_id, producer_id, epoch, version, partitions, verifies)
 
 
 def coordinate(broker: Broker, owners: Owners, generation: int) -> Coordinators:

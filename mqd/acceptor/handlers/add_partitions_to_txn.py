@@ -6,6 +6,7 @@ Versions 4 and 5 are batches of several transactions, added or only verified; br
 from mqd.acceptor.broker import Broker, Context
 from mqd.cluster.metadata_state import INTERNAL_TOPICS
 from mqd.coordinator.runtime import CoordinatorError
+from mqd.coordinator.topics import GROUPS
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse
@@ -31,7 +32,7 @@ async def handle(context: Context, header: RequestHeader, request: AddPartitions
     for one in request.transactions:
         asked = _partitions(one.topics)
         work = _verify if one.verify_only else _add
-        errors = await work(context.broker, one.transactional_id, one.producer_id, one.producer_epoch, asked, version)
+        errors = await work(context.broker, one.transactional_id, one.producer_id, one.producer_epoch, asked, version, context.address.peer_node >= 0)
         results.append(AddPartitionsToTxnResponse.Result(transactional_id=one.transactional_id, topic_results=_topics(one.topics, errors)))
     return AddPartitionsToTxnResponse(results_by_transaction=results)
 
@@ -50,23 +51,26 @@ def _topics(topics: list, errors: Errors) -> list:
     ]
 
 
-def _unusable(broker: Broker, transactional_id: str, asked: tuple[Partition, ...]) -> Errors | None:
+def _unusable(broker: Broker, transactional_id: str, asked: tuple[Partition, ...], is_peer: bool) -> Errors | None:
     """All or nothing: one partition that does not exist or is not for clients, and none is added."""
     if not transactional_id or broker.transactions is None:
         return dict.fromkeys(asked, int(ErrorCode.INVALID_REQUEST))
-    refused = {partition: error for partition in asked if (error := _refusal(broker, *partition))}
+    refused = {partition: error for partition in asked if (error := _refusal(broker, *partition, is_peer))}
     return {partition: refused.get(partition, int(ErrorCode.OPERATION_NOT_ATTEMPTED)) for partition in asked} if refused else None
 
 
-def _refusal(broker: Broker, topic: str, index: int) -> int:
-    """No client writes into internal topics (as in Kafka): the marker of such a transaction would stand among the records of its own coordinator."""
-    if topic in INTERNAL_TOPICS:
+def _refusal(broker: Broker, topic: str, index: int, is_peer: bool) -> int:
+    """No client writes into internal topics (as in Kafka): the marker of such a transaction would stand among the records of its own coordinator. Another host's group
+    coordinator adds its group's partition."""
+    if topic in INTERNAL_TOPICS and not (is_peer and topic == GROUPS):
         return int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     return 0 if broker.partition_of(topic, index) is not None else int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
 
-async def _add(broker: Broker, transactional_id: str, producer_id: int, epoch: int, asked: tuple[Partition, ...], version: int) -> Errors:
-    refused = _unusable(broker, transactional_id, asked)
+async def _add(
+    broker: Broker, transactional_id: str, producer_id: int, epoch: int, asked: tuple[Partition, ...], version: int, is_peer: bool = False
+) -> Errors:  # fmt: skip
+    refused = _unusable(broker, transactional_id, asked, is_peer)
     if refused is not None:
         return refused
     client_version = VERSION_2 if version >= VERSION_2_SINCE else 0
@@ -79,9 +83,12 @@ async def _add(broker: Broker, transactional_id: str, producer_id: int, epoch: i
     return dict.fromkeys(asked, error)
 
 
-async def _verify(broker: Broker, transactional_id: str, producer_id: int, epoch: int, asked: tuple[Partition, ...], version: int) -> Errors:
+async def _verify(broker: Broker, transactional_id: str, producer_id: int, epoch: int, asked: tuple[Partition, ...], version: int, is_peer: bool) -> Errors:
+    """Another host is told what the coordinator says; it translates for its client."""
     if not transactional_id or broker.transactions is None:
         return dict.fromkeys(asked, int(ErrorCode.INVALID_REQUEST))
     found = await checks.verify(broker.transactions.coordinator, transactional_id, producer_id, epoch, asked)
+    if is_peer:
+        return dict(zip(asked, found, strict=True))
     abortable = int(ErrorCode.TRANSACTION_ABORTABLE if version >= VERSION_2_SINCE else ErrorCode.INVALID_TXN_STATE)
     return {partition: abortable if error == ErrorCode.INVALID_TXN_STATE else error for partition, error in zip(asked, found, strict=True)}

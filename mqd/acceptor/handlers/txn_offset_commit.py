@@ -41,8 +41,8 @@ async def _admit(service: TransactionService, version: int, request: TxnOffsetCo
     partition = (GROUPS, service.groups.partition_for(request.group_id))
     identity = (request.transactional_id, request.producer_id, request.producer_epoch)
     if version >= ADDS_SINCE:
-        return await checks.add(service.coordinator, *identity, (partition,))
-    return (await checks.verify(service.coordinator, *identity, (partition,)))[0]
+        return await checks.add(service.routed, *identity, (partition,))
+    return (await checks.verify(service.routed, *identity, (partition,)))[0]
 
 
 def _translate(error: int, version: int) -> int:

@@ -1,17 +1,19 @@
-"""WriteTxnMarkers 1-2 (KIP-98, KIP-664, KIP-1228). Between brokers this ends transactions; from a client (Admin.abortTransaction) it ends one that hangs: only an abort is
+"""WriteTxnMarkers 1-2 (KIP-98, KIP-664, KIP-1228). Between hosts, over connections on which the sender has proven to be one, this ends transactions; from a client (Admin.abortTransaction) it ends one that hangs: only an abort is
 taken, of a transaction that is open in that partition's eyes. The owner is asked first: where nothing is open nothing is written, and no marker moves a producer's epoch
 further than by one, or the epoch of its coordinator at all, for that would lock the producer, or the coordinator, out of the partition.
 
 If the producer's transaction is one that its coordinator knows to be ongoing, the coordinator aborts it everywhere, and fences the producer: a marker behind its back
-would tear the transaction in two. A marker of transactions v2 (KIP-1228) names an epoch above that of what it ends: it is not of the transaction that has it.
+would tear the transaction in two. (A coordinator on another host is asked, and if it knows the transaction the marker is refused: CONCURRENT_TRANSACTIONS.) A marker of transactions v2 (KIP-1228) names an epoch above that of what it ends: it is not of the transaction that has it.
 """
 
 import asyncio
 
 from mqd.acceptor.broker import Broker, Context
+from mqd.acceptor.remote_transactions import ongoing_elsewhere
 from mqd.acceptor.transactions import TransactionService
 from mqd.coordinator.log import AppendError
 from mqd.coordinator.runtime import CoordinatorError
+from mqd.coordinator.topics import GROUPS
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import WriteTxnMarkersRequest, WriteTxnMarkersResponse
@@ -24,8 +26,10 @@ TIMEOUT_S = 10.0
 
 
 async def handle(context: Context, header: RequestHeader, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
-    answers = []
     service = context.broker.transactions
+    if context.address.peer_node >= 0 and service is not None:
+        return await _of_coordinator(service, request)
+    answers = []
     ongoing = _ongoing(service, {marker.producer_id for marker in request.markers}) if service is not None else {}
     for marker in request.markers:
         errors = await _errors(context.broker, marker, ongoing.get(marker.producer_id))
@@ -42,6 +46,42 @@ async def handle(context: Context, header: RequestHeader, request: WriteTxnMarke
     return WriteTxnMarkersResponse(markers=answers)
 
 
+async def _of_coordinator(service: TransactionService, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
+    """From the host whose coordinator ends these transactions: written, side by side, and answered when they are below the high watermarks."""
+    asked = [(marker, (topic.name, index)) for marker in request.markers for topic in marker.topics for index in topic.partition_indexes]
+    errors = iter(await asyncio.gather(*(_write_here(service, marker, partition) for marker, partition in asked)))
+    return WriteTxnMarkersResponse(
+        markers=[
+            WriteTxnMarkersResponse.MarkerResult(
+                producer_id=marker.producer_id,
+                topics=[
+                    WriteTxnMarkersResponse.TopicResult(
+                        name=topic.name, partitions=[WriteTxnMarkersResponse.PartitionResult(partition_index=index, error_code=next(errors)) for index in topic.partition_indexes]
+                    )
+                    for topic in marker.topics
+                ],
+            )
+            for marker in request.markers
+        ]
+    )
+
+
+async def _write_here(service: TransactionService, marker: Marker, partition: Partition) -> int:
+    if partition[0] == GROUPS:  # M2 of mqd/transaction/markers.py: offsets that were verified before are written or refused first
+        verified: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        service.offset_commits.when_done(marker.producer_id, lambda: verified.done() or verified.set_result(None))
+        await verified
+    try:
+        await service.append_marker_here(
+            *partition, marker.producer_id, marker.producer_epoch, marker.coordinator_epoch, marker.transaction_result, _is_bumped(marker)
+        )  # fmt: skip
+    except AppendError as failure:
+        return failure.error
+    except CoordinatorError as failure:
+        return failure.error_code
+    return 0
+
+
 async def _errors(broker: Broker, marker: Marker, known: str | None) -> Errors:
     """`known`: the transactional id that has a transaction of this producer under way."""
     asked = list(dict.fromkeys((topic.name, index) for topic in marker.topics for index in topic.partition_indexes))
@@ -54,6 +94,9 @@ async def _errors(broker: Broker, marker: Marker, known: str | None) -> Errors:
         service.coordinator.check_loaded()
         if known is not None:
             return await _abort_known(service, known, marker, asked)
+        elsewhere = 0 if service.peers is None or broker.metadata.is_alone else await ongoing_elsewhere(broker, service.peers, marker.producer_id)
+        if elsewhere:
+            return dict.fromkeys(asked, elsewhere)
     except CoordinatorError as error:
         return dict.fromkeys(asked, error.error_code)
     return {partition: await _write(broker, service, marker, partition) for partition in asked}
@@ -116,7 +159,7 @@ async def _write(broker: Broker, service: TransactionService, marker: Marker, pa
     if _ongoing(service, {marker.producer_id}):
         return int(ErrorCode.CONCURRENT_TRANSACTIONS)  # it has begun since the coordinator was asked
     try:
-        await service.append_marker(*partition, marker.producer_id, marker.producer_epoch, max(producer.coordinator_epoch, 0), False, _is_bumped(marker))
+        await service.append_marker_here(*partition, marker.producer_id, marker.producer_epoch, max(producer.coordinator_epoch, 0), False, _is_bumped(marker))
     except AppendError as failure:
         return failure.error
     except CoordinatorError as failure:
