@@ -178,7 +178,7 @@ class QuorumCore:
         _HANDLERS[type(event)](self, event, now_ns)
         self._tell_changes()
         effects, self._effects = self._effects, []
-        return effects
+        return sorted(effects, key=_rank) if len(effects) > 1 else effects
 
     def _on_start(self, event: events.Start, now_ns: int) -> None:
         if self.may_have_promised():
@@ -487,8 +487,8 @@ class QuorumCore:
 
     # -- effects -----------------------------------------------------------------------------------------------------------
 
-    def emit(self, effect: Effect, first: bool = False) -> None:
-        self._effects.insert(0 if first else len(self._effects), effect)
+    def emit(self, effect: Effect) -> None:
+        self._effects.append(effect)
 
     def send(self, to: int, message: QuorumMessage) -> None:
         """Nothing is said before the vote that stands behind it is durable."""
@@ -603,6 +603,14 @@ class QuorumCore:
         assert self.next_deadline_ns < NO_DEADLINE or self.is_alone or (self.leading is None and not self.log.voters and not self.peers)
         if self.leading is not None:
             self.leading.check()
+
+
+_FIRST = {events.ControlAppended: 0, events.PersistVote: 1, events.AppendLog: 1, events.TruncateLog: 1, events.InstallSnapshot: 1}
+
+
+def _rank(effect: Effect) -> int:
+    """What the disk is asked comes before what others are told: they may propose at once, and the disk's order is that of the log."""
+    return _FIRST.get(type(effect), 2)
 
 
 def standalone(meta: SnapshotMeta, survivors: Voters) -> SnapshotMeta:

@@ -1,7 +1,8 @@
 """Events and effects of the quorum core (quorum_core.py): the contract between it, the disk, the transport and the state machine.
 
 What a shell must do
-    order       effects are carried out in the order given; a nested event (a Propose because of a Committed) may be handled while it works through a list
+    order       effects are carried out in the order given; a nested event (a Propose because of a Committed) may be handled while it works through a list: what the disk is
+                asked comes before everything that may lead to one
     disk        PersistVote, AppendLog, TruncateLog and InstallSnapshot carry rising `sequence` numbers and are carried out one after another, in that order. DiskDone(n) says: everything
                 up to and with n is durable (fdatasync; vote: write aside, fsync, rename, fsync of the directory). One flush may cover many appends. A write that
                 is known to have left nothing behind is DiskRefused(n): the shell drops what it has queued behind n as well, as if it had never been asked.
@@ -216,7 +217,7 @@ class Deposed(msgspec.Struct, frozen=True):
 
 
 class ControlAppended(msgspec.Struct, frozen=True):
-    """On an active leader: a control batch has taken offsets up to here; the next proposal begins there. Comes before anything else of the same handle()."""
+    """On an active leader: a control batch has taken offsets up to here; the next proposal begins there. Comes before anything else of the same handle(), what it commits included."""
 
     next_offset: int
 

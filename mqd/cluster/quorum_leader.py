@@ -162,7 +162,7 @@ class Leadership:
         self._append(make_batch(self.core.log.end_offset, self.epoch, DATA, values), now_ns)
 
     def append_control(self, batch: Batch, now_ns: int) -> None:
-        self.core.emit(ControlAppended(batch.next_offset), first=True)
+        self.core.emit(ControlAppended(batch.next_offset))
         self._append(batch, now_ns)
 
     def _append(self, batch: Batch, now_ns: int) -> None:

@@ -11,6 +11,7 @@ from mqd.cluster.quorum_follower import Following
 from mqd.cluster.quorum_leader import Leadership, Replica
 from mqd.cluster.quorum_messages import EndEpoch, Fetch
 from mqd.cluster.quorum_voters import VoterChanges
+from tests.sim.quorum_world import Host
 
 # -- elections -----------------------------------------------------------------------------------------------------------------
 
@@ -213,3 +214,28 @@ class ManyChanges(Leadership):
 
 class TwoChangesAtOnce(QuorumCore):
     leadership_class = ManyChanges
+
+
+# -- the lease of brokers, in the world's own model of it ----------------------------------------------------------------------
+
+
+class ZombieGrants(Host):
+    """A controller renews leases, and fences, though its own has run out."""
+
+    def may_grant(self) -> bool:
+        return self.is_active
+
+
+class FencesAtOnce(Host):
+    """A new controller counts a silence that it has not heard."""
+
+    def begin_sessions(self) -> None:
+        super().begin_sessions()
+        self.silent_since = {node: since - 5_500_000_000 for node, since in self.silent_since.items()}
+
+
+class DeadlineFromReceipt(Host):
+    """A broker's lease counts from when it hears that it has one."""
+
+    def on_granted(self, stamp_ns: int) -> None:
+        super().on_granted(self.clock.now())

@@ -53,6 +53,11 @@ class Plan(NamedTuple):
     disk_full: int = 2
     transfer: int = 4
     change: int = 6
+    pauses_ms: tuple[int, ...] = (2, 10, 40, 150)  # between proposals
+
+
+LEASE_PLAN = Plan(hosts=3, cut=15, isolate=3, heal=15, noise=2, restart=12, wipe=0, disk_full=0, change=0, pause=2, pauses_ms=(1_000, 10_000))
+"""Hard on leases: three voters that lose sight of each other all the time."""
 
 
 def draw_plan(random: Random) -> Plan:
@@ -116,6 +121,7 @@ class Host:
             self.load(*self.disk.snapshot)
         self.core = world.core_class(self.key, stored, world.settings, Random(world.kernel.random.getrandbits(64)))
         self._tick_at = NO_DEADLINE
+        self._depth = 0  # of events handled while effects are carried out
         self.deposed()
         self.lease_until_ns = 0
         self.handle(events.Start())
@@ -145,9 +151,11 @@ class Host:
             raise Violation("I6", f"node {self.node_id} falls from epoch {before} to {core.epoch}")
         core.check(log_too=log != (core.log.start_offset, core.log.end_offset))
         world.after_event(self)
+        self._depth += 1
         for effect in effects:
             self.carry_out(effect)
-        if self.is_active and (self.tail != core.next_offset or not core.is_active):
+        self._depth -= 1
+        if self.is_active and core is self.core and not self._depth and (self.tail != core.next_offset or not core.is_active):
             raise Violation("A1", f"node {self.node_id} expects offset {self.tail}, the log ends at {core.next_offset}")
         self.schedule_tick()
 
@@ -188,7 +196,7 @@ class Host:
                 if effect.next_offset != self.version:
                     raise Violation("A1", f"node {self.node_id} is active at offset {effect.next_offset}, its state is at {self.version}")
                 self.is_active, self.tail = True, effect.next_offset
-                self.silent_since = {node: self.clock.now() for node in world.hosts}
+                self.begin_sessions()
             case events.Deposed():
                 world.kernel.tell("deposed", self.node_id, effect.epoch, effect.reason)
                 self.deposed()
@@ -197,7 +205,7 @@ class Host:
             case events.ProposalsDropped():
                 self.tail = effect.offset
             case events.ProposalRefused():
-                if self.is_active and not core.leading._transfer and not effect.reason.startswith("too much"):
+                if core.is_leader and not effect.reason.startswith(("too much", "the leadership")):
                     raise Violation("A1", f"refused: {effect.reason}")
                 self.tail -= effect.token
             case events.SnapshotWanted():
@@ -229,11 +237,13 @@ class Host:
             self.version, self.digest = batch.next_offset, chain(self.digest, batch)
             if self.digest != self.world.digest_at(self.version):
                 raise Violation("I2", f"node {self.node_id} is handed another record at offset {batch.base_offset}, epoch {batch.epoch}")
+        if self.is_active and self.world.clients_work and self.world.kernel.random.random() < 0.2:
+            self.propose((b"because",))  # as rules do, that wait for something to be committed
         if self.world.kernel.random.random() < 0.1:
             self.disk.committed_offset = max(self.disk.committed_offset, min(self.version, self.disk.end_offset))
 
     def propose(self, values: tuple[bytes, ...]) -> None:
-        if self.is_active and self.core.leading._transfer is None:
+        if self.is_active:
             self.tail += len(values)
             self.handle(events.Propose(len(values), values, self.tail - len(values)))
 
@@ -282,15 +292,22 @@ class Host:
         if target is not None:
             world.network.send(self.node_id - 1, core.leader - 1, target.process, target.on_heartbeat, self.node_id, self.clock.now())
         now = self.clock.now()
-        if self.is_active and core.has_lease(now):
+        if self.may_grant():
             for node, since in sorted(self.silent_since.items()):
                 if now - since >= SESSION_NS and node not in self.fenced:
                     self.fenced.add(node)
                     world.on_fenced(self, world.hosts[node])
         world.kernel.after(self.clock.true_delay(HEARTBEAT * 1_000), self.process, self.heartbeat)
 
+    def begin_sessions(self) -> None:
+        """A new controller does not know when the others were last heard."""
+        self.silent_since = {node: self.clock.now() for node in self.world.hosts}
+
+    def may_grant(self) -> bool:
+        return self.is_active and self.core.has_lease(self.clock.now())
+
     def on_heartbeat(self, sender: int, stamp_ns: int) -> None:
-        if self.is_active and self.core.has_lease(self.clock.now()):
+        if self.may_grant():
             self.silent_since[sender] = self.clock.now()
             self.fenced.discard(sender)
             target = self.world.hosts[sender]
@@ -305,7 +322,7 @@ def chain(digest: bytes, batch: Batch) -> bytes:
 
 
 class World:
-    def __init__(self, seed: int, plan: Plan | None = None, core_class: Callable[..., QuorumCore] = QuorumCore, settings: QuorumSettings | None = None, found: bool = True) -> None:
+    def __init__(self, seed: int, plan: Plan | None = None, core_class: Callable[..., QuorumCore] = QuorumCore, settings: QuorumSettings | None = None, found: bool = True, host_class: type[Host] = Host) -> None:
         self.seed = seed
         self.kernel = Kernel(f"quorum {seed}")
         self.plan = plan if plan is not None else draw_plan(self.kernel.random)
@@ -324,7 +341,7 @@ class World:
         self.counts: dict[str, int] = {}
         self.hosts: dict[int, Host] = {}
         for node_id in range(1, self.plan.hosts + 1):
-            self.hosts[node_id] = Host(self, node_id)
+            self.hosts[node_id] = host_class(self, node_id)
         self.clients_work = True
         if found:
             self.found(tuple(range(1, self.plan.voters + 1)))
@@ -476,7 +493,7 @@ class World:
             if self.clients_work and host.is_active and host.process is not None and not host.process.stopped:
                 self.proposed += 1
                 host.propose(tuple(b"%d.%d" % (self.proposed, index) for index in range(random.choice((1, 1, 1, 3)))))
-        self.kernel.after(random.choice((2, 10, 40, 150)) * MILLISECOND, None, self._client)
+        self.kernel.after(random.choice(self.plan.pauses_ms) * MILLISECOND, None, self._client)
 
     def chaos(self, seconds: float) -> None:
         end = self.kernel.now + int(seconds * SECOND)
