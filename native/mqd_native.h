@@ -78,6 +78,8 @@ uint64_t mqd_control_generation(void *control);
 uint64_t mqd_control_metadata_version(void *control);
 void mqd_control_set_metadata_version(void *control, uint64_t version);
 void mqd_control_set_broker(void *control, int64_t broker_epoch, uint64_t incarnation, int64_t lease_deadline_ns);
+int64_t mqd_control_broker_epoch(void *control); /* as last set; 0 in a new segment */
+uint64_t mqd_control_broker_incarnation(void *control); /* 0 = not set yet */
 int64_t mqd_control_lease_deadline_ns(void *control); /* CLOCK_BOOTTIME; until then this host may act as a leader */
 uint32_t mqd_control_log_level(void *control);
 void mqd_control_set_log_level(void *control, uint32_t level);

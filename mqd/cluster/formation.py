@@ -196,6 +196,10 @@ class FormationCore:
         seen = self._complete_set()
         return FormationAnswer(ask.ask_id, self.own, "", 0, self.seeds, set_digest(seen) if seen else "", (), bool(self._lost))
 
+    def members(self) -> tuple[Member, ...]:
+        """The seeds that have answered."""
+        return tuple(state.answer.member for state in self._states.values() if state.answer is not None)
+
     # -- asking --------------------------------------------------------------------------------------------------------------
 
     def _on_answered(self, event: Answered, now_ms: int) -> list[Effect]:

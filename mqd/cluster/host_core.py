@@ -128,6 +128,11 @@ class HostCore:
         self._version = 0
         self._applied_version = -1
 
+    @property
+    def version(self) -> int:
+        """Of the newest news: what workers have to have in force to have everything that concerns them."""
+        return self._version
+
     def handle(self, event: Event, now_ms: int) -> list[Action]:
         return _HANDLERS[type(event)](self, event, now_ms)
 

@@ -1,124 +1,241 @@
-"""`python -m mqd.controller`: the controller of this host, a quorum of one. The data directory comes from MQD_DATA_DIR.
+"""`python -m mqd.controller`: the controller of this host: member of the metadata quorum, and this host as a broker. The data directory comes from MQD_DATA_DIR.
 
 Exit status: 0 after a clean end (shutdown, SIGTERM, or the keeper or supervisord ended), 2 when it refuses to start (corrupt metadata, a directory of another broker),
 1 when a flush failed or for a fault of its own; then supervisord starts it again.
 """
 
 import asyncio
+import os
+import random
 import signal
 import sys
-from base64 import urlsafe_b64encode
+from pathlib import Path
 
 from mqd import native
+from mqd.base import clock, cluster_config, logging, paths
 from mqd.base import config as configuration
-from mqd.base import logging, paths
-from mqd.cluster import metadata_core
+from mqd.cluster import broker_messages, features, formation
+from mqd.cluster.broker_core import BrokerCore
 from mqd.cluster.config_rules import ConfigRules
 from mqd.cluster.host_core import HostCore
 from mqd.cluster.metadata_core import MetadataCore
-from mqd.cluster.metadata_log import MetadataCorrupt, MetadataLog
-from mqd.cluster.metadata_records import BrokerState
-from mqd.controller import directories, quotas
+from mqd.cluster.metadata_state import MetadataState
+from mqd.cluster.quorum_core import QuorumCore
+from mqd.cluster.quorum_events import Stored
+from mqd.cluster.quorum_messages import ReplicaKey, SnapshotMeta, Voter
+from mqd.cluster.quorum_store import QuorumStore
+from mqd.cluster.replica_identity import MetadataCorrupt, directory_bytes, directory_text, settle_key
+from mqd.controller import directories, options, quotas, session
 from mqd.controller.directories import DirectoryRefused
+from mqd.controller.membership import Membership
 from mqd.controller.server import Server
-from mqd.controller.shell import Shell, new_topic_id
+from mqd.controller.shell import Shell, new_topic_id, reports
 from mqd.shm.attach import KeeperClient, KeeperError
+
+GENERATION_FIRST = 1
+log = logging.get("controller")
 
 
 class Refused(RuntimeError):
     """The controller cannot start here; the message names the way out."""
 
 
-def _new_id() -> str:
-    return urlsafe_b64encode(new_topic_id()).rstrip(b"=").decode()
-
-
-def _cluster_id(places: paths.Layout) -> str:
+def _known_cluster_id(places: paths.Layout) -> str:
     try:
         return directories.read_properties(places.meta_properties).get("cluster.id", "")
     except OSError:
         return ""
 
 
-def _check_identity(state_cluster_id: str, own: str, places: paths.Layout, client: KeeperClient, log_dirs: list[str]) -> None:
-    if state_cluster_id and own and state_cluster_id != own:
-        raise Refused(f"{places.metadata_dir} is of cluster {state_cluster_id}, {places.meta_properties} says {own}: the two do not belong together; restore one of them")
-    if not state_cluster_id:
-        # With empty metadata every partition would be nobody's; whoever has records must not lose their names silently.
-        full = [path for path in log_dirs if directories.holds_partitions(path)]
-        if full:
-            raise Refused(
-                f"{places.metadata_dir} is empty, but {full[0]} holds partitions: the metadata was lost. Restore {places.metadata_dir} from a copy, or move the partitions away"
-            )
+def _enter_cluster_id(places: paths.Layout, cluster_id: str) -> None:
+    """From here on this data directory is that cluster's."""
+    properties = directories.read_properties(places.meta_properties)
+    properties["cluster.id"] = cluster_id
+    native.file_replace(places.meta_properties, "".join(f"{name}={value}\n" for name, value in properties.items()).encode())
 
 
-def _address(config: dict[str, str]) -> configuration.Listener:
-    listener = configuration.parse_listeners(config)[0]
-    return configuration.advertised_listeners(config).get(listener.name, listener)
+def _refuse_lost_metadata(places: paths.Layout, log_dirs: list[str]) -> None:
+    """With empty metadata every partition would be nobody's; whoever has records must not lose their names silently."""
+    full = [path for path in log_dirs if directories.holds_partitions(path)]
+    if full:
+        raise Refused(f"{places.metadata_dir} is empty, but {full[0]} holds partitions: the metadata was lost. Restore {places.metadata_dir} from a copy, or move the partitions away")
+
+
+class Process:
+    """One life of the controller: what is known before, what is built, how it ends."""
+
+    def __init__(self, client: KeeperClient, places: paths.Layout) -> None:
+        self.client, self.places = client, places
+        self.config = client.config
+        self.node_id = int(self.config["node.id"])
+        self.log_dirs = [path for path in self.config["log.dirs"].split(",") if path]
+        self.key = settle_key(places.metadata_dir, self.node_id, os.urandom(16))
+        self.store = QuorumStore(places.metadata_dir, self.key)
+        self.membership = Membership(self.config, client, self.key)
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.shell: Shell | None = None
+        self.server: Server | None = None
+
+    def end(self, reason: str) -> None:
+        if not self.ended.done():
+            self.ended.set_result(reason)
+
+    def watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.end, signal.Signals(number).name)
+
+        def on_death(death) -> None:
+            if death.role == "worker" and self.shell is not None and self.server is not None:
+                self.shell.on_worker_death(death.index, death.generation)
+
+        self.client.watch(loop, on_death, self.end, self.end)
+
+    # -- the cluster -------------------------------------------------------------------------------------------------------
+
+    async def settle_cluster(self, stored: Stored, state: MetadataState) -> tuple[str, Stored, tuple[int, ...]]:
+        """(cluster id, what the quorum begins with, node ids that may know its leader): at once where there is a log; else found alone, or ask the seeds until that is clear."""
+        known = _known_cluster_id(self.places)
+        if stored.snapshot is not None:
+            if state.cluster_id and known and state.cluster_id != known:
+                raise Refused(f"{self.places.metadata_dir} is of cluster {state.cluster_id}, {self.places.meta_properties} says {known}: the two do not belong together; restore one of them")
+            return known or state.cluster_id, stored, ()
+        if not self.membership.seeds:
+            _refuse_lost_metadata(self.places, self.log_dirs)
+            cluster_id = known or directory_text(new_topic_id())
+            return cluster_id, self._found(cluster_id, (Voter(self.key, *self.membership.address),)), ()
+        decision = await self.membership.form(known)
+        voters = tuple(sorted(Voter(ReplicaKey(voter.node_id, directory_bytes(voter.directory_id)), voter.host, voter.port) for voter in decision.voters))
+        if isinstance(decision, formation.Found) or decision.voter:
+            return decision.cluster_id, self._found(decision.cluster_id, voters), ()
+        log.info("this host joins a cluster", cluster_id=decision.cluster_id)
+        _enter_cluster_id(self.places, decision.cluster_id)
+        return decision.cluster_id, stored, self.membership.members()
+
+    def _found(self, cluster_id: str, voters: tuple[Voter, ...]) -> Stored:
+        """The id first: with it and without a log this host asks again, and never founds another cluster."""
+        _enter_cluster_id(self.places, cluster_id)
+        if len(voters) > 1:
+            log.info("the hosts of the cluster have found each other", cluster_id=cluster_id, voters=",".join(str(voter.node_id) for voter in voters))
+        return self.store.found(SnapshotMeta(0, 0, voters, GENERATION_FIRST))
+
+    # -- this host ---------------------------------------------------------------------------------------------------------
+
+    def settle_directories(self, cluster_id: str, state: MetadataState) -> list:
+        broker = state.brokers.get(self.node_id)
+        known = broker.directories if broker is not None else {}
+        used = {directory for node, directory in state.partition_counts if node == self.node_id and directory}
+        settled = directories.settle(self.log_dirs, cluster_id, self.node_id, known, used, lambda: directory_text(new_topic_id()))
+        absent = used - {directory.directory_id for directory in settled}
+        for directory_id in sorted(absent):
+            log.error("a log directory with partitions is not in log.dirs; they are offline", directory_id=directory_id, last_seen=known.get(directory_id, "?"))
+        return settled
+
+    def registration(self, settled: list) -> broker_messages.RegisterBroker:
+        listener = configuration.parse_listeners(self.config)[0]
+        told = configuration.advertised_listeners(self.config).get(listener.name, listener)
+        welcome = self.client.welcome
+        inter_broker, controller = welcome.inter_broker_listener or ("", 0), self.membership.address
+        directory_id = directory_text(self.key.directory_id)
+        return broker_messages.RegisterBroker(
+            node_id=self.node_id, directory_id=directory_id, incarnation=self.client.control.generation, host=told.host, port=told.port, rack=self.config.get("broker.rack"),
+            inter_broker_host=inter_broker[0], inter_broker_port=inter_broker[1], controller_host=controller[0], controller_port=controller[1],
+            worker_count=welcome.worker_count, directories=list(reports(settled)),
+            clean_epoch=session.clean_epoch(self.session_path, directory_id, session.boot_id(), session.devices(self.log_dirs)),
+            features={feature.name: (feature.first, feature.last) for feature in features.FEATURES.values()},
+        )  # fmt: skip
+
+    @property
+    def session_path(self) -> Path:
+        return self.places.metadata_dir / "session"
+
+    def remember(self, broker_epoch: int, clean: bool) -> None:
+        session.write(self.session_path, session.Session(broker_epoch, directory_text(self.key.directory_id), session.boot_id(), session.devices(self.log_dirs), clean))
+
+    async def run(self) -> int:
+        self.watch()
+        recovered = self.store.open()
+        if recovered.cut_bytes:
+            log.warning("the last write to the metadata log was interrupted; its torn end was cut off", bytes=recovered.cut_bytes)
+        await self.membership.listen()
+        cluster_id, stored, peers = await self._or_end(self.settle_cluster(recovered.stored, recovered.state))
+        shell = self.shell = self._make_shell(stored, recovered.state)
+        self.membership.joined(cluster_id, shell)
+        shell.start_quorum(cluster_id, peers)
+        control = self.client.control
+        seen_before = control.metadata_version if control.broker_incarnation == control.generation else 0
+        await self._or_end(shell.wait_metadata(seen_before))
+        if shell.failed.done():
+            return await self._finish()
+        state = shell.core.committed
+        settled = self.settle_directories(cluster_id, state)
+        index_of = {directory.directory_id: index for index, directory in enumerate(settled) if directory.directory_id and directory.usable}
+        host = HostCore(self.node_id, -1, self.client.welcome.worker_count, native.PARTITION_SLOT_COUNT, index_of)
+        broker = BrokerCore(self.node_id, state, options.controller_options(self.config))
+        server = self.server = shell.server = Server(self.places.controller_socket, shell.on_message, shell.on_end)
+        shell.on_registered = lambda epoch: self.remember(epoch, False)
+        shell.start(host, broker, settled, self.registration(settled), clock.boottime_ns())
+        await server.start()
+        return await self._serve(cluster_id)
+
+    def _make_shell(self, stored: Stored, state: MetadataState) -> Shell:
+        quorum = QuorumCore(self.key, stored, options.quorum_settings(self.config), random.Random(os.urandom(8)))
+        metadata = MetadataCore(
+            state, self.node_id, ConfigRules(self.config), new_topic_id, native.PARTITION_SLOT_COUNT, active=False, options=options.controller_options(self.config)
+        )
+        return Shell(quorum, metadata, self.store, self.client.control, self.membership.send, self.membership.know, quotas.burst_ns(self.config))
+
+    async def _or_end(self, work):
+        """Its result; or Ended, when this process is to end before."""
+        task = asyncio.ensure_future(work)
+        await asyncio.wait({task, self.ended}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            raise Ended(self.ended.result())
+        return task.result()
+
+    async def _serve(self, cluster_id: str) -> int:
+        shell = self.shell
+        assert shell is not None
+        ticking = asyncio.get_running_loop().create_task(shell.tick())
+        state = shell.core.committed
+        log.info("controller serves", cluster_id=cluster_id, version=state.version, topics=len(state.topics), partitions=state.partition_count)
+        over = {self.ended, shell.failed, ticking}
+        await asyncio.wait({*over, shell.in_service}, return_when=asyncio.FIRST_COMPLETED)
+        if shell.in_service.done():
+            self.client.ready()
+            await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
+        if ticking.done() and not shell.failed.done():
+            shell.failed.set_result(str(ticking.exception() if not ticking.cancelled() else "unknown"))
+        ticking.cancel()
+        return await self._finish()
+
+    async def _finish(self) -> int:
+        shell = self.shell
+        assert shell is not None
+        if self.server is not None:
+            await self.server.stop()
+        await self.membership.stop()
+        if shell.failed.done():
+            log.error("controller ends; its successor reads what the disk holds", reason=shell.failed.result())
+            return 1
+        await shell.stop()
+        log.info("controller ended", reason=self.ended.result())
+        return 0
+
+
+class Ended(Exception):
+    """This process was told to end before it served anybody."""
 
 
 async def run(client: KeeperClient, places: paths.Layout) -> int:
-    log = logging.get("controller")
-    config = client.config
-    node_id = int(config["node.id"])
-    log_dirs = [path for path in config["log.dirs"].split(",") if path]
-    metadata_log = MetadataLog(places.metadata_dir)
-    recovered = metadata_log.open()
-    state = recovered.state
-    if recovered.cut_bytes:
-        log.warning("the last write to the metadata log was interrupted; its torn end was cut off", bytes=recovered.cut_bytes)
-    own_cluster_id = _cluster_id(places) or state.cluster_id or _new_id()
-    _check_identity(state.cluster_id, own_cluster_id, places, client, log_dirs)
-    broker = state.brokers.get(node_id, BrokerState(node_id, "", 0, None, 0, 0, {}))
-    used = {directory for node, directory in state.partition_counts if node == node_id}
-    settled = directories.settle(log_dirs, own_cluster_id, node_id, broker.directories, used, _new_id)
-    absent = used - {directory.directory_id for directory in settled}
-    for directory_id in sorted(absent):
-        log.error("a log directory with partitions is not in log.dirs; they are offline", directory_id=directory_id, last_seen=broker.directories.get(directory_id, "?"))
-    core = MetadataCore(state, node_id, ConfigRules(config), new_topic_id, native.PARTITION_SLOT_COUNT)
-    index_of = {directory.directory_id: index for index, directory in enumerate(settled) if directory.directory_id and directory.usable}
-    host = HostCore(node_id, node_id, client.welcome.worker_count, native.PARTITION_SLOT_COUNT, index_of)
-    shell = Shell(core, host, metadata_log, client.control, settled, quotas.burst_ns(config))
-    address = _address(config)
-    incarnation = client.control.generation
-    await shell.start(metadata_core.BrokerStarted(address.host, address.port, config.get("broker.rack"), incarnation, own_cluster_id))
-    return await _serve(client, places, shell, log)
-
-
-async def _serve(client: KeeperClient, places: paths.Layout, shell: Shell, log: logging.Logger) -> int:
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[str] = loop.create_future()
-
-    def end(reason: str) -> None:
-        if not ended.done():
-            ended.set_result(reason)
-
-    server = shell.server = Server(places.controller_socket, shell.on_message, shell.on_end)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, end, signal.Signals(number).name)
-
-    def on_death(death) -> None:
-        if death.role == "worker":
-            shell.on_worker_death(death.index, death.generation)
-
-    client.watch(loop, on_death, end, end)
-    await server.start()
-    ticking = loop.create_task(shell.tick())
-    state = shell.core.committed
-    log.info("controller serves", cluster_id=state.cluster_id, version=state.version, topics=len(state.topics), partitions=state.partition_count)
-    client.ready()
-    done, _ = await asyncio.wait({ended, shell.failed, ticking}, return_when=asyncio.FIRST_COMPLETED)
-    ticking.cancel()
-    await server.stop()
-    if shell.failed in done:
-        log.error("controller ends; its successor reads what the disk holds", reason=shell.failed.result())
-        return 1
-    if ended not in done:
-        log.error("controller ends", reason=str(ticking.exception() if ticking.done() and not ticking.cancelled() else "unknown"))
-        return 1
-    await shell.stop()
-    log.info("controller ended", reason=ended.result())
-    return 0
+    process = Process(client, places)
+    try:
+        return await process.run()
+    except Ended as reason:
+        await process.membership.stop()
+        log.info("controller ended", reason=str(reason))
+        return 0
 
 
 def main() -> int:
@@ -133,7 +250,7 @@ def main() -> int:
     logging.follow(lambda: client.control.log_level)
     try:
         return asyncio.run(run(client, places))
-    except (MetadataCorrupt, DirectoryRefused, Refused) as error:
+    except (MetadataCorrupt, DirectoryRefused, Refused, cluster_config.ConfigError) as error:
         log.error(f"the controller refuses to start: {error}")
         return 2
     except (OSError, KeeperError) as error:

@@ -1,73 +1,112 @@
-"""What carries out the decisions of the two cores: the metadata log, the control segment, the subscribers.
+"""What carries out the decisions of this host's cores: the quorum, the metadata, the host, the host as a broker; and what joins them to the processes of this host and to other hosts.
 
-One loop, one order: an event goes into a core, its actions are carried out before the next event; only writing the log leaves the loop (one thread, one write at a
-time, everything that waits goes into the next write together).
+One loop, one order: an event goes into a core, its actions are carried out at once, and what one core says to another is an event there. What this host says to itself as to a peer
+(its broker core to its metadata core, while it is the active controller) comes in the loop's next turn, as it would from outside. Only the disk is elsewhere (disk.py).
 """
 
 import asyncio
-import errno
-import time
 import uuid
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 
 import msgspec
 
 from mqd import native
 from mqd.base import clock, logging
+from mqd.cluster import broker_core, host_core, metadata_core
+from mqd.cluster import broker_messages as peer
 from mqd.cluster import controller_messages as messages
-from mqd.cluster import host_core, metadata_core
+from mqd.cluster import quorum_events as events
+from mqd.cluster.broker_core import BrokerCore
 from mqd.cluster.host_core import HostCore
+from mqd.cluster.host_events import ControllerChanged, StateReplaced
 from mqd.cluster.metadata_core import MetadataCore
-from mqd.cluster.metadata_log import FlushFailed, MetadataLog
-from mqd.cluster.metadata_records import Record
-from mqd.cluster.metadata_rules import Directory
-from mqd.controller import directories, quotas
+from mqd.cluster.placement import Directory
+from mqd.cluster.quorum_core import QuorumCore
+from mqd.cluster.quorum_store import QuorumStore
+from mqd.controller import directories, quotas, voters
+from mqd.controller.quorum import Quorum
 from mqd.controller.server import Connection, Server
 
 TICK_S = 1.0
-MEASURE_TICKS = 10
+CLUSTER_TICK_S = 0.25
+QUICK_TICK_S = 0.02  # while this host is not in service: somebody waits
+MEASURE_S = 10.0
 INT64_MAX = (1 << 63) - 1
 
 log = logging.get("controller")
-
-
-def new_topic_id() -> bytes:
-    """A random UUID; its text form (base64url) does not begin with a dash, which command lines would take for an option."""
-    while (topic_id := uuid.uuid4().bytes)[0] >> 2 == 62:
-        pass
-    return topic_id
+_FROM_ACTIVE = frozenset(peer.FromActiveController.__args__)
+_TO_ACTIVE = frozenset(peer.ToActiveController.__args__)
+_OF_QUORUM = (messages.AddVoter, messages.RemoveVoter, messages.DescribeQuorum)
 
 
 class Shell:
-    """`control`: native.Control. After start() the server may accept subscribers; `failed` is set with the reason when the process must end."""
+    """`control`: native.Control. First start_quorum(), then wait_metadata(), then start(), then subscribers may come. `failed` is set with the reason when the process must end,
+    `in_service` when this host is unfenced and its workers know, `ended` when it may end after a controlled shutdown."""
 
-    def __init__(self, core: MetadataCore, host: HostCore, metadata_log: MetadataLog, control: native.Control, log_dirs: list[Directory], quota_burst_ns: int = quotas.BURST_NS) -> None:
-        self.core, self.host = core, host
+    host: HostCore
+    broker: BrokerCore
+
+    def __init__(
+        self,
+        quorum: QuorumCore,
+        metadata: MetadataCore,
+        store: QuorumStore,
+        control: native.Control,
+        send: Callable[[int, msgspec.Struct], None] = lambda node_id, message: None,
+        know: Callable[[int, str, int], None] = lambda node_id, host, port: None,
+        quota_burst_ns: int = quotas.BURST_NS,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.core = metadata
+        self.node_id = metadata.node_id
         self.server: Server | None = None
-        self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._log = metadata_log
+        self.on_registered: Callable[[int], None] = lambda broker_epoch: None  # off the loop; once for each registration
+        self.failed: asyncio.Future[str] = loop.create_future()
+        self.in_service: asyncio.Future[None] = loop.create_future()
+        self.ended: asyncio.Future[broker_core.ShutDown] = loop.create_future()
+        self.quorum = Quorum(quorum, metadata, store, self.metadata, self._leader_changed, self._state_loaded, self._send_peer, self._fail)
+        self._know = know
+        self._send_out = send
         self._control = control
-        self._directories = log_dirs
+        self._directories: list[Directory] = []
         self._quota_burst_ns = quota_burst_ns
-        self._queue: list[metadata_core.Persist] = []
-        self._writing: asyncio.Task[None] | None = None
-        self._disk = ThreadPoolExecutor(1, "metadata-log")
+        self._cluster_id = ""
         self._started = False
+        self._broker_said: broker_core.SetBroker | None = None
+        self._voters = voters.VoterChanges(self)
 
     # -- start and end -----------------------------------------------------------------------------------------------------
 
-    async def start(self, broker: metadata_core.BrokerStarted) -> None:
-        self.metadata(metadata_core.DirectoriesSeen(tuple(self._directories)))
-        self.metadata(broker)
-        while self._writing is not None:
-            await self._writing
-        registered = self.core.committed.brokers.get(self.core.node_id)
-        if registered is None or registered.incarnation != broker.incarnation:
-            raise OSError(errno.ENOSPC, "the broker could not register in the metadata log: is the disk full? Free some space and start again")
+    def start_quorum(self, cluster_id: str, peers: tuple[int, ...] = ()) -> None:
+        """`peers`: node ids that may know the quorum's leader."""
+        self._cluster_id = cluster_id
+        self.quorum.handle(events.Start())
+        if peers:
+            self.quorum.handle(events.PeersKnown(peers))
+
+    async def wait_metadata(self, version: int) -> None:
+        """Until what is committed is known up to `version`, and, on a host that is alone, it decides; or the process must end."""
+        while not self.failed.done():
+            known = self.core.committed
+            if known.cluster_id and (self.core.active or (not self.quorum.core.is_alone and known.version >= version)):
+                return
+            await asyncio.sleep(0.002)  # three cores and a disk have to come together; it is a matter of milliseconds, or of other hosts
+
+    def start(self, host: HostCore, broker: BrokerCore, log_dirs: list[Directory], registration: peer.RegisterBroker, process: int) -> None:
+        """Afterwards the server may accept subscribers. `process`: a number that no earlier controller process of this host had."""
+        self.host, self.broker, self._directories = host, broker, log_dirs
         self._started = True
-        self._control.set_broker(registered.epoch, broker.incarnation, INT64_MAX)
+        self.metadata(metadata_core.DirectoriesSeen(tuple(log_dirs)))
         self._publish_quotas()
+        self._learn_addresses()
         self.on_host(self._seen_slots())
+        epoch = self._control.broker_epoch if self._control.broker_incarnation == registration.incarnation else -1
+        if epoch < 0:
+            self._control.set_broker(0, 0, 0)  # a new segment has no lease that ends
+        lease_ns = self._control.lease_deadline_ns
+        lease_ms = 0 if epoch < 0 else INT64_MAX if lease_ns == INT64_MAX else lease_ns // 1_000_000
+        self.on_broker(broker_core.Started(registration, process, epoch, lease_ms))
+        self._leader_changed()
 
     def _publish_quotas(self) -> None:
         """Before anybody is told: whoever hears that a quota was set is held to it."""
@@ -93,26 +132,38 @@ class Shell:
         return host_core.Started(self.core.committed, tuple(seen), tuple(torn), alive)
 
     async def stop(self) -> None:
-        if self._writing is not None:
-            await self._writing
-        self._disk.shutdown()
-        self._log.close()
+        await self.quorum.stop()
+
+    def _fail(self, reason: str) -> None:
+        if not self.failed.done():
+            self.failed.set_result(reason)
 
     async def tick(self) -> None:
-        count = 0
+        """The broker core before the metadata core: a process that was paused renews its own session before it looks for sessions that are over."""
+        loop = asyncio.get_running_loop()
+        measured_at = loop.time()
         while True:
-            await asyncio.sleep(TICK_S)
-            count += 1
+            await asyncio.sleep(QUICK_TICK_S if not self._in_service() else TICK_S if self.quorum.core.is_alone and len(self.core.committed.brokers) == 1 else CLUSTER_TICK_S)
+            self.on_broker(broker_core.Tick())
+            await asyncio.sleep(0)  # what it says to itself
             self.metadata(metadata_core.Tick())
             self.on_host(host_core.Tick())
-            if count % MEASURE_TICKS == 0:
-                measured = await asyncio.get_running_loop().run_in_executor(None, lambda: [directories.measure(entry) for entry in self._directories])
-                self._directories = measured
-                self.metadata(metadata_core.DirectoriesSeen(tuple(measured)))
-                if self._writing is None:
-                    await asyncio.get_running_loop().run_in_executor(self._disk, self._log.restore_reserve)
+            self._voters.tick()
+            if loop.time() - measured_at >= MEASURE_S:
+                measured_at = loop.time()
+                await self._measure(loop)
 
-    # -- subscribers -------------------------------------------------------------------------------------------------------
+    async def _measure(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._directories = await loop.run_in_executor(None, lambda: [directories.measure(entry) for entry in self._directories])
+        self.metadata(metadata_core.DirectoriesSeen(tuple(self._directories)))
+        self.on_broker(broker_core.DirectoriesSeen(reports(self._directories)))
+        self.quorum.maybe_snapshot_again()
+        await self.quorum.disk.restore_reserve()
+
+    def _in_service(self) -> bool:
+        return self._broker_said is not None and self._broker_said.ready and not self._broker_said.fenced
+
+    # -- this host's processes ---------------------------------------------------------------------------------------------
 
     def on_message(self, connection: Connection, message: messages.ToController) -> None:
         match message:
@@ -125,44 +176,129 @@ class Shell:
                 self.on_host(host_core.CommandEnded(connection.number, message))
             case messages.MoveCompleted():
                 self.on_host(host_core.MoveEnded(connection.number, message))
+            case messages.PartitionEmptied():
+                self.on_broker(broker_core.PartitionEmptied(message.topic_id, message.index, message.leader_epoch))
+            case messages.ProposeInSync():
+                self.on_broker(broker_core.InSyncProposed(connection.number, message))
             case messages.Request():
-                if isinstance(message.change, messages.DeleteRecords | messages.MoveReplica):
-                    self.on_host(host_core.CommandRequested(connection.number, message.request_id, message.change))
-                else:
-                    self.metadata(metadata_core.ChangeRequested(connection.number, message))
+                self._on_request(connection.number, message)
+
+    def _on_request(self, client: int, request: messages.Request) -> None:
+        if isinstance(request.change, messages.DeleteRecords | messages.MoveReplica):
+            self.on_host(host_core.CommandRequested(client, request.request_id, request.change))
+        elif not self.core.active:
+            self.on_broker(broker_core.ChangeRequested(client, request))
+        elif isinstance(request.change, _OF_QUORUM):
+            self._voters.request(request, lambda answer: self._send(client, answer))
+        else:
+            self.metadata(metadata_core.ChangeRequested(client, request))
 
     def on_end(self, connection: Connection) -> None:
         self.metadata(metadata_core.ClientGone(connection.number))
+        self.on_broker(broker_core.ClientGone(connection.number))
         self.on_host(host_core.SubscriberLeft(connection.number))
 
     def on_worker_death(self, index: int, generation: int) -> None:
         log.info("worker died; its partitions get a new leader epoch", worker=index, generation=generation)
         self.on_host(host_core.WorkerDied(index, generation))
 
+    def _send(self, client: object, message: messages.FromController) -> None:
+        if self.server is not None:
+            self.server.send(client, message)
+
+    # -- other hosts -------------------------------------------------------------------------------------------------------
+
+    def on_peer(self, node_id: int, message: msgspec.Struct) -> None:
+        """From a host that proved its node id, or from this one."""
+        kind = type(message)
+        if kind in _FROM_ACTIVE and not self._started:
+            return
+        if kind in _FROM_ACTIVE:
+            self.on_broker(broker_core.PeerReceived(node_id, message))  # type: ignore[arg-type]
+        elif kind in _TO_ACTIVE:
+            if isinstance(message, peer.ChangeForwarded) and isinstance(message.request.change, _OF_QUORUM) and self.core.active:
+                self._on_forwarded(node_id, message)
+            else:
+                self.metadata(metadata_core.PeerReceived(node_id, message))  # type: ignore[arg-type]
+        else:
+            self.quorum.handle(events.Received(node_id, message))  # type: ignore[arg-type]
+
+    def _on_forwarded(self, node_id: int, message: peer.ChangeForwarded) -> None:
+        epoch, version = self.quorum.core.epoch, self.core.committed.version
+
+        def answer(found: messages.Answer) -> None:
+            self._send_peer(node_id, peer.ChangeAnswered(epoch, message.node_id, message.request_id, message.incarnation, version, found))
+
+        if message.node_id == node_id:
+            self._voters.request(message.request, answer)
+
+    def _send_peer(self, node_id: int, message: msgspec.Struct) -> None:
+        if node_id == self.node_id:
+            asyncio.get_running_loop().call_soon(self.on_peer, node_id, message)
+        else:
+            self._send_out(node_id, message)
+
+    def _learn_addresses(self) -> None:
+        for voter in self.quorum.voters:
+            self._know(voter.node_id, voter.host, voter.port)
+        for broker in self.core.committed.brokers.values():
+            self._know(broker.node_id, broker.controller_host, broker.controller_port)
+
+    def _leader_changed(self) -> None:
+        """Also when the voters are others, or this host has become active."""
+        core = self.quorum.core
+        leader = core.leader if core.leader != self.node_id or self.core.active else -1  # not before it can answer
+        if leader == self.node_id and not self.core.tail.cluster_id:
+            self.metadata(metadata_core.ClusterFounded(self._cluster_id, clock.now_ms()))
+        self._learn_addresses()
+        if self._started:
+            self.on_broker(broker_core.ControllerKnown(leader, core.epoch, core.is_alone))
+            self.on_host(ControllerChanged(leader))
+
     # -- carrying out ------------------------------------------------------------------------------------------------------
 
     def metadata(self, event: metadata_core.Event) -> None:
-        for action in self.core.handle(event, self._now_ms(event)):
+        for action in self.core.handle(event, boottime_ms()):
             match action:
                 case metadata_core.Persist():
-                    self._queue.append(action)
-                    if self._writing is None:
-                        self._writing = asyncio.get_running_loop().create_task(self._write())
+                    self.quorum.propose(action)
                 case metadata_core.Publish():
-                    self._log_published(action)
-                    if self._started:
-                        if action.client_quotas_changed:
-                            self._publish_quotas()
-                        self.on_host(action)
+                    self._publish(action, isinstance(event, metadata_core.SnapshotInstalled))
                 case metadata_core.Reply():
                     answer = action.answer
                     if action.topic is not None:
                         answer = msgspec.structs.replace(answer, topic=self.host.topic_image(action.topic))
                     self._send(action.client, answer)
+                case metadata_core.SendPeer():
+                    message = action.message
+                    if action.topic is not None and isinstance(message, peer.ChangeAnswered):
+                        message = msgspec.structs.replace(message, answer=msgspec.structs.replace(message.answer, topic=self.host.topic_image(action.topic)))
+                    self._send_peer(action.node_id, message)
+        if self._started and isinstance(event, metadata_core.Committed | metadata_core.SnapshotInstalled):
+            self.on_broker(broker_core.MetadataCommitted(self.core.committed.version, self.host.version))
+            self._maybe_in_service()
+
+    def _publish(self, action: metadata_core.Publish, whole: bool) -> None:
+        self._log_published(action)
+        if action.brokers_changed:
+            self._learn_addresses()
+        if not self._started:
+            return
+        if action.client_quotas_changed:
+            self._publish_quotas()
+        self.on_host(StateReplaced() if whole else action)
+
+    def _state_loaded(self) -> None:
+        log.info("the metadata was taken over from the quorum's leader as a whole", version=self.core.committed.version)
 
     @staticmethod
-    def _now_ms(event: metadata_core.Event) -> int:
-        return clock.now_ms() if isinstance(event, metadata_core.BrokerStarted) else clock.monotonic_ms()
+    def _log_published(action: metadata_core.Publish) -> None:
+        for topic in action.removed:
+            log.info("topic deleted", topic=topic.name, topic_id=topic.topic_id.hex())
+        for topic in action.topics:
+            log.debug("topic changed", topic=topic.name, partitions=len(topic.partitions), version=action.version)
+        if action.broker_config is not None:
+            log.info("broker configuration changed", config=str(action.broker_config))
 
     def on_host(self, event: host_core.Event) -> None:
         for action in self.host.handle(event, clock.monotonic_ms()):
@@ -179,65 +315,70 @@ class Shell:
                 case host_core.AppliedEverywhere():
                     self._control.metadata_version = action.version
                     self.metadata(metadata_core.AppliedByHost(action.version))
+                    self.on_broker(broker_core.MetadataApplied(action.version))
+                    self._maybe_in_service()
                 case host_core.RecordMove():
-                    self.metadata(metadata_core.MoveCompleted(action.topic_id, action.index, action.directory))
+                    self.on_broker(broker_core.ReplicaMoved(action.topic_id, action.index, action.directory))
                 case host_core.RaiseEpochs():
-                    self.metadata(metadata_core.LeadershipsLost(action.partitions))
+                    self.on_broker(broker_core.LeadershipsLost(action.partitions))
                 case host_core.Report():
                     for partition, reason in action.failures.items():
                         log.error("a worker does not serve a partition", partition=partition, reason=reason)
 
-    def _send(self, client: object, message: messages.FromController) -> None:
-        if self.server is not None:
-            self.server.send(client, message)
+    def on_broker(self, event: broker_core.Event) -> None:
+        for action in self.broker.handle(event, boottime_ms()):
+            match action:
+                case broker_core.SendPeer():
+                    self._send_peer(action.node_id, action.message)
+                case broker_core.SetBroker():
+                    self._set_broker(action)
+                case broker_core.ToWorker():
+                    self._send(action.client, action.answer)
+                case broker_core.Reply():
+                    self._reply(action)
+                case broker_core.ShutDown():
+                    if not self.ended.done():
+                        self.ended.set_result(action)
+                case broker_core.Refused():
+                    self._fail(f"the cluster refuses this broker: {action.message}")
 
-    @staticmethod
-    def _log_published(action: metadata_core.Publish) -> None:
-        for topic in action.removed:
-            log.info("topic deleted", topic=topic.name, topic_id=topic.topic_id.hex())
-        for topic in action.topics:
-            log.debug("topic changed", topic=topic.name, partitions=len(topic.partitions), version=action.version)
-        if action.broker_config is not None:
-            log.info("broker configuration changed", config=str(action.broker_config))
+    def _reply(self, action: broker_core.Reply) -> None:
+        answer = action.answer
+        topic = self.core.committed.topics.get(action.topic_name) if action.topic_name is not None else None
+        if topic is not None:
+            answer = msgspec.structs.replace(answer, topic=self.host.topic_image(topic))
+        self._send(action.client, answer)
 
-    # -- the log -----------------------------------------------------------------------------------------------------------
+    def _set_broker(self, action: broker_core.SetBroker) -> None:
+        lease_ms = action.lease_until_ms if action.ready else 0
+        lease_ns = INT64_MAX if lease_ms >= INT64_MAX // 1_000_000 else lease_ms * 1_000_000
+        self._control.set_broker(action.broker_epoch, action.incarnation, lease_ns)
+        before, self._broker_said = self._broker_said, action
+        if before is None or (before.fenced, before.ready, before.broker_epoch) != (action.fenced, action.ready, action.broker_epoch):
+            log.info("this broker's state", broker_epoch=action.broker_epoch, ready=action.ready, fenced=action.fenced)
+        if action.broker_epoch >= 0 and (before is None or before.broker_epoch != action.broker_epoch):
+            asyncio.get_running_loop().run_in_executor(None, self.on_registered, action.broker_epoch)
+        self._maybe_in_service()
 
-    async def _write(self) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            while self._queue:
-                batch, self._queue = self._queue, []
-                records: list[Record] = [record for persist in batch for record in persist.records]
-                try:
-                    await loop.run_in_executor(self._disk, self._log.append, records, batch[0].base_offset, 0, clock.now_ms())
-                except FlushFailed as error:
-                    self._fail(f"a flush of the metadata log failed, so what is on disk is unknown: {error}")
-                    return
-                except OSError as error:
-                    log.error("metadata log cannot be written; the changes are refused", reason=str(error), changes=len(batch))
-                    self._queue = []  # all of it rests on what was refused
-                    self.metadata(metadata_core.PersistFailed(str(error)))
-                    continue
-                self.metadata(metadata_core.Persisted(batch[-1].version))
-                if not self._queue:
-                    await self._checkpoint(loop)
-        except Exception as error:  # our own fault: the story, then the end; supervisord starts a successor over what is on disk
-            log.exception("the controller failed")
-            self._fail(f"{type(error).__name__}: {error}")
-        finally:
-            self._writing = None
+    def _maybe_in_service(self) -> None:
+        """When the workers know that this host is unfenced, they lead what it leads."""
+        if self.in_service.done() or not self._in_service():
+            return
+        registered = self.core.committed.brokers.get(self.node_id)
+        if registered is not None and not registered.fenced and self.broker.in_force_version >= self.core.committed.version:
+            self.in_service.set_result(None)
 
-    async def _checkpoint(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The committed state changes only by Persisted, which this very task reports: nothing moves while the thread reads it."""
-        began = time.monotonic()
-        try:
-            if await loop.run_in_executor(self._disk, self._log.maybe_checkpoint, self.core.committed):
-                log.info("metadata checkpoint written", offset=self._log.next_offset, seconds=round(time.monotonic() - began, 3))
-        except OSError as error:
-            log.warning("metadata checkpoint could not be written; the log goes on", reason=str(error))
-        except FlushFailed as error:
-            self._fail(str(error))
 
-    def _fail(self, reason: str) -> None:
-        if not self.failed.done():
-            self.failed.set_result(reason)
+def new_topic_id() -> bytes:
+    """A random UUID; its text form (base64url) does not begin with a dash, which command lines would take for an option."""
+    while (topic_id := uuid.uuid4().bytes)[0] >> 2 == 62:
+        pass
+    return topic_id
+
+
+def boottime_ms() -> int:
+    return clock.boottime_ns() // 1_000_000
+
+
+def reports(entries: list[Directory]) -> tuple[peer.DirectoryReport, ...]:
+    return tuple(peer.DirectoryReport(entry.directory_id, entry.path, entry.free_bytes, entry.usable) for entry in entries)

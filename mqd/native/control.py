@@ -135,6 +135,16 @@ class Control:
         lib.mqd_control_set_broker(self._memory, broker_epoch, incarnation, lease_deadline_ns)
 
     @property
+    def broker_epoch(self) -> int:
+        """As set last; 0 in a new segment."""
+        return lib.mqd_control_broker_epoch(self._memory)
+
+    @property
+    def broker_incarnation(self) -> int:
+        """As set last; 0 = not yet."""
+        return lib.mqd_control_broker_incarnation(self._memory)
+
+    @property
     def lease_deadline_ns(self) -> int:
         """CLOCK_BOOTTIME until which this host may act as a leader; 2^63 - 1 = for ever."""
         return lib.mqd_control_lease_deadline_ns(self._memory)

@@ -3,6 +3,7 @@ apply whatever they are told. Only sockets and reactors are missing; positions o
 
 import asyncio
 import mmap
+import random
 from pathlib import Path
 
 import msgspec
@@ -14,14 +15,19 @@ from mqd.acceptor.coordinators import Coordinators
 from mqd.acceptor.metadata import Metadata
 from mqd.acceptor.transactions import coordinate
 from mqd.base.config import load_broker
+from mqd.cluster import broker_messages
 from mqd.cluster import controller_messages as messages
-from mqd.cluster import metadata_core
+from mqd.cluster.broker_core import BrokerCore
 from mqd.cluster.config_rules import ConfigRules
 from mqd.cluster.host_core import HostCore
 from mqd.cluster.metadata_core import MetadataCore
-from mqd.cluster.metadata_log import MetadataLog
+from mqd.cluster.quorum_core import QuorumCore
+from mqd.cluster.quorum_events import QuorumSettings
+from mqd.cluster.quorum_messages import SnapshotMeta, Voter
+from mqd.cluster.quorum_store import QuorumStore
+from mqd.cluster.replica_identity import directory_text, settle_key
 from mqd.controller import directories
-from mqd.controller.shell import Shell, new_topic_id
+from mqd.controller.shell import Shell, new_topic_id, reports
 from mqd.protocol.api import decode_response, encode_request
 from mqd.protocol.codec import owner_of
 from mqd.protocol.records import decode_batch_header
@@ -102,6 +108,14 @@ class Owners:
         self.coordinators.log.produced(token, error, base_offset)
 
 
+def registration(node_id: int, key, settled) -> broker_messages.RegisterBroker:
+    """Of a host that listens for no others."""
+    return broker_messages.RegisterBroker(
+        node_id=node_id, directory_id=directory_text(key.directory_id), incarnation=77, host="127.0.0.1", port=9092, rack=None, inter_broker_host="", inter_broker_port=0,
+        controller_host="", controller_port=0, worker_count=WORKER_COUNT, directories=list(reports(settled)), clean_epoch=-1, features={},
+    )  # fmt: skip
+
+
 class HandlerBroker:
     """async with HandlerBroker(tmp_path, {...}) as broker: await broker.ask(MetadataRequest(...), 9)"""
 
@@ -119,14 +133,20 @@ class HandlerBroker:
         self.last: dispatch.Outcome | None = None
 
     async def __aenter__(self) -> "HandlerBroker":
-        log = MetadataLog(self._directory / "metadata")
-        state = log.open().state
-        settled = directories.settle(self.config["log.dirs"].split(","), "cluster", NODE, {}, set(), lambda: new_topic_id().hex())
-        core = MetadataCore(state, NODE, ConfigRules(self.config), new_topic_id, native.PARTITION_SLOT_COUNT)
-        host = HostCore(NODE, NODE, WORKER_COUNT, native.PARTITION_SLOT_COUNT, {entry.directory_id: index for index, entry in enumerate(settled)})
-        self.shell = Shell(core, host, log, self.control, settled)
+        key = settle_key(self._directory / "metadata", NODE, new_topic_id())
+        store = QuorumStore(self._directory / "metadata", key)
+        stored, state, _ = store.open()
+        if stored.snapshot is None:
+            stored = store.found(SnapshotMeta(0, 0, (Voter(key, "", 0),), 1))
+        metadata = MetadataCore(state, NODE, ConfigRules(self.config), new_topic_id, native.PARTITION_SLOT_COUNT, active=False)
+        self.shell = Shell(QuorumCore(key, stored, QuorumSettings(), random.Random(1)), metadata, store, self.control)
         self.shell.server = self  # type: ignore[assignment]
-        await self.shell.start(metadata_core.BrokerStarted("127.0.0.1", 9092, None, 77, "cluster"))
+        self.shell.start_quorum("cluster")
+        await self.shell.wait_metadata(0)
+        settled = directories.settle(self.config["log.dirs"].split(","), "cluster", NODE, {}, set(), lambda: new_topic_id().hex())
+        host = HostCore(NODE, NODE, WORKER_COUNT, native.PARTITION_SLOT_COUNT, {entry.directory_id: index for index, entry in enumerate(settled)})
+        self.shell.start(host, BrokerCore(NODE, state), settled, registration(NODE, key, settled), 1)
+        self._ticking = asyncio.get_running_loop().create_task(self.shell.tick())
         for index in range(WORKER_COUNT):
             self.control.set_endpoint_state(index, native.ProcessState.RUNNING, 1)
             self.shell.on_message(_Subscriber(index, f"worker-{index}"), messages.Subscribe("worker", index, 0))  # type: ignore[arg-type]
@@ -135,6 +155,7 @@ class HandlerBroker:
         self.owners = Owners(self.table)
         self.owners.coordinators = coordinate(self.broker, self.owners, 0)
         self.broker.coordinators.start()
+        await self.shell.in_service
         while self.metadata.version < 0:
             await asyncio.sleep(0)
         return self
@@ -142,6 +163,7 @@ class HandlerBroker:
     async def __aexit__(self, *_: object) -> None:
         assert self.broker.coordinators is not None
         self.broker.coordinators.stop()
+        self._ticking.cancel()
         await self.shell.stop()
         self.broker.close()
 

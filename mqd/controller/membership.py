@@ -1,0 +1,116 @@
+"""This host among others: who it is, whom it lets in, how it comes into a cluster, where its messages go. On a host that listens for no others there is nobody, and all of this is idle."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from mqd.base import cluster_config, logging
+from mqd.cluster import features, formation, handshake
+from mqd.cluster.formation import FormationAsk, FormationCore, Member
+from mqd.cluster.handshake import Hello, Identity, Refusal
+from mqd.cluster.quorum_messages import ReplicaKey
+from mqd.cluster.replica_identity import directory_text
+from mqd.controller.forming import Forming
+from mqd.controller.peers import Connection, Peers
+
+if TYPE_CHECKING:
+    from mqd.controller.shell import Shell
+    from mqd.shm.attach import KeeperClient
+
+log = logging.get("controller.membership")
+
+
+class Membership:
+    def __init__(self, config: Mapping[str, str], client: KeeperClient, key: ReplicaKey) -> None:
+        """Raises ConfigError: the cluster's key cannot be read."""
+        self.seeds = cluster_config.seeds(config)
+        self.address = client.welcome.controller_listener or ("", 0)  # as other hosts are told
+        self._key = key
+        self._cluster_id = ""
+        self._forming: Forming | None = None
+        self._shell: Shell | None = None
+        self._sockets = client.cluster_sockets
+        self._peers = Peers(cluster_config.load_key(config), self.identity, self._decide, self._on_message) if self._sockets else None
+
+    def identity(self) -> Identity:
+        metadata = features.FEATURES["metadata.version"]
+        return Identity(
+            self._key.node_id, directory_text(self._key.directory_id), self._cluster_id, self._shell.quorum.core.generation if self._shell is not None else 0, not self._cluster_id,
+            metadata.first, metadata.last, *self.address,
+        )  # fmt: skip
+
+    def _member(self) -> Member:
+        return Member(self._key.node_id, directory_text(self._key.directory_id), *self.address)
+
+    async def listen(self) -> None:
+        if self._peers is not None:
+            await self._peers.listen(self._sockets[0])
+
+    # -- coming into a cluster ---------------------------------------------------------------------------------------------
+
+    async def form(self, lost_cluster_id: str) -> formation.Found | formation.Join:
+        """Until the seeds have made clear what to do. Only with seeds."""
+        assert self._peers is not None
+        self._forming = Forming(FormationCore(self._member(), self.seeds, lost_cluster_id), self._peers)
+        decision = await self._forming.run()
+        for member in (*decision.voters, *self._forming.core.members()):
+            self._peers.know(member.node_id, member.host, member.port)
+        return decision
+
+    def members(self) -> tuple[int, ...]:
+        """Node ids of whom this host has heard while it asked."""
+        assert self._forming is not None and self._forming.core.decided is not None
+        heard = {member.node_id for member in (*self._forming.core.members(), *self._forming.core.decided.voters)}
+        return tuple(sorted(heard - {self._key.node_id}))
+
+    def joined(self, cluster_id: str, shell: Shell) -> None:
+        """From here on messages are taken; connections on which this host said that it is of no cluster are made anew."""
+        self._cluster_id, self._shell = cluster_id, shell
+        if self._peers is not None:
+            self._peers.drop(lambda identity: identity.cluster_id == cluster_id)
+
+    # -- messages ----------------------------------------------------------------------------------------------------------
+
+    def send(self, node_id: int, message: msgspec.Struct) -> None:
+        if self._peers is not None:
+            self._peers.send(node_id, message)
+
+    def know(self, node_id: int, host: str, port: int) -> None:
+        if self._peers is not None:
+            self._peers.know(node_id, host, port)
+
+    def _decide(self, hello: Hello) -> Identity | Refusal:
+        own, theirs = self.identity(), hello.identity
+        if hello.purpose != "controller":
+            return Refusal(handshake.REFUSED_PURPOSE, f"purpose {hello.purpose!r} is not served on the controller's listener")
+        if theirs.node_id == own.node_id and theirs.directory_id != own.directory_id:
+            return Refusal(handshake.REFUSED_IDENTITY, f"node.id {own.node_id} is the other host's too: give each host a node.id of its own")
+        if own.cluster_id and theirs.cluster_id and own.cluster_id != theirs.cluster_id:
+            return Refusal(handshake.REFUSED_CLUSTER, f"it is of cluster {own.cluster_id}, this host of {theirs.cluster_id}")
+        if theirs.feature_first > own.feature_last or theirs.feature_last < own.feature_first:
+            return Refusal(handshake.REFUSED_FEATURES, f"it reads metadata of levels {own.feature_first} to {own.feature_last}, this host {theirs.feature_first} to {theirs.feature_last}")
+        return own
+
+    def _on_message(self, connection: Connection, message: msgspec.Struct) -> None:
+        if isinstance(message, FormationAsk):
+            self._on_ask(connection, message)
+        elif self._shell is not None and self._cluster_id and connection.identity.cluster_id == self._cluster_id:
+            self._shell.on_peer(connection.identity.node_id, message)
+        # else a stranger, or one that did not know yet that it is of this cluster: it says it again over a new connection
+
+    def _on_ask(self, connection: Connection, ask: FormationAsk) -> None:
+        if self._shell is None:
+            if self._forming is not None:
+                self._forming.on_ask(connection, ask)
+            return
+        voters = [Member(voter.node_id, directory_text(voter.key.directory_id), voter.host, voter.port) for voter in self._shell.quorum.voters]
+        Forming.answer(connection, formation.answer_of_member(ask, self._member(), self._cluster_id, self._shell.quorum.core.generation, self.seeds, voters))
+
+    async def stop(self) -> None:
+        if self._peers is not None:
+            await self._peers.flush()
+            await self._peers.stop()

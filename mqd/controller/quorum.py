@@ -1,0 +1,211 @@
+"""The quorum core at work: its disk, its timer, its messages; what it commits goes into the metadata core, what that proposes comes back.
+
+Everything happens in the loop's thread; an effect is carried out as soon as the core has returned it, in the order given (quorum_events.py says what that rests on).
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from mqd.base import clock, logging
+from mqd.cluster import metadata_core
+from mqd.cluster import quorum_events as events
+from mqd.cluster.metadata_core import MetadataCore
+from mqd.cluster.metadata_records import decode_record, encode_record
+from mqd.cluster.quorum_core import QuorumCore
+from mqd.cluster.quorum_events import NO_DEADLINE
+from mqd.cluster.quorum_messages import DATA, Voters
+from mqd.cluster.quorum_store import QuorumStore, decode_state
+from mqd.controller.disk import Disk, StoreSnapshot
+
+SNAPSHOT_RETRY_S = 60.0
+
+log = logging.get("controller.quorum")
+
+
+class Quorum:
+    """`on_metadata(event)`: into the metadata core. `on_leader()`: leader, epoch, voters or activity have changed. `send(node_id, message)`: best effort."""
+
+    def __init__(
+        self,
+        core: QuorumCore,
+        metadata: MetadataCore,
+        store: QuorumStore,
+        on_metadata: Callable[[metadata_core.Event], None],
+        on_leader: Callable[[], None],
+        on_state_loaded: Callable[[], None],
+        send: Callable[[int, msgspec.Struct], None],
+        fail: Callable[[str], None],
+    ) -> None:
+        self.core = core
+        self._metadata = metadata
+        self._on_metadata, self._on_leader, self._on_state_loaded = on_metadata, on_leader, on_state_loaded
+        self._send, self._fail = send, fail
+        self.disk = Disk(store, self.handle, fail, lambda: core.high_watermark)
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ns = NO_DEADLINE
+        self._lease_ms = 0
+        self._snapshot_wanted_at = 0.0
+        self._ended: dict[object, Callable[[int, str], None]] = {}  # voter changes under way
+        self._change_count = 0
+        self._stopped = False
+
+    def handle(self, event: events.Event) -> None:
+        if self._stopped:
+            return
+        try:
+            for effect in self.core.handle(event, clock.boottime_ns()):
+                _EFFECTS[type(effect)](self, effect)
+        except Exception as error:  # our own fault, or a contradiction that nothing here can mend
+            log.exception("the controller failed")
+            self._stopped = True
+            self._fail(f"{type(error).__name__}: {error}")
+            return
+        self._tell_lease()
+        self._schedule()
+
+    def _schedule(self) -> None:
+        """A timer that fires too early does no harm: it is set again."""
+        deadline = self.core.next_deadline_ns
+        if deadline >= self._timer_ns:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_ns = deadline
+        self._timer = asyncio.get_running_loop().call_later(max(0, deadline - clock.boottime_ns()) / 1e9, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer, self._timer_ns = None, NO_DEADLINE
+        if clock.boottime_ns() >= self.core.next_deadline_ns:
+            self.handle(events.Tick())
+        self._schedule()
+
+    def _tell_lease(self) -> None:
+        if not self._metadata.active:
+            return
+        until_ns = self.core.lease_deadline_ns(clock.boottime_ns())
+        until_ms = until_ns // 1_000_000 if until_ns < NO_DEADLINE else NO_DEADLINE
+        if until_ms != self._lease_ms:
+            self._lease_ms = until_ms
+            self._on_metadata(metadata_core.LeaseChanged(until_ms))
+
+    # -- what the metadata core wants ----------------------------------------------------------------------------------------
+
+    def propose(self, action: metadata_core.Persist) -> None:
+        self.handle(events.Propose((action.attempt, action.version), tuple([encode_record(record) for record in action.records]), action.base_offset))
+
+    def change_voters(self, make: Callable[[object], events.Event], ended: Callable[[int, str], None]) -> None:
+        """`make(token)`: AddVoter, RemoveVoter or UpdateVoter; `ended(error, message)` is called once."""
+        self._change_count += 1
+        token = self._change_count
+        self._ended[token] = ended
+        self.handle(make(token))
+
+    # -- carrying out ------------------------------------------------------------------------------------------------------
+
+    def _send_message(self, effect: events.Send) -> None:
+        self._send(effect.to, effect.message)
+
+    def _to_disk(self, effect: events.PersistVote | events.AppendLog | events.TruncateLog | events.InstallSnapshot | events.ReadSnapshot) -> None:
+        self.disk.submit(effect)
+
+    def _load_state(self, effect: events.LoadState) -> None:
+        self._on_metadata(metadata_core.SnapshotInstalled(decode_state(effect.data, effect.meta.offset)))
+        self._on_state_loaded()
+
+    def _committed(self, effect: events.Committed) -> None:
+        for batch in effect.batches:
+            try:
+                records = tuple([decode_record(value) for value in batch.values]) if batch.kind == DATA else ()
+            except ValueError as error:
+                raise RuntimeError(f"the metadata record at offset {batch.base_offset}: {error}; start the mqd version that wrote it") from error
+            self._on_metadata(metadata_core.Committed(records, batch.next_offset))
+
+    def _became_active(self, effect: events.BecameActive) -> None:
+        log.info("this host is the active controller", epoch=effect.epoch, offset=effect.next_offset)
+        self._lease_ms = 0
+        self._on_metadata(metadata_core.BecameActive(effect.epoch, effect.next_offset))
+        self._tell_lease()
+        self._on_leader()
+
+    def _deposed(self, effect: events.Deposed) -> None:
+        log.info("this host is not the active controller any more", epoch=effect.epoch, reason=effect.reason)
+        self._on_metadata(metadata_core.Resigned())
+        self._on_leader()
+
+    def _control_appended(self, effect: events.ControlAppended) -> None:
+        self._on_metadata(metadata_core.OffsetsTaken(effect.next_offset))
+
+    def _refused(self, effect: events.ProposalRefused | events.ProposalsDropped) -> None:
+        if isinstance(effect, events.ProposalsDropped):
+            self._on_metadata(metadata_core.PersistFailed(effect.reason, kept=effect.offset))
+        else:
+            attempt, version = effect.token
+            self._on_metadata(metadata_core.PersistFailed(effect.reason, kept=version - 1, attempt=attempt))
+
+    def _leader_changed(self, effect: events.LeaderChanged | events.VotersChanged) -> None:
+        self._on_leader()
+
+    def _voter_change_ended(self, effect: events.VoterChangeEnded) -> None:
+        ended = self._ended.pop(effect.token, None)
+        if ended is not None:
+            ended(effect.error, effect.message)
+
+    def _snapshot_wanted(self, effect: events.SnapshotWanted) -> None:
+        self._snapshot()
+
+    def _snapshot(self) -> None:
+        state = self._metadata.committed
+        if not self.disk.snapshot_pending:
+            self._snapshot_wanted_at = asyncio.get_running_loop().time()
+            self.disk.submit(StoreSnapshot(self.core.snapshot_meta(state.version), state.copy()))
+
+    def maybe_snapshot_again(self) -> None:
+        """One that could not be written (no space) is tried again."""
+        due = self.core.log.size_bytes >= self.core.settings.log_bytes_max and self.core.log.end_offset > self.core.log.start_offset
+        if due and not self.disk.snapshot_pending and asyncio.get_running_loop().time() - self._snapshot_wanted_at >= SNAPSHOT_RETRY_S:
+            if self.core.log.snapshot is None or self._metadata.committed.version > self.core.log.snapshot.offset:
+                self._snapshot()
+
+    def _outdated(self, effect: events.Outdated) -> None:
+        self._stopped = True
+        self._fail(
+            f"node {effect.sender} is of generation {effect.generation} of this cluster, which was forced to go on without this host: empty this host's data directory, then it joins anew"
+        )
+
+    def _note(self, effect: events.Note) -> None:
+        log.info(effect.text, **dict(effect.fields))
+
+    @property
+    def voters(self) -> Voters:
+        return self.core.voters
+
+    async def stop(self) -> None:
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        await self.disk.stop()
+
+
+_EFFECTS = {
+    events.Send: Quorum._send_message,
+    events.PersistVote: Quorum._to_disk,
+    events.AppendLog: Quorum._to_disk,
+    events.TruncateLog: Quorum._to_disk,
+    events.InstallSnapshot: Quorum._to_disk,
+    events.ReadSnapshot: Quorum._to_disk,
+    events.LoadState: Quorum._load_state,
+    events.Committed: Quorum._committed,
+    events.BecameActive: Quorum._became_active,
+    events.Deposed: Quorum._deposed,
+    events.ControlAppended: Quorum._control_appended,
+    events.ProposalRefused: Quorum._refused,
+    events.ProposalsDropped: Quorum._refused,
+    events.LeaderChanged: Quorum._leader_changed,
+    events.VotersChanged: Quorum._leader_changed,
+    events.VoterChangeEnded: Quorum._voter_change_ended,
+    events.SnapshotWanted: Quorum._snapshot_wanted,
+    events.Outdated: Quorum._outdated,
+    events.Note: Quorum._note,
+}

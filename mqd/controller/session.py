@@ -1,0 +1,54 @@
+"""What this host remembers of its last session as a broker, so that the next one can say whether its replicas may have forgotten something (R9 of the cluster's rules).
+
+DATA_DIR/metadata/session: one line of JSON, replaced as a whole. A session ended cleanly when it was said so at its end; or when the machine has not been restarted since and the log
+directories are on the same devices: whatever a process had written is then in the page cache, or on the disk, also after kill -9 (a replica's position is told only after write()).
+"""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from mqd import native
+
+
+class Session(msgspec.Struct, frozen=True):
+    broker_epoch: int
+    directory_id: str
+    boot_id: str  # /proc/sys/kernel/random/boot_id
+    devices: list[int]  # st_dev of log.dirs
+    clean: bool
+
+
+def boot_id() -> str:
+    """"" where the system does not tell: then only a clean end counts."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def devices(log_dirs: Iterable[str]) -> list[int]:
+    found = []
+    for path in log_dirs:
+        try:
+            found.append(os.stat(path).st_dev)
+        except OSError:
+            found.append(-1)
+    return found
+
+
+def clean_epoch(path: Path, directory_id: str, boot: str, places: list[int]) -> int:
+    """The broker epoch of the last session if it ended cleanly, else -1."""
+    try:
+        last = msgspec.json.decode(path.read_bytes(), type=Session)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return -1
+    kept = bool(boot) and last.boot_id == boot and last.devices == places and -1 not in places
+    return last.broker_epoch if last.directory_id == directory_id and (last.clean or kept) else -1
+
+
+def write(path: Path, session: Session) -> None:
+    """Durable when it returns. Raises native.NativeError."""
+    native.file_replace(path, msgspec.json.encode(session) + b"\n")

@@ -1,0 +1,110 @@
+"""Who votes: what an operator asks of the quorum, and what follows by itself (mqd/cluster/promotion.py). On the active controller; one change at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from mqd.base import clock, logging
+from mqd.cluster import controller_messages as messages
+from mqd.cluster import promotion
+from mqd.cluster import quorum_events as events
+from mqd.cluster.quorum_leader import ReplicaView
+from mqd.cluster.quorum_messages import ReplicaKey, Voter
+from mqd.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from mqd.controller.shell import Shell
+
+CAUGHT_UP_MS_MAX = 1_000
+RETRY_S = 5.0
+
+log = logging.get("controller.voters")
+
+
+class VoterChanges:
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+        self._busy = False
+        self._growing = False
+        self._next_try = 0.0
+
+    # -- asked for -----------------------------------------------------------------------------------------------------------
+
+    def request(self, request: messages.Request, answer: Callable[[messages.Answer], None]) -> None:
+        change = request.change
+        if isinstance(change, messages.DescribeQuorum):
+            answer(messages.Answer(request.request_id, 0, quorum=self.image()))
+            return
+        assert isinstance(change, messages.AddVoter | messages.RemoveVoter)
+
+        def ended(error: int, text: str) -> None:
+            answer(messages.Answer(request.request_id, error, text or None))
+
+        if isinstance(change, messages.RemoveVoter):
+            key = self._voter_key(change)
+            self._shell.quorum.change_voters(lambda token: events.RemoveVoter(token, key), ended)
+            return
+        broker = self._shell.core.committed.brokers.get(change.node_id)
+        key = promotion.key_of(broker) if broker is not None else None
+        if broker is None or key is None or not broker.controller_host or change.directory_id not in (b"", key.directory_id):
+            ended(int(ErrorCode.INVALID_REQUEST), f"Node {change.node_id} with this directory is not registered, or no other host can reach its controller.")
+            return
+        voter = Voter(key, broker.controller_host, broker.controller_port)
+        self._shell.quorum.change_voters(lambda token: events.AddVoter(token, voter), ended)
+
+    def _voter_key(self, change: messages.RemoveVoter) -> ReplicaKey:
+        known = next((voter.key for voter in self._shell.quorum.voters if voter.node_id == change.node_id and change.directory_id in (b"", voter.key.directory_id)), None)
+        return known if known is not None else ReplicaKey(change.node_id, change.directory_id)
+
+    def image(self) -> messages.QuorumImage:
+        """Ages become times of the wall clock, which clients can read."""
+        now_ms = clock.now_ms()
+        view = self._shell.quorum.core.describe(clock.boottime_ns())
+        brokers = self._shell.core.committed.brokers
+        addresses = {voter.key: (voter.host, voter.port) for voter in self._shell.quorum.voters}
+
+        def replica(one: ReplicaView) -> messages.QuorumReplica:
+            broker = brokers.get(one.key.node_id)
+            host, port = addresses.get(one.key) or ((broker.controller_host, broker.controller_port) if broker is not None else ("", 0))
+            fetched = now_ms - one.last_fetch_age_ns // 1_000_000 if one.last_fetch_age_ns >= 0 else -1
+            caught_up = now_ms - one.last_caught_up_age_ns // 1_000_000 if one.last_caught_up_age_ns >= 0 else -1
+            return messages.QuorumReplica(one.key.node_id, one.key.directory_id, one.log_end_offset, fetched, caught_up, host, port)
+
+        return messages.QuorumImage(view.leader, view.epoch, view.high_watermark, [replica(one) for one in view.voters], [replica(one) for one in view.observers])
+
+    # -- by itself -----------------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        shell = self._shell
+        if not shell.core.active:
+            self._growing = False
+            return
+        if self._busy or time.monotonic() < self._next_try:
+            return
+        brokers = list(shell.core.committed.brokers.values())
+        voters = shell.quorum.voters
+        if moved := promotion.moved(voters, brokers):
+            self._change(lambda token: events.UpdateVoter(token, moved), f"the quorum is told the new address of node {moved.node_id}")
+            return
+        self._growing = self._growing and len(voters) < promotion.VOTERS_WANTED or len(voters) == 1
+        fit = promotion.candidates(voters, brokers, self._growing)
+        caught_up = {
+            one.key for one in shell.quorum.core.describe(clock.boottime_ns()).observers if 0 <= one.last_caught_up_age_ns <= CAUGHT_UP_MS_MAX * 1_000_000
+        } if fit else set()
+        chosen = next((voter for voter in fit if voter.key in caught_up), None)
+        if chosen is not None:
+            self._change(lambda token: events.AddVoter(token, chosen), f"node {chosen.node_id} becomes a voter of the quorum")
+
+    def _change(self, make: Callable[[object], events.Event], text: str) -> None:
+        log.info(text)
+        self._busy = True
+
+        def ended(error: int, message: str) -> None:
+            self._busy = False
+            self._next_try = time.monotonic() + (RETRY_S if error else 0)
+            if error:
+                log.info("a change of the quorum's voters was not made", change=text, error=ErrorCode(error).name, reason=message)
+
+        self._shell.quorum.change_voters(make, ended)
