@@ -50,8 +50,8 @@ class ActiveController:
     """`state` in every call: the metadata core's tail. Times: CLOCK_BOOTTIME, milliseconds."""
 
     def __init__(self, epoch: int, state: MetadataState, options: ControllerOptions, now_ms: int, clustered: bool, own: int = -1) -> None:
-        """`clustered` False: a host alone without a quorum; nobody has a session, so nobody's ends. `own`: this host; its session does not end by silence, for that would be this
-        process's own, and its lease has no end while it is the only voter."""
+        """`clustered` False: a host alone without a quorum; nobody has a session, so nobody's ends. `own`: this host; once it was heard its session does not end
+        by silence, for that would be this process's own, and its lease has no end while it is the only voter."""
         self.epoch = epoch
         self._own = own
         self._options = options
@@ -309,7 +309,7 @@ class ActiveController:
             self.sessions.restart(now_ms)
         if not lease_valid:
             return []
-        expired = [node for node in self.sessions.expired(now_ms) if node in state.brokers and node != self._own]
+        expired = [node for node in self.sessions.expired(now_ms) if node in state.brokers and not (node == self._own and node in self._heard)]
         if expired:
             return self.fence(state, expired, now_ms)
         if now_ms >= self._next_upkeep_ms:
