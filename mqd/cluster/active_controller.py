@@ -158,10 +158,11 @@ class ActiveController:
             records = self._directories_changed(state, message)
         known = committed.brokers.get(node)
         fenced = known is None or known.epoch != message.broker_epoch or known.fenced
-        grant = lease_valid and not fenced and not broker.fenced and committed.version > self._fencing.get(node, -1)
+        pending = committed.version <= self._fencing.get(node, -1)
+        grant = lease_valid and not fenced and not broker.fenced and not pending
         shutdown = self._shutdowns.get(node)
         over = message.want_shutdown and fenced and shutdown is not None
-        return records, self._heartbeat_answer(message, int(self._options.session_ms * self._options.lease_share) if grant else 0, fenced, over)
+        return records, self._heartbeat_answer(message, int(self._options.session_ms * self._options.lease_share) if grant else 0, fenced or pending, over)
 
     def _heartbeat_answer(self, message: peer.Heartbeat, lease_ms: int, fenced: bool, over: bool = False, error: int = 0) -> peer.HeartbeatAnswer:
         return peer.HeartbeatAnswer(self.epoch, message.node_id, message.broker_epoch, message.sent_ms, lease_ms, fenced, over, error)
@@ -233,6 +234,12 @@ class ActiveController:
             return []
         records: list[ReplicaMoved] = move_completed(state, message.topic_id, message.index, message.node_id, message.directory)
         return list(records)
+
+    def replicas_failed(self, state: MetadataState, message: peer.ReplicasFailed) -> list[Record]:
+        broker = state.brokers.get(message.node_id)
+        if broker is None or broker.epoch != message.broker_epoch:
+            return []
+        return broker_rules.failed(state, message.node_id, message.partitions, self._options.mutants)
 
     # -- in-sync sets ------------------------------------------------------------------------------------------------------
 
@@ -314,6 +321,7 @@ class ActiveController:
             return self.fence(state, expired, now_ms)
         if now_ms >= self._next_upkeep_ms:
             self._next_upkeep_ms = now_ms + UPKEEP_MS
+            self.proposals.prune(state)
             return self._upkeep(state, now_ms)
         if now_ms >= self._next_balance_ms:
             self._next_balance_ms = now_ms + self._options.balance_check_ms

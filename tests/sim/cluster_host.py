@@ -337,6 +337,7 @@ class ClusterHost:
         self.clean_epoch = -1  # the marker is taken away once it was read
 
     def _start_controller(self) -> None:
+        self.leaving = False  # nobody has asked this process to end
         self.controller = self.world.controller_class(self)
         self.controller.start()
 

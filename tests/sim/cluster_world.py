@@ -365,7 +365,7 @@ class ClusterWorld:
             return False
         for host in self.hosts:
             broker = self.state.brokers.get(host.node)
-            if broker is None or broker.fenced or broker.epoch != host.broker_epoch or broker.in_controlled_shutdown:
+            if host.leaving or not host.up or broker is None or broker.fenced or broker.epoch != host.broker_epoch or broker.in_controlled_shutdown:
                 return False
         versions = {host.controller.metadata.committed.version for host in self.hosts if host.controller is not None}
         return len(versions) == 1 and all(map(self.whole, self.partitions()))
