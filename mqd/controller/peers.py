@@ -297,6 +297,9 @@ class Peers:
         self._ended = True
         if self._server is not None:
             self._server.close()
+        self.drop(lambda identity: False)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=0.2)  # they see the end of their connections
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:

@@ -1,0 +1,201 @@
+"""Connections between controllers on the loopback address: messages both ways, who is let in, what happens when a host is away."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from mqd.cluster import broker_messages, handshake
+from mqd.cluster.handshake import HandshakeFailed, HandshakeRefused, Hello, Identity, Refusal
+from mqd.controller import peers
+from mqd.controller.peers import Connection, Peers
+from mqd.keeper import sockets
+
+SECRET = b"the secret of the cluster"
+
+
+def heartbeat(number: int, node_id: int = 1) -> broker_messages.Heartbeat:
+    return broker_messages.Heartbeat(node_id, 1, number, 0)
+
+
+class Host:
+    def __init__(self, node_id: int, secret: bytes = SECRET, cluster_id: str = "cluster", port: int = 0) -> None:
+        self.listener = sockets.listen("127.0.0.1", port)
+        self.port = self.listener.getsockname()[1]
+        self.node_id, self.cluster_id = node_id, cluster_id
+        self.directory_id = f"directory-{node_id}"
+        self.heard: list[tuple[int, object]] = []
+        self.streams: list[bytes] = []
+        self.news = asyncio.Event()
+        self.peers = Peers(secret, self.identity, self.decide, self.on_message, self.on_stream)
+
+    def identity(self) -> Identity:
+        return Identity(self.node_id, self.directory_id, self.cluster_id, host="127.0.0.1", port=self.port)
+
+    def decide(self, hello: Hello) -> Identity | Refusal:
+        if hello.identity.cluster_id != self.cluster_id:
+            return Refusal(handshake.REFUSED_CLUSTER, "another cluster's")
+        return self.identity()
+
+    def on_message(self, connection: Connection, message: object) -> None:
+        self.heard.append((connection.identity.node_id, message))
+        self.news.set()
+
+    async def on_stream(self, hello: Hello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.streams.append(await reader.readexactly(3))
+        self.news.set()
+
+    async def wait(self, count: int) -> list[tuple[int, object]]:
+        async with asyncio.timeout(10):
+            while len(self.heard) + len(self.streams) < count:
+                await self.news.wait()
+                self.news.clear()
+        return self.heard
+
+    async def __aenter__(self) -> "Host":
+        await self.peers.listen(self.listener)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.peers.stop()
+        self.listener.close()
+
+
+def run(work) -> None:
+    asyncio.run(work())
+
+
+def test_messages_go_both_ways_over_one_connection_in_order():
+    async def work():
+        async with Host(1) as one, Host(2) as two:
+            one.peers.know(2, "127.0.0.1", two.port)
+            for number in range(20):
+                one.peers.send(2, heartbeat(number))
+            heard = await two.wait(20)
+            assert [(node, message.sent_ms) for node, message in heard] == [(1, number) for number in range(20)]
+            two.peers.send(1, heartbeat(99, 2))  # nobody told node 2 where node 1 is: it has a connection
+            assert (await one.wait(1))[0] == (2, heartbeat(99, 2))
+            assert one.peers.connected() == [2] and two.peers.connected() == [1]
+
+    run(work)
+
+
+def test_both_connect_at_once():
+    async def work():
+        async with Host(1) as one, Host(2) as two:
+            one.peers.know(2, "127.0.0.1", two.port)
+            two.peers.know(1, "127.0.0.1", one.port)
+            for number in range(10):
+                one.peers.send(2, heartbeat(number))
+                two.peers.send(1, heartbeat(number, 2))
+                await asyncio.sleep(0)
+            assert [message.sent_ms for _, message in await two.wait(10)] == list(range(10))
+            assert [message.sent_ms for _, message in await one.wait(10)] == list(range(10))
+
+    run(work)
+
+
+def test_a_host_that_was_away_is_reached_again():
+    async def work():
+        async with Host(1) as one:
+            two = Host(2)
+            port = two.port
+            two.listener.close()
+            one.peers.know(2, "127.0.0.1", port)
+            one.peers.send(2, heartbeat(1))
+            while one.peers._nodes[2].failure_count == 0:
+                await asyncio.sleep(0.005)
+            assert not one.peers._nodes[2].pending  # what waited is lost: the cores say it again
+            async with Host(2, port=port) as two:
+                async with asyncio.timeout(10):
+                    while not two.heard:
+                        one.peers.send(2, heartbeat(2))
+                        await asyncio.sleep(0.02)
+                assert {message.sent_ms for _, message in two.heard} == {2}
+            async with asyncio.timeout(10):
+                while one.peers.connected():
+                    await asyncio.sleep(0.005)
+            async with Host(2, port=port) as two:
+                async with asyncio.timeout(10):
+                    while not two.heard:
+                        one.peers.send(2, heartbeat(3))
+                        await asyncio.sleep(0.02)
+
+    run(work)
+
+
+def test_strangers_are_turned_away():
+    async def work():
+        async with Host(1) as one, Host(2, b"another cluster's secret") as two, Host(3, cluster_id="other") as three:
+            with pytest.raises((HandshakeFailed, EOFError)) as failed:
+                await two.peers.open("127.0.0.1", one.port, "controller")
+            assert not isinstance(failed.value, HandshakeRefused)
+            with pytest.raises(HandshakeRefused, match="another cluster's"):
+                await three.peers.open("127.0.0.1", one.port, "controller")
+            reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
+            writer.write(b"GET / HTTP/1.1\r\n\r\n")
+            with contextlib.suppress(OSError):
+                assert await reader.read() == b""
+            writer.close()
+            assert one.heard == [] and one.peers.connected() == []
+
+    run(work)
+
+
+def test_a_message_that_is_none_ends_the_connection():
+    async def work():
+        async with Host(1) as one, Host(2) as two:
+            connection = await two.peers.open("127.0.0.1", one.port, "controller")
+            connection.writer.write((5).to_bytes(4, "big") + b"\xc1\xc1\xc1\xc1\xc1")
+            with pytest.raises((EOFError, OSError)):
+                await connection.receive()
+            assert one.heard == []
+
+    run(work)
+
+
+def test_the_wrong_host_at_an_address_is_not_taken_for_the_right_one():
+    async def work():
+        async with Host(1) as one, Host(3) as three:
+            one.peers.know(2, "127.0.0.1", three.port)
+            one.peers.send(2, heartbeat(1))
+            async with asyncio.timeout(10):
+                while one.peers._nodes[2].failure_count == 0:
+                    await asyncio.sleep(0.005)
+            assert three.heard == []
+
+    run(work)
+
+
+def test_other_purposes_get_the_stream():
+    async def work():
+        async with Host(1) as one, Host(2) as two:
+            connection = await two.peers.open("127.0.0.1", one.port, "gossip")
+            connection.writer.write(b"abc")
+            await one.wait(1)
+            assert one.streams == [b"abc"] and one.peers.connected() == []
+            connection.writer.close()
+
+    run(work)
+
+
+def test_a_restarted_peer_with_another_directory_is_spoken_to():
+    async def work():
+        async with Host(1) as one, Host(2) as two:
+            old = await two.peers.open("127.0.0.1", one.port, "controller")
+            while one.peers.connected() != [2]:
+                await asyncio.sleep(0.005)
+            two.directory_id = "another-disk"
+            new = await two.peers.open("127.0.0.1", one.port, "controller")
+            while len(one.peers._nodes[2].connections) < 2:
+                await asyncio.sleep(0.005)
+            one.peers.send(2, heartbeat(5))
+            assert await new.receive() == heartbeat(5)
+            for _ in range(peers.CONNECTIONS_PER_NODE_MAX + 1):
+                await two.peers.open("127.0.0.1", one.port, "controller")
+            async with asyncio.timeout(10):
+                while len(one.peers._nodes[2].connections) > peers.CONNECTIONS_PER_NODE_MAX:
+                    await asyncio.sleep(0.005)
+            old.writer.close()
+
+    run(work)
