@@ -51,6 +51,22 @@ class ReactorOptions(msgspec.Struct, kw_only=True):
     control_fd: int = -1
 
 
+class FetcherOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """struct mqd_fetcher_options."""
+
+    leader_node: int
+    leader_worker: int
+    lane: int  # enum mqd_fetcher_lane
+    node_id: int  # this host
+    wait_ms: int
+    response_bytes_max: int
+    response_bytes_limit: int
+    partition_bytes_max: int
+    timeout_ms: int
+    backoff_ms: int
+    bytes_per_second_max: int = 0
+
+
 class Event(msgspec.Struct, frozen=True):
     """struct mqd_event."""
 
@@ -177,6 +193,20 @@ class Reactor:
     def in_sync_answer(self, token: int, slot: int, sequence: int, leader_epoch: int, error: int) -> None:
         """The controller's answer to what PROPOSE_IN_SYNC asked for."""
         check(lib.mqd_reactor_in_sync_answer(self._reactor, token, slot, sequence, leader_epoch, error))
+
+    def fetcher_put(self, token: int, fd: int, options: FetcherOptions) -> None:
+        """A connection to a worker of another host, proven on both sides; the reactor owns `fd` from here on, whatever happens. FETCHER_ENDED comes with this token."""
+        native = ffi.new("struct mqd_fetcher_options *")
+        for name in options.__struct_fields__:
+            setattr(native, name, getattr(options, name))
+        check(lib.mqd_reactor_fetcher_put(self._reactor, token, fd, native))
+
+    def fetcher_remove(self, token: int, leader_node: int, leader_worker: int, lane: int) -> None:
+        check(lib.mqd_reactor_fetcher_remove(self._reactor, token, leader_node, leader_worker, lane))
+
+    def fetcher_rate(self, token: int, bytes_per_second_max: int) -> None:
+        """Of all catch-up lanes together; 0 = no bound."""
+        check(lib.mqd_reactor_fetcher_rate(self._reactor, token, bytes_per_second_max))
 
     def topic_remove(self, token: int, topic_id: bytes) -> None:
         check(lib.mqd_reactor_topic_remove(self._reactor, token, checked_topic_id(topic_id)))

@@ -46,6 +46,7 @@ class OpenPartition(msgspec.Struct):
     compaction: CompactionPolicy
     files_lock: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)  # held by whoever moves the log start or replaces segments
     closing: bool = False
+    truncated: bool = False  # its log was cut, perhaps below the checkpoint's recovery point
 
 
 class _Opened(msgspec.Struct):
@@ -230,7 +231,7 @@ class PartitionSet:
             )
         policy = retention_policy(self.broker_config, self._catalog.topic_of(owned).config)
         compaction = compaction_policy(self.broker_config, self._catalog.topic_of(owned).config)
-        opened = OpenPartition(owned, result.path, recovery.log_start_offset, policy, compaction)
+        opened = OpenPartition(owned, result.path, recovery.log_start_offset, policy, compaction, truncated=owned.replicated)
         self.open[owned.key] = self.by_slot[owned.slot] = opened
         self.failures.pop(owned.slot, None)
 

@@ -51,6 +51,11 @@ def scan_max_timestamp(path: Path, base_offset: int, from_position: int) -> tupl
     return result.valid_bytes, result.max_timestamp_ms
 
 
+def _truncation_marks(cut: list[OpenPartition]) -> list[Path]:
+    """Blocking. What they were cut to and when: of no use once a checkpoint that was taken later is on disk."""
+    return [mark for opened in cut for mark in opened.path.glob(f"{native.TRUNCATED_PREFIX}*")]
+
+
 class Upkeep:
     def __init__(
         self, worker: int, worker_count: int, control: native.Control, reactor: native.Reactor, commands: ReactorCommands, partitions: PartitionSet,
@@ -157,6 +162,19 @@ class Upkeep:
 
     def on_rolled(self) -> None:
         self._wake_checkpoints.set()
+
+    def on_truncated(self, slot: int) -> None:
+        """A follower's log was cut: the recovery point in the checkpoint may be above what it ends with (native/mqd_truncation.h)."""
+        opened = self._partitions.by_slot.get(slot)
+        if opened is not None:
+            opened.truncated = True
+            self._wake_checkpoints.set()
+
+    async def on_leader_log_start(self, slot: int, offset: int) -> None:
+        """The leader has deleted its log below `offset`: so does this follower."""
+        opened = self._partitions.by_slot.get(slot)
+        if opened is not None and not opened.closing:
+            await self.advance_start(opened, self._partitions.log_dirs[opened.owned.log_dir], offset)
 
     async def _checkpoint_loop(self) -> None:
         while True:

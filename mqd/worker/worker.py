@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mqd import native
-from mqd.base import logging
+from mqd.base import cluster_config, logging
 from mqd.base.config import broker_value
 from mqd.cluster.controller_messages import (
     Applied,
@@ -49,6 +49,7 @@ from mqd.worker.log_directory import LogDirectory
 from mqd.worker.moving import Mover
 from mqd.worker.options import reactor_options
 from mqd.worker.partitions import PartitionSet
+from mqd.worker.replication import Replication
 from mqd.worker.scrub import Scrubber
 from mqd.worker.strays import set_left_behind_aside, set_strays_aside
 from mqd.worker.telling import Telling
@@ -56,7 +57,6 @@ from mqd.worker.upkeep import Upkeep, scan_max_timestamp
 
 _DESCRIPTORS_SPARE = 256
 RETRY_FAILED_S = 3.0
-_TRUNCATED = native.EventKind.__members__.get("TRUNCATED")
 _OFFSET_OUT_OF_RANGE, _NOT_LEADER_OR_FOLLOWER, _KAFKA_STORAGE_ERROR = 1, 6, 56  # Kafka's error codes
 
 
@@ -72,6 +72,7 @@ class Worker:
         self._applying = asyncio.Lock()
         self._ready = False
         self._version = -1
+        self._cluster_id = ""
         self._looked_behind = False
         self._side_tasks: set[asyncio.Task[Any]] = set()
 
@@ -138,6 +139,7 @@ class Worker:
         self._link = ControllerLink(self._run_dir / "controller.sock", Subscribe("worker", self._index, client.generation), self._on_message)
         self._mover = Mover(self._log_dirs, self._control, self._partitions, self._catalog, self._background, files, self._link.send, self._applying)
         self._telling = Telling(self._control, self._reactor, self._commands, self._partitions, self._catalog, self._link.send, self._aside)
+        self._replication = Replication(self._reactor, self._commands, self._catalog.assigned, config, cluster_config.load_key(config))
         self._files = files
 
     async def _start_and_follow(self) -> None:
@@ -158,6 +160,7 @@ class Worker:
 
     async def _end(self) -> None:
         """Clean: the reactor answers what it can and ends; a stopped one carries out commands in this thread, so the partitions come back."""
+        await self._replication.close()
         await self._mover.close()
         await self._compactor.close()
         await self._background.urgent(self._reactor.stop)
@@ -191,6 +194,7 @@ class Worker:
                 await self._apply(Changes(), message.version)  # quotas are in the control segment already, the rest is the acceptor's
 
     async def _on_image(self, image: Image) -> None:
+        self._cluster_id = image.cluster_id
         changes = self._catalog.on_image(image)
         if not self._ready:
             doomed = await self._background.urgent(set_strays_aside, self._log_dirs, image, self._index, self._client.welcome.worker_count, self._files)
@@ -206,6 +210,7 @@ class Worker:
 
     async def _apply(self, changes: Changes, version: int, image: bool = False) -> None:
         await self._partitions.apply(changes)
+        self._replication.update(self._catalog.cluster, self._cluster_id, self._catalog.broker_config)
         if not self._looked_behind and self._catalog.caught_up:
             await self._look_behind()
         await self._mover.on_applied(image)
@@ -259,8 +264,15 @@ class Worker:
         kind = event.kind
         if kind == native.EventKind.LOG:
             self._log_line(event)
-        elif kind in (native.EventKind.ROLLED, _TRUNCATED):
+        elif kind == native.EventKind.ROLLED:
             self._upkeep.on_rolled()
+        elif kind == native.EventKind.TRUNCATED:
+            self._upkeep.on_truncated(event.slot)
+            self._log_line(event)
+        elif kind == native.EventKind.LOG_START:
+            self._aside(self._upkeep.on_leader_log_start(event.slot, event.offset))
+        elif kind == native.EventKind.FETCHER_ENDED:
+            self._replication.on_ended(event)
         elif event.proposal is not None:
             self._telling.on_proposal(event)
         elif kind == native.EventKind.LOG_DIR_FAILED:

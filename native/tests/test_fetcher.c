@@ -226,25 +226,29 @@ BOTH(connections_end_and_come_back)
     two_stop(two);
 }
 
+static void slow_follower(struct bench *b)
+{
+    CHECK_EQUAL(mqd_file_watch(NULL, "sync:DELAY:follower-0:ms=150"), 0);
+}
+
 /* A follower stands still: the flush must be over before it says that it has the records. */
 TEST(positions_are_told_when_they_are_flushed)
 {
-    struct two *two = two_start(MQD_BACKEND_EPOLL, NULL);
+    struct two *two = two_start(MQD_BACKEND_EPOLL, slow_follower);
     struct client client = client_open(two->b, 0);
     begin_following(two);
     connect_to_leader(two);
     struct part parts[1] = {part(0, 1, 1)};
     CHECK_EQUAL(client_produce(&client, -1, parts, 1).error[0], 0);
-    CHECK_EQUAL(mqd_file_watch(NULL, "sync:DELAY:follower-0:ms=150"), 0);
     for (int i = 0; i < 3; i++) {
         int64_t began_ns = test_now_ns();
         CHECK_EQUAL(client_produce(&client, -1, parts, 1).error[0], 0);
         CHECK((test_now_ns() - began_ns) / 1000000 >= 140);
         CHECK_EQUAL(positions_of(two, FOLLOWED(0)).durable_offset, i + 2);
     }
-    CHECK_EQUAL(mqd_file_watch(NULL, NULL), 0);
     client_close(&client);
     two_stop(two);
+    CHECK_EQUAL(mqd_file_watch(NULL, NULL), 0);
 }
 
 /* The catch-up lane is bounded; the other is not. */

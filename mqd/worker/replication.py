@@ -1,0 +1,244 @@
+"""Connections to the workers of other hosts whose partitions are followed here: which are wanted, made and proven here, given to the reactor, made again when they end.
+
+    catalog's assignments -> wanted_links() -> one task for each link: connect -> handshake (purpose "data", naming the leader's worker) -> the reactor fetches over it
+                                                                      ^---------------- back-off <- MQD_EVENT_FETCHER_ENDED, or another address or life of the leader
+
+A link is a worker of a leader's host in one lane: what is in sync and what catches up use different connections, so that the second, throttled one never delays the first.
+What is fetched, and what an answer does, is native (native/mqd_fetcher.h).
+
+Concurrency: the event loop's thread.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import socket
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+import msgspec
+
+from mqd import native
+from mqd.base import logging
+from mqd.base.config import broker_value
+from mqd.cluster import handshake
+from mqd.cluster.controller_messages import BrokerImage
+from mqd.cluster.handshake import HandshakeFailed, Identity
+from mqd.worker.assignments import Assignment, Cluster
+from mqd.worker.catalog import Key
+from mqd.worker.commands import ReactorCommands
+
+CONNECT_S_MAX = 3.0
+BACKOFF_S_MIN, BACKOFF_S_MAX = 0.05, 1.0
+LIVED_S = 5.0  # a connection that lasted so long was a good one
+LOST_MS_MAX = 10_000  # a peer that does not acknowledge bytes for so long is disconnected by the kernel
+IN_SYNC, CATCH_UP = range(2)  # enum mqd_fetcher_lane
+_FORGOTTEN_MAX = 1024
+
+
+class Link(msgspec.Struct, frozen=True, order=True):
+    leader: int  # node id
+    leader_worker: int
+    lane: int
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Where a link leads. Another epoch is another life of the host: its old connections are worth nothing, whether they have ended or not."""
+
+    host: str
+    port: int
+    epoch: int
+
+
+def lane_of(assignment: Assignment) -> int:
+    return IN_SYNC if any(member.node_id == assignment.node_id and member.in_sync for member in assignment.members) else CATCH_UP
+
+
+def wanted_links(assigned: Mapping[Key, Assignment], brokers: Mapping[int, BrokerImage]) -> dict[Link, Target]:
+    """Of leaders that are registered and listen for other hosts."""
+    wanted: dict[Link, Target] = {}
+    for assignment in assigned.values():
+        leader = brokers.get(assignment.leader)
+        own = any(member.node_id == assignment.node_id for member in assignment.members)
+        if assignment.leader == assignment.node_id or not own or leader is None or not leader.inter_broker_host:
+            continue
+        link = Link(assignment.leader, assignment.leader_worker, lane_of(assignment))
+        wanted[link] = Target(leader.inter_broker_host, leader.inter_broker_port, leader.epoch)
+    return wanted
+
+
+class _Connection:
+    """A link that is wanted: its task, and how it is told what has changed."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.changed = asyncio.Event()  # another target, or what the reactor had has ended
+        self.token = 0  # of the connection that the reactor has; 0 = none
+        self.task: asyncio.Task[None] | None = None
+
+
+class Replication:
+    """`assigned`: the catalog's, read at update(). `secret`: the cluster's."""
+
+    def __init__(
+        self, reactor: native.Reactor, commands: ReactorCommands, assigned: Mapping[Key, Assignment], config: Mapping[str, str], secret: bytes
+    ) -> None:
+        self._reactor = reactor
+        self._commands = commands
+        self._assigned = assigned
+        self._config = config
+        self._key = handshake.derive_key(secret, "handshake")
+        self._identity: Identity | None = None
+        self._connections: dict[Link, _Connection] = {}
+        self._ended: dict[int, str] = {}  # tokens whose end was heard before their beginning
+        self._rate = 0
+        self._endings: set[asyncio.Task[None]] = set()
+        self._log = logging.get("worker.replication")
+
+    # -- what is wanted ------------------------------------------------------------------------------------------------------
+
+    def update(self, cluster: Cluster, cluster_id: str, dynamic_config: Mapping[str, str]) -> None:
+        """After every change of metadata."""
+        own = cluster.brokers.get(cluster.node_id)
+        self._identity = Identity(cluster.node_id, own.directory_id, cluster_id) if own is not None and cluster_id else None
+        wanted = wanted_links(self._assigned, cluster.brokers) if self._assigned else {}
+        for link in [link for link in self._connections if link not in wanted]:
+            self._drop(link)
+        for link, target in wanted.items():
+            known = self._connections.get(link)
+            if known is None:
+                known = self._connections[link] = _Connection(target)
+                known.task = asyncio.get_running_loop().create_task(self._keep(link, known))
+            elif known.target != target:
+                known.target = target
+                known.changed.set()
+        self._throttle(dynamic_config)
+
+    def _throttle(self, dynamic_config: Mapping[str, str]) -> None:
+        rate = int(broker_value({**self._config, **dynamic_config}, "follower.replication.throttled.rate"))  # type: ignore[arg-type]
+        rate = 0 if rate >= 1 << 62 else rate
+        if rate != self._rate:
+            self._rate = rate
+            self._later(self._run(self._reactor.fetcher_rate, rate))
+
+    def _drop(self, link: Link) -> None:
+        connection = self._connections.pop(link)
+        assert connection.task is not None
+        connection.task.cancel()
+        self._later(self._run(self._reactor.fetcher_remove, link.leader, link.leader_worker, link.lane))
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
+
+    async def _run(self, command: Any, *arguments: Any) -> None:
+        try:
+            await self._commands.run(command, *arguments)
+        except native.NativeError as error:
+            self._log.warning("reactor refused a command for other hosts", reason=str(error))
+
+    def on_ended(self, event: native.Event) -> None:
+        """MQD_EVENT_FETCHER_ENDED."""
+        for link, connection in self._connections.items():
+            if connection.token == event.token:
+                connection.token = 0
+                connection.changed.set()
+                self._log.info("connection to a leader ended", leader=link.leader, worker=link.leader_worker, reason=event.text)
+                return
+        self._ended[event.token] = event.text
+        while len(self._ended) > _FORGOTTEN_MAX:
+            del self._ended[next(iter(self._ended))]
+
+    async def close(self) -> None:
+        tasks = [connection.task for connection in self._connections.values() if connection.task is not None]
+        self._connections.clear()
+        for task in [*tasks, *self._endings]:
+            task.cancel()
+        await asyncio.gather(*tasks, *self._endings, return_exceptions=True)
+
+    # -- one link --------------------------------------------------------------------------------------------------------------
+
+    async def _keep(self, link: Link, connection: _Connection) -> None:
+        """Until cancelled."""
+        backoff_s, reason, loop = BACKOFF_S_MIN, "", asyncio.get_running_loop()
+        while True:
+            connection.changed.clear()
+            target, began_s = connection.target, loop.time()
+            try:
+                await self._give(link, connection, await self._connect(link, target))
+                reason = ""
+                await connection.changed.wait()
+            except (OSError, EOFError, HandshakeFailed, native.NativeError) as error:
+                text = str(error) or type(error).__name__
+                if text != reason:
+                    self._log.info("leader cannot be reached; it is tried again", leader=link.leader, worker=link.leader_worker, reason=text)
+                reason = text
+            if connection.target != target:
+                continue  # another life or address: at once; what is made then replaces what there is
+            backoff_s = BACKOFF_S_MIN if loop.time() - began_s > LIVED_S else min(backoff_s * 2, BACKOFF_S_MAX)
+            connection.changed.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(connection.changed.wait(), backoff_s * random.uniform(0.5, 1.0))
+
+    async def _connect(self, link: Link, target: Target) -> socket.socket:
+        """Proven on both sides, not a byte beyond the handshake read. Raises OSError (TimeoutError among them), EOFError, HandshakeFailed."""
+        if self._identity is None:
+            raise OSError("this host is not registered yet")
+        loop = asyncio.get_running_loop()
+        connection: socket.socket | None = None
+        done = False
+        try:
+            async with asyncio.timeout(CONNECT_S_MAX):
+                family, kind, protocol, _, address = (await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM))[0]
+                connection = socket.socket(family, kind, protocol)
+                _set_options(connection)
+                await loop.sock_connect(connection, address)
+                side = handshake.Initiator(self._key, "data", self._identity, os.urandom(handshake.NONCE_BYTES), link.leader_worker)
+                await loop.sock_sendall(connection, side.opening())
+                while side.wanted:
+                    data = await loop.sock_recv(connection, side.wanted)
+                    if not data:
+                        raise EOFError("the leader closed the connection in the handshake")
+                    if out := side.feed(data):
+                        await loop.sock_sendall(connection, out)
+            if side.peer is None or side.peer.node_id != link.leader:
+                raise HandshakeFailed(f"{target.host}:{target.port} is not host {link.leader}")
+            done = True
+            return connection
+        finally:
+            if connection is not None and not done:
+                connection.close()
+
+    async def _give(self, link: Link, connection: _Connection, made: socket.socket) -> None:
+        connection.token = 0
+        event = await self._commands.run(self._reactor.fetcher_put, made.detach(), self._options(link))
+        if event.token in self._ended:
+            raise OSError(self._ended.pop(event.token))
+        connection.token = event.token
+
+    def _options(self, link: Link) -> native.FetcherOptions:
+        assert self._identity is not None
+        response_bytes = _number(self._config, "replica.fetch.response.max.bytes")
+        return native.FetcherOptions(
+            leader_node=link.leader, leader_worker=link.leader_worker, lane=link.lane, node_id=self._identity.node_id,
+            wait_ms=_number(self._config, "replica.fetch.wait.max.ms"), response_bytes_max=response_bytes,
+            response_bytes_limit=min(response_bytes + _number(self._config, "socket.request.max.bytes"), 1 << 30),
+            partition_bytes_max=_number(self._config, "replica.fetch.max.bytes"), timeout_ms=_number(self._config, "replica.socket.timeout.ms"),
+            backoff_ms=_number(self._config, "replica.fetch.backoff.ms"), bytes_per_second_max=self._rate,
+        )
+
+
+def _number(config: Mapping[str, str], name: str) -> int:
+    return int(broker_value(config, name))  # type: ignore[arg-type]
+
+
+def _set_options(connection: socket.socket) -> None:
+    connection.setblocking(False)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_MS_MAX)
