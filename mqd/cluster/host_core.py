@@ -96,6 +96,7 @@ class _Subscriber(msgspec.Struct):
     index: int
     applied_version: int = -1
     held: bool = False  # H3: waits for new leader epochs
+    failed: bool = True  # it, or its predecessor, may have said that it does not serve something
 
 
 class _Command(msgspec.Struct):
@@ -254,11 +255,11 @@ class HostCore:
         """What there is to tell of it. `indexes`: only these partitions have changed, None = any."""
         old = self._images.get(topic.name)
         known = old is not None and old.topic_id == topic.topic_id
-        only = [index for index in indexes if index < len(old.partitions)] if indexes is not None and known else None
+        only = list(indexes) if indexes is not None and known and all(index < len(old.partitions) for index in indexes) else None
         actions += self._put(topic, {}, only)
         if only is not None:
             image = self._images[topic.name]
-            return [messages.PartitionsPut(self._version, topic.topic_id, [image.partitions[index] for index in only])] if only else []
+            return [messages.PartitionsPut(self._version, topic.topic_id, [image.partitions[index] for index in only])]
         if self._waits_for_slots(topic):
             image = self._images.get(topic.name)
             if image is None or not known or (image.partitions[: len(old.partitions)] == old.partitions and image.config == old.config):
@@ -299,8 +300,10 @@ class HostCore:
             slot, log_dir = self._slots.take(key), self._log_dirs.get(directory, LOG_DIR_NONE)
             if slot >= 0 and log_dir != LOG_DIR_NONE:
                 owner = owner_of(topic_id, partition.index, self._worker_count)
-        elif key not in self._choosing and self._log_dirs:
-            actions.append(RecordMove(topic_id, partition.index, self._choose_directory(key)))
+        else:
+            self._slots.give_up(key, self._version, self._alive)  # of a replica that has left meanwhile
+            if key not in self._choosing and self._log_dirs:
+                actions.append(RecordMove(topic_id, partition.index, self._choose_directory(key)))
         return self._described(partition, slot, owner, log_dir)
 
     @staticmethod
@@ -478,9 +481,12 @@ class HostCore:
         subscriber.applied_version = max(subscriber.applied_version, event.applied.version)
         self._slots.applied(subscriber.index, event.applied.version)
         actions = self._free_retired()
-        if event.applied.failures:
+        if event.applied.failures or subscriber.failed:
+            subscriber.failed = bool(event.applied.failures)
             names = {slot: f"{self._state.topics_by_id.get(topic_id, '?')}-{index}" for (topic_id, index), slot in self._slots.used.items()}
-            actions.append(Report({names.get(slot, f"slot {slot}"): reason for slot, reason in event.applied.failures.items()}))
+            reasons = {names.get(slot, f"slot {slot}"): reason for slot, reason in event.applied.failures.items()}
+            keys = tuple(key for key, slot in self._slots.used.items() if slot in event.applied.failures)
+            actions.append(Report(reasons, subscriber.index, keys))
         return actions + self._maybe_applied()
 
     def _maybe_applied(self) -> list[Action]:
