@@ -33,6 +33,7 @@ from mqd.cluster.broker_events import (
     PeerReceived,
     Refused,
     ReplicaMoved,
+    ReplicasFailed,
     Reply,
     SendPeer,
     SetBroker,
@@ -49,7 +50,7 @@ from mqd.protocol.errors import ErrorCode
 
 __all__ = [
     "Action", "BrokerCore", "ChangeRequested", "ClientGone", "ControllerKnown", "DirectoriesSeen", "Event", "HostDied", "INT64_MAX", "InSyncProposed", "LeadershipsLost",
-    "MetadataApplied", "MetadataCommitted", "PartitionEmptied", "PeerReceived", "Refused", "ReplicaMoved", "Reply", "SendPeer", "SetBroker", "ShutDown", "ShutdownRequested", "Started",
+    "MetadataApplied", "MetadataCommitted", "PartitionEmptied", "PeerReceived", "Refused", "ReplicaMoved", "ReplicasFailed", "Reply", "SendPeer", "SetBroker", "ShutDown", "ShutdownRequested", "Started",
     "Tick", "ToWorker",
 ]  # fmt: skip
 
@@ -57,6 +58,7 @@ SAFE_REFUSALS = frozenset({ErrorCode.INELIGIBLE_REPLICA, ErrorCode.OPERATION_NOT
 INT64_MAX = (1 << 63) - 1
 CHANGES_WAITING_MAX = 10_000
 CHANGE_WAIT_MS_MAX = 30_000
+NO_WORKER = -1
 DIRECTORIES_EVERY = 10  # heartbeats
 
 
@@ -104,6 +106,7 @@ class BrokerCore:
         self._lost: dict[tuple[bytes, int], int] = {}  # partition -> leader epoch that died with a worker
         self._moved: dict[tuple[bytes, int], str] = {}
         self._emptied: dict[tuple[bytes, int], int] = {}
+        self._failed: dict[int, tuple[tuple[bytes, int], ...]] = {}  # worker -> what it does not serve
         self._repeat_at_ms = 0
 
     def handle(self, event: Event, now_ms: int) -> list[Action]:
@@ -224,6 +227,7 @@ class BrokerCore:
     def _on_metadata_committed(self, event: MetadataCommitted, now_ms: int) -> list[Action]:
         self._committed, self._told = max(self._committed, event.version), max(self._told, event.told_version)
         self._prune()
+        self._look_at_directories()
         return self._moved_on(now_ms)
 
     def _moved_on(self, now_ms: int) -> list[Action]:
@@ -374,6 +378,27 @@ class BrokerCore:
         self._moved[(event.topic_id, event.index)] = event.directory
         return self._repeat(now_ms)
 
+    def _on_replicas_failed(self, event: ReplicasFailed, now_ms: int) -> list[Action]:
+        self._failed[event.worker] = event.partitions
+        return self._repeat(now_ms)
+
+    def _look_at_directories(self) -> None:
+        """What lies in a directory that cannot be used, or is not there any more, no worker is asked to serve: that fails too."""
+        broker = self._state.brokers.get(self.node_id)
+        usable = {entry.directory_id for entry in self._registration.directories if entry.usable} if self._registration is not None else set()
+        bad = {name for name in broker.directories if name not in usable and self._state.partition_counts.get((self.node_id, name))} if broker is not None else set()
+        self._failed.pop(NO_WORKER, None)
+        if bad:
+            self._failed[NO_WORKER] = tuple(
+                (topic.topic_id, partition.index) for topic in self._state.topics.values() for partition in topic.partitions if (self.node_id, True) in zip(partition.replicas, (name in bad for name in partition.directories))
+            )  # fmt: skip
+
+    def _counted_on(self) -> list[tuple[bytes, int]]:
+        """Of what fails here, that which others still believe in."""
+        failed = [key for keys in self._failed.values() for key in keys]
+        found = [(key, self._partition(key)) for key in failed]
+        return [key for key, partition in found if partition is not None and (partition.leader == self.node_id or self.node_id in partition.in_sync_replicas)]
+
     def _on_partition_emptied(self, event: PartitionEmptied, now_ms: int) -> list[Action]:
         self._emptied[(event.topic_id, event.index)] = event.leader_epoch
         return self._repeat(now_ms)
@@ -390,6 +415,8 @@ class BrokerCore:
         if self._emptied:
             emptied = [(topic_id, index, epoch) for (topic_id, index), epoch in self._emptied.items()]
             actions += self._to_controller(peer.PartitionsEmptied(self.node_id, self.broker_epoch, emptied))
+        if self._failed and (failed := self._counted_on()):
+            actions += self._to_controller(peer.ReplicasFailed(self.node_id, self.broker_epoch, failed))
         for (topic_id, index), directory in self._moved.items():
             actions += self._to_controller(peer.ReplicaPlaced(self.node_id, self.broker_epoch, topic_id, index, directory))
         if self._dead:
@@ -474,6 +501,7 @@ _HANDLERS = {
     ClientGone: BrokerCore._on_client_gone,
     LeadershipsLost: BrokerCore._on_leaderships_lost,
     ReplicaMoved: BrokerCore._on_replica_moved,
+    ReplicasFailed: BrokerCore._on_replicas_failed,
     PartitionEmptied: BrokerCore._on_partition_emptied,
     DirectoriesSeen: BrokerCore._on_directories_seen,
     HostDied: BrokerCore._on_host_died,

@@ -77,6 +77,13 @@ class ReplicaMoved(msgspec.Struct, frozen=True):
     directory: str
 
 
+class ReplicasFailed(msgspec.Struct, frozen=True):
+    """All partitions that one worker does not serve, because their disk failed or what is on it is not sound (HostCore's Report)."""
+
+    worker: int
+    partitions: tuple[tuple[bytes, int], ...]
+
+
 class PartitionEmptied(msgspec.Struct, frozen=True):
     """A worker says that a retired partition that it leads has no records any more."""
 
@@ -104,7 +111,7 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 Event = (
-    Started | ControllerKnown | PeerReceived | MetadataApplied | MetadataCommitted | InSyncProposed | ChangeRequested | ClientGone | LeadershipsLost | ReplicaMoved | PartitionEmptied
+    Started | ControllerKnown | PeerReceived | MetadataApplied | MetadataCommitted | InSyncProposed | ChangeRequested | ClientGone | LeadershipsLost | ReplicaMoved | ReplicasFailed | PartitionEmptied
     | DirectoriesSeen | HostDied | ShutdownRequested | Tick
 )  # fmt: skip
 

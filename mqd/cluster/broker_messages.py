@@ -168,6 +168,14 @@ class ReplicaPlaced(msgspec.Struct, tag=True, frozen=True):
     directory: str  # its id
 
 
+class ReplicasFailed(msgspec.Struct, tag=True, frozen=True):
+    """The sender cannot serve its replicas of these partitions: their disk failed, or what is on it is not sound. Others lead them, if there is anybody. Repeated until they do."""
+
+    node_id: int
+    broker_epoch: int
+    partitions: list[tuple[bytes, int]]
+
+
 class PartitionsEmptied(msgspec.Struct, tag=True, frozen=True):
     """Retired partitions that the sender leads and whose log start has reached the log end. Repeated until they are hidden."""
 
@@ -176,6 +184,6 @@ class PartitionsEmptied(msgspec.Struct, tag=True, frozen=True):
     partitions: list[tuple[bytes, int, int]]  # topic id, index, leader epoch
 
 
-ToActiveController = RegisterBroker | Heartbeat | ProofOfDeath | WorkersDied | AlterPartition | ChangeForwarded | ReplicaPlaced | PartitionsEmptied
+ToActiveController = RegisterBroker | Heartbeat | ProofOfDeath | WorkersDied | AlterPartition | ChangeForwarded | ReplicaPlaced | ReplicasFailed | PartitionsEmptied
 FromActiveController = RegisterBrokerAnswer | HeartbeatAnswer | AlterPartitionAnswer | ChangeAnswered
 BrokerMessage = ToActiveController | FromActiveController

@@ -150,6 +150,27 @@ def unfence(state: MetadataState, node: int, mutants: frozenset[str]) -> list[Re
     return [BrokerChanged(node, broker.epoch, fenced=False), *view.changes(wanted)]
 
 
+def failed(state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]], mutants: frozenset[str]) -> list[Record]:
+    """The broker lives and cannot serve these. Whoever else may lead does; a partition that nobody else can lead stays as it is, for nothing would be won."""
+    view = View(state, mutants)
+
+    def wanted() -> Iterator[tuple[TopicState, Target]]:
+        for topic_id, index in dict.fromkeys(partitions):
+            found = view.partition(topic_id, index)
+            if found is None or node not in found[1].in_sync_replicas:
+                continue
+            topic, partition = found
+            others = without(partition.in_sync_replicas, (node,)) or partition.eligible_leader_replicas
+            if not any(view.may_lead(other) for other in others if other != node):
+                continue
+            target = Target(partition)
+            target.in_sync = without(partition.in_sync_replicas, (node,))
+            target.forget = frozenset() if _counts_flushed(state, topic, node) else frozenset((node,))
+            yield topic, target
+
+    return view.changes(wanted(), leaving=node)
+
+
 # -- controlled shutdown -------------------------------------------------------------------------------------------------------
 
 

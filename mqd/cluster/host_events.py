@@ -134,6 +134,8 @@ class Report(msgspec.Struct, frozen=True):
     """For the log: partitions that a worker does not serve."""
 
     failures: dict[str, str]
+    worker: int = -1
+    partitions: tuple[Partition, ...] = ()  # the same ones; all that this worker does not serve (none: it serves all again)
 
 
 Action = AssignSlot | ClearSlot | Send | AppliedEverywhere | RaiseEpochs | RecordMove | Report

@@ -13,6 +13,7 @@ import msgspec
 from mqd.cluster.broker_messages import InSyncProposal, InSyncResult
 from mqd.cluster.cluster_view import View
 from mqd.cluster.metadata_records import PartitionChange, PartitionState, TopicState
+from mqd.cluster.metadata_state import MetadataState
 from mqd.cluster.partition_rules import Target
 from mqd.protocol.errors import ErrorCode
 
@@ -61,6 +62,11 @@ class Proposals:
         if handled is None or (handled.broker_epoch, handled.leader_epoch) <= (broker_epoch, proposal.leader_epoch):
             self._handled[key] = Handled(broker_epoch, proposal.leader_epoch, proposal.sequence, result, view.state.version)
         return result, None if change is None else (topic, change)
+
+    def prune(self, state: MetadataState) -> None:
+        """Of topics that are gone."""
+        if len(self._handled) > 2 * state.partition_count + 1000:
+            self._handled = {key: handled for key, handled in self._handled.items() if key[0] in state.topics_by_id}
 
     def on_persist_failed(self, version: int) -> None:
         """Judged by a state of which a part never came to be: its change is in no log and never will be, so a repetition is refused for good."""

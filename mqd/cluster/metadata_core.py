@@ -400,6 +400,8 @@ class MetadataCore:
                 return self._persist(active.workers_died(self.tail, message))
             case broker_messages.ReplicaPlaced():
                 return self._persist(active.replica_placed(self.tail, message))
+            case broker_messages.ReplicasFailed():
+                return self._persist(active.replicas_failed(self.tail, message))
             case broker_messages.PartitionsEmptied():
                 return self._persist(active.emptied(self.tail, message))
         return []

@@ -324,6 +324,7 @@ class Shell:
                 case host_core.Report():
                     for partition, reason in action.failures.items():
                         log.error("a worker does not serve a partition", partition=partition, reason=reason)
+                    self.on_broker(broker_core.ReplicasFailed(action.worker, action.partitions))
 
     def on_broker(self, event: broker_core.Event) -> None:
         for action in self.broker.handle(event, boottime_ms()):

@@ -413,3 +413,54 @@ def test_directories_with_the_fewest_replicas_first() -> None:
     assert [directories.place(1) for _ in range(5)] == ["b", "a", "b", "a", "b"], "c is nearly full, d cannot be written to"
     assert Directories(state, {1: (Directory("d", "/d", 1, False),)}).place(1) is None
     assert Directories(state, {}).place(1) == "d1" and Directories(state, {}).place(7) == ""
+
+
+# -- disks ------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_replica_leads_no_more() -> None:
+    state = topic(cluster(), config={"flush.on.ack": "false"})
+    after = do(state, broker_rules.failed(state, 1, [(b"t" * 16, 0), (b"t" * 16, 0), (b"x" * 16, 0), (b"t" * 16, 9)], NONE))
+    assert (after.leader, after.leader_epoch, after.in_sync_replicas, after.eligible_leader_replicas) == (2, 6, (2, 3), ())
+    after = do(state, broker_rules.failed(state, 3, [(b"t" * 16, 0)], NONE))
+    assert (after.leader, after.leader_epoch, after.in_sync_replicas, after.eligible_leader_replicas, after.last_known_eligible) == (2, 6, (2,), (), (3,))
+    before = state.copy()
+    assert do(state, broker_rules.failed(state, 2, [(b"t" * 16, 0)], NONE)).leader == 2 and state == before, "nothing would be won"
+
+
+def test_what_was_counted_on_disk_stays_eligible_when_the_disk_fails() -> None:
+    state = topic(cluster(), in_sync_replicas=(1, 2), config={"flush.on.ack": "true"})
+    after = do(state, broker_rules.failed(state, 1, [(b"t" * 16, 0)], NONE))
+    assert (after.leader, after.in_sync_replicas, after.eligible_leader_replicas) == (2, (2,), (1,))
+
+
+def test_a_failed_disk_is_told_until_others_lead() -> None:
+    world = World(7, 3)
+    world.settle(20)
+    assert world.ask(messages.CreateTopic("t", 6, 3, {}, {})).error == 0
+    from mqd.cluster import broker_core
+
+    topic_id = world.unlogged.topics["t"].topic_id
+    led = [partition.index for partition in partitions(world) if partition.leader == 2]
+    world.hosts[2].broker.handle(broker_core.ReplicasFailed(0, tuple((topic_id, index) for index in led)), world.now_ms)  # the link lost it
+    run(world, 1_500)
+    assert led and all(partitions(world)[index].leader not in (2, -1) for index in led)
+    world.hosts[2].broker.handle(broker_core.ReplicasFailed(0, ()), world.now_ms)
+    run(world, 2_000)
+    assert all(2 in partitions(world)[index].in_sync_replicas for index in led)
+
+
+def test_what_lies_in_a_directory_that_is_gone_is_led_by_others() -> None:
+    world = World(7, 3)
+    world.settle(20)
+    assert world.ask(messages.CreateTopic("t", 6, 3, {}, {})).error == 0
+    from mqd.cluster import broker_core
+
+    host = world.hosts[2]
+    lost = [partition.index for partition in partitions(world) if partition.directories[partition.replicas.index(2)] == "meta-2-a"]
+    host.broker.handle(broker_core.DirectoriesSeen((broker_messages.DirectoryReport("meta-2-a", "/a", 0, False), broker_messages.DirectoryReport("meta-2-b", "/b", 9, True))), world.now_ms)
+    fetch, world.fetch = world.fetch, lambda *_: None
+    assert world.ask(messages.CreateTopic("u", 1, 3, {}, {})).error == 0
+    run(world, 2_000)
+    assert 0 < len(lost) < 6 and all(partitions(world)[index].leader not in (2, -1) and 2 not in partitions(world)[index].in_sync_replicas for index in lost)
+    world.fetch = fetch

@@ -251,11 +251,18 @@ def registration(node: int = 1, incarnation: int = 2, directory_id: str | None =
 
 
 def test_an_unclean_start_is_neither_in_sync_nor_eligible() -> None:
-    state = topic(cluster(), replicas=(1,))
+    state = topic(cluster(), replicas=(1, 2), in_sync_replicas=(1,))
     after = do(state, broker_rules.register(state, registration(), frozenset()))
     assert (after.leader, after.in_sync_replicas, after.eligible_leader_replicas, after.last_known_eligible) == (-1, (), (), (1,))
     assert state.brokers[1].fenced and state.brokers[1].epoch == 4 and state.brokers[1].incarnation == 2
     assert do(state, broker_rules.unfence(state, 1, frozenset())).leader == -1
+
+
+def test_an_only_replica_is_not_forgotten() -> None:
+    """Nobody could have more of it; a host on its own starts without anybody's help."""
+    state = topic(cluster(), replicas=(1,))
+    do(state, broker_rules.register(state, registration(), frozenset()))
+    assert do(state, broker_rules.unfence(state, 1, frozenset())).leader == 1
 
 
 def test_a_clean_start_remembers() -> None:
@@ -266,7 +273,7 @@ def test_a_clean_start_remembers() -> None:
 
 
 def test_a_marker_of_an_older_registration_is_not_clean() -> None:
-    state = topic(cluster(), replicas=(1,))
+    state = topic(cluster(), replicas=(1, 2), in_sync_replicas=(1,))
     assert do(state, broker_rules.register(state, registration(clean_epoch=9), frozenset())).last_known_eligible == (1,)
 
 
