@@ -32,7 +32,7 @@ from mqd.cluster.gossip_parts import Broadcasts, Bucket, ControllerHint, Health,
 from mqd.cluster.gossip_probing import Prober
 
 EXCHANGE_COUNT_MAX = 4
-LEAVE_ROUNDS = 3
+LEAVE_ROUNDS, LEAVE_EVERY_MS = 3, 50
 AFTER_JOIN_MS = (1_000, 3_000, 8_000)  # states are exchanged again: when all start together, the seed did not know them all either
 SWEEP_MS = 10_000
 LOAD_SENDS = 2  # times log10 of the members: loads are renewed anyway
@@ -257,7 +257,7 @@ class GossipCore:
     def _on_gossip(self, _: object) -> None:
         self._gossiping = False
         self._gossip_round()
-        if (self._updates or self._urgent_rounds) and self.membership.living:
+        if (self._updates or self._urgent_rounds) and self.membership.living and not self.membership.left:
             self._gossiping = True
             self.after(self.settings.gossip_interval_ms, self._on_gossip)
 
@@ -423,10 +423,10 @@ class GossipCore:
         membership.encoded = encode_update(Left(*membership.identity, membership.incarnation))
         self.broadcast(membership.identity, membership.encoded)
         self._urgent_rounds = LEAVE_ROUNDS
-        self._gossip_round()
-        self._gossiping = False
-        self._arm_gossip()
-        self.after(self.settings.gossip_interval_ms * LEAVE_ROUNDS, self._on_left_done)
+        rounds = LEAVE_ROUNDS if membership.living else 0
+        for number in range(rounds):
+            self.after(LEAVE_EVERY_MS * number, self._on_gossip)
+        self.after(LEAVE_EVERY_MS * rounds, self._on_left_done)
 
     def _on_left_done(self, _: object) -> None:
         self._timers.clear()

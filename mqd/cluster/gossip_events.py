@@ -62,10 +62,11 @@ class Profile(msgspec.Struct, frozen=True):
     memory_bytes: int = 0
     disk_bytes: int = 0
 
-    def alive(self, incarnation: int) -> Alive:
+    def alive(self, incarnation: int, token: int) -> Alive:
         return Alive(
-            self.node_id, self.directory_id, incarnation, self.host, self.port, self.rack, self.version, self.worker_count, self.cpu_count, self.memory_bytes, self.disk_bytes
-        )
+            self.node_id, self.directory_id, incarnation, self.host, self.port, self.rack, self.version, self.worker_count, self.cpu_count, self.memory_bytes, self.disk_bytes,
+            token,
+        )  # fmt: skip
 
 
 class MemberView(msgspec.Struct, frozen=True):

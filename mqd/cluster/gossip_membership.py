@@ -69,6 +69,7 @@ class Membership:
         self.profile = profile
         self.identity: Identity = (profile.node_id, profile.directory_id)
         self.incarnation = life * REFUTATIONS
+        self._token = core.rng.getrandbits(61)
         self.members: dict[Identity, Member] = {}
         self.living: list[Identity] = []  # alive or suspect, without this host
         self._of_node: dict[int, list[Identity]] = {}
@@ -87,7 +88,7 @@ class Membership:
         return len(self.living) + 1
 
     def own(self) -> Alive:
-        return self.profile.alive(self.incarnation)
+        return self.profile.alive(self.incarnation, self._token)
 
     def announce(self) -> None:
         self.encoded = encode_update(self.own())
@@ -107,7 +108,7 @@ class Membership:
         return self._begin_life_after(incarnation)
 
     def _begin_life_after(self, incarnation: int) -> bool:
-        """Before it has joined nobody can know of this life, but of one that had the same number: the directory is an old copy."""
+        """Others know of another process under this life's number: the directory is an old copy, or has lost the count."""
         life = life_of(incarnation) + 1
         if life > LIFE_MAX:
             return False  # only a host that lies can have said so
@@ -149,7 +150,7 @@ class Membership:
             profile, incarnation = entry.alive, max(entry.incarnation, entry.alive.incarnation)
             identity = (profile.node_id, profile.directory_id)
             if identity == self.identity:
-                if not core.joined and incarnation >= self.incarnation:
+                if not core.joined and incarnation >= self.incarnation and profile.token != self._token:
                     self._begin_life_after(incarnation)
                     self.announce()
                 elif incarnation > self.incarnation or (entry.state != ALIVE and incarnation == self.incarnation):

@@ -75,6 +75,7 @@ class Alive(msgspec.Struct, tag="a", array_like=True, frozen=True):
     cpu_count: Count = 0
     memory_bytes: Count = 0
     disk_bytes: Count = 0
+    token: Count = 0  # by chance, of the process: two of one incarnation are told apart
 
 
 class Suspect(msgspec.Struct, tag="s", array_like=True, frozen=True):

@@ -26,6 +26,7 @@ from mqd.controller import gossip
 if TYPE_CHECKING:
     import socket
 
+    from mqd.cluster.handshake import Hello
     from mqd.controller.peers import Peers
     from mqd.controller.shell import Shell
 
@@ -80,6 +81,9 @@ class HostGossip:
         if self._feeding is not None:
             self._feeding.cancel()
         await self.gossip.stop()
+
+    async def serve(self, hello: Hello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self.gossip.serve(hello, reader, writer)
 
     def views(self) -> list[MemberView]:
         return self.gossip.core.views()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,6 +16,7 @@ from mqd.cluster.handshake import Hello, Identity, Refusal
 from mqd.cluster.quorum_messages import ReplicaKey
 from mqd.cluster.replica_identity import directory_text
 from mqd.controller.forming import Forming
+from mqd.controller.host_gossip import HostGossip
 from mqd.controller.peers import Connection, Peers
 
 if TYPE_CHECKING:
@@ -34,7 +36,9 @@ class Membership:
         self._forming: Forming | None = None
         self._shell: Shell | None = None
         self._sockets = client.cluster_sockets
-        self._peers = Peers(cluster_config.load_key(config), self.identity, self._decide, self._on_message) if self._sockets else None
+        self._peers = Peers(cluster_config.load_key(config), self.identity, self._decide, self._on_message, self._on_stream) if self._sockets else None
+        self._config, self._worker_count = config, client.welcome.worker_count
+        self.gossip: HostGossip | None = None
 
     def identity(self) -> Identity:
         metadata = features.FEATURES["metadata.version"]
@@ -71,7 +75,19 @@ class Membership:
         """From here on messages are taken; connections on which this host said that it is of no cluster are made anew."""
         self._cluster_id, self._shell = cluster_id, shell
         if self._peers is not None:
-            self._peers.drop(lambda identity: identity.cluster_id == cluster_id)
+            self._peers.drop(lambda identity: False)
+
+    async def start_gossip(self, directory: Path) -> None:
+        """After joined(). `directory`: where this host's lives are counted. Raises OSError."""
+        if self._peers is None:
+            return
+        assert self._shell is not None
+        self.gossip = HostGossip(self._config, self._key, self.address, self._worker_count, self._cluster_id, self._sockets[1], self._peers, self._shell, self.know, directory)
+        await self.gossip.start()
+
+    async def _on_stream(self, hello: Hello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.gossip is not None and hello.identity.cluster_id == self._cluster_id:
+            await self.gossip.serve(hello, reader, writer)
 
     # -- messages ----------------------------------------------------------------------------------------------------------
 
@@ -85,7 +101,9 @@ class Membership:
 
     def _decide(self, hello: Hello) -> Identity | Refusal:
         own, theirs = self.identity(), hello.identity
-        if hello.purpose != "controller":
+        if hello.purpose == "gossip" and self.gossip is None:
+            return Refusal(handshake.REFUSED_BUSY, "this host does not gossip yet")
+        if hello.purpose not in ("controller", "gossip"):
             return Refusal(handshake.REFUSED_PURPOSE, f"purpose {hello.purpose!r} is not served on the controller's listener")
         if theirs.node_id == own.node_id and theirs.directory_id != own.directory_id:
             return Refusal(handshake.REFUSED_IDENTITY, f"node.id {own.node_id} is the other host's too: give each host a node.id of its own")
@@ -111,6 +129,8 @@ class Membership:
         Forming.answer(connection, formation.answer_of_member(ask, self._member(), self._cluster_id, self._shell.quorum.core.generation, self.seeds, voters))
 
     async def stop(self) -> None:
+        if self.gossip is not None:
+            await self.gossip.stop()
         if self._peers is not None:
             await self._peers.flush()
             await self._peers.stop()

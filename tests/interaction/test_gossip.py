@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster import Cluster
+
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "k" * 32
 
@@ -206,3 +208,25 @@ def test_lives_are_counted_on_disk(tmp_path: Path) -> None:
         path.write_text(damage)
         assert next_life(path) >= 1
     assert directory_bytes("AAAAAAAAAAAAAAAAAAAAAQ") == b"\0" * 15 + b"\x01" and len(directory_bytes("anything")) == 16
+
+
+def test_brokers_of_a_cluster_gossip(tmp_path: Path) -> None:
+    """The controllers' own gossip, on the controller's listener: all know all, one that stops has left, one that is killed is dead and comes back."""
+    with Cluster(tmp_path) as cluster:
+
+        def log_has(node_id: int, text: str, seconds: float = 20.0) -> None:
+            path = cluster.brokers[node_id].data_dir / "logs"
+            until = time.monotonic() + seconds
+            while not any(text in file.read_text(errors="replace") for file in path.glob("*controller*")):
+                assert time.monotonic() < until, f"broker {node_id} does not say {text!r}\n{cluster.logs()}"
+                time.sleep(0.05)  # another process writes it
+
+        for node_id in (1, 2, 3):
+            for other in {1, 2, 3} - {node_id}:
+                log_has(node_id, f"node={other} state=alive")
+        cluster.brokers[3].stop()
+        log_has(1, "node=3 state=left")
+        cluster.brokers[2].kill_all()
+        log_has(1, "node=2 state=dead")
+        cluster.brokers[2].start()
+        log_has(1, "node=2 state=alive before=dead")
