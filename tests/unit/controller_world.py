@@ -82,7 +82,7 @@ class World:
         self.number = 0
         self.true_high_watermark: dict[tuple[bytes, int], list[int]] = {}
         self.forgotten: set[tuple[bytes, int, int]] = set()
-        self.lost: set[tuple[bytes, int]] = set()  # partitions for which an unclean election was asked: P2, P6 are off
+        self.lost: set[tuple[bytes, int]] = set()  # partitions that lost what they alone had: P2, P6 are off
         self.clean: dict[tuple[int, int], int] = {}  # (node, incarnation) -> what its clean marker said
         self.unlogged = MetadataState()  # everything committed
         self.hosts = {node: Host(node, f"rack-{node % racks}" if racks else None) for node in range(1, host_count + 1)}
@@ -491,7 +491,9 @@ class World:
     def forget(self, node: int) -> None:
         for topic in self.unlogged.topics.values():
             for partition in topic.partitions:
-                if node in partition.replicas:
+                if partition.replicas == (node,):
+                    self.lost.add((topic.topic_id, partition.index))  # an only replica is believed whatever it has
+                elif node in partition.replicas:
                     self.forgotten.add((topic.topic_id, partition.index, node))
 
     def check(self) -> None:
