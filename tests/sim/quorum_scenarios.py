@@ -111,6 +111,7 @@ def prepared(seed: int, core_class: type[QuorumCore], voters: tuple[int, ...], h
         host.disk.log, host.disk.vote = list(log), votes[node]
     for batch in logs[2][:committed]:
         world.committed.append(batch)
+        world._commits = [(batch.epoch, batch)]
         world._digests[batch.next_offset] = chain(world._digests[batch.base_offset], batch)
         world._committed_offset = batch.next_offset
     return world

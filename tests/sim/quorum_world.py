@@ -3,7 +3,7 @@
 Checked over all replicas after every event (beside each core's own check())
     I1  one leader in an epoch
     I2  what one replica hands out at an offset is what every other one does, snapshots included; nobody truncates it
-    I3  who is elected has every committed record
+    I3  who is elected has every record that was committed in an older epoch
     I4  nobody says an epoch below one it has said, or votes twice in one, restarts included
     I5  what a leader calls committed is durable on a majority of the voters of its log
     I6  an epoch never falls while a process lives
@@ -330,6 +330,7 @@ class World:
         self.settings = settings or QuorumSettings(log_bytes_max=900, retained_bytes=300, fetch_bytes_max=200, uncommitted_bytes_max=4_000)
         self.network = Network(self.kernel, self.plan.hosts)
         self.committed: list[Batch] = []
+        self._commits: list[tuple[int, Batch]] = []  # by committing epoch, the last batch
         self._digests: dict[int, bytes] = {0: b""}
         self._committed_offset = 0
         self.leaders: dict[int, ReplicaKey] = {}
@@ -425,10 +426,12 @@ class World:
             raise Violation("I1", f"epoch {core.epoch} is led by node {host.node_id} and by node {known.node_id}")
 
     def _check_complete(self, host: Host) -> None:
+        """What was committed in an older epoch. One that is elected late, when others have gone on to the next epoch, need not have what they commit: it can commit nothing."""
         log = host.core.log
-        if not self.committed:
+        older = [batch for epoch, batch in self._commits if epoch < host.core.epoch]
+        if not older:
             return
-        last = self.committed[-1]
+        last = older[-1]
         if log.end_offset < last.next_offset or (log.start_offset < last.next_offset and log.epoch_before(last.next_offset) != last.epoch):
             raise Violation("I3", f"node {host.node_id} leads epoch {host.core.epoch} with a log to {log.end_offset}; {last.next_offset} (epoch {last.epoch}) is committed")
 
@@ -444,6 +447,7 @@ class World:
         for batch in new:
             self._digests[batch.next_offset] = chain(self._digests[batch.base_offset], batch)
         self.committed.extend(new)
+        self._commits = [(epoch, batch) for epoch, batch in self._commits if epoch != core.epoch] + [(core.epoch, last)]
         self._committed_offset = last.next_offset
         self.count("committed")
 
