@@ -1,0 +1,206 @@
+"""Real hosts on loopback addresses: they find each other, elect, hold the same metadata, and lose controllers, hosts and disks. What their cores decide is the simulator's; here it is whether
+sockets, disks and processes keep the promises that the cores rest on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from mqd.protocol.messages import CreateTopicsRequest
+from tests.cluster_hosts import Cluster, Host
+
+CREATE_TOPICS = 19
+
+
+def create(host: Host, name: str, partitions: int = 3, replicas: int = -1) -> int:
+    topic = CreateTopicsRequest.Topic(name=name, num_partitions=partitions, replication_factor=replicas)
+    return host.ask(CREATE_TOPICS, CreateTopicsRequest(topics=[topic], timeout_ms=10_000)).topics[0].error_code
+
+
+def create_somehow(cluster: Cluster, host: Host, name: str) -> None:
+    """As a client would: again while the error is retriable. Whether a try that failed took effect is not known."""
+
+    def tried() -> bool:
+        try:
+            return create(host, name) in (0, 36)  # 36: it exists
+        except Exception:
+            return False
+
+    cluster.wait(f"topic {name} created by node {host.node_id}", tried)
+
+
+def knows(host: Host, *names: str) -> bool:
+    answer = host.metadata(names)
+    return answer is not None and all(not topic.error_code for topic in answer.topics)
+
+
+def everybody_knows(cluster: Cluster, *names: str) -> None:
+    for host in cluster.hosts:
+        if host.process is not None:
+            cluster.wait(f"node {host.node_id} knows {names}", lambda host=host: knows(host, *names))
+
+
+def brokers(host: Host) -> set[int]:
+    answer = host.metadata()
+    return {broker.node_id for broker in answer.brokers} if answer is not None else set()
+
+
+def voters(host: Host) -> dict[int, bytes]:
+    answer = host.quorum()
+    if answer is None or answer.error_code:
+        return {}
+    return {one.replica_id: bytes(one.replica_directory_id) for one in answer.topics[0].partitions[0].current_voters}
+
+
+def observers(host: Host) -> dict[int, bytes]:
+    answer = host.quorum()
+    return {one.replica_id: bytes(one.replica_directory_id) for one in answer.topics[0].partitions[0].observers} if answer is not None and not answer.error_code else {}
+
+
+def test_three_hosts_form_one_cluster_and_hold_the_same_metadata(tmp_path: Path) -> None:
+    with Cluster(tmp_path, 3) as cluster:
+        ids = {host.metadata().cluster_id for host in cluster.hosts}
+        assert len(ids) == 1 and len(ids.pop()) == 22
+        for host in cluster.hosts:
+            cluster.wait("all brokers are shown", lambda host=host: brokers(host) == {1, 2, 3})
+            assert set(voters(host)) == {1, 2, 3}
+        leader = cluster.leader()
+        for host in cluster.hosts:
+            assert create(host, f"from-{host.node_id}") == 0
+            assert create(host, f"from-{host.node_id}") == 36
+            assert knows(host, f"from-{host.node_id}"), "whoever was told that it is there finds it there"
+        everybody_knows(cluster, "from-1", "from-2", "from-3")
+        assert {cluster.leader().node_id for _ in range(3)} == {leader.node_id}
+
+
+def test_controllers_and_hosts_are_killed_one_after_another(tmp_path: Path) -> None:
+    with Cluster(tmp_path, 3) as cluster:
+        create_somehow(cluster, cluster[1], "before")
+        # the active controller's process, kill -9: the others elect, it comes back as one of them
+        leader = cluster.leader()
+        other = next(host for host in cluster.hosts if host is not leader)
+        os.kill(leader.pid("mqd-controller"), signal.SIGKILL)
+        began = time.monotonic()
+        create_somehow(cluster, other, "one")
+        assert time.monotonic() - began < 10
+        leader.wait_until_ready()
+        everybody_knows(cluster, "before", "one")
+        # the whole host of the leader, kill -9
+        leader = cluster.leader()
+        others = [host for host in cluster.hosts if host is not leader]
+        leader.kill_all()
+        create_somehow(cluster, others[0], "two")
+        for host in others:
+            cluster.wait("the lost host is not shown any more", lambda host=host: brokers(host) == {one.node_id for one in others})
+        leader.start()
+        for host in cluster.hosts:
+            cluster.wait("the host is back", lambda host=host: brokers(host) == {1, 2, 3})
+        everybody_knows(cluster, "before", "one", "two")
+        # everything at once, as when the power goes
+        identity = cluster[1].metadata().cluster_id
+        for host in cluster.hosts:
+            host.kill_all()
+        cluster.start()
+        everybody_knows(cluster, "before", "one", "two")
+        assert {host.metadata().cluster_id for host in cluster.hosts} == {identity}
+        create_somehow(cluster, cluster[2], "three")
+
+
+def test_a_minority_decides_nothing(tmp_path: Path) -> None:
+    with Cluster(tmp_path, 3) as cluster:
+        create_somehow(cluster, cluster[1], "before")
+        everybody_knows(cluster, "before")
+        last = cluster.leader()
+        others = [host for host in cluster.hosts if host is not last]
+        for host in others:
+            host.kill_all()
+
+        def refused() -> bool:
+            try:
+                return create(last, "never") != 0
+            except Exception:
+                return True
+
+        assert refused()
+        assert knows(last, "before"), "what is committed can be read"
+        cluster.start(others[:1])
+        create_somehow(cluster, last, "after")
+        cluster.start(others[1:])
+        everybody_knows(cluster, "before", "after")
+
+
+def test_a_wiped_seed_is_another_host(tmp_path: Path) -> None:
+    with Cluster(tmp_path, 3) as cluster:
+        create_somehow(cluster, cluster[1], "before")
+        wiped = next(host for host in cluster.hosts if host is not cluster.leader())
+        cluster.wait("the voters are shown", lambda: len(voters(cluster.leader())) == 3)
+        before = voters(cluster.leader())
+        identity = wiped.metadata().cluster_id
+        wiped.kill_all()
+        shutil.rmtree(wiped.data_dir)
+        # its predecessor's session must end before its name is given to another directory
+        wiped.start()
+        everybody_knows(cluster, "before")
+        assert wiped.metadata().cluster_id == identity, "it founded no second cluster"
+        seen = cluster.wait("it is an observer", lambda: observers(cluster.leader()) if wiped.node_id in observers(cluster.leader()) else None)
+        assert seen[wiped.node_id] != before[wiped.node_id]
+        assert voters(cluster.leader()) == before, "the lost voter is replaced by whoever decides, not by itself"
+        create_somehow(cluster, wiped, "after")
+
+
+def test_a_later_host_joins(tmp_path: Path) -> None:
+    with Cluster(tmp_path, 3) as cluster:
+        create_somehow(cluster, cluster[1], "before")
+        late = cluster.make(4)
+        cluster.hosts.append(late)
+        late.start()
+        everybody_knows(cluster, "before")
+        assert brokers(late) == {1, 2, 3, 4}
+        assert set(voters(late)) == {1, 2, 3} and set(observers(late)) == {4}
+        assert create(late, "from-4") == 0
+
+
+def test_a_single_host_grows_to_three(tmp_path: Path) -> None:
+    """The first one has no seeds: it founded alone, and has data. The others join by it; the quorum grows by itself, one voter after another."""
+    cluster = Cluster(tmp_path, 3, seeds=1)
+    del cluster[1].config["cluster.seeds"]
+    try:
+        cluster.start(cluster.hosts[:1])
+        create_somehow(cluster, cluster[1], "alone")
+        identity = cluster[1].metadata().cluster_id
+        cluster.start(cluster.hosts[1:])
+        everybody_knows(cluster, "alone")
+        assert {host.metadata().cluster_id for host in cluster.hosts} == {identity}
+        cluster.wait("three voters", lambda: set(voters(cluster.leader())) == {1, 2, 3})
+        cluster[1].kill_all()
+        create_somehow(cluster, cluster[2], "without-the-first")
+    finally:
+        cluster.__exit__()
+
+
+def test_a_host_without_the_key_is_turned_away(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_bytes(b"k" * 32)
+    key.chmod(0o600)
+    other = tmp_path / "other"
+    other.write_bytes(b"o" * 32)
+    other.chmod(0o600)
+    with Cluster(tmp_path, 3, config={"cluster.key.file": str(key)}) as cluster:
+        create_somehow(cluster, cluster[1], "before")
+        stranger = cluster.make(4)
+        stranger.config["cluster.key.file"] = str(other)
+        stranger.data_dir.mkdir()
+        with open(stranger.data_dir / "up.stderr", "w") as errors:
+            started = subprocess.Popen(stranger.command(), stdout=subprocess.DEVNULL, stderr=errors)
+        try:
+            cluster.wait("it says for whom it waits", lambda: "waiting for the hosts of the cluster" in stranger.logs())
+            cluster.wait("the others say why", lambda: "does not hold this cluster's key" in cluster[1].logs())
+            assert started.poll() is None and "mqd ready" not in stranger.logs()
+        finally:
+            started.send_signal(signal.SIGTERM)
+            started.wait(30)
+        assert brokers(cluster[1]) == {1, 2, 3}
