@@ -7,7 +7,7 @@ Invariants
     A1  a lease is granted only while the controller's own lease is valid, and only to a broker that is unfenced in the committed state, in the tail, and all the way between
     A2  a broker whose session is not over is fenced only by proof: its own host's, its own new incarnation's, or its own wish to end
     A3  what was judged of a proposal is judged once (in_sync_rules)
-Bounds: one entry per broker, per partition with a judged proposal, per wanted move (BALANCE_MOVES_MAX).
+Bounds: one entry per broker, per partition with a judged proposal, per wanted move (placement.BALANCE_MOVES_MAX).
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from collections.abc import Iterable
 import msgspec
 
 from mqd.cluster import broker_messages as peer
-from mqd.cluster import broker_rules, election_rules, reassign_rules, retire_rules
+from mqd.cluster import broker_rules, election_rules, placement, reassign_rules, retire_rules
 from mqd.cluster.cluster_view import View
 from mqd.cluster.controller_options import ControllerOptions
 from mqd.cluster.in_sync_rules import Proposals
@@ -28,7 +28,6 @@ from mqd.cluster.sessions import BrokerSessions
 from mqd.cluster.settings_rules import move_completed
 from mqd.protocol.errors import ErrorCode
 
-BALANCE_MOVES_MAX = 200_000
 UPKEEP_MS = 1_000  # how often replicas on their way are looked after
 
 
@@ -64,6 +63,8 @@ class ActiveController:
         self._fenced_since: dict[int, int] = {}
         self._unfenced_since: dict[int, int] = {}
         self._moves: dict[tuple[str, int], Move] = {}  # wanted by a balance, not begun
+        self._balancing = False
+        self._balanced_topics: frozenset[str] | None = None
         self._phases: dict[bytes, tuple[int, int]] = {}  # topic id -> (RETIRE_*, since when)
         self._emptied: dict[bytes, dict[int, int]] = {}  # topic id -> partition -> leader epoch in which it was said to be empty
         self._next_balance_ms = now_ms + options.balance_check_ms
@@ -304,9 +305,11 @@ class ActiveController:
 
     # -- upkeep ------------------------------------------------------------------------------------------------------------
 
-    def wanted_moves(self, moves: list[Move]) -> None:
-        """A balance: begun a few at a time. Forgotten with this controller; then it is asked for again."""
-        self._moves = {(move.name, move.index): move for move in moves[:BALANCE_MOVES_MAX]}
+    def balance(self, moves: list[Move], topics: frozenset[str] | None) -> None:
+        """These moves, a few at a time, and then what is left to move, until all is even. Forgotten with this controller; then it is asked for again."""
+        self._moves = {(move.name, move.index): move for move in moves}
+        self._balancing = bool(moves)
+        self._balanced_topics = topics
 
     def tick(self, state: MetadataState, now_ms: int, lease_valid: bool) -> list[Record]:
         """One batch at a time: called again until there is nothing."""
@@ -362,10 +365,14 @@ class ActiveController:
         return grouped(reassign_rules.grown_internal(self.view(state), self.directories(state), self._options.drain_moves_max))
 
     def _begin_moves(self, state: MetadataState) -> list[Record]:
-        if not self._moves:
+        if not self._balancing:
             return []
+        under_way = sum(1 for topic in state.topics.values() for partition in topic.partitions if reassign_rules.in_progress(partition))
+        if not self._moves and not under_way:
+            topics = self._balanced_topics
+            self.balance(placement.balance(state, self.view(state).nodes(), lambda name: topics is None or name in topics), topics)
         view, directories = self.view(state), self.directories(state)
-        room = self._options.drain_moves_max - sum(1 for topic in state.topics.values() for partition in topic.partitions if reassign_rules.in_progress(partition))
+        room = self._options.drain_moves_max - under_way
         changes: list[tuple[TopicState, PartitionChange]] = []
         for key, move in list(self._moves.items()):
             if len(changes) >= room:
@@ -381,4 +388,6 @@ class ActiveController:
                 continue
             if change is not None:
                 changes.append((topic, change))
+        if not changes and not self._moves and not under_way:
+            self._balancing = False  # all is even, or nothing of it can be done now
         return grouped(changes)

@@ -121,13 +121,13 @@ def _elect_leaders(place: rules.Placement, change: messages.ElectLeaders, number
 
 
 def _balance(state: MetadataState, active: ActiveController, place: rules.Placement, change: messages.BalanceReplicas, request: messages.Request) -> Decision:
-    """The moves are shown; unless it is only validated, they are begun a few at a time."""
-    names = None if change.topics is None else set(change.topics)
+    """The first moves are shown (placement.BALANCE_MOVES_MAX at most); unless it is only validated, they are begun a few at a time, and others after them until all is even."""
+    names = None if change.topics is None else frozenset(change.topics)
     for name in sorted(names or ()):
         rules.existing(state, name)
     moves = placement.balance(state, place.view.nodes(), lambda name: names is None or name in names)
     if not request.validate_only:
-        active.wanted_moves(moves)
+        active.balance(moves, names)
     results = [messages.PartitionResult(move.name, move.index, replicas=list(move.replicas)) for move in moves]
     return Decision(messages.Answer(request.request_id, 0, results=results), None, [])
 

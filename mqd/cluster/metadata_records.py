@@ -7,7 +7,7 @@ version of mqd. So a struct here never changes its meaning; a new meaning gets a
 import msgspec
 
 
-class PartitionState(msgspec.Struct, frozen=True, gc=False):  # hundreds of thousands, and never part of a cycle
+class PartitionState(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):  # hundreds of thousands, and never part of a cycle
     index: int
     replicas: tuple[int, ...]  # node ids, the preferred leader first
     directories: tuple[str, ...]  # by replica: id of the log directory; "" = that host has not chosen yet

@@ -9,6 +9,9 @@ from typing import NamedTuple
 from mqd.cluster.metadata_state import MetadataState
 
 
+BALANCE_MOVES_MAX = 2_000
+
+
 class Directory(NamedTuple):
     """One entry of log.dirs of a host."""
 
@@ -110,9 +113,9 @@ class Move(NamedTuple):
     replicas: tuple[int, ...]
 
 
-def balance(state: MetadataState, nodes: Sequence[int], topics: Callable[[str], bool]) -> list[Move]:
-    """Fewest moves that I know of: from the host with the most replicas to the one with the fewest, until they differ by one at most; racks are never made worse. Then preferred
-    leaderships by the order of the replicas, which copies nothing."""
+def balance(state: MetadataState, nodes: Sequence[int], topics: Callable[[str], bool], moves_max: int = BALANCE_MOVES_MAX) -> list[Move]:
+    """From the hosts with the most replicas to the ones with the fewest, until they differ by one at most; racks are never made worse. Then preferred leaderships by the order of the
+    replicas, which copies nothing. At most `moves_max` of each at a time: a plan for hundreds of thousands of partitions would hold its controller up; the next one goes on from there."""
     if len(nodes) < 2:
         return []
     loads = Loads(state, nodes)
@@ -123,8 +126,8 @@ def balance(state: MetadataState, nodes: Sequence[int], topics: Callable[[str], 
         for node in replicas:
             if node in held:
                 held[node].append(key)
-    _even_out(loads, wanted, held)
-    _even_out_leaders(loads, wanted)
+    if _even_out(loads, wanted, held, moves_max) < moves_max:
+        _even_out_leaders(loads, wanted, moves_max)
     return [Move(name, index, wanted[(name, index)]) for name, index in wanted if wanted[(name, index)] != original[(name, index)]]
 
 
@@ -133,26 +136,44 @@ def _rack_cost(loads: Loads, replicas: Sequence[int]) -> int:
     return len(racks) - len(set(racks))
 
 
-def _even_out(loads: Loads, wanted: dict[tuple[str, int], tuple[int, ...]], held: dict[int, list[tuple[str, int]]]) -> None:
-    exhausted: set[tuple[int, int]] = set()
-    while True:
-        pairs = sorted((loads.replicas[low] - loads.replicas[high], high, low) for high in loads.nodes for low in loads.nodes if high != low and (high, low) not in exhausted)
-        if not pairs or pairs[0][0] > -2:
-            return
-        _, high, low = pairs[0]
-        key = next((key for key in reversed(held[high]) if _may_move(loads, wanted[key], high, low)), None)
-        if key is None:
-            exhausted.add((high, low))
-            continue
-        before = wanted[key]
-        wanted[key] = tuple(low if node == high else node for node in before)
-        held[high].remove(key)
-        held[low].append(key)
-        loads.replicas[high] -= 1
-        loads.replicas[low] += 1
-        if before[0] == high:
-            loads.leaders[high] -= 1
-            loads.leaders[low] += 1
+def _even_out(loads: Loads, wanted: dict[tuple[str, int], tuple[int, ...]], held: dict[int, list[tuple[str, int]]], moves_max: int) -> int:
+    """How many were moved. Each host gives away what it holds above the others, one look at each of its partitions; again, until nothing moves any more. About moves times hosts steps."""
+    count, before = 0, -1
+    while before < count < moves_max:
+        before = count
+        for high in sorted(loads.nodes, key=lambda node: (-loads.replicas[node], node)):
+            kept: list[tuple[str, int]] = []
+            mine = held[high]
+            while mine and count < moves_max:
+                low = min(loads.nodes, key=lambda node: (loads.replicas[node], node))
+                if loads.replicas[high] - loads.replicas[low] < 2:
+                    break
+                key = mine.pop()
+                to = low if _may_move(loads, wanted[key], high, low) else _another(loads, wanted[key], high)
+                if to < 0:
+                    kept.append(key)
+                    continue
+                _give(loads, wanted, key, high, to)
+                held[to].append(key)
+                count += 1
+            mine += reversed(kept)
+    return count
+
+
+def _another(loads: Loads, replicas: tuple[int, ...], high: int) -> int:
+    """The least loaded host that may take it and gains by it; -1 = none."""
+    fit = [node for node in loads.nodes if loads.replicas[high] - loads.replicas[node] >= 2 and _may_move(loads, replicas, high, node)]
+    return min(fit, key=lambda node: (loads.replicas[node], node), default=-1)
+
+
+def _give(loads: Loads, wanted: dict[tuple[str, int], tuple[int, ...]], key: tuple[str, int], high: int, low: int) -> None:
+    before = wanted[key]
+    wanted[key] = tuple(low if node == high else node for node in before)
+    loads.replicas[high] -= 1
+    loads.replicas[low] += 1
+    if before[0] == high:
+        loads.leaders[high] -= 1
+        loads.leaders[low] += 1
 
 
 def _may_move(loads: Loads, replicas: tuple[int, ...], high: int, low: int) -> bool:
@@ -161,11 +182,17 @@ def _may_move(loads: Loads, replicas: tuple[int, ...], high: int, low: int) -> b
     return _rack_cost(loads, [low if node == high else node for node in replicas]) <= _rack_cost(loads, replicas)
 
 
-def _even_out_leaders(loads: Loads, wanted: dict[tuple[str, int], tuple[int, ...]]) -> None:
+def _even_out_leaders(loads: Loads, wanted: dict[tuple[str, int], tuple[int, ...]], moves_max: int) -> None:
+    """From who leads more than the average to who leads less, so that nothing is moved twice."""
+    average = sum(loads.leaders.values()) / len(loads.leaders)
+    count = 0
     for key, replicas in wanted.items():
+        if count >= moves_max:
+            return
         first = replicas[0]
         best = min((node for node in replicas if node in loads.leaders), key=lambda node: (loads.leaders[node], node), default=first)
-        if first in loads.leaders and loads.leaders[first] - loads.leaders[best] >= 2:
+        if first in loads.leaders and loads.leaders[first] >= average + 1 and loads.leaders[best] < average and best != first:
+            count += 1
             wanted[key] = (best, *(node for node in replicas if node != best))
             loads.leaders[first] -= 1
             loads.leaders[best] += 1

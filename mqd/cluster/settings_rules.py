@@ -86,6 +86,7 @@ def update_features(state: MetadataState, change: messages.UpdateFeatures) -> li
     records: list[Record] = []
     for update in change.updates:
         _check_update(update, current.get(update.name, 0))
+        _check_brokers(state, update)
         if state.features.get(update.name) != update.level:
             records.append(FeatureLevelSet(update.name, update.level))
     return records
@@ -106,6 +107,17 @@ def _check_update(update: messages.FeatureUpdate, current: int) -> None:
         return  # nothing that a higher level brings is stored otherwise
     if update.level > current and update.upgrade_type != UPGRADE:
         raise Refusal(ErrorCode.INVALID_UPDATE_VERSION, f"{what} Can't downgrade to a newer version.")
+
+
+def _check_brokers(state: MetadataState, update: messages.FeatureUpdate) -> None:
+    """During a rolling upgrade hosts of two versions live together: a level is in force only when each can do it."""
+    for node_id, broker in sorted(state.brokers.items()):
+        first, last = broker.features.get(update.name, (0, 0))
+        if broker.features and not first <= update.level <= last:
+            raise Refusal(
+                ErrorCode.INVALID_UPDATE_VERSION,
+                f"Invalid update version {update.level} for feature {update.name}. Broker {node_id} only supports versions {first} to {last}; upgrade it, or unregister it if it is gone.",
+            )
 
 
 # -- replicas ------------------------------------------------------------------------------------------------------------------

@@ -464,3 +464,38 @@ def test_what_lies_in_a_directory_that_is_gone_is_led_by_others() -> None:
     run(world, 2_000)
     assert 0 < len(lost) < 6 and all(partitions(world)[index].leader not in (2, -1) and 2 not in partitions(world)[index].in_sync_replicas for index in lost)
     world.fetch = fetch
+
+
+# -- versions ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_feature_level_waits_for_the_last_host() -> None:
+    import msgspec
+
+    from mqd.cluster import settings_rules
+    from mqd.cluster.metadata_records import BrokerRegistered
+
+    state = cluster()
+    state.apply(BrokerRegistered(msgspec.structs.replace(state.brokers[2], features={"metadata.version": (25, 28)})))
+    with pytest.raises(Refusal) as refused:
+        settings_rules.update_features(state, messages.UpdateFeatures([messages.FeatureUpdate("metadata.version", 29, 1)]))
+    assert refused.value.error == E.INVALID_UPDATE_VERSION and "Broker 2" in refused.value.message
+
+
+def test_records_of_the_version_before_clusters_are_read() -> None:
+    import msgspec
+
+    from mqd.cluster.metadata_records import BrokerRegistered, TopicCreated, decode_record
+
+    partition = {"index": 0, "replicas": [1], "directories": ["a"], "in_sync_replicas": [1], "leader": 1, "leader_epoch": 3, "partition_epoch": 3}
+    created = {"type": "topic_created/1", "topic": {"name": "t", "topic_id": b"t" * 16, "partitions": [partition], "config": {}}}
+    broker = {"type": "broker_registered/1", "broker": {"node_id": 1, "host": "h", "port": 1, "rack": None, "epoch": 0, "incarnation": 5, "directories": {"a": "/a"}}}
+    state = MetadataState()
+    for record, kind in ((broker, BrokerRegistered), (created, TopicCreated)):
+        decoded = decode_record(msgspec.msgpack.encode(record))
+        assert isinstance(decoded, kind)
+        state.apply(decoded)
+    state.check()
+    assert not state.brokers[1].fenced and state.topics["t"].partitions[0] == PartitionState(0, (1,), ("a",), (1,), 1, 3, 3)
+    registered = do(state, broker_rules.register(state, broker_messages.RegisterBroker(1, "meta", 6, "h", 1, None, "", 0, "", 0, 2, [], -1, {}), NONE))
+    assert registered.leader_epoch == 4 and state.brokers[1].directory_id == "meta", "a host that grows into a cluster keeps its number"
