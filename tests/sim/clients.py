@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from tests.sim.disks import Entry
-from tests.sim.kernel import MILLISECOND, Kernel, Network, Process, Violation
+from tests.sim.kernel import MILLISECOND, Kernel, Network, Process, Timer, Violation
 from tests.sim.model_worker import ModelWorker
 from tests.sim.partition_replica import OUT_OF_ORDER
 
@@ -40,15 +40,18 @@ class Client:
         self.stopping = False
         self.done = 0
         self.epochs: dict[Any, int] = {}
+        self._timer: Timer | None = None
         self.again(self.kernel.random.randrange(20) * MILLISECOND)
 
     def again(self, delay: int) -> None:
         self.token += 1
-        self.kernel.after(delay, self.process, self._turn, self.token)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.kernel.timer(delay, self.process, self._turn)
 
-    def _turn(self, token: int) -> None:
-        if token == self.token:
-            self.turn()
+    def _turn(self) -> None:
+        self._timer = None
+        self.turn()
 
     def turn(self) -> None:
         raise NotImplementedError
@@ -64,8 +67,7 @@ class Client:
     def ask(self, node: int, method: str, partition: Any, *arguments: Any) -> None:
         """To a host's worker; nothing or silence is tried again after TIMEOUT."""
         world = self.world
-        self.token += 1
-        self.kernel.after(TIMEOUT, self.process, self._turn, self.token)
+        self.again(TIMEOUT)
         worker = world.worker_of(node, partition) if node >= 0 else None
         if worker is not None:
             caller = (world.client_node, self.process, self.answered, self.token)

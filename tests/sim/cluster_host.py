@@ -62,7 +62,7 @@ class Subscriber:
         controller = host.controller
         if controller is None or not controller.process.alive or not controller.accepts:
             self.controller = None
-            host.kernel.after(20 * MILLISECOND, process, self.join, host, process)
+            host.waiting.append((process, self))
             return
         self.controller = controller
         self.client = controller.connect(process, self.hears, self.role)
@@ -226,6 +226,7 @@ class ClusterHost:
         self.clock = Clock(world.kernel, world.new_drift())
         self.incarnation = 0
         self._generation = 0
+        self.waiting: list[tuple[Process, Subscriber]] = []
         self.new_disks()
         self.workers: list[ClusterWorker | None] = [None] * worker_count
         self.acceptor: Acceptor | None = None
@@ -336,6 +337,12 @@ class ClusterHost:
             self.workers[index] = ClusterWorker(self, index)
         self.clean_epoch = -1  # the marker is taken away once it was read
 
+    def accepts(self) -> None:
+        """Its controller takes connections from here on."""
+        waiting, self.waiting = self.waiting, []
+        for process, subscriber in waiting:
+            self.kernel.after(self.kernel.random.randrange(100, 20_000), process, subscriber.join, self, process)
+
     def _start_controller(self) -> None:
         self.leaving = False  # nobody has asked this process to end
         self.controller = self.world.controller_class(self)
@@ -347,6 +354,8 @@ class ClusterHost:
         for process in self.processes():
             process.die()
         had = self.controller is not None
+        if how == "kill" and self.world.plan.boot_id and self.ready:
+            self.clean_epoch = self.broker_epoch
         self.workers = [None] * len(self.workers)
         self.acceptor = self.controller = None
         if had:

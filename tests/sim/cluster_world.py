@@ -58,8 +58,7 @@ class Admin(Client):
                 return
             self.change = self.wanted.pop(0)
         host = world.hosts[self.kernel.random.randrange(world.host_count)]
-        self.token += 1
-        self.kernel.after(2 * SECOND, self.process, self._turn, self.token)
+        self.again(2 * SECOND)
         acceptor: Acceptor | None = host.acceptor
         if acceptor is not None:
             world.network.send(world.client_node, host.node, acceptor.process, acceptor.on_request, self.change, (world.client_node, self.process, self.answered, self.token))
@@ -89,6 +88,7 @@ class Plan(msgspec.Struct, frozen=True):
     fetch_max: int = 8
     wire: bool = False  # messages between hosts are encoded and decoded
     producers: int = 3
+    boot_id: bool = False  # a host that was killed and whose kernel went on knows that nothing written was lost, and says so
 
 
 def draw_plan(random: Any) -> Plan:
@@ -104,7 +104,8 @@ def draw_plan(random: Any) -> Plan:
         promise_ms=random.choice((400, 1_000, 2_000)),
         fetch_max=random.choice((1, 2, 8)),
         wire=random.random() < 0.05,
-        producers=random.choice((1, 2, 3)),
+        producers=random.choice((2, 3, 4)),
+        boot_id=random.random() < 0.6,
     )
 
 
@@ -127,7 +128,7 @@ class ClusterWorld:
         self.controller_class = ControllerProcess
         self.config_rules = ConfigRules({"inter.broker.listener": "127.0.0.1:9093", "controller.listener": "127.0.0.1:9094"})
         self.worker_config = {"replica.lag.time.max.ms": "1500"}
-        self.tick_ms = 100
+        self.tick_ms = 200
         self.fetch_max = plan.fetch_max
         self.producer_ids = self.values = self._number = 0
         self.history = History(self.view, self.running, self.logs, self.flush_on_ack)
@@ -338,8 +339,8 @@ class ClusterWorld:
         partitions = self.partitions()
         for number in range(self.plan.producers):
             all_acks = number == 0 or random.random() < 0.7
-            self.clients.append(Producer(self, partitions, random.choice((20, 40, 80)) * MILLISECOND, all_acks, number < 2))
-        self.clients.append(Consumer(self, partitions, 80 * MILLISECOND))
+            self.clients.append(Producer(self, partitions, random.choice((5, 10, 20, 40)) * MILLISECOND, all_acks, number < 2))
+        self.clients.append(Consumer(self, partitions, 60 * MILLISECOND))
         self.clients.append(Consumer(self, partitions, 80 * MILLISECOND, nearest=True))
         self.clients.append(Asker(self, partitions, 100 * MILLISECOND))
 

@@ -85,7 +85,8 @@ class ControllerProcess:
         alive = {worker.index: worker.generation for worker in host.workers if worker is not None and worker.process.alive}
         self.on_host(host_events.Started(state, host.slots_seen(), (), alive))
         self.on_host(host_events.ControllerChanged(self.quorum.leader))
-        self.on_broker(broker_core.MetadataCommitted(state.version, self.host_core._version))
+        self.on_broker(broker_core.MetadataCommitted(state.version, self.host_core.version))
+        host.accepts()
 
     # -- time --------------------------------------------------------------------------------------------------------------
 
@@ -166,7 +167,7 @@ class ControllerProcess:
     def _load_state(self, effect: events.LoadState) -> None:
         self.on_metadata(metadata_core.SnapshotInstalled(decode_state(effect.data)))
         if self._started:
-            self.on_broker(broker_core.MetadataCommitted(self.metadata.committed.version, self.host_core._version))
+            self.on_broker(broker_core.MetadataCommitted(self.metadata.committed.version, self.host_core.version))
         self._maybe_start_host()
 
     def _committed(self, effect: events.Committed) -> None:
@@ -179,7 +180,7 @@ class ControllerProcess:
         if self.kernel.random.random() < 0.2:
             self.host.disk.committed_offset = max(self.host.disk.committed_offset, min(effect.next_offset, self.host.disk.end_offset))
         if self._started:
-            self.on_broker(broker_core.MetadataCommitted(self.metadata.committed.version, self.host_core._version))
+            self.on_broker(broker_core.MetadataCommitted(self.metadata.committed.version, self.host_core.version))
         self._maybe_start_host()
 
     def _became_active(self, effect: events.BecameActive) -> None:

@@ -45,6 +45,31 @@ class Process:
         self.backlog = []
 
 
+class Timer:
+    """Something that is to happen in a process, unless it is cancelled before; then it is no event."""
+
+    __slots__ = ("_owner", "_on")
+
+    def __init__(self, owner: Process) -> None:
+        self._owner = owner
+        self._on = True
+
+    @property
+    def alive(self) -> bool:
+        return self._on and self._owner.alive
+
+    @property
+    def stopped(self) -> bool:
+        return self._owner.stopped
+
+    @property
+    def backlog(self) -> list[tuple[Callable[..., None], tuple[Any, ...]]]:
+        return self._owner.backlog
+
+    def cancel(self) -> None:
+        self._on = False
+
+
 class Kernel:
     def __init__(self, seed: int | str) -> None:
         self.random = Random(seed)
@@ -52,13 +77,20 @@ class Kernel:
         self.steps = 0
         self.story: list[tuple[Any, ...]] = []
         self.after_each: Callable[[], None] | None = None
-        self._queue: list[tuple[int, int, Process | None, Callable[..., None], tuple[Any, ...]]] = []
+        self._queue: list[tuple[int, int, Process | Timer | None, Callable[..., None], tuple[Any, ...]]] = []
         self._order = 0
 
     def after(self, delay: int, process: Process | None, do: Callable[..., None], *arguments: Any) -> None:
         """Does it `delay` from now, if `process` (None = the world) is then still alive."""
         self._order += 1
         heappush(self._queue, (self.now + delay, self._order, process, do, arguments))
+
+    def timer(self, delay: int, owner: Process, do: Callable[..., None], *arguments: Any) -> Timer:
+        """As after(), and it can be cancelled. Who cancels one whose owner was stopped when it was due has to look for himself whether it is still wanted."""
+        timer = Timer(owner)
+        self._order += 1
+        heappush(self._queue, (self.now + delay, self._order, timer, do, arguments))
+        return timer
 
     def tell(self, *what: Any) -> None:
         self.story.append((self.now, *what))

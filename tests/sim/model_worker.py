@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from tests.sim.disks import Entry, PartitionLog
-from tests.sim.kernel import MILLISECOND, Kernel, Network, Process
+from tests.sim.kernel import MILLISECOND, Kernel, Network, Process, Timer
 from tests.sim.partition_replica import (
     APPEND,
     BELOW_MIN,
@@ -86,13 +86,13 @@ class Place:
 
 
 class Fetcher:
-    __slots__ = ("leader", "token", "busy", "rang")
+    __slots__ = ("leader", "token", "busy", "timer")
 
     def __init__(self, leader: int) -> None:
         self.leader = leader
         self.token = 0
         self.busy = False
-        self.rang = False
+        self.timer: Timer | None = None
 
 
 class ModelWorker:
@@ -106,7 +106,7 @@ class ModelWorker:
         self.fetch_max = fetch_max
         self._make_core = make_core
         self._fetchers: dict[int, Fetcher] = {}
-        self._parked: list[tuple[int, list[tuple[Any, Fetch]], Caller, int]] = []
+        self._parked: list[tuple[int, list[tuple[Any, Fetch]], Caller, Timer]] = []
         self._token = 0
         self.kernel.after(self.kernel.random.randrange(100, 400) * MILLISECOND, self.process, self._look)
 
@@ -276,8 +276,7 @@ class ModelWorker:
             self._send_answers(answers, caller)
         else:
             self._token += 1
-            self._parked.append((self._token, asked, caller, self.kernel.now))
-            self.kernel.after(PARK_MAX, self.process, self._unpark, self._token)
+            self._parked.append((self._token, asked, caller, self.kernel.timer(PARK_MAX, self.process, self._unpark, self._token)))
         for partition, fetch, answer in answers:
             place = self.places.get(partition)
             if place is not None and place.core.leading:
@@ -314,11 +313,12 @@ class ModelWorker:
         """Those for whom there is something now."""
         parked, self._parked = self._parked, []
         for entry in parked:
-            _, asked, caller, _ = entry
+            _, asked, caller, timer = entry
             for partition, fetch in asked:
                 place = self.places.get(partition)
                 if place is None or not place.core.leading or place.core.leader_epoch != fetch.leader_epoch or place.log.end > fetch.offset or place.core.high_watermark > place.sent.get(fetch.node, -1):
                     now_ms = self._now_ms()
+                    timer.cancel()
                     self._send_answers([(partition, fetch, self._look_at(partition, fetch, now_ms)) for partition, fetch in asked], caller)
                     break
             else:
@@ -355,7 +355,7 @@ class ModelWorker:
         fetcher.token += 1
         host = self.host
         target = host.worker_of(leader, asked[0][0])
-        self.kernel.after(FETCH_TIMEOUT, self.process, self._fetch_late, fetcher, fetcher.token)
+        fetcher.timer = self.kernel.timer(FETCH_TIMEOUT, self.process, self._fetch_late, fetcher, fetcher.token)
         if target is not None:
             host.network.send(host.node, leader, target.process, target.on_fetch, asked, (host.node, self.process, self._on_fetched, (fetcher, fetcher.token)))
 
@@ -369,6 +369,7 @@ class ModelWorker:
         if not fetcher.busy or fetcher.token != token:
             return  # W3
         fetcher.busy = False
+        fetcher.timer.cancel()
         for partition, fetch, answer, entries in answers:
             place = self.places.get(partition)
             if place is not None:
