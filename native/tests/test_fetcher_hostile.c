@@ -1,0 +1,497 @@
+/* tsan */
+/* The test is the leader: what it is asked, and what a follower does with answers that are wrong, late, torn, doubled or lies. */
+#include "mqd_fetcher_test.h"
+
+#include "../mqd_wire.h"
+
+#define SESSION 77
+
+struct fake { struct two *two; struct client link; uint64_t token; }; /* `link`: the leader's end; requests are received into its reply */
+
+static const struct role in_step = {.leader = 1, .leader_epoch = 4, .partition_epoch = 1, .min_insync = 1, .in_sync = 6};
+
+static struct mqd_fetcher_options quick_options(void)
+{
+    struct mqd_fetcher_options options = fetcher_options();
+    options.backoff_ms = 60;
+    return options;
+}
+
+static void fake_connect(struct fake *fake)
+{
+    int ends[2];
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+    struct timeval limit = {LIMIT_MS / 1000, 0};
+    setsockopt(ends[0], SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    fake->link.fd = ends[0];
+    fake->token = fetcher_put(fake->two, ends[1], quick_options());
+}
+
+static struct fake fake_start(int backend)
+{
+    struct fake fake = {.two = two_start(backend, NULL)};
+    for (int32_t partition = 0; partition <= 2; partition += 2) {
+        follower_open(fake.two, partition);
+        assign_follower(fake.two, partition, in_step);
+    }
+    fake_connect(&fake);
+    return fake;
+}
+
+static void fake_stop(struct fake *fake)
+{
+    if (fake->link.fd >= 0)
+        client_close(&fake->link);
+    two_stop(fake->two);
+}
+
+/* ---- what is asked ---- */
+
+struct asked_one { int32_t epoch, last_epoch; int64_t offset; bool there; };
+struct request { int32_t correlation_id, session_id, session_epoch, forgotten[4]; struct asked_one one[4]; uint32_t count, forgotten_count; };
+
+/* The next request, checked by the leader's own parser. false: the connection is over. */
+static bool receive(struct fake *fake, struct request *out)
+{
+    struct mqd_request_header header;
+    struct mqd_fetch_request fetch;
+    struct mqd_fetch_topic topic;
+    struct mqd_fetch_partition partition;
+    bool known;
+    *out = (struct request){0};
+    if (client_receive(&fake->link) != 1)
+        return false;
+    CHECK_OR(mqd_request_header_parse(fake->link.reply, fake->link.reply_bytes, &header, &known) == 0 && known, return false);
+    CHECK_OR(header.api_key == 1 && header.api_version == 17, return false);
+    CHECK_OR(mqd_fetch_parse(fake->link.reply + header.header_bytes, fake->link.reply_bytes - header.header_bytes, 17, &fetch) == 0,
+             fprintf(stderr, "%s\n", mqd_error_message()); return false);
+    CHECK_OR(fetch.replica_id == 2 && fetch.replica_epoch == EPOCH_OF(2) && fetch.isolation_level == 0 && fetch.bytes_min == 1, return false);
+    out->correlation_id = header.correlation_id, out->session_id = fetch.session_id, out->session_epoch = fetch.session_epoch;
+    for (int32_t i = 0; i < fetch.topic_count; i++) {
+        CHECK_OR(mqd_fetch_next_topic(&fetch, &topic) == 0 && memcmp(topic.key.topic_id, fake->two->b->topic_id, 16) == 0, return false);
+        for (int32_t j = 0; j < topic.partition_count; j++) {
+            CHECK_OR(mqd_fetch_next_partition(&fetch, &partition) == 0 && partition.partition_index < 4, return false);
+            CHECK_OR(!out->one[partition.partition_index].there, return false);
+            out->one[partition.partition_index] = (struct asked_one){partition.current_leader_epoch, partition.last_fetched_epoch, partition.fetch_offset, true};
+            out->count++;
+        }
+    }
+    int32_t topics, index;
+    CHECK_OR(mqd_fetch_forgotten(&fetch, &topics) == 0, return false);
+    for (int32_t i = 0; i < topics; i++) {
+        CHECK_OR(mqd_fetch_next_forgotten_topic(&fetch, &topic) == 0, return false);
+        for (int32_t j = 0; j < topic.partition_count; j++) {
+            CHECK_OR(mqd_fetch_next_forgotten_partition(&fetch, &index) == 0 && out->forgotten_count < 4, return false);
+            out->forgotten[out->forgotten_count++] = index;
+        }
+    }
+    return true;
+}
+
+/* ---- what is answered ---- */
+
+struct piece { int32_t partition; int16_t error; int64_t high_watermark, log_start; const uint8_t *records; uint32_t records_bytes; int32_t diverging_epoch; /* 0 = none */ int64_t diverging_end, leader_end; };
+
+static void put_varint(struct frame *frame, uint32_t value)
+{
+    for (; value >= 0x80; value >>= 7)
+        put(frame, 1, (value & 0x7f) | 0x80);
+    put(frame, 1, value);
+}
+
+static uint32_t answer_begin(struct frame *frame, int32_t correlation_id, int16_t error, int32_t session_id)
+{
+    uint32_t begin = frame->size_bytes;
+    put(frame, 4, 0), put(frame, 4, (uint32_t)correlation_id), put(frame, 1, 0), put(frame, 4, 0), put(frame, 2, (uint16_t)error), put(frame, 4, (uint32_t)session_id);
+    return begin;
+}
+
+static void put_piece(struct frame *frame, struct piece piece)
+{
+    put(frame, 4, (uint32_t)piece.partition), put(frame, 2, (uint16_t)piece.error), put(frame, 8, (uint64_t)piece.high_watermark), put(frame, 8, (uint64_t)piece.leader_end);
+    put(frame, 8, (uint64_t)piece.log_start), put(frame, 1, 0), put(frame, 4, 0xffffffff);
+    put_varint(frame, piece.records_bytes + 1), put_bytes(frame, piece.records, piece.records_bytes);
+    if (piece.diverging_epoch)
+        put(frame, 1, 1), put(frame, 1, 0), put(frame, 1, 13), put(frame, 4, (uint32_t)piece.diverging_epoch), put(frame, 8, (uint64_t)piece.diverging_end), put(frame, 1, 0);
+    else
+        put(frame, 1, 0);
+}
+
+static struct frame answer_of(struct fake *fake, const struct request *request, const struct piece *pieces, uint32_t count)
+{
+    struct frame frame = {0};
+    uint32_t begin = answer_begin(&frame, request->correlation_id, 0, SESSION);
+    put_varint(&frame, count ? 2 : 1);
+    if (count) {
+        put_bytes(&frame, fake->two->b->topic_id, 16);
+        put_varint(&frame, count + 1);
+        for (uint32_t i = 0; i < count; i++)
+            put_piece(&frame, pieces[i]);
+        put(&frame, 1, 0);
+    }
+    put(&frame, 1, 0);
+    frame_end(&frame, begin);
+    return frame;
+}
+
+static void answer(struct fake *fake, const struct request *request, const struct piece *pieces, uint32_t count)
+{
+    struct frame frame = answer_of(fake, request, pieces, count);
+    client_send(&fake->link, &frame);
+    frame_free(&frame);
+}
+
+static uint32_t batch_at(uint8_t *out, struct log_batch want, int64_t base_offset, int32_t epoch)
+{
+    uint32_t size_bytes = log_encode(out, want), word = htobe32((uint32_t)epoch);
+    uint64_t offset = htobe64((uint64_t)base_offset);
+    memcpy(out, &offset, 8);
+    memcpy(out + 12, &word, 4);
+    return size_bytes;
+}
+
+static int64_t log_end(struct fake *fake, int32_t partition)
+{
+    return positions_of(fake->two, FOLLOWED(partition)).log_end_offset;
+}
+
+/* ---- requests and sessions ---- */
+
+BOTH(only_what_has_changed_is_asked_again)
+{
+    struct fake fake = fake_start(backend);
+    struct two *two = fake.two;
+    struct request request;
+    uint8_t bytes[400];
+    CHECK(receive(&fake, &request));
+    CHECK_EQUAL(request.count, 2);
+    CHECK_EQUAL(request.session_epoch, 0);
+    CHECK(request.one[0].offset == 0 && request.one[0].epoch == 4 && request.one[0].last_epoch == -1);
+    uint32_t size_bytes = batch_at(bytes, (struct log_batch){.record_count = 3}, 0, 2);
+    size_bytes += batch_at(bytes + size_bytes, (struct log_batch){.record_count = 2}, 3, 4);
+    answer(&fake, &request, (struct piece[]){{.partition = 0, .high_watermark = 4, .records = bytes, .records_bytes = size_bytes}, {.partition = 2}}, 2);
+    CHECK(receive(&fake, &request));
+    CHECK(request.session_id == SESSION && request.session_epoch == 1);
+    CHECK_EQUAL(request.count, 1);
+    CHECK(request.one[0].offset == 5 && request.one[0].last_epoch == 4);
+    CHECK_EQUAL(positions_of(two, FOLLOWED(0)).durable_offset, 5);
+    CHECK_EQUAL(positions_of(two, FOLLOWED(0)).high_watermark, 0); /* 4 is inside of what was written at once */
+    answer(&fake, &request, (struct piece[]){{.partition = 0, .high_watermark = 5}}, 1);
+    CHECK(receive(&fake, &request));
+    CHECK(request.session_epoch == 2 && request.count == 0 && request.forgotten_count == 0);
+    CHECK_EQUAL(positions_of(two, FOLLOWED(0)).high_watermark, 5);
+    struct role elsewhere = in_step; /* partition 2 is led by another host now */
+    elsewhere.leader = 3, elsewhere.leader_epoch = 5, elsewhere.partition_epoch = 2;
+    assign_follower(two, 2, elsewhere);
+    answer(&fake, &request, NULL, 0);
+    CHECK(receive(&fake, &request));
+    CHECK(request.session_epoch == 3 && request.count == 0 && request.forgotten_count == 1 && request.forgotten[0] == 2);
+    elsewhere.leader = 1, elsewhere.leader_epoch = 6, elsewhere.partition_epoch = 3; /* and back, before the leader answers */
+    assign_follower(two, 2, elsewhere);
+    answer(&fake, &request, NULL, 0);
+    CHECK(receive(&fake, &request));
+    CHECK(request.count == 1 && request.one[2].epoch == 6);
+    CHECK_EQUAL(mqd_reactor_replica_set(two->b->reactors[1], ++two->b->token, FOLLOWED(2), &(struct mqd_replica_assignment){.member_count = 17}, 0), 0);
+    CHECK_EQUAL(done(two, two->b->token).error, MQD_E_INVALID);
+    fake_stop(&fake);
+}
+
+BOTH(a_lost_session_is_begun_anew)
+{
+    struct fake fake = fake_start(backend);
+    struct request request;
+    const int16_t errors[] = {70, 71, 106};
+    CHECK(receive(&fake, &request));
+    answer(&fake, &request, (struct piece[]){{.partition = 0}, {.partition = 2}}, 2);
+    for (uint32_t i = 0; i < 3; i++) {
+        struct frame frame = {0};
+        CHECK(receive(&fake, &request));
+        CHECK_EQUAL(request.session_epoch, 1);
+        uint32_t begin = answer_begin(&frame, request.correlation_id, errors[i], 0);
+        put_varint(&frame, 1), put(&frame, 1, 0);
+        frame_end(&frame, begin);
+        client_send(&fake.link, &frame);
+        frame_free(&frame);
+        CHECK(receive(&fake, &request));
+        CHECK(request.session_epoch == 0 && request.count == 2);
+        answer(&fake, &request, (struct piece[]){{.partition = 0}, {.partition = 2}}, 2);
+    }
+    for (int i = 0; i < 3; i++) { /* a leader without room for sessions is told everything each time */
+        struct frame frame = {0};
+        CHECK(receive(&fake, &request));
+        CHECK(i == 0 || (request.session_epoch == 0 && request.count == 2));
+        uint32_t begin = answer_begin(&frame, request.correlation_id, 0, 0);
+        put_varint(&frame, 1), put(&frame, 1, 0);
+        frame_end(&frame, begin);
+        client_send(&fake.link, &frame);
+        frame_free(&frame);
+    }
+    CHECK_EQUAL(fake.two->tale.ended, 0);
+    fake_stop(&fake);
+}
+
+/* A partition that is refused leaves the session for a while; the other goes on. */
+BOTH(what_is_refused_is_put_off)
+{
+    struct fake fake = fake_start(backend);
+    struct request request;
+    const int16_t errors[] = {6, 74, 75, 56, 3, 100, 77, 9};
+    CHECK(receive(&fake, &request));
+    for (uint32_t i = 0; i < sizeof errors / sizeof *errors; i++) {
+        int64_t began_ns = test_now_ns();
+        answer(&fake, &request, (struct piece[]){{.partition = 0, .error = errors[i], .high_watermark = -1, .log_start = -1}, {.partition = 2}}, 2);
+        CHECK(receive(&fake, &request));
+        CHECK(request.forgotten_count == 1 && request.forgotten[0] == 0);
+        while (!request.one[0].there) {
+            CHECK(test_now_ns() - began_ns < LIMIT_MS * 1000000ll);
+            usleep(5000);
+            answer(&fake, &request, NULL, 0);
+            CHECK(receive(&fake, &request));
+        }
+        CHECK((test_now_ns() - began_ns) / 1000000 >= 59);
+        CHECK_EQUAL(request.forgotten_count, 0);
+    }
+    CHECK_EQUAL(log_end(&fake, 0), 0);
+    fake_stop(&fake);
+}
+
+/* ---- answers that are wrong ---- */
+
+/* Whatever is wrong with one partition's records, the other's are taken; it is asked for again where it stands. */
+BOTH(wrong_records_harm_no_other_partition)
+{
+    struct fake fake = fake_start(backend);
+    struct two *two = fake.two;
+    struct request request;
+    CHECK(receive(&fake, &request));
+    for (int kind = 0; kind < 6; kind++) {
+        uint8_t good[200], bad[600];
+        int64_t end = log_end(&fake, 0), other_end = log_end(&fake, 2);
+        uint32_t good_bytes = batch_at(good, (struct log_batch){.mark = 5}, other_end, 4), first_bytes = batch_at(bad, (struct log_batch){.record_count = 2}, end, 4);
+        uint32_t bad_bytes = first_bytes + batch_at(bad + first_bytes, (struct log_batch){.record_count = 2}, end + 2, 4);
+        uint8_t *second = bad + first_bytes;
+        uint64_t offset = htobe64((uint64_t)(end + (kind == 1 ? 5 : -1)));
+        if (kind == 0)
+            second[100] ^= 1;
+        else if (kind == 1 || kind == 2)
+            memcpy(second, &offset, 8); /* a gap; an overlap */
+        else if (kind == 3)
+            second[15] = 5; /* of an epoch that this leader does not have */
+        else if (kind == 4)
+            second[16] = 1; /* magic */
+        else
+            memset(second + 8, 0, 4); /* length 0 */
+        answer(&fake, &request, (struct piece[]){{.partition = 0, .high_watermark = 1000, .records = bad, .records_bytes = bad_bytes}, {.partition = 2, .records = good, .records_bytes = good_bytes}}, 2);
+        CHECK(receive(&fake, &request));
+        CHECK_EQUAL(log_end(&fake, 0), end + 2);
+        CHECK_EQUAL(log_end(&fake, 2), other_end + 1);
+        CHECK_EQUAL(positions_of(two, FOLLOWED(0)).high_watermark, end + 2); /* not what is not there */
+        CHECK(request.forgotten_count == 1 && request.forgotten[0] == 0 && request.one[2].offset == other_end + 1);
+        while (!request.one[0].there) {
+            usleep(5000);
+            answer(&fake, &request, NULL, 0);
+            CHECK(receive(&fake, &request));
+        }
+        CHECK_EQUAL(request.one[0].offset, end + 2);
+    }
+    CHECK_EQUAL(two->tale.ended, 0);
+    fake_stop(&fake);
+}
+
+/* Not asked for, of another epoch, twice, behind the follower: nothing is taken of it. */
+BOTH(what_was_not_asked_for_is_not_taken)
+{
+    struct fake fake = fake_start(backend);
+    struct two *two = fake.two;
+    struct request request;
+    uint8_t bytes[400], other[400];
+    CHECK(receive(&fake, &request));
+    uint32_t size_bytes = batch_at(bytes, (struct log_batch){.record_count = 2}, 0, 4), other_bytes = batch_at(other, (struct log_batch){.record_count = 2}, 2, 4);
+    struct piece twice[] = {{.partition = 0, .records = bytes, .records_bytes = size_bytes}, {.partition = 0, .records = other, .records_bytes = other_bytes},
+                            {.partition = 0, .diverging_epoch = 1}, {.partition = 3, .records = bytes, .records_bytes = size_bytes},
+                            {.partition = -5, .records = bytes, .records_bytes = size_bytes}, {.partition = 0, .error = 1, .log_start = 100}};
+    answer(&fake, &request, twice, 6);
+    CHECK(receive(&fake, &request));
+    CHECK_EQUAL(log_end(&fake, 0), 2);
+    struct role next = in_step;
+    next.leader_epoch = 5, next.partition_epoch = 2;
+    assign_follower(two, 0, next); /* the answer below is to a question of epoch 4 */
+    answer(&fake, &request, (struct piece[]){{.partition = 0, .records = other, .records_bytes = other_bytes}}, 1);
+    CHECK(receive(&fake, &request));
+    CHECK_EQUAL(log_end(&fake, 0), 2);
+    CHECK(request.one[0].epoch == 5 && request.one[0].offset == 2);
+    answer(&fake, &request, (struct piece[]){{.partition = 0, .records = bytes, .records_bytes = size_bytes}}, 1); /* what it has already */
+    CHECK(receive(&fake, &request));
+    CHECK_EQUAL(log_end(&fake, 0), 2);
+    CHECK_EQUAL(two->tale.ended, 0);
+    CHECK_EQUAL(two->tale.truncated, 0);
+    fake_stop(&fake);
+}
+
+/* An answer in single bytes, with a batch that is cut off at its end. */
+BOTH(an_answer_may_come_in_any_pieces)
+{
+    struct fake fake = fake_start(backend);
+    struct request request;
+    uint8_t bytes[1000];
+    CHECK(receive(&fake, &request));
+    uint32_t size_bytes = 0, whole = 0;
+    for (int i = 0; i < 5; i++) {
+        whole = size_bytes;
+        size_bytes += batch_at(bytes + size_bytes, (struct log_batch){.mark = (uint64_t)i, .record_count = i + 1}, i * (i + 1) / 2, 4);
+    }
+    for (uint32_t cut = whole; cut <= size_bytes; cut += 31) {
+        struct frame frame = answer_of(&fake, &request, (struct piece[]){{.partition = 0, .high_watermark = 3, .records = bytes, .records_bytes = cut}, {.partition = 2, .high_watermark = 0}}, 2);
+        for (uint32_t i = 0; i < frame.size_bytes; i++)
+            CHECK(send(fake.link.fd, frame.bytes + i, 1, MSG_NOSIGNAL) == 1);
+        frame_free(&frame);
+        CHECK(receive(&fake, &request));
+        CHECK_EQUAL(log_end(&fake, 0), 10);
+        answer(&fake, &request, (struct piece[]){{.partition = 0, .diverging_epoch = 2, .diverging_end = 0}}, 1); /* it is cut to nothing */
+        CHECK(receive(&fake, &request));
+        while (!request.one[0].there) {
+            usleep(2000);
+            answer(&fake, &request, NULL, 0);
+            CHECK(receive(&fake, &request));
+        }
+        CHECK_EQUAL(log_end(&fake, 0), 0);
+    }
+    fake_stop(&fake);
+}
+
+static void damage(struct frame *frame, int kind)
+{
+    switch (kind) {
+    case 0: frame->bytes[7] ^= 1; break;                         /* correlation id */
+    case 1: frame->bytes[0] = 0x7f; break;                       /* a length beyond the limit */
+    case 2: memset(frame->bytes, 0, 4); break;                   /* ... of nothing */
+    case 3: put(frame, 4, 20); break;                            /* bytes behind the answer */
+    case 4: frame->bytes[14] = 1; break;                         /* the leader refuses as a whole */
+    case 5: frame->bytes[19] = 0; break;                         /* no topics: null */
+    case 6: frame->bytes[19] = 0x7f; break;                      /* more topics than there is room for */
+    case 7: frame->bytes[36] = 0x7e; break;                      /* more partitions */
+    case 8: frame->bytes[8] = 0x7f; break;                       /* tagged fields of the header that are not there */
+    case 9: frame->bytes[3]--, frame->size_bytes--; break;       /* the frame ends in its last byte */
+    case 10: put(frame, 1, 0), frame->bytes[3]++; break;         /* ... and behind it */
+    }
+}
+
+/* The connection ends, Python hears of it, the logs are as they were, and the next connection works. */
+BOTH(an_answer_that_is_none_ends_the_connection)
+{
+    struct fake fake = fake_start(backend);
+    struct two *two = fake.two;
+    for (int kind = 0; kind < 12; kind++) {
+        struct request request;
+        uint8_t bytes[200];
+        CHECK(receive(&fake, &request));
+        CHECK(request.session_epoch == 0 && request.count == 2);
+        uint32_t size_bytes = batch_at(bytes, (struct log_batch){.mark = 1}, log_end(&fake, 0), 4);
+        struct piece pieces[] = {{.partition = 2}, {.partition = 0, .records = bytes, .records_bytes = kind == 11 ? size_bytes : 0, .diverging_epoch = kind == 11 ? 3 : 0}};
+        struct frame frame = answer_of(&fake, &request, pieces, 2);
+        damage(&frame, kind);
+        client_send(&fake.link, &frame);
+        frame_free(&frame);
+        UNTIL(two->tale.ended == (uint32_t)kind + 1);
+        CHECK(two->tale.error != 0);
+        client_close(&fake.link);
+        fake_connect(&fake);
+    }
+    CHECK_EQUAL(log_end(&fake, 2), 0);
+    CHECK(log_end(&fake, 0) <= 1); /* kind 11: its records were right */
+    fake_stop(&fake);
+}
+
+/* A leader that says nothing more is given up. */
+TEST(a_silent_leader_is_given_up)
+{
+    struct fake fake = {.two = two_start(MQD_BACKEND_AUTO, NULL)};
+    struct two *two = fake.two;
+    int ends[2];
+    follower_open(two, 0);
+    assign_follower(two, 0, in_step);
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+    fake.link.fd = ends[0];
+    struct mqd_fetcher_options options = quick_options();
+    options.wait_ms = 50, options.timeout_ms = 100;
+    fetcher_put(two, ends[1], options);
+    struct request request;
+    CHECK(receive(&fake, &request));
+    UNTIL(two->tale.ended == 1);
+    CHECK_EQUAL(two->tale.error, ETIMEDOUT);
+    fake_stop(&fake);
+}
+
+TEST(impossible_options_are_refused)
+{
+    struct fake fake = {.two = two_start(MQD_BACKEND_AUTO, NULL)};
+    struct two *two = fake.two;
+    for (int kind = 0; kind < 5; kind++) {
+        struct mqd_fetcher_options options = quick_options();
+        int ends[2];
+        uint8_t byte;
+        if (kind == 0)
+            options.lane = MQD_LANE_COUNT;
+        else if (kind == 1)
+            options.leader_node = options.node_id;
+        else if (kind == 2)
+            options.response_bytes_limit = 1;
+        else if (kind == 3)
+            options.partition_bytes_max = 0;
+        else
+            options.response_bytes_max = 3u << 30;
+        CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+        CHECK_EQUAL(mqd_reactor_fetcher_put(two->b->reactors[1], ++two->b->token, ends[1], &options), 0);
+        CHECK_EQUAL(done(two, two->b->token).error, MQD_E_INVALID);
+        CHECK_EQUAL(recv(ends[0], &byte, 1, 0), 0); /* it was closed */
+        close(ends[0]);
+    }
+    fake.link.fd = -1;
+    fake_stop(&fake);
+}
+
+/* Closing, truncating and commands at once: what waits for a partition at rest is done in order. */
+BOTH(commands_wait_for_a_partition_at_rest)
+{
+    struct fake fake = fake_start(backend);
+    struct two *two = fake.two;
+    struct request request;
+    uint8_t bytes[400];
+    CHECK(receive(&fake, &request));
+    uint32_t size_bytes = batch_at(bytes, (struct log_batch){.record_count = 3}, 0, 4);
+    answer(&fake, &request, (struct piece[]){{.partition = 0, .records = bytes, .records_bytes = size_bytes}}, 1);
+    CHECK(receive(&fake, &request));
+    for (int round = 0; round < 5; round++) {
+        answer(&fake, &request, (struct piece[]){{.partition = 0, .diverging_epoch = 2, .diverging_end = 0}}, 1);
+        uint64_t tokens[4];
+        for (int i = 0; i < 4; i++) {
+            tokens[i] = ++two->b->token;
+            int result = i == 0 ? mqd_reactor_roll(two->b->reactors[1], tokens[i], FOLLOWED(0))
+                       : i == 1 ? mqd_reactor_set_options(two->b->reactors[1], tokens[i], FOLLOWED(0), &two->b->log_options)
+                       : i == 2 ? mqd_reactor_advance_start(two->b->reactors[1], tokens[i], FOLLOWED(0), 0)
+                                : mqd_reactor_partition_close(two->b->reactors[1], tokens[i], FOLLOWED(0));
+            CHECK_EQUAL(result, 0);
+        }
+        struct mqd_event event = {0};
+        for (int i = 0; i < 4; i++) {
+            event = done(two, tokens[i]);
+            CHECK_EQUAL(event.error, 0);
+        }
+        CHECK(event.partition == two->followed[0]);
+        CHECK_EQUAL(mqd_partition_close(event.partition, 1), 0);
+        follower_open(two, 0);
+        assign_follower(two, 0, in_step);
+        CHECK(log_end(&fake, 0) == 0 || log_end(&fake, 0) == 3);
+        do {
+            CHECK(receive(&fake, &request));
+            bool fill = request.one[0].there && request.one[0].offset == 0;
+            answer(&fake, &request, (struct piece[]){{.partition = 0, .records = bytes, .records_bytes = fill ? size_bytes : 0}}, fill);
+        } while (log_end(&fake, 0) != 3);
+        CHECK(receive(&fake, &request));
+        while (request.one[0].offset != 3) {
+            answer(&fake, &request, NULL, 0);
+            CHECK(receive(&fake, &request));
+        }
+    }
+    fake_stop(&fake);
+}
