@@ -10,7 +10,7 @@
 
 static struct mqd_mark *mark_at(struct mqd_marks *marks, uint32_t i)
 {
-    return &marks->ring[(marks->head + i) % MQD_MARK_COUNT_MAX];
+    return &marks->ring[(marks->head + i) & (marks->capacity - 1)];
 }
 
 /* Keeps every second one: the high watermark moves in larger steps while the followers are that far behind. */
@@ -22,15 +22,43 @@ static void thin(struct mqd_marks *marks)
     marks->count = kept;
 }
 
+/* Room for one more. False: no memory, and there is no ring. */
+static bool grow(struct mqd_partition *partition)
+{
+    struct mqd_marks *old = partition->marks;
+    uint32_t capacity = !old ? MQD_MARK_COUNT_MIN : old->capacity * 2;
+    struct mqd_marks *marks = capacity <= MQD_MARK_COUNT_MAX ? malloc(sizeof *marks + capacity * sizeof *marks->ring) : NULL;
+    if (!marks) {
+        if (old)
+            thin(old);
+        return old != NULL;
+    }
+    *marks = (struct mqd_marks){.capacity = capacity, .count = old ? old->count : 0};
+    for (uint32_t i = 0; i < marks->count; i++)
+        marks->ring[i] = *mark_at(old, i);
+    free(old);
+    partition->marks = marks;
+    return true;
+}
+
 void mqd_partition_note_mark(struct mqd_partition *partition)
 {
     struct mqd_marks *marks = partition->marks;
     struct mqd_mark end = mqd_partition_end_mark(partition);
-    if (!marks || partition->writing || end.offset <= (marks->count ? mark_at(marks, marks->count - 1)->offset : partition->high_watermark.offset))
+    if (partition->writing || end.offset <= (marks && marks->count ? mark_at(marks, marks->count - 1)->offset : partition->high_watermark.offset))
         return;
-    if (marks->count == MQD_MARK_COUNT_MAX)
-        thin(marks);
+    if ((!marks || marks->count == marks->capacity) && !grow(partition))
+        return;
+    marks = partition->marks;
     *mark_at(marks, marks->count++) = end;
+}
+
+void mqd_partition_give_back_marks(struct mqd_partition *partition)
+{
+    if (!partition->marks || partition->marks->count)
+        return;
+    free(partition->marks);
+    partition->marks = NULL;
 }
 
 static void move(struct mqd_partition *partition, const struct mqd_mark *mark)
@@ -46,7 +74,7 @@ bool mqd_partition_raise_high_watermark(struct mqd_partition *partition, int64_t
     struct mqd_mark target = partition->high_watermark, end = mqd_partition_end_mark(partition);
     while (marks && marks->count && mark_at(marks, 0)->offset <= offset) {
         target = *mark_at(marks, 0);
-        marks->head = (marks->head + 1) % MQD_MARK_COUNT_MAX;
+        marks->head = (marks->head + 1) & (marks->capacity - 1);
         marks->count--;
     }
     if (offset >= end.offset)
@@ -74,7 +102,6 @@ void mqd_partition_set_replicated(struct mqd_partition *partition, bool replicat
         return;
     partition->replicated = replicated;
     if (replicated) {
-        partition->marks = calloc(1, sizeof *partition->marks);
         mqd_partition_note_mark(partition);
         return;
     }

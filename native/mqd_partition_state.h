@@ -36,10 +36,11 @@ struct mqd_mark { /* an exact place in the log */
     int64_t written_bytes; /* value of the partition's counter */
 };
 
+#define MQD_MARK_COUNT_MIN 8
 #define MQD_MARK_COUNT_MAX 256
-struct mqd_marks { /* places above the high watermark to which it may move, rising; of a partition with several replicas. When full, every second one goes */
-    uint32_t head, count;
-    struct mqd_mark ring[MQD_MARK_COUNT_MAX];
+struct mqd_marks { /* places above the high watermark to which it may move, rising; of a partition with several replicas. When there are too many, every second one goes */
+    uint32_t head, count, capacity; /* capacity: MQD_MARK_COUNT_MIN and doubled up to MQD_MARK_COUNT_MAX */
+    struct mqd_mark ring[];
 };
 
 struct mqd_staged {
@@ -89,7 +90,7 @@ struct mqd_partition {
 
     struct mqd_mark durable, high_watermark;
     bool replicated;            /* several replicas: the high watermark is told, not computed (mqd_partition_marks.c) */
-    struct mqd_marks *marks;    /* of a replicated partition; NULL: no memory, then it moves to the log's end alone */
+    struct mqd_marks *marks;    /* of a replicated partition; NULL: none are noted (a quiet one, or no memory: then it moves to the log's end alone) */
     struct mqd_sync_item sync_queue[MQD_SYNC_QUEUE_MAX];
     uint32_t sync_queue_count;
     bool directory_dirty;
@@ -134,6 +135,8 @@ void mqd_partition_advance_marks(struct mqd_partition *partition);
 void mqd_partition_normalise_mark(const struct mqd_partition *partition, struct mqd_mark *mark);
 /* Replicated: the log's end is a place to which the high watermark may move. */
 void mqd_partition_note_mark(struct mqd_partition *partition);
+/* Frees the ring when it is empty. */
+void mqd_partition_give_back_marks(struct mqd_partition *partition);
 /* Replicated, and just opened: the high watermark begins at the log start, or at the place `known` (NULL = none), which is below the log's end. */
 void mqd_partition_forget_high_watermark(struct mqd_partition *partition, const struct mqd_mark *known);
 /* The log was cut: places above its end are forgotten, the high watermark is not above it. */
