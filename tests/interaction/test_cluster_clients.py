@@ -1,0 +1,318 @@
+"""What clients see of three hosts: who leads, who coordinates, what is refused where; changes that the controller makes; transactions over several hosts; and who may use
+the listener between hosts."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+
+from mqd.base.cluster_config import LOOPBACK_KEY
+from mqd.cluster import handshake
+from mqd.cluster.handshake import HandshakeRefused, Identity, Initiator
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.messages import (
+    AlterPartitionReassignmentsRequest,
+    CreateTopicsRequest,
+    DescribeClusterRequest,
+    DescribeQuorumRequest,
+    ElectLeadersRequest,
+    FetchRequest,
+    FindCoordinatorRequest,
+    HeartbeatRequest,
+    ListOffsetsRequest,
+    ListPartitionReassignmentsRequest,
+    MetadataRequest,
+    OffsetFetchRequest,
+    ProduceRequest,
+    UnregisterBrokerRequest,
+    WriteTxnMarkersRequest,
+)
+from tests.cluster import Cluster, Member
+from tests.interaction.traffic import batch
+from tests.kafka_connection import KafkaConnection
+
+PATIENCE_S = 30.0
+PRODUCE, FETCH, LIST_OFFSETS, METADATA, HEARTBEAT, OFFSET_FETCH, FIND_COORDINATOR, CREATE_TOPICS = 0, 1, 2, 3, 12, 9, 10, 19
+WRITE_TXN_MARKERS, ELECT_LEADERS, ALTER_REASSIGNMENTS, LIST_REASSIGNMENTS, DESCRIBE_QUORUM, DESCRIBE_CLUSTER, UNREGISTER_BROKER = 27, 43, 45, 46, 55, 60, 64
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("cluster"), config={"group.initial.rebalance.delay.ms": "0"}) as started:
+        yield started
+
+
+def ask(broker: Member, api: int, version: int, request: object):
+    with KafkaConnection(broker.address, broker.port, timeout_s=PATIENCE_S) as kafka:
+        return kafka.call(api, version, request)
+
+
+def until(what: str, holds: Callable[[], object], cluster: Cluster) -> object:
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := holds()):
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {PATIENCE_S:.0f} s: {what}\n{cluster.logs()}")
+        time.sleep(0.05)  # other processes' doing: nothing here can be waited for
+    return found
+
+
+def create(cluster: Cluster, name: str, assignments: list[list[int]]) -> bytes:
+    """The topic's id, when every host knows it and its leaders."""
+    topic = CreateTopicsRequest.Topic(
+        name=name,
+        num_partitions=-1,
+        replication_factor=-1,
+        assignments=[CreateTopicsRequest.Assignment(partition_index=index, broker_ids=nodes) for index, nodes in enumerate(assignments)],
+    )
+    answer = ask(cluster.brokers[1], CREATE_TOPICS, 7, CreateTopicsRequest(topics=[topic], timeout_ms=20_000)).topics[0]
+    assert answer.error_code == 0, answer.error_message
+    until(f"{name} is led", lambda: all([p.leader_id for p in described(broker, name).partitions] == [nodes[0] for nodes in assignments] for broker in cluster), cluster)
+    return answer.topic_id
+
+
+def described(broker: Member, name: str) -> MetadataRequest:
+    return ask(broker, METADATA, 12, MetadataRequest(topics=[MetadataRequest.Topic(name=name)], allow_auto_topic_creation=False)).topics[0]
+
+
+def produce(broker: Member, version: int, name: str, topic_id: bytes, partition: int = 0):
+    data = ProduceRequest.TopicData(name=name, topic_id=topic_id, partition_data=[ProduceRequest.PartitionData(index=partition, records=batch(b"value"))])
+    return ask(broker, PRODUCE, version, ProduceRequest(acks=-1, timeout_ms=10_000, topic_data=[data]))
+
+
+def fetch(broker: Member, version: int, name: str, topic_id: bytes, epoch: int = -1):
+    partition = FetchRequest.Partition(partition=0, current_leader_epoch=epoch, fetch_offset=0, partition_max_bytes=1 << 20)
+    topic = FetchRequest.Topic(topic=name, topic_id=topic_id, partitions=[partition])
+    return ask(broker, FETCH, version, FetchRequest(max_wait_ms=0, min_bytes=1, max_bytes=1 << 20, topics=[topic]))
+
+
+# -- leaders ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_every_host_tells_of_all_hosts_and_leaders(cluster: Cluster) -> None:
+    create(cluster, "told", [[1, 2], [2, 3], [3, 1]])
+    expected = {(broker.node_id, broker.address, broker.port) for broker in cluster}
+    for broker in cluster:
+        answer = ask(broker, DESCRIBE_CLUSTER, 1, DescribeClusterRequest())
+        assert {(one.broker_id, one.host, one.port) for one in answer.brokers} == expected
+        partitions = described(broker, "told").partitions
+        assert [(p.leader_id, p.replica_nodes, p.error_code, p.offline_replicas) for p in partitions] == [(1, [1, 2], 0, []), (2, [2, 3], 0, []), (3, [3, 1], 0, [])]
+
+
+@pytest.mark.parametrize("wrong", [2, 3], ids=["follower", "no replica"])
+def test_who_does_not_lead_names_the_leader_and_its_address(cluster: Cluster, wrong: int) -> None:
+    """KIP-951."""
+    name = f"led-{wrong}"
+    topic_id = create(cluster, name, [[1, 2]])
+    leader, other = cluster.brokers[1], cluster.brokers[wrong]
+    for version in (9, 10, 12):
+        answer = produce(other, version, name, topic_id)
+        one = answer.responses[0].partition_responses[0]
+        assert one.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if version < 10:
+            continue
+        assert (one.current_leader.leader_id, one.current_leader.leader_epoch) == (1, 0)
+        assert [(node.node_id, node.host, node.port) for node in answer.node_endpoints] == [(1, leader.address, leader.port)]
+    assert produce(leader, 12, name, topic_id).responses[0].partition_responses[0].error_code == 0
+    answer = fetch(cluster.brokers[3], 16, name, topic_id)
+    one = answer.responses[0].partitions[0]
+    assert (one.error_code, one.current_leader.leader_id) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, 1)
+    assert [(node.node_id, node.host, node.port) for node in answer.node_endpoints] == [(1, leader.address, leader.port)]
+
+
+def test_offsets_are_told_by_the_leader_alone(cluster: Cluster) -> None:
+    topic_id = create(cluster, "offsets", [[1, 2]])
+    assert produce(cluster.brokers[1], 12, "offsets", topic_id).responses[0].partition_responses[0].error_code == 0
+
+    def offset(broker: Member, timestamp: int) -> tuple[int, int]:
+        topic = ListOffsetsRequest.Topic(name="offsets", partitions=[ListOffsetsRequest.Partition(partition_index=0, current_leader_epoch=-1, timestamp=timestamp)])
+        one = ask(broker, LIST_OFFSETS, 7, ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=[topic])).topics[0].partitions[0]
+        return one.error_code, one.offset
+
+    for timestamp, expected in ((-1, 1), (-2, 0), (-3, 0)):
+        assert offset(cluster.brokers[1], timestamp) == (0, expected)
+        assert [offset(cluster.brokers[node], timestamp) for node in (2, 3)] == [(ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)] * 2
+
+
+# -- coordinators ------------------------------------------------------------------------------------------------------------------
+
+
+def coordinators(broker: Member, keys: list[str], key_type: int = 0) -> dict[str, tuple[int, int]]:
+    answer = ask(broker, FIND_COORDINATOR, 4, FindCoordinatorRequest(key_type=key_type, coordinator_keys=keys))
+    return {one.key: (one.error_code, one.node_id) for one in answer.coordinators}
+
+
+def test_all_hosts_agree_on_who_coordinates_and_the_others_say_so(cluster: Cluster) -> None:
+    keys = [f"group-{number}" for number in range(12)]
+    until("all coordinators are there", lambda: all(error == 0 for broker in cluster for error, _ in coordinators(broker, keys).values()), cluster)
+    told = [coordinators(broker, keys) for broker in cluster]
+    assert told[0] == told[1] == told[2]
+    assert {node for _, node in told[0].values()} == {1, 2, 3}, "every host coordinates some"
+    for broker in cluster:
+        for key in keys:
+            _, node = told[0][key]
+            beat = ask(broker, HEARTBEAT, 4, HeartbeatRequest(group_id=key, generation_id=1, member_id="m"))
+            committed = ask(broker, OFFSET_FETCH, 7, OffsetFetchRequest(group_id=key, topics=None))
+            if node == broker.node_id:
+                assert (beat.error_code, committed.error_code) == (ErrorCode.UNKNOWN_MEMBER_ID, 0)
+            else:
+                assert (beat.error_code, committed.error_code) == (ErrorCode.NOT_COORDINATOR, ErrorCode.NOT_COORDINATOR)
+
+
+def test_transactions_span_hosts(cluster: Cluster) -> None:
+    """Partitions, groups and transactional ids of all three hosts; aborted ones stay unseen, committed offsets go with the records."""
+    create(cluster, "in", [[1, 2, 3], [2, 3, 1], [3, 1, 2]])
+    create(cluster, "out", [[1, 2, 3], [2, 3, 1], [3, 1, 2]])
+    for number in range(3):
+        group, transactional_id = f"span-{number}", f"span-{number}"
+        producer = Producer({"bootstrap.servers": cluster.bootstrap, "transactional.id": transactional_id})
+        producer.init_transactions(PATIENCE_S)
+        consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": group, "enable.auto.commit": False})
+        metadata = consumer.consumer_group_metadata()
+        for commit in (False, True):
+            producer.begin_transaction()
+            for partition in range(3):
+                producer.produce("out", f"{number}-{commit}".encode(), partition=partition)
+            producer.send_offsets_to_transaction([TopicPartition("in", partition, 7) for partition in range(3)], metadata, PATIENCE_S)
+            (producer.commit_transaction if commit else producer.abort_transaction)(PATIENCE_S)
+        assert [one.offset for one in consumer.committed([TopicPartition("in", partition) for partition in range(3)], PATIENCE_S)] == [7, 7, 7]
+        consumer.close()
+    reader = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "reader", "isolation.level": "read_committed", "enable.partition.eof": True})
+    reader.assign([TopicPartition("out", partition, 0) for partition in range(3)])
+    found: list[tuple[int, bytes]] = []
+    ended: set[int] = set()
+    deadline = time.monotonic() + PATIENCE_S
+    while len(ended) < 3 and time.monotonic() < deadline:
+        for message in reader.consume(100, 0.5):
+            if message.error() is None:
+                found.append((message.partition(), message.value()))
+            elif message.error().code() == KafkaError._PARTITION_EOF:
+                ended.add(message.partition())
+    reader.close()
+    assert sorted(found) == [(partition, f"{number}-True".encode()) for partition in range(3) for number in range(3)]
+
+
+def test_markers_of_transactions_are_not_taken_from_clients(cluster: Cluster) -> None:
+    create(cluster, "marked", [[1, 2]])
+    marker = WriteTxnMarkersRequest.Marker(
+        producer_id=1, producer_epoch=0, transaction_result=True, topics=[WriteTxnMarkersRequest.Topic(name="marked", partition_indexes=[0])], coordinator_epoch=0
+    )
+    for broker in cluster:
+        answer = ask(broker, WRITE_TXN_MARKERS, 1, WriteTxnMarkersRequest(markers=[marker]))
+        assert answer.markers[0].topics[0].partitions[0].error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+
+
+# -- changes -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_partition_is_reassigned_with_its_records_and_leaves_nothing_behind(cluster: Cluster) -> None:
+    topic_id = create(cluster, "moved", [[1, 2]])
+    for _ in range(5):
+        assert produce(cluster.brokers[1], 12, "moved", topic_id).responses[0].partition_responses[0].error_code == 0
+    Target = AlterPartitionReassignmentsRequest.ReassignablePartition
+    request = AlterPartitionReassignmentsRequest(
+        timeout_ms=20_000,
+        topics=[AlterPartitionReassignmentsRequest.ReassignableTopic(name="moved", partitions=[Target(partition_index=0, replicas=[3, 2]), Target(partition_index=9, replicas=[1])])],
+    )
+    answer = ask(cluster.brokers[2], ALTER_REASSIGNMENTS, 0, request)
+    assert answer.error_code == 0 and {one.partition_index: one.error_code for one in answer.responses[0].partitions} == {0: 0, 9: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+
+    def done() -> bool:
+        one = described(cluster.brokers[1], "moved").partitions[0]
+        return sorted(one.replica_nodes) == [2, 3] and sorted(one.isr_nodes) == [2, 3] and one.leader_id in (2, 3)
+
+    until("the reassignment ends", done, cluster)
+    assert ask(cluster.brokers[1], LIST_REASSIGNMENTS, 0, ListPartitionReassignmentsRequest(timeout_ms=1000, topics=None)).topics == []
+    leader = described(cluster.brokers[1], "moved").partitions[0].leader_id
+    assert fetch(cluster.brokers[leader], 16, "moved", topic_id).responses[0].partitions[0].high_watermark == 5
+    until("host 1 deletes its files", lambda: not list(cluster.brokers[1].data_dir.glob("**/moved-0*")), cluster)
+
+
+def test_the_preferred_leader_is_elected_on_demand(cluster: Cluster) -> None:
+    create(cluster, "preferred", [[2, 1, 3]])
+    asked = [ElectLeadersRequest.TopicPartitions(topic="preferred", partitions=[0, 7])]
+    answer = ask(cluster.brokers[3], ELECT_LEADERS, 2, ElectLeadersRequest(election_type=0, topic_partitions=asked, timeout_ms=10_000))
+    found = {one.partition_id: one.error_code for one in answer.replica_election_results[0].partition_result}
+    assert answer.error_code == 0 and found == {0: ErrorCode.ELECTION_NOT_NEEDED, 7: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+
+
+def test_the_quorum_is_described_by_every_host(cluster: Cluster) -> None:
+    topic = DescribeQuorumRequest.TopicData(topic_name="__cluster_metadata", partitions=[DescribeQuorumRequest.PartitionData(partition_index=0)])
+    for broker in cluster:
+        answer = ask(broker, DESCRIBE_QUORUM, 2, DescribeQuorumRequest(topics=[topic]))
+        assert answer.error_code == 0, answer.error_message
+        one = answer.topics[0].partitions[0]
+        assert sorted(voter.replica_id for voter in one.current_voters) == [1, 2, 3] and one.leader_id in (1, 2, 3) and one.high_watermark > 0
+
+
+def test_a_broker_that_lives_is_not_unregistered(cluster: Cluster) -> None:
+    assert ask(cluster.brokers[1], UNREGISTER_BROKER, 0, UnregisterBrokerRequest(broker_id=2)).error_code != 0
+    assert ask(cluster.brokers[1], UNREGISTER_BROKER, 0, UnregisterBrokerRequest(broker_id=77)).error_code == ErrorCode.BROKER_ID_NOT_REGISTERED
+    assert len(ask(cluster.brokers[3], DESCRIBE_CLUSTER, 1, DescribeClusterRequest()).brokers) == 3
+
+
+# -- between hosts -------------------------------------------------------------------------------------------------------------------
+
+
+def between(broker: Member) -> socket.socket:
+    return socket.create_connection((broker.address, broker.port + 1), timeout=PATIENCE_S)
+
+
+def shaken(connection: socket.socket, identity: Identity, secret: bytes = LOOPBACK_KEY, worker: int = 0, purpose: str = "data") -> Initiator:
+    """Raises HandshakeRefused; ConnectionError when the other side closed it."""
+    side = Initiator(handshake.derive_key(secret, "handshake"), purpose, identity, os.urandom(handshake.NONCE_BYTES), worker)
+    connection.sendall(side.opening())
+    while side.wanted:
+        data = connection.recv(side.wanted)
+        if not data:
+            raise ConnectionError("closed")
+        connection.sendall(side.feed(data))
+    return side
+
+
+API_VERSIONS = b"\x00\x00\x00\x0c\x00\x12\x00\x00\x00\x00\x00\x01\x00\x02me"
+
+
+def ended(connection: socket.socket) -> bool:
+    """Nothing was answered; with a reset, where bytes were left unread."""
+    try:
+        return connection.recv(100) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_strangers_cannot_use_the_listener_between_hosts(cluster: Cluster) -> None:
+    broker = cluster.brokers[1]
+    cluster_id = ask(broker, DESCRIBE_CLUSTER, 1, DescribeClusterRequest()).cluster_id
+    with between(broker) as connection:  # a Kafka client, by mistake or not
+        connection.sendall(API_VERSIONS)
+        assert ended(connection)
+    with between(broker) as connection, pytest.raises(ConnectionError):
+        shaken(connection, Identity(2, "", cluster_id), secret=b"not the key of this cluster at all")
+    for identity, code in (
+        (Identity(2, "", "another cluster"), handshake.REFUSED_CLUSTER),
+        (Identity(1, "", cluster_id), handshake.REFUSED_IDENTITY),
+        (Identity(2, "wiped", cluster_id), handshake.REFUSED_IDENTITY),
+        (Identity(66, "", cluster_id), handshake.REFUSED_BUSY),
+    ):
+        with between(broker) as connection, pytest.raises(HandshakeRefused) as refused:
+            shaken(connection, identity)
+        assert refused.value.code == code
+    with between(broker) as connection, pytest.raises(HandshakeRefused) as refused:
+        shaken(connection, Identity(2, "", cluster_id), worker=99)
+    assert refused.value.code == handshake.REFUSED_WORKER
+
+
+def test_a_host_s_acceptor_is_asked_for_transactions_alone(cluster: Cluster) -> None:
+    """Whoever holds the key is a host; and still it gets no further than hosts do."""
+    broker = cluster.brokers[1]
+    cluster_id = ask(broker, DESCRIBE_CLUSTER, 1, DescribeClusterRequest()).cluster_id
+    with between(broker) as connection:
+        side = shaken(connection, Identity(2, "", cluster_id), worker=-1)
+        assert side.peer is not None and side.peer.node_id == 1
+        connection.sendall(API_VERSIONS)
+        assert ended(connection)
