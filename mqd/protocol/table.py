@@ -24,17 +24,24 @@ NOTES = """
 * **Transactions** are those of version 2 (KIP-890: `transaction.version` 2 is finalized) for clients that know them, and of version 1 for the others. EndTxn is answered when the
   markers are written, so that what was committed can be read when its producer knows; after 200 ms without them it is answered all the same.
 * **AddPartitionsToTxn** 4 and 5 are what brokers send to each other; they are answered like the others. **WriteTxnMarkers** takes aborts only (Admin.abortTransaction): of a
-  transaction that its coordinator knows, everywhere at once, with its producer fenced; else in the partitions that are named.
-* **FindCoordinator** names this broker. The first question for a group makes `__consumer_offsets`, the first for a transactional id `__transaction_state`.
+  transaction that its coordinator knows, everywhere at once, with its producer fenced; else in the partitions that are named. When a coordinator on another host knows the transaction,
+  the answer is CONCURRENT_TRANSACTIONS. Markers themselves go between hosts, over the listener that clients cannot use: from a client a commit is CLUSTER_AUTHORIZATION_FAILED.
+* **FindCoordinator** names the leader of the partition of the internal topic that the group or transactional id belongs to; any other broker answers its requests with
+  NOT_COORDINATOR. The first question for a group makes `__consumer_offsets`, the first for a transactional id `__transaction_state`.
 * **DescribeGroups** (from 5 on) and **ConsumerGroupDescribe** have a tagged field of our own, number 9100: `true` in the request asks for what rebalance is under way in each group,
   why, and which members hold it up, in the response's field of the same number. Who does not ask does not get it. `mqd group describe` does.
 * **OffsetCommit** and **OffsetFetch** name topics by id from version 10 on.
-* **Fetch** has incremental sessions (KIP-227) and long polls. Requests with a replica id are for clusters.
+* **Fetch** has incremental sessions (KIP-227) and long polls. A replica id counts only between hosts; a client that names one
+  reads as a client. A consumer that names its rack (11 and up) is told of an in-sync replica there (KIP-392), and may read from any replica up to its high watermark.
+* **Produce** from 10 and **Fetch** from 12 on name the current leader beside NOT_LEADER_OR_FOLLOWER and FENCED_LEADER_EPOCH, and where it is (KIP-951; Fetch: from 16 on).
+* **Metadata** and **DescribeCluster** show brokers that are not fenced (DescribeCluster 2: all, when asked), each with the address it has registered; this one with the address that the client
+  reached. The controller that they name is the broker that answers: it passes changes on to the active controller.
 * **ListOffsets** knows earliest (-2, -4), latest (-1), by time, the largest timestamp (-3); tiered offsets (-5, -6) answer -1.
 * **AlterClientQuotas** takes client-id (a name, or null for the default) with producer_byte_rate, consumer_byte_rate and request_percentage; user, ip, controller_mutation_rate and
   connection_creation_rate are refused with INVALID_REQUEST and the reason. A throttled answer leaves at once with its throttle time; the connection is then not read (KIP-219).
 * **AlterReplicaLogDirs** is answered when the move has begun; **DescribeLogDirs** shows the copy as a future replica with its lag.
-* **ElectLeaders**: ELECTION_NOT_NEEDED, there is one replica. **DescribeQuorum**: a quorum of one. **DescribeUserScramCredentials**: RESOURCE_NOT_FOUND for every user.
+* **AlterPartitionReassignments** is answered when the reassignments have begun, each judged by itself. **DescribeQuorum** is the view of the quorum's leader, whoever is asked; on a host of
+  its own a quorum of one. **ElectLeaders** there: ELECTION_NOT_NEEDED. **UnregisterBroker** is refused while the broker lives, or holds replicas. **DescribeUserScramCredentials**: RESOURCE_NOT_FOUND for every user.
 * Bytes behind a whole request are ignored, as librdkafka 2.16 sends some; in Produce, Fetch and ListOffsets they end the connection.
 
 ## Error codes
