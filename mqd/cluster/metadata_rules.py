@@ -178,7 +178,10 @@ def _spread(state: MetadataState, count: int, factor: int, place: Placement) -> 
         )
     _check_room(state, count * factor, nodes, place)
     loads = Loads(state, nodes)
-    return [choose(loads, factor) for _ in range(count)]
+    chosen = [choose(loads, factor) for _ in range(count)]
+    if None in chosen:
+        raise Refusal(ErrorCode.INVALID_PARTITIONS, f"Fewer than {factor} hosts have room for {count} more partition(s); delete topics first, or add hosts.")
+    return chosen  # type: ignore[return-value]
 
 
 def _check_room(state: MetadataState, count: int, nodes: Sequence[int], place: Placement) -> None:

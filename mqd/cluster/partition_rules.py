@@ -60,6 +60,8 @@ def without(nodes: tuple[int, ...], gone: Collection[int]) -> tuple[int, ...]:
 def settle(target: Target, wanted_min: int, live: Callable[[int], bool], mutants: frozenset[str] = frozenset()) -> PartitionChange | None:
     """The change that makes it so; None when nothing changes. `wanted_min`: wanted_min_in_sync(); `live`: unfenced and not shutting down: may lead."""
     old = target.old
+    if "UNCLEAN" in mutants and target.elect == ONLINE:
+        target.elect = UNCLEAN
     _maybe_complete_reassignment(target, wanted_min, mutants)
     in_sync = target.in_sync
     minimum = effective_min_in_sync(wanted_min, len(target.replicas), len(target.adding))

@@ -6,10 +6,12 @@ Deterministic: the same state and the same answer, whichever controller decides.
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from mqd import native
 from mqd.cluster.metadata_state import MetadataState
 
 
 BALANCE_MOVES_MAX = 2_000
+REPLICAS_MAX = native.PARTITION_SLOT_COUNT  # of one host
 
 
 class Directory(NamedTuple):
@@ -41,23 +43,25 @@ class Loads:
             self.leaders[replicas[0]] += 1
 
 
-def choose(loads: Loads, factor: int) -> tuple[int, ...]:
-    """Replicas of one new partition, the leader first; `factor` <= hosts. The loads count it."""
-    first = min(loads.nodes, key=lambda node: (loads.leaders[node], loads.replicas[node], node))
+def choose(loads: Loads, factor: int) -> tuple[int, ...] | None:
+    """Replicas of one new partition, the leader first. The loads count it. None = fewer than `factor` hosts have room."""
+    first = min((node for node in loads.nodes if loads.replicas[node] < REPLICAS_MAX), key=lambda node: (loads.leaders[node], loads.replicas[node], node), default=-1)
     replicas = [first]
     while len(replicas) < factor:
         replicas.append(choose_one(loads, replicas))
+    if -1 in replicas:
+        return None
     loads.add(replicas)
     return tuple(replicas)
 
 
-def choose_one(loads: Loads, others: Sequence[int], near: int = -1) -> int:
-    """One more replica for a partition that `others` hold: another rack than theirs if there is one (in whichever the fewest of them are), then the least loaded host. -1 = there is no host."""
+def choose_one(loads: Loads, others: Sequence[int]) -> int:
+    """One more replica for a partition that `others` hold: another rack than theirs if there is one (in whichever the fewest of them are), then the least loaded host. -1 = no host has room."""
     used: dict[str | None, int] = {}
     for node in others:
         rack = loads.racks.get(node)
         used[rack] = used.get(rack, 0) + 1
-    free = [node for node in loads.nodes if node not in others]
+    free = [node for node in loads.nodes if node not in others and loads.replicas[node] < REPLICAS_MAX]
     if not free:
         return -1
     return min(free, key=lambda node: (used.get(loads.racks[node], 0), loads.replicas[node], loads.leaders[node], node))

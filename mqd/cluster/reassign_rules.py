@@ -105,32 +105,53 @@ def cancel(view: View, topic: TopicState, partition: PartitionState) -> Partitio
 # -- what mqd does by itself ------------------------------------------------------------------------------------------------------
 
 
-def replaced(loads: Loads, partition: PartitionState, node: int) -> tuple[int, ...] | None:
-    """The replicas with another host in the place of `node`; None when there is no host left for it."""
-    other = choose_one(loads, partition.replicas)
+def replaced(loads: Loads, replicas: tuple[int, ...], node: int) -> tuple[int, ...] | None:
+    """The replicas with another host in the place of `node` (without it, when it is -1); None when there is no host left for it."""
+    if node < 0:
+        return replicas
+    other = choose_one(loads, replicas)
     if other < 0:
         return None
-    loads.add((other,))
-    loads.leaders[other] -= 1
-    return tuple(other if replica == node else replica for replica in partition.replicas)
+    loads.add((-1, other))
+    return tuple(other if replica == node else replica for replica in replicas)
+
+
+def _leaves(topic: TopicState, partition: PartitionState, leaving: set[int]) -> tuple[int, tuple[int, ...]] | None:
+    """(whom to replace, among which replicas); None: nothing to do. A move of mqd's own that goes to a leaving host gets another goal, one that lets an internal topic grow begins anew."""
+    if partition.leader < 0:
+        return None
+    base = without(partition.replicas, partition.adding_replicas)
+    if in_progress(partition):
+        astray = not leaving.isdisjoint(partition.adding_replicas)
+        if astray and partition.replacing in base:
+            return partition.replacing, base
+        if astray and topic.name in INTERNAL_TOPICS and not partition.removing_replicas:
+            return -1, base
+        return None
+    node = next((node for node in partition.replicas if node in leaving), -1)
+    return None if node < 0 else (node, base)
 
 
 def replacements(view: View, nodes: Sequence[int], directories: Directories, moves_max: int) -> list[tuple[TopicState, PartitionChange]]:
-    """Begin to bring what these hosts hold (lost ones, drained ones) to others, at most so many at a time in the whole cluster. What is under way already is left alone."""
+    """Begin to bring what these hosts hold (lost ones, drained ones) to others, at most so many at a time in the whole cluster. What is under way already is left alone, unless it goes to
+    one of them. A partition without a leader cannot be copied, so it does not wait in the place of one that can."""
     leaving = set(nodes)
     found: list[tuple[TopicState, PartitionChange]] = []
     if not leaving or not any(view.state.partition_counts.get((node, directory)) for node, directory in view.state.partition_counts if node in leaving):
         return found
-    under_way = sum(1 for topic in view.state.topics.values() for partition in topic.partitions if partition.replacing >= 0 and in_progress(partition))
+    under_way = sum(
+        1 for topic in view.state.topics.values() for partition in topic.partitions if partition.replacing >= 0 and partition.leader >= 0 and leaving.isdisjoint(partition.adding_replicas)
+    )
     loads = Loads(view.state, [node for node in view.nodes() if node not in leaving])
     for topic in view.state.topics.values():
         for partition in topic.partitions:
             if under_way + len(found) >= moves_max:
                 return found
-            node = next((node for node in partition.replicas if node in leaving), -1)
-            if node < 0 or in_progress(partition):
+            found_node = _leaves(topic, partition, leaving)
+            if found_node is None:
                 continue
-            replicas = replaced(loads, partition, node)
+            node, base = found_node
+            replicas = replaced(loads, base, node)
             if replicas is None:
                 continue
             change = _tried(lambda topic=topic, partition=partition, replicas=replicas, node=node: reassign(view, topic, partition, replicas, directories, replacing=node))

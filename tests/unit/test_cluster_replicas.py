@@ -499,3 +499,50 @@ def test_records_of_the_version_before_clusters_are_read() -> None:
     assert not state.brokers[1].fenced and state.topics["t"].partitions[0] == PartitionState(0, (1,), ("a",), (1,), 1, 3, 3)
     registered = do(state, broker_rules.register(state, broker_messages.RegisterBroker(1, "meta", 6, "h", 1, None, "", 0, "", 0, 2, [], -1, {}), NONE))
     assert registered.leader_epoch == 4 and state.brokers[1].directory_id == "meta", "a host that grows into a cluster keeps its number"
+
+
+# -- replicas that mqd moves by itself ---------------------------------------------------------------------------------------------------
+
+
+def begin(state: MetadataState, *leaving: int, moves_max: int = 50) -> list:
+    found = reassign_rules.replacements(View(state), leaving, Directories(state, {}), moves_max)
+    for entry, change in found:
+        do(state, [PartitionsChanged(entry.topic_id, (change,))])
+    return [change for _, change in found]
+
+
+def test_what_cannot_be_copied_does_not_hold_up_what_can() -> None:
+    state = topic(cluster(4), replicas=(1,), count=60, name="alone", topic_id=b"a" * 16)
+    topic(state, replicas=(1, 2, 3))
+    do(state, broker_rules.fence(state, [1], NONE))
+    (change,) = begin(state, 1, moves_max=5)
+    assert change.adding_replicas == (4,) and state.topics["t"].partitions[0].replacing == 1
+
+
+def test_a_move_to_a_host_that_is_lost_too_gets_another_goal() -> None:
+    state = topic(cluster(5), replicas=(1, 2, 3))
+    do(state, broker_rules.fence(state, [1], NONE))
+    begin(state, 1)
+    (first,) = state.topics["t"].partitions[0].adding_replicas
+    do(state, broker_rules.fence(state, [first], NONE))
+    begin(state, 1, first)
+    partition = state.topics["t"].partitions[0]
+    assert partition.adding_replicas == (9 - first,) and partition.removing_replicas == (1,) and partition.replacing == 1 and len(partition.replicas) == 4
+
+
+def test_an_internal_topic_that_grew_towards_a_lost_host_grows_elsewhere() -> None:
+    state = topic(cluster(4), replicas=(1,), name="__consumer_offsets")
+    found = reassign_rules.grown_internal(View(state), Directories(state, {}), 10)
+    for entry, change in found:
+        state.apply(PartitionsChanged(entry.topic_id, (change,)))
+    grown = state.topics["__consumer_offsets"].partitions[0]
+    assert len(grown.adding_replicas) == 2
+    lost = grown.adding_replicas[0]
+    for record in broker_rules.fence(state, [lost], NONE):
+        state.apply(record)
+    for step in (reassign_rules.replacements(View(state), [lost], Directories(state, {}), 10), None):
+        for entry, change in step if step is not None else reassign_rules.grown_internal(View(state), Directories(state, {}), 10):
+            state.apply(PartitionsChanged(entry.topic_id, (change,)))
+    state.check()
+    grown = state.topics["__consumer_offsets"].partitions[0]
+    assert lost not in grown.replicas and len(grown.replicas) == 3
