@@ -101,6 +101,7 @@ class BrokerCore:
         self._shutdown_since_ms = -1
         self._dead = self._ended = False
         self._proposals: dict[tuple[bytes, int], _Proposal] = {}
+        self._proposing = False  # one message is on its way
         self._changes: dict[int, _Change] = {}
         self._change_number = 0
         self._lost: dict[tuple[bytes, int], int] = {}  # partition -> leader epoch that died with a worker
@@ -259,13 +260,19 @@ class BrokerCore:
             known.client = event.client  # said again after a reconnection
             if known.refused:
                 return []
+            known.sent_epoch = -1
         else:
             self._proposals[key] = _Proposal(event.client, event.proposal)
-        return self._propose([key], now_ms)
+        return [] if self._proposing else self._propose_new(now_ms)
+
+    def _propose_new(self, now_ms: int) -> list[Action]:
+        """What came while one message was on its way goes with the next: ten thousand partitions that change at once are a few messages, and a few batches of the log."""
+        return self._propose([key for key, entry in self._proposals.items() if entry.sent_epoch < 0], now_ms)
 
     def _propose(self, keys: list[tuple[bytes, int]], now_ms: int) -> list[Action]:
         if not keys or self.broker_epoch < 0 or self._controller < 0:
             return []
+        self._proposing = True
         proposals = []
         for key in keys:
             entry = self._proposals[key]
@@ -282,6 +289,7 @@ class BrokerCore:
         if message.error:
             return []  # asked again, when this broker is registered or the controller is known
         actions: list[Action] = []
+        self._proposing = False
         for result in message.results:
             key = (result.topic_id, result.index)
             entry = self._proposals.get(key)
@@ -294,7 +302,7 @@ class BrokerCore:
                 continue
             del self._proposals[key]
             actions.append(ToWorker(entry.client, messages.InSyncAnswer(result.topic_id, result.index, entry.proposal.leader_epoch, result.sequence, result.error)))
-        return actions
+        return actions + self._propose_new(now_ms)
 
     # -- changes -----------------------------------------------------------------------------------------------------------
 

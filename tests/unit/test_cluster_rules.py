@@ -729,3 +729,23 @@ def test_a_change_is_answered_when_this_hosts_workers_have_it(world: World) -> N
 
 
 assert LEASE_MS < OPTIONS.session_ms
+
+
+def test_proposals_that_come_while_one_is_on_its_way_go_together(world: World) -> None:
+    topic_id = world.unlogged.topics["t"].topic_id
+    assert world.ask(messages.CreateTopic("many", -1, -1, {index: [3, 1, 2] for index in range(20)}, {})).error == 0
+    host, topic_id = world.hosts[3], world.unlogged.topics["many"].topic_id
+
+    def propose(index: int, sequence: int = 1) -> list:
+        wanted = messages.ProposeInSync(topic_id, index, 0, 0, [(3, host.broker.broker_epoch), (1, world.unlogged.brokers[1].epoch)], sequence)
+        return [action.message for action in host.broker.handle(broker_core.InSyncProposed("w", wanted), world.now_ms)]
+
+    (first,) = propose(0)
+    assert [propose(index) for index in range(1, 20)] == [[]] * 19
+    result = broker_messages.InSyncResult(topic_id, 0, 1, 0, 3, 0, 1, [3, 1])
+    answer = broker_messages.AlterPartitionAnswer(world.epoch, 3, host.broker.broker_epoch, 0, [result])
+    told, rest = host.broker.handle(broker_core.PeerReceived(world.active, answer), world.now_ms)
+    assert told.answer.index == 0 and [entry.index for entry in rest.message.proposals] == list(range(1, 20))
+    again = [action.message for action in host.broker.handle(broker_core.Tick(), world.now_ms + 600) if isinstance(action.message, broker_messages.AlterPartition)]
+    assert [len(message.proposals) for message in again] == [19], "nobody answered"
+    assert propose(20 - 1, 2) == [], "a newer one waits too"
