@@ -1,0 +1,152 @@
+"""What clients write down, one JSON line for each thing that happened, each client into a file of its own; and all of it read back.
+
+Times are CLOCK_MONOTONIC nanoseconds, the same for all processes of the machine (namespaces do not change them). A value names its producer and its number there, with a checksum:
+tests/crash/checker.py, make_value. Records outside transactions have `txn` None.
+
+    send     a record was handed to the client; the line is written when its fate is known: "ok" with its offset, "fail" (certainly not written), "info" (nobody knows)
+    ask      a transaction is asked to end: `wish` "commit" or "abort", at `begin_ns`
+    end      what became of that: "ok", or "info" (nobody knows), which also holds when this line is missing
+    assign   a consumer's partitions from here on; `epoch` counts them up, positions do not carry over
+    poll     a record was given to a consumer
+    offsets  a consumer committed (outside transactions) and was told so
+    alive    a client did something that worked (or not: `ok` False) in this second; what availability is counted by
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+Place = tuple[str, int]  # topic, partition
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    client: str
+    number: int
+    topic: str
+    partition: int
+    status: str
+    offset: int
+    begin_ns: int
+    end_ns: int
+    txn: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    client: str
+    txn: int
+    wish: str
+    status: str
+    begin_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    client: str
+    epoch: int
+    topic: str
+    partition: int
+    offset: int
+    value: str  # hex of bytes that no producer made, else "producer:number"
+    at_ns: int
+
+
+@dataclass(slots=True)
+class History:
+    sends: list[Send] = field(default_factory=list)
+    ends: list[End] = field(default_factory=list)  # of one transaction the last counts
+    polls: list[Poll] = field(default_factory=list)  # in the order of each client
+    alive: dict[str, dict[int, list[int]]] = field(default_factory=dict)  # client -> second -> [what worked, what did not]
+    committed: list[tuple[str, str, int, int, int]] = field(default_factory=list)  # client, topic, partition, offset, when
+    notes: list[dict] = field(default_factory=list)  # errors that clients met, for people
+
+
+@dataclass(slots=True)
+class FinalLog:
+    """What a reader got at the end, when all was healed: of all records (`all`), and of committed ones (`committed`): (offset, value as in Poll)."""
+
+    start: int
+    end: int
+    all: list[tuple[int, str]]
+    committed: list[tuple[int, str]]
+
+
+class Writer:
+    """One client's file. Every line is complete or, when the process was killed, the last one is missing."""
+
+    def __init__(self, path: Path, client: str) -> None:
+        self._file: IO[str] = path.open("a", buffering=1)
+        self._client = client
+        self._counts = [0, 0]
+        self._second = 0
+
+    def write(self, kind: str, **fields: object) -> None:
+        self._file.write(json.dumps({"kind": kind, "client": self._client, **fields}) + "\n")
+
+    def worked(self, ok: bool) -> None:
+        second = time.monotonic_ns() // 1_000_000_000
+        if second != self._second:
+            self.flush()
+            self._second = second
+        self._counts[not ok] += 1
+
+    def flush(self) -> None:
+        if any(self._counts):
+            self.write("alive", second=self._second, ok=self._counts[0], bad=self._counts[1])
+            self._counts = [0, 0]
+
+
+def read(paths: Iterable[Path]) -> History:
+    history = History()
+    for path in sorted(paths):
+        lines = path.read_text().split("\n")
+        for number, line in enumerate(lines):
+            if not line:
+                continue
+            try:
+                one = json.loads(line)
+            except ValueError:
+                if number >= len(lines) - 2:
+                    continue  # the process was killed while it wrote it
+                raise
+            _take(history, one)
+    return history
+
+
+def _take(history: History, one: dict) -> None:
+    kind, client = one.pop("kind"), one["client"]
+    match kind:
+        case "send":
+            history.sends.append(Send(**one))
+        case "ask":
+            history.ends.append(End(**one, status="info", end_ns=one["begin_ns"]))
+        case "end":
+            history.ends.append(End(**one))
+        case "poll":
+            history.polls.append(Poll(**one))
+        case "offsets":
+            history.committed.append((client, one["topic"], one["partition"], one["offset"], one["at_ns"]))
+        case "alive":
+            counts = history.alive.setdefault(client, {}).setdefault(one["second"], [0, 0])
+            counts[0] += one["ok"]
+            counts[1] += one["bad"]
+        case _:
+            history.notes.append({"kind": kind, **one})
+
+
+def availability(history: History, clients: Iterable[str], first_second: int, end_second: int) -> float:
+    """Share of client seconds in which something worked. 1.0 without any client."""
+    worked = total = 0
+    for client in clients:
+        seconds = history.alive.get(client, {})
+        for second in range(first_second, end_second):
+            total += 1
+            worked += bool(seconds.get(second, (0, 0))[0])
+    return worked / total if total else 1.0

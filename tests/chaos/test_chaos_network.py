@@ -1,0 +1,46 @@
+"""The network of the chaos tests does what it says: who reaches whom, before, during and after a cut."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.chaos import network
+
+REASON = network.why_not()
+pytestmark = pytest.mark.skipif(bool(REASON), reason=REASON)
+
+LISTEN = "import socket,sys; s=socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind((sys.argv[1], 9)); s.settimeout(1.0)\nprint('ready', flush=True)\n" \
+    "try: print(s.recv(9).decode())\nexcept TimeoutError: print('silence')"
+SAY = "import socket,sys; s=socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind((sys.argv[1], 0)); s.sendto(b'heard', (sys.argv[2], 9))"
+
+
+def heard(net: network.Network, sender: str, receiver: str) -> bool:
+    with subprocess.Popen(net.run(receiver, [sys.executable, "-c", LISTEN, net.address(receiver)]), stdout=subprocess.PIPE, text=True) as listener:
+        assert listener.stdout is not None
+        assert listener.stdout.readline() == "ready\n"
+        done = subprocess.run(net.run(sender, [sys.executable, "-c", SAY, net.address(sender), net.address(receiver)]), capture_output=True, text=True)
+        assert done.returncode == 0, f"a cut is silence, not an error at the sender: {done.stderr}"
+        return listener.stdout.readline() == "heard\n"
+
+
+def test_cuts() -> None:
+    with network.Network(("a", "b", "c")) as net:
+        assert heard(net, "a", "b") and heard(net, "b", "a")
+        net.cut("a", "b")
+        assert not heard(net, "a", "b")
+        assert heard(net, "b", "a") and heard(net, "a", "c") and heard(net, "c", "b")
+        net.split(("a",), ("b", "c"))
+        assert not heard(net, "b", "a") and not heard(net, "a", "c") and heard(net, "b", "c")
+        net.heal()
+        assert net.cuts == frozenset() and heard(net, "a", "b") and heard(net, "c", "a")
+        assert heard(net, "a", "a"), "a host reaches itself"
+
+
+def test_nothing_is_left_behind() -> None:
+    with network.Network(("a",)) as net:
+        name = net.namespace("a")
+        assert name in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+    assert name not in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
