@@ -17,7 +17,7 @@ from mqd.base import config as configuration
 from mqd.cluster import broker_messages, features, formation
 from mqd.cluster.broker_core import BrokerCore
 from mqd.cluster.config_rules import ConfigRules
-from mqd.cluster.host_core import HostCore
+from mqd.cluster.host_core import HostCore, owner_of
 from mqd.cluster.metadata_core import MetadataCore
 from mqd.cluster.metadata_state import MetadataState
 from mqd.cluster.quorum_core import QuorumCore
@@ -33,6 +33,7 @@ from mqd.controller.shell import Shell, new_topic_id, reports
 from mqd.shm.attach import KeeperClient, KeeperError
 
 GENERATION_FIRST = 1
+WORKERS_END_S = 20.0
 log = logging.get("controller")
 
 
@@ -73,6 +74,9 @@ class Process:
         self.store = QuorumStore(places.metadata_dir, self.key)
         self.membership = Membership(self.config, client, self.key)
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.told = False  # that all processes end
+        self.left_epoch = -1
+        self.leaving: asyncio.Task[None] | None = None
         self.shell: Shell | None = None
         self.server: Server | None = None
 
@@ -89,7 +93,21 @@ class Process:
             if death.role == "worker" and self.shell is not None and self.server is not None:
                 self.shell.on_worker_death(death.index, death.generation)
 
-        self.client.watch(loop, on_death, self.end, self.end)
+        self.client.watch(loop, on_death, self.on_shutdown, self.end, lambda reason: self.leave())
+
+    def leave(self) -> None:
+        """What this host leads goes to others while its processes serve on; then they are told to end."""
+
+        async def work() -> None:
+            if self.shell is not None and self.server is not None:
+                self.left_epoch = await self.shell.leave()
+            self.client.left()
+
+        self.leaving = asyncio.get_running_loop().create_task(work())
+
+    def on_shutdown(self, reason: str) -> None:
+        self.told = True
+        self.end(reason)
 
     # -- the cluster -------------------------------------------------------------------------------------------------------
 
@@ -214,6 +232,8 @@ class Process:
     async def _finish(self) -> int:
         shell = self.shell
         assert shell is not None
+        if self.told and not shell.failed.done():
+            await self._remember_clean(shell)
         if self.server is not None:
             await self.server.stop()
         await self.membership.stop()
@@ -223,6 +243,31 @@ class Process:
         await shell.stop()
         log.info("controller ended", reason=self.ended.result())
         return 0
+
+
+    async def _remember_clean(self, shell: Shell) -> None:
+        """When the workers have ended and have left their markers: nothing was lost with this session."""
+        control, loop = self.client.control, asyncio.get_running_loop()
+        epoch = self.left_epoch if self.left_epoch >= 0 else shell.broker_epoch
+        deadline = loop.time() + WORKERS_END_S
+        workers = range(self.client.welcome.worker_count)
+        while any(control.endpoint_state(index) in (native.ProcessState.STARTING, native.ProcessState.RUNNING) for index in workers) and loop.time() < deadline:
+            await asyncio.sleep(0.005)
+        if epoch >= 0 and all((Path(path) / f"clean-shutdown.{index}").exists() for path, index in self._written_places(shell)):
+            await loop.run_in_executor(None, self.remember, epoch, True)
+
+
+    def _written_places(self, shell: Shell) -> set[tuple[str, int]]:
+        """(log directory, worker) of every partition that lies here: each leaves a marker there when it ends well."""
+        count = self.client.welcome.worker_count
+        paths_by_id = {directory.directory_id: directory.path for directory in shell.directories}
+        return {
+            (paths_by_id.get(directory, ""), owner_of(topic.topic_id, partition.index, count))
+            for topic in shell.core.committed.topics.values()
+            for partition in topic.partitions
+            for node, directory in zip(partition.replicas, partition.directories)
+            if node == self.node_id
+        }
 
 
 class Ended(Exception):

@@ -31,6 +31,7 @@ TICK_S = 1.0
 CLUSTER_TICK_S = 0.25
 QUICK_TICK_S = 0.02  # while this host is not in service: somebody waits
 MEASURE_S = 10.0
+TRANSFER_MS_MAX = 1_000
 INT64_MAX = (1 << 63) - 1
 
 log = logging.get("controller")
@@ -68,10 +69,10 @@ class Shell:
         self._know = know
         self._send_out = send
         self._control = control
-        self._directories: list[Directory] = []
+        self.directories: list[Directory] = []
         self._quota_burst_ns = quota_burst_ns
         self._cluster_id = ""
-        self._started = False
+        self._started = self._leaving = False
         self._broker_said: broker_core.SetBroker | None = None
         self._voters = voters.VoterChanges(self)
 
@@ -94,7 +95,7 @@ class Shell:
 
     def start(self, host: HostCore, broker: BrokerCore, log_dirs: list[Directory], registration: peer.RegisterBroker, process: int) -> None:
         """Afterwards the server may accept subscribers. `process`: a number that no earlier controller process of this host had."""
-        self.host, self.broker, self._directories = host, broker, log_dirs
+        self.host, self.broker, self.directories = host, broker, log_dirs
         self._started = True
         self.metadata(metadata_core.DirectoriesSeen(tuple(log_dirs)))
         self._publish_quotas()
@@ -131,6 +132,21 @@ class Shell:
             seen.append(host_core.SlotSeen(slot, view.topic_id, view.partition_index, view.leader_epoch, view.owner, stale))
         return host_core.Started(self.core.committed, tuple(seen), tuple(torn), alive)
 
+    async def leave(self) -> int:
+        """What this host leads goes to others, and the quorum too; until then it serves on (R15). Its broker epoch, -1 when it has none."""
+        if not self._started or (self.quorum.core.is_alone and len(self.core.committed.brokers) <= 1):
+            return self.broker_epoch
+        self._leaving = True
+        self.on_broker(broker_core.ShutdownRequested())
+        await asyncio.wait({self.ended, self.failed}, return_when=asyncio.FIRST_COMPLETED)
+        log.info("this host has left", reason=self.ended.result().reason if self.ended.done() else self.failed.result())
+        if self.quorum.core.is_leader and not self.quorum.core.is_alone:
+            self.quorum.handle(events.TransferLeadership())
+            deadline = clock.monotonic_ms() + TRANSFER_MS_MAX
+            while self.quorum.core.is_leader and clock.monotonic_ms() < deadline:
+                await asyncio.sleep(0.005)
+        return self.ended.result().broker_epoch if self.ended.done() else -1
+
     async def stop(self) -> None:
         await self.quorum.stop()
 
@@ -143,7 +159,7 @@ class Shell:
         loop = asyncio.get_running_loop()
         measured_at = loop.time()
         while True:
-            await asyncio.sleep(QUICK_TICK_S if not self._in_service() else TICK_S if self.quorum.core.is_alone and len(self.core.committed.brokers) == 1 else CLUSTER_TICK_S)
+            await asyncio.sleep(QUICK_TICK_S if self._leaving or not self._in_service() else TICK_S if self.quorum.core.is_alone and len(self.core.committed.brokers) == 1 else CLUSTER_TICK_S)
             self.on_broker(broker_core.Tick())
             await asyncio.sleep(0)  # what it says to itself
             self.metadata(metadata_core.Tick())
@@ -154,11 +170,15 @@ class Shell:
                 await self._measure(loop)
 
     async def _measure(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._directories = await loop.run_in_executor(None, lambda: [directories.measure(entry) for entry in self._directories])
-        self.metadata(metadata_core.DirectoriesSeen(tuple(self._directories)))
-        self.on_broker(broker_core.DirectoriesSeen(reports(self._directories)))
+        self.directories = await loop.run_in_executor(None, lambda: [directories.measure(entry) for entry in self.directories])
+        self.metadata(metadata_core.DirectoriesSeen(tuple(self.directories)))
+        self.on_broker(broker_core.DirectoriesSeen(reports(self.directories)))
         self.quorum.maybe_snapshot_again()
         await self.quorum.disk.restore_reserve()
+
+    @property
+    def broker_epoch(self) -> int:
+        return self._broker_said.broker_epoch if self._broker_said is not None else -1
 
     def _in_service(self) -> bool:
         return self._broker_said is not None and self._broker_said.ready and not self._broker_said.fenced

@@ -34,11 +34,12 @@ from mqd.keeper.settings import Settings
 from mqd.native import ProcessState
 from mqd.shm.attach import peer_pid, peer_pidfd, receive_packet, send_message
 from mqd.shm.keeper_messages import (
-    Death, Hello, ProcessStatus, Ready, Refused, SetLogLevel, Shutdown, Status, StatusQuery, ToKeeper, Welcome,
+    Death, Hello, Leave, Left, ProcessStatus, Ready, Refused, SetLogLevel, Shutdown, Status, StatusQuery, ToKeeper, Welcome,
 )
 
 LOST_GRACE_S = 1.0
 SHUTDOWN_GRACE_S = 25.0
+LEAVE_S = 10.0  # with the grace less than supervisord waits for the keeper
 NOTICE_COUNT_MAX = 1024
 TOOL_COUNT_MAX = 128
 HELLO_BYTES_MAX = 4096
@@ -83,6 +84,7 @@ class Keeper:
         self._tools: dict[socket.socket, None] = {}  # connected, not (yet) a process; oldest first
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_count = 0
+        self._leaving = ""  # why; before it ends
         self._ending: str | None = None  # why
         self._done = False
         self.exit_status = 0
@@ -195,6 +197,9 @@ class Keeper:
         elif isinstance(message, Hello):
             if process is None:
                 self._on_hello(connection, message)
+        elif isinstance(message, Left):
+            if process is not None and process.role == "controller" and self._leaving:
+                self.shut_down(self._leaving)
         elif isinstance(message, StatusQuery):
             self._answer(connection, self.status())
         elif isinstance(message, SetLogLevel):
@@ -378,6 +383,8 @@ class Keeper:
                 os.eventfd_write(eventfd, 1)
             except BlockingIOError:
                 pass  # it is readable already
+        if self._leaving and process.role == "controller":
+            self.shut_down(self._leaving)
         if self._ending is None:
             log.warning("process died", process=process.name, pid=process.pid, generation=death.generation)
         self._publish()
@@ -426,7 +433,16 @@ class Keeper:
     # -- the end -----------------------------------------------------------------------------------------------------------
 
     def shut_down(self, reason: str) -> None:
+        """A host among others first gives away what it leads: its controller sees to that, for LEAVE_S at most, or until it is told to stop once more."""
+        controller = self._by_role[("controller", 0)]
         if self._ending is not None:
+            return
+        if self.resources.cluster is not None and controller.state == "running" and not self._leaving:
+            self._leaving = reason
+            log.info("leaving the other hosts", reason=reason)
+            controller.notices.append(Leave(reason))
+            self._send_notices(controller)
+            self._after(LEAVE_S, lambda: self.shut_down(reason))
             return
         self._ending = reason
         log.info("shutting down", reason=reason)

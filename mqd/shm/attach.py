@@ -30,7 +30,7 @@ import msgspec
 
 from mqd import native
 from mqd.shm import segments
-from mqd.shm.keeper_messages import Death, FromKeeper, Hello, Ready, Refused, Shutdown, Welcome
+from mqd.shm.keeper_messages import Death, FromKeeper, Hello, Leave, Left, Ready, Refused, Shutdown, Welcome
 
 MESSAGE_BYTES_MAX = 128 << 10
 DESCRIPTOR_COUNT_MAX = 253  # the kernel's SCM_MAX_FD
@@ -211,6 +211,13 @@ class KeeperClient:
         except OSError as error:
             raise KeeperError("the keeper ended") from error
 
+    def left(self) -> None:
+        """The controller's answer to Leave. A keeper that has ended needs none."""
+        try:
+            send_message(self._connection, Left())
+        except OSError:
+            pass
+
     def fileno(self) -> int:
         return self._connection.fileno()
 
@@ -227,9 +234,9 @@ class KeeperClient:
         ended = {fd for fd, _ in poll.poll(0)}
         return next((reason for fd, reason in self._parent_fds if fd in ended), None)
 
-    def receive(self) -> list[Death | Shutdown]:
+    def receive(self) -> list[Death | Leave | Shutdown]:
         """Notices that have arrived; never blocks. Raises KeeperError at the keeper's end."""
-        notices: list[Death | Shutdown] = []
+        notices: list[Death | Leave | Shutdown] = []
         while True:
             try:
                 packet, fds = receive_packet(self._connection, socket.MSG_DONTWAIT)
@@ -244,7 +251,7 @@ class KeeperClient:
                     return notices  # the end is seen again next time
                 raise KeeperError("the keeper ended")
             message = _decode(packet)
-            if isinstance(message, Death | Shutdown):
+            if isinstance(message, Death | Leave | Shutdown):
                 notices.append(message)
 
     def watch(
@@ -253,6 +260,7 @@ class KeeperClient:
         on_death: Callable[[Death], None],
         on_shutdown: Callable[[str], None],
         on_parent_death: Callable[[str], None],
+        on_leave: Callable[[str], None] = lambda reason: None,
     ) -> None:
         """Calls back from an asyncio loop. `on_parent_death` comes at most once, and never after `on_shutdown`: both mean: end, exit status 0."""
         ending = False
@@ -275,6 +283,8 @@ class KeeperClient:
             for message in messages:
                 if isinstance(message, Death):
                     on_death(message)
+                elif isinstance(message, Leave):
+                    on_leave(message.reason)
                 elif not ending:
                     ending = True
                     on_shutdown(message.reason)

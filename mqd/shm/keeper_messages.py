@@ -63,6 +63,16 @@ class Shutdown(msgspec.Struct, tag=True, frozen=True):
     reason: str
 
 
+class Leave(msgspec.Struct, tag=True, frozen=True):
+    """To the controller of a host among others, before Shutdown: give what this host leads to others, then say Left. The other processes go on meanwhile."""
+
+    reason: str
+
+
+class Left(msgspec.Struct, tag=True, frozen=True):
+    """From the controller: nothing depends on this host any more, as far as it could see to it."""
+
+
 class StatusQuery(msgspec.Struct, tag=True, frozen=True):
     pass
 
@@ -96,5 +106,5 @@ class Status(msgspec.Struct, tag=True, frozen=True):
     client_socket: str = ""  # where they attach; "" = nowhere
 
 
-ToKeeper = Hello | Ready | StatusQuery | SetLogLevel
-FromKeeper = Welcome | Refused | Death | Shutdown | Status
+ToKeeper = Hello | Ready | Left | StatusQuery | SetLogLevel
+FromKeeper = Welcome | Refused | Death | Leave | Shutdown | Status
