@@ -515,6 +515,10 @@ class QuorumCore:
 
     def _emit_vote(self) -> None:
         vote = self.vote
+        asked = [effect for effect in self._effects if type(effect) in _DISK]
+        if asked and isinstance(asked[-1], events.PersistVote):  # of this very event: one write is enough
+            self._effects[self._effects.index(asked[-1])] = events.PersistVote(asked[-1].sequence, vote)
+            return
         self._vote_sequence = self._sequence + 1
         self._disk_effect("vote", 0, lambda sequence: events.PersistVote(sequence, vote))
 
@@ -605,12 +609,12 @@ class QuorumCore:
             self.leading.check()
 
 
-_FIRST = {events.ControlAppended: 0, events.PersistVote: 1, events.AppendLog: 1, events.TruncateLog: 1, events.InstallSnapshot: 1}
+_DISK = (events.PersistVote, events.AppendLog, events.TruncateLog, events.InstallSnapshot)
 
 
 def _rank(effect: Effect) -> int:
     """What the disk is asked comes before what others are told: they may propose at once, and the disk's order is that of the log."""
-    return _FIRST.get(type(effect), 2)
+    return 0 if isinstance(effect, events.ControlAppended) else 1 if isinstance(effect, _DISK) else 2
 
 
 def standalone(meta: SnapshotMeta, survivors: Voters) -> SnapshotMeta:

@@ -66,5 +66,8 @@ class Election:
             core.elected(now_ns)
 
     def on_tick(self, now_ns: int) -> None:
-        """Time is up."""
+        """Time is up; but nobody was asked yet while the own vote is on its way to the disk."""
+        if self.core.is_vote_pending:
+            self.deadline_ns = now_ns + self.core.settings.promise_ns // 4
+            return
         self.core.unattach(now_ns, now_ns + self.core.some_backoff())

@@ -82,6 +82,7 @@ class Leadership:
         self._parked: dict[ReplicaKey, tuple[Fetch, int]] = {}  # with the time; the oldest first
         self._begin_again_ns = now_ns
         self._transfer: tuple[int | None, int] | None = None  # (to whom, until when)
+        self._stalled_since_ns = NO_DEADLINE  # others have on disk what our own disk has not: we could commit, and apply nothing
 
     # -- time --------------------------------------------------------------------------------------------------------------
 
@@ -95,7 +96,12 @@ class Leadership:
             self._begin_again_ns,
             self._transfer[1] if self._transfer is not None else NO_DEADLINE,
             self.changes.deadline_ns,
+            self._stalled_until_ns,
         )
+
+    @property
+    def _stalled_until_ns(self) -> int:
+        return NO_DEADLINE if self._stalled_since_ns == NO_DEADLINE else self._stalled_since_ns + self.core.settings.check_quorum_ns
 
     def _majority_heard_ns(self, now_ns: int) -> int:
         """Since when, at the latest, a majority has been silent; this replica hears itself."""
@@ -114,6 +120,9 @@ class Leadership:
             self._announce(now_ns)
         if self.misses_quorum(now_ns):
             self.resign("a majority of the voters has not fetched for too long", now_ns)
+            return
+        if now_ns >= self._stalled_until_ns:
+            self.resign("its disk is too slow", now_ns)
             return
         self.changes.on_tick(now_ns)
         if self._transfer is not None and now_ns >= self._transfer[1]:
@@ -173,16 +182,24 @@ class Leadership:
         return self.core.durable_offset
 
     def advance(self, now_ns: int) -> None:
+        self._watch_disk(now_ns)
         core = self.core
         positions = {key: replica.position for key, replica in self.replicas.items()}
         offset = majority_value(core.voters, {**positions, core.key: self.own_position()}, -1)
         if offset <= core.high_watermark or not self.may_commit(offset):
             return
         core.commit(offset)
+        self._watch_disk(now_ns)
         self._answer_all(now_ns)
         self.changes.on_committed()
         if not core.is_voter and core.log.voters_offset < core.high_watermark:
             self.resign("this host is no voter any more", now_ns)
+
+    def _watch_disk(self, now_ns: int) -> None:
+        if self.own_position() >= self.core.high_watermark:
+            self._stalled_since_ns = NO_DEADLINE
+        elif self._stalled_since_ns == NO_DEADLINE:
+            self._stalled_since_ns = now_ns
 
     def may_commit(self, offset: int) -> bool:
         return offset > self.epoch_start_offset

@@ -57,7 +57,7 @@ class MemoryLog:
     def truncate(self, offset: int) -> None:
         """Everything from `offset`, a batch's beginning, on goes."""
         index = bisect_left(self._bases, offset)
-        if index < len(self._bases) and self._bases[index] != offset or offset < self.start_offset or offset > self.end_offset:
+        if offset != self.end_offset and (index == len(self._bases) or self._bases[index] != offset):
             raise ValueError(f"offset {offset} begins no batch of {self.start_offset} to {self.end_offset}")
         self.size_bytes -= sum(batch.size_bytes for batch in self._batches[index:])
         del self._batches[index:], self._bases[index:]

@@ -87,6 +87,14 @@ def lonely_leader(seed: int, core_class: type[QuorumCore]) -> None:
             raise Violation("check-quorum", "it leads a majority of none")
 
 
+def stalled_disk(seed: int, core_class: type[QuorumCore]) -> None:
+    """The disk of the leader hangs. The others commit without it, but it can apply nothing: somebody else must lead."""
+    world, leader, others = led(seed, core_class)
+    leader.disk_delay = 1_000_000_000
+    if not world.until(lambda: any(host.is_active for host in others), 8):
+        raise Violation("H1", "the leader with the hanging disk stays")
+
+
 def failover(seed: int, core_class: type[QuorumCore]) -> float:
     """Seconds until somebody else is active after the leader's host was lost."""
     world, leader, others = led(seed, core_class)
