@@ -1,16 +1,205 @@
 """`mqd cluster`: the hosts of a cluster, who controls it, and the secret that they share."""
 
+from __future__ import annotations
+
 import os
 from pathlib import Path
+from typing import Any
 
 import click
 
-from mqd.cli.common import CliError
+from mqd.cli.common import CliError, Settings, emit_json, emit_table, options
+
+_DESCRIBE_QUORUM, _DESCRIBE_CLUSTER, _ADD_VOTER, _REMOVE_VOTER = 55, 60, 80, 81
+_TOPIC = "__cluster_metadata"
+_TIMEOUT_MS = 30_000
 
 
 @click.group(short_help="Hosts, controllers and the key of a cluster.")
 def command() -> None:
     """Hosts, controllers and the key of a cluster."""
+
+
+# -- what there is ---------------------------------------------------------------------------------------------------------------
+
+
+class _Seen:
+    """One look at the cluster, by one of its brokers. Raises CliError."""
+
+    def __init__(self, settings: Settings) -> None:
+        from mqd.cli.request import Broker, check
+        from mqd.protocol.messages import DescribeClusterRequest, DescribeQuorumRequest
+
+        asked = DescribeQuorumRequest.TopicData(topic_name=_TOPIC, partitions=[DescribeQuorumRequest.PartitionData(partition_index=0)])
+        with Broker(settings.bootstrap) as broker:
+            cluster = broker.ask(_DESCRIBE_CLUSTER, DescribeClusterRequest(include_fenced_brokers=True))
+            quorum = broker.ask(_DESCRIBE_QUORUM, DescribeQuorumRequest(topics=[asked]))
+        check("the cluster", cluster.error_code, cluster.error_message)
+        check("the quorum of controllers (no leader at the moment?)", quorum.error_code, quorum.error_message)
+        self.quorum = quorum.topics[0].partitions[0]
+        check("the quorum of controllers", self.quorum.error_code, self.quorum.error_message)
+        self.cluster_id = cluster.cluster_id
+        self.brokers = sorted(cluster.brokers, key=lambda one: one.broker_id)
+        self.listeners = {node.node_id: _address(node.listeners[0].host, node.listeners[0].port) for node in quorum.nodes if node.listeners}
+        self.end_offset = max((one.log_end_offset for one in self.quorum.current_voters if one.replica_id == self.quorum.leader_id), default=self.quorum.high_watermark)
+
+    @property
+    def voters(self) -> list[int]:
+        return sorted(one.replica_id for one in self.quorum.current_voters)
+
+    def replicas(self) -> list[dict[str, Any]]:
+        """Voters, then observers; lag in records, -1 where the leader has not heard of the replica."""
+        found = []
+        for role, replicas in (("voter", self.quorum.current_voters), ("observer", self.quorum.observers)):
+            for one in sorted(replicas, key=lambda one: one.replica_id):
+                newest = max(one.last_caught_up_timestamp, -1)
+                found.append({
+                    "node": one.replica_id, "role": "leader" if one.replica_id == self.quorum.leader_id else role, "directory": _uuid_text(one.replica_directory_id),
+                    "listener": self.listeners.get(one.replica_id), "log_end_offset": one.log_end_offset,
+                    "lag": max(0, self.end_offset - one.log_end_offset) if one.log_end_offset >= 0 else -1, "last_caught_up_ms": newest,
+                })  # fmt: skip
+        return found
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _uuid_text(value: Any) -> str:
+    from base64 import urlsafe_b64encode
+
+    return urlsafe_b64encode(bytes(value)).rstrip(b"=").decode()
+
+
+def _ago(timestamp_ms: int) -> str:
+    import time
+
+    return "never" if timestamp_ms < 0 else f"{max(0, time.time_ns() // 1_000_000 - timestamp_ms)} ms ago"
+
+
+@command.command("status")
+@options
+def status(settings: Settings) -> None:
+    """Show the cluster in one look: its id, its active controller, its brokers, and what it could lose."""
+    seen = _Seen(settings)
+    in_service = [one.broker_id for one in seen.brokers if not one.is_fenced]
+    fenced = [one.broker_id for one in seen.brokers if one.is_fenced]
+    lagging = [one for one in seen.replicas() if one["role"] == "voter" and (one["lag"] < 0 or one["last_caught_up_ms"] < 0)]
+    spare = (len(seen.voters) - 1) // 2
+    if settings.json:
+        emit_json({
+            "cluster_id": seen.cluster_id, "controller": seen.quorum.leader_id, "epoch": seen.quorum.leader_epoch, "high_watermark": seen.quorum.high_watermark, "voters": seen.voters,
+            "brokers": in_service, "fenced": fenced, "voters_not_heard_of": [one["node"] for one in lagging], "voters_that_may_be_lost": spare,
+        })  # fmt: skip
+        return
+    click.echo(f"cluster {seen.cluster_id}")
+    click.echo(f"active controller: node {seen.quorum.leader_id}, epoch {seen.quorum.leader_epoch}, metadata up to offset {seen.quorum.high_watermark}")
+    click.echo(f"voters: {_nodes(seen.voters)}; {'none' if not spare else spare} of them may be lost" + (f"; not heard of: {_nodes([one['node'] for one in lagging])}" if lagging else ""))
+    click.echo(f"brokers in service: {_nodes(in_service)}" + (f"; fenced: {_nodes(fenced)}" if fenced else ""))
+
+
+def _nodes(nodes: list[int]) -> str:
+    return ", ".join(map(str, nodes)) or "none"
+
+
+@command.command("brokers")
+@options
+def brokers(settings: Settings) -> None:
+    """List the brokers: where clients reach them, whether they are in service, their part in the quorum."""
+    seen = _Seen(settings)
+    roles = {one["node"]: one["role"] for one in seen.replicas()}
+    found = [
+        {"node": one.broker_id, "address": _address(one.host, one.port), "rack": one.rack, "state": "fenced" if one.is_fenced else "in service", "quorum": roles.get(one.broker_id, "-")}
+        for one in seen.brokers
+    ]
+    if settings.json:
+        emit_json(found)
+    else:
+        emit_table(("NODE", "ADDRESS", "RACK", "STATE", "QUORUM"), [(one["node"], one["address"], one["rack"] or "-", one["state"], one["quorum"]) for one in found])
+
+
+@command.command("controller")
+@options
+def controller(settings: Settings) -> None:
+    """Show the quorum of controllers as its leader sees it: voters and observers, and how far each is."""
+    seen = _Seen(settings)
+    found = seen.replicas()
+    if settings.json:
+        emit_json({"leader": seen.quorum.leader_id, "epoch": seen.quorum.leader_epoch, "high_watermark": seen.quorum.high_watermark, "replicas": found})
+        return
+    rows = [(one["node"], one["role"], one["listener"] or "-", one["lag"] if one["lag"] >= 0 else "-", _ago(one["last_caught_up_ms"]), one["directory"]) for one in found]
+    click.echo(f"epoch {seen.quorum.leader_epoch}, committed up to offset {seen.quorum.high_watermark}")
+    emit_table(("NODE", "ROLE", "LISTENER", "LAG", "CAUGHT UP", "DIRECTORY"), rows)
+
+
+# -- voters ----------------------------------------------------------------------------------------------------------------------
+
+
+def _directory(settings: Settings, node: int, directory: str | None) -> bytes:
+    """The replica's directory id: as given, or the only one that the quorum knows of this node. Raises CliError."""
+    from base64 import urlsafe_b64decode
+
+    if directory is not None:
+        try:
+            found = urlsafe_b64decode(directory + "=" * (-len(directory) % 4))
+        except ValueError:
+            found = b""
+        if len(found) != 16:
+            raise CliError(f"{directory!r} is no directory id; mqd cluster controller shows them")
+        return found
+    known = [one for one in _Seen(settings).replicas() if one["node"] == node]
+    if not known:
+        raise CliError(f"the quorum does not know node {node}; mqd cluster controller shows whom it knows")
+    if len(known) > 1:
+        raise CliError(f"node {node} is known with several directories ({', '.join(one['directory'] for one in known)}); say which with --directory")
+    return _directory(settings, node, known[0]["directory"])
+
+
+@command.command("add-voter")
+@options
+@click.argument("node", type=click.IntRange(0))
+@click.option("--directory", help="Id of its metadata directory, when the node is known with more than one.")
+def add_voter(settings: Settings, node: int, directory: str | None) -> None:
+    """Make NODE, an observer that has caught up, a voter of the quorum. One change at a time."""
+    from mqd.cli.request import Broker, check
+    from mqd.protocol.messages import AddRaftVoterRequest
+
+    found = _directory(settings, node, directory)
+    with Broker(settings.bootstrap) as broker:
+        answer = broker.ask(_ADD_VOTER, AddRaftVoterRequest(timeout_ms=_TIMEOUT_MS, voter_id=node, voter_directory_id=found))
+    check(f"node {node}", answer.error_code, answer.error_message)
+    _done(settings, f"node {node} is a voter")
+
+
+@command.command("remove-voter")
+@options
+@click.argument("node", type=click.IntRange(0))
+@click.option("--directory", help="Id of its metadata directory, when the node is known with more than one.")
+def remove_voter(settings: Settings, node: int, directory: str | None) -> None:
+    """NODE votes no more; it goes on as an observer, if it lives. One change at a time."""
+    from mqd.cli.request import Broker, check
+    from mqd.protocol.messages import RemoveRaftVoterRequest
+
+    if directory is None:
+        voters = [one for one in _Seen(settings).replicas() if one["node"] == node and one["role"] != "observer"]
+        if not voters:
+            raise CliError(f"node {node} is no voter; mqd cluster controller shows who is")
+        directory = voters[0]["directory"]
+    found = _directory(settings, node, directory)
+    with Broker(settings.bootstrap) as broker:
+        answer = broker.ask(_REMOVE_VOTER, RemoveRaftVoterRequest(voter_id=node, voter_directory_id=found))
+    check(f"node {node}", answer.error_code, answer.error_message)
+    _done(settings, f"node {node} is no voter any more")
+
+
+def _done(settings: Settings, text: str) -> None:
+    if settings.json:
+        emit_json({"voters": _Seen(settings).voters})
+    else:
+        click.echo(text)
+
+
+# -- the key ---------------------------------------------------------------------------------------------------------------------
 
 
 @command.command("key")
@@ -33,6 +222,9 @@ def key(file: Path) -> None:
         out.flush()
         os.fsync(out.fileno())
     click.echo(f"{file}: copy it to every host of the cluster, and start each with --set cluster.key.file=FILE")
+
+
+# -- one for trying things out ------------------------------------------------------------------------------------------------------
 
 
 @command.command("local")
