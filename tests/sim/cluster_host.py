@@ -244,6 +244,7 @@ class ClusterHost:
         self.log_directory = f"dir-{number}"
         self.logs: dict[Partition, PartitionLog] = {}
         self.clean_epoch = -1
+        self._same_boot = False  # clean only because the kernel goes on
 
     def _new_control(self) -> None:
         self.controls: dict[Partition, Control] = {}
@@ -335,7 +336,7 @@ class ClusterHost:
         self.acceptor = Acceptor(self)
         for index in range(len(self.workers)):
             self.workers[index] = ClusterWorker(self, index)
-        self.clean_epoch = -1  # the marker is taken away once it was read
+        self.clean_epoch, self._same_boot = -1, False  # the marker is taken away once it was read
 
     def accepts(self) -> None:
         """Its controller takes connections from here on."""
@@ -351,11 +352,13 @@ class ClusterHost:
     def stop(self, how: str) -> None:
         """kill (page cache kept), power, wipe: all processes at once, the keeper among them."""
         random = self.kernel.random
+        had = self.controller is not None
+        if how == "kill" and self.world.plan.boot_id and self.ready and self.up:
+            self.clean_epoch, self._same_boot = self.broker_epoch, True
+        elif how == "power" and self._same_boot:
+            self.clean_epoch = -1
         for process in self.processes():
             process.die()
-        had = self.controller is not None
-        if how == "kill" and self.world.plan.boot_id and self.ready:
-            self.clean_epoch = self.broker_epoch
         self.workers = [None] * len(self.workers)
         self.acceptor = self.controller = None
         if had:

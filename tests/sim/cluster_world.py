@@ -359,7 +359,16 @@ class ClusterWorld:
             kernel.run(until=kernel.now + 200 * MILLISECOND)
         for client in self.clients:
             client.stopping = True
-        kernel.run(until=kernel.now + 1_500 * MILLISECOND)
+        for _ in range(10):  # the balance of leaders goes on
+            kernel.run(until=kernel.now + 1_500 * MILLISECOND)
+            if all(map(self.settled, self.partitions())):
+                break
+
+    def settled(self, partition: Partition) -> bool:
+        """Its leader has nothing left to do."""
+        view = self.view(partition)
+        place = self.running(view.leader, partition) if view.leader >= 0 else None
+        return self.stuck(partition) or (place is not None and place.core.leading and place.core.high_watermark == place.log.end and not place.waiting)
 
     def healed(self) -> bool:
         if self.admin.wanted or self.admin.change is not None or self.active() is None:
@@ -404,10 +413,9 @@ class ClusterWorld:
                 continue
             if not self.whole(partition):
                 raise Violation("LIVE", f"{self.name(partition)} has not healed: {view}")
-            place = self.running(view.leader, partition)
-            if place is None or not place.core.leading or place.core.high_watermark != place.log.end or place.waiting:
+            if not self.settled(partition):
                 raise Violation("LIVE", f"{self.name(partition)}: its leader {view.leader} does not get on")
-            self.history.check_end(partition, place)
+            self.history.check_end(partition, self.running(view.leader, partition))
         for host in self.hosts:
             if host.controller is not None:
                 host.controller.check()
