@@ -3,10 +3,12 @@ sockets, disks and processes keep the promises that the cores rest on."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -59,6 +61,12 @@ def voters(host: Host) -> dict[int, bytes]:
 def observers(host: Host) -> dict[int, bytes]:
     answer = host.quorum()
     return {one.replica_id: bytes(one.replica_directory_id) for one in answer.topics[0].partitions[0].observers} if answer is not None and not answer.error_code else {}
+
+
+def mqd(host: Host, *arguments: str, status: int = 0) -> str:
+    found = subprocess.run([sys.executable, "-m", "mqd.cli.main", *arguments, "-b", host.bootstrap], capture_output=True, text=True, timeout=60)
+    assert found.returncode == status, found.stdout + found.stderr
+    return found.stdout + found.stderr
 
 
 def test_three_hosts_form_one_cluster_and_hold_the_same_metadata(tmp_path: Path) -> None:
@@ -162,6 +170,16 @@ def test_a_later_host_joins(tmp_path: Path) -> None:
         assert brokers(late) == {1, 2, 3, 4}
         assert set(voters(late)) == {1, 2, 3} and set(observers(late)) == {4}
         assert create(late, "from-4") == 0
+        # and what the command line shows and changes of the quorum
+        shown = json.loads(mqd(late, "cluster", "status", "--format", "json"))
+        assert (shown["voters"], shown["brokers"], shown["fenced"], shown["voters_that_may_be_lost"]) == ([1, 2, 3], [1, 2, 3, 4], [], 1)
+        assert [line.split()[-1] for line in mqd(late, "cluster", "brokers").splitlines()[1:]].count("observer") == 1
+        assert "node 4 is a voter" in mqd(late, "cluster", "add-voter", "4")
+        gone = cluster.leader().node_id % 3 + 1
+        assert f"node {gone} is no voter any more" in mqd(late, "cluster", "remove-voter", str(gone))
+        replicas = json.loads(mqd(late, "cluster", "controller", "--format", "json"))["replicas"]
+        assert {one["node"] for one in replicas if one["role"] != "observer"} == {1, 2, 3, 4} - {gone}
+        assert "no voter" in mqd(late, "cluster", "remove-voter", str(gone), status=1)
 
 
 def test_a_single_host_grows_to_three(tmp_path: Path) -> None:
