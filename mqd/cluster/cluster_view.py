@@ -19,6 +19,7 @@ class View:
         brokers = state.brokers.values()
         self._unfenced = {broker.node_id for broker in brokers if (not broker.fenced or broker.node_id in back) and broker.node_id not in gone}
         self._may_lead = {node for node in self._unfenced if not state.brokers[node].in_controlled_shutdown}
+        self._ending = self._unfenced - self._may_lead
         self._default = state.broker_configs.get("", {})
 
     def unfenced(self, node: int) -> bool:
@@ -44,13 +45,17 @@ class View:
         return (topic, topic.partitions[index]) if 0 <= index < len(topic.partitions) else None
 
     def settled(self, topic: TopicState, target: Target, leaving: int = -1) -> PartitionChange | None:
-        """The leader stays while it is unfenced, although it is about to shut down, unless it is `leaving`."""
+        """The leader stays while it is unfenced, although it is about to shut down, unless it is `leaving`; where nobody else may lead, whoever is about to shut down still does."""
         leader = target.old.leader
 
         def live(node: int) -> bool:
             return node != leaving and (node in self._may_lead or (node == leader and node in self._unfenced))
 
-        return settle(target, self.wanted_min(topic), live, self.mutants)
+        change = settle(target, self.wanted_min(topic), live, self.mutants)
+        after = leader if change is None or change.leader is None else change.leader
+        if after < 0 and self._ending:
+            return settle(target, self.wanted_min(topic), lambda node: node != leaving and node in self._unfenced, self.mutants)
+        return change
 
     def changes(self, wanted: Iterator[tuple[TopicState, Target]], leaving: int = -1) -> list[Record]:
         """One record per topic."""

@@ -749,3 +749,12 @@ def test_proposals_that_come_while_one_is_on_its_way_go_together(world: World) -
     again = [action.message for action in host.broker.handle(broker_core.Tick(), world.now_ms + 600) if isinstance(action.message, broker_messages.AlterPartition)]
     assert [len(message.proposals) for message in again] == [19], "nobody answered"
     assert propose(20 - 1, 2) == [], "a newer one waits too"
+
+
+def test_who_is_about_to_end_leads_what_nobody_else_can() -> None:
+    state = topic(cluster(), in_sync_replicas=(1, 2))
+    do(state, broker_rules.begin_shutdown(state, 2))
+    after = do(state, broker_rules.fence(state, [1], frozenset()))
+    assert (after.leader, after.in_sync_replicas, after.eligible_leader_replicas) == (2, (2,), (1,))
+    records, done = broker_rules.move_away(state, 2, 10, frozenset())
+    assert not records and done, "it leads to its end"
