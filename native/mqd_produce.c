@@ -92,6 +92,11 @@ static void route(struct mqd_reactor *r, struct mqd_request *request, struct mqd
         mqd_append_done(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
         return;
     }
+    if (topic->places[partition->partition_index].retiring) { /* clients try again, until the step is over */
+        append->message = "the partition is being retired: it takes no new records";
+        mqd_append_done(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS);
+        return;
+    }
     int16_t error = check_batch(r, partition, request, &batch, &append->message);
     if (error) {
         mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
