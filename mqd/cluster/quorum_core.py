@@ -7,7 +7,7 @@
     FOLLOWER     its leader silent for P -> PROSPECTIVE (a voter) or UNATTACHED (an observer); EndEpoch -> UNATTACHED
     LEADER       a newer epoch, a majority silent, removal, transfer, a refusing disk -> UNATTACHED
 
-quorum_election.py, quorum_leader.py and quorum_follower.py hold what a replica does in these roles; here is what outlives them: vote, log, disk order, promise.
+quorum_election.py, quorum_leader.py and quorum_follower.py hold what a replica does in these roles, quorum_replica.py what it has in all of them; here it goes from one to the other.
 
 Invariants (check(); tests/sim/quorum_world.py holds them over all replicas)
     I1  one leader in an epoch: a vote is durable before anyone hears of it, and given once in an epoch
@@ -24,20 +24,14 @@ Single-threaded. `handle` is the only mutator. Times are nanoseconds of this hos
 from __future__ import annotations
 
 import random
-from collections import deque
-from collections.abc import Callable
-
-import msgspec
 
 from mqd.cluster import quorum_events as events
-from mqd.cluster.lease import Promise, lease_deadline_ns
+from mqd.cluster.lease import lease_deadline_ns
 from mqd.cluster.quorum_election import Election
 from mqd.cluster.quorum_events import NO_DEADLINE, Effect, Event, QuorumSettings, Stored, VoteState
 from mqd.cluster.quorum_follower import Following
 from mqd.cluster.quorum_leader import Leadership, QuorumView
-from mqd.cluster.quorum_log_memory import MemoryLog
 from mqd.cluster.quorum_messages import (
-    Batch,
     BeginEpoch,
     EndEpoch,
     Fetch,
@@ -51,16 +45,13 @@ from mqd.cluster.quorum_messages import (
     VoteResponse,
     Voters,
 )
+from mqd.cluster.quorum_replica import QuorumBroken, QuorumReplica
 from mqd.protocol.errors import ErrorCode
 
-OUTBOX_MAX = 10_000  # messages that wait for the vote to be durable; the oldest is dropped
+__all__ = ["QuorumBroken", "QuorumCore", "standalone"]
 
 
-class QuorumBroken(AssertionError):
-    """Two replicas contradict each other about committed records. Nothing that this process could do would be right: it ends."""
-
-
-class QuorumCore:
+class QuorumCore(QuorumReplica):
     """`key`: this replica. `rng` decides only when to try to be elected.
 
     Read freely: epoch, leader (node id or -1), high_watermark, applied_offset, log.end_offset, voters, generation, is_leader, is_active, is_voter.
@@ -71,18 +62,8 @@ class QuorumCore:
     election_class = Election
 
     def __init__(self, key: ReplicaKey, stored: Stored, settings: QuorumSettings, rng: random.Random) -> None:
-        self.key, self.settings, self.rng = key, settings, rng
-        self.vote = self._durable_vote = stored.vote
-        self.generation = stored.snapshot.generation if stored.snapshot is not None else 0
-        self.log = MemoryLog(stored.snapshot, stored.snapshot_bytes)
-        for batch in stored.batches:
-            if batch.base_offset >= self.log.start_offset:
-                self.log.append(batch)
-        self.durable_offset = self.log.end_offset
-        self.applied_offset = self.log.start_offset
-        self.high_watermark = max(self.applied_offset, min(stored.committed_offset, self.log.end_offset))
-        self.promise = Promise()
-        self.leader = -1
+        super().__init__(key, stored, settings)
+        self.rng = rng
         self.peers: tuple[int, ...] = ()  # node ids that may know a leader
         self.leading: Leadership | None = None
         self.following: Following | None = None
@@ -91,44 +72,11 @@ class QuorumCore:
         self.election_deadline_ns = NO_DEADLINE  # an unattached voter's patience
         self._discover_at_ns = NO_DEADLINE
         self._discovered = 0
-        self._sequence = 0  # of disk effects
-        self._vote_sequence = self._disk_done = 0
-        self._disk: deque[tuple[int, str, int]] = deque()  # (sequence, what, end offset) not yet done
-        self._retry_vote_ns = NO_DEADLINE
-        self._installing: events.InstallSnapshot | None = None
-        self._outbox: deque[events.Send] = deque(maxlen=OUTBOX_MAX)
-        self._effects: list[Effect] = []
         self._fetch_sequence = 0
-        self._snapshot_wanted = False
         self._told_leader = (-1, self.epoch)
         self._told_voters: Voters | None = None
 
     # -- what others read --------------------------------------------------------------------------------------------------
-
-    @property
-    def epoch(self) -> int:
-        return self.vote.epoch
-
-    @property
-    def voters(self) -> Voters:
-        """The newest set in the log, committed or not."""
-        return self.log.voters
-
-    @property
-    def is_voter(self) -> bool:
-        return any(voter.key == self.key for voter in self.log.voters)
-
-    @property
-    def may_stand(self) -> bool:
-        """A voter; also one whose removal is in its log but perhaps not committed: it may be the only one that could win (Raft dissertation 4.2.2)."""
-        log = self.log
-        if self.is_voter:
-            return True
-        return log.voters_offset >= self.high_watermark and any(voter.key == self.key for voter in log.voters_before(log.voters_offset))
-
-    @property
-    def is_alone(self) -> bool:
-        return self.is_voter and len(self.log.voters) == 1
 
     @property
     def is_leader(self) -> bool:
@@ -138,10 +86,6 @@ class QuorumCore:
     def is_active(self) -> bool:
         return self.leading is not None and self.leading.is_active
 
-    @property
-    def next_offset(self) -> int:
-        return self.log.end_offset
-
     def lease_deadline_ns(self, now_ns: int) -> int:
         """Until when (own clock) this host may act as the controller without asking anyone: 0 when it may not, NO_DEADLINE while it is the only voter."""
         if self.leading is None or not self.leading.is_active:
@@ -150,12 +94,6 @@ class QuorumCore:
 
     def has_lease(self, now_ns: int) -> bool:
         return now_ns < self.lease_deadline_ns(now_ns)
-
-    def snapshot_meta(self, offset: int) -> SnapshotMeta:
-        """What goes with a snapshot of the state at `offset`, an applied one not before the last snapshot's."""
-        if not self.log.start_offset <= offset <= self.applied_offset:
-            raise ValueError(f"no snapshot at offset {offset}: the log begins at {self.log.start_offset}, {self.applied_offset} is applied")
-        return SnapshotMeta(offset, self.log.epoch_before(offset), self.log.voters_before(offset), self.generation)
 
     def describe(self, now_ns: int) -> QuorumView:
         """On a replica that does not lead: without replicas."""
@@ -177,8 +115,7 @@ class QuorumCore:
     def handle(self, event: Event, now_ns: int) -> list[Effect]:
         _HANDLERS[type(event)](self, event, now_ns)
         self._tell_changes()
-        effects, self._effects = self._effects, []
-        return sorted(effects, key=_rank) if len(effects) > 1 else effects
+        return self.take_effects()
 
     def _on_start(self, event: events.Start, now_ns: int) -> None:
         if self.may_have_promised():
@@ -225,19 +162,7 @@ class QuorumCore:
         return False
 
     def _on_disk_done(self, event: events.DiskDone, now_ns: int) -> None:
-        self._disk_done = max(self._disk_done, event.sequence)
-        installed = False
-        while self._disk and self._disk[0][0] <= event.sequence:
-            _, what, end_offset = self._disk.popleft()
-            if what == "append":
-                self.durable_offset = max(self.durable_offset, end_offset)
-            elif what == "install":
-                self._install()
-                installed = True
-        if not self.is_vote_pending:
-            self._durable_vote = self.vote
-            while self._outbox:
-                self.emit(self._outbox.popleft())
+        installed = self.disk_done(event.sequence)
         if self.leading is not None:
             self.leading.advance(now_ns)
         self._apply()
@@ -247,22 +172,12 @@ class QuorumCore:
             self.following.on_disk(now_ns, installed)
 
     def _on_disk_refused(self, event: events.DiskRefused, now_ns: int) -> None:
-        """The disk is as it was before `sequence`. What was appended in memory only goes, as if this process had crashed before the flush."""
-        truncated = [end for _, what, end in self._disk if what == "truncate"]
-        if any(what == "install" for _, what, _ in self._disk):
-            self._installing = None
-        if any(what == "vote" for _, what, _ in self._disk):
-            self._retry_vote_ns, self._vote_sequence = now_ns + self.settings.promise_ns // 2, NO_DEADLINE
-        self._disk.clear()
+        """The disk is as it was before `sequence`."""
+        end, truncated = self.disk_refused(now_ns)
         self.emit(events.Note("the disk refused the metadata log", (("reason", event.reason),)))
-        end = min([self.durable_offset, *truncated])
         if self.leading is not None:
             self.leading.on_disk_refused(end, event.reason, now_ns)
-        self.durable_offset = min(self.durable_offset, end)
-        if self.log.end_offset > end:
-            self.log.truncate(end)
-        if truncated:
-            self._disk_effect("truncate", end, lambda sequence: events.TruncateLog(sequence, end))
+        self.cut_back(end, on_disk_too=truncated)
         if self.following is not None:
             self.following.on_disk_refused(now_ns)
 
@@ -485,101 +400,9 @@ class QuorumCore:
         low, high = self.settings.backoff_ns
         return self.rng.randint(low, high)
 
-    # -- effects -----------------------------------------------------------------------------------------------------------
-
-    def emit(self, effect: Effect) -> None:
-        self._effects.append(effect)
-
-    def send(self, to: int, message: QuorumMessage) -> None:
-        """Nothing is said before the vote that stands behind it is durable."""
-        if to == self.key.node_id:
-            return
-        if self.is_vote_pending:
-            self._outbox.append(events.Send(to, message))
-        else:
-            self.emit(events.Send(to, message))
-
-    def _disk_effect(self, what: str, end_offset: int, make: Callable[[int], Effect]) -> None:
-        self._sequence += 1
-        self._disk.append((self._sequence, what, end_offset))
-        self.emit(make(self._sequence))
-
-    @property
-    def is_vote_pending(self) -> bool:
-        return self._disk_done < self._vote_sequence
-
-    def persist_vote(self, vote: VoteState) -> None:
-        assert (vote.epoch, vote.voted_for is not None) >= (self.vote.epoch, self.vote.voted_for is not None), "I4"
-        self.vote = vote
-        self._emit_vote()
-
-    def _emit_vote(self) -> None:
-        vote = self.vote
-        asked = [effect for effect in self._effects if type(effect) in _DISK]
-        if asked and isinstance(asked[-1], events.PersistVote):  # of this very event: one write is enough
-            self._effects[self._effects.index(asked[-1])] = events.PersistVote(asked[-1].sequence, vote)
-            return
-        self._vote_sequence = self._sequence + 1
-        self._disk_effect("vote", 0, lambda sequence: events.PersistVote(sequence, vote))
-
-    def append(self, batches: tuple[Batch, ...]) -> None:
-        for batch in batches:
-            self.log.append(batch)
-        self._disk_effect("append", self.log.end_offset, lambda sequence: events.AppendLog(sequence, batches))
-
-    def truncate(self, offset: int) -> None:
-        """Records that no majority has. Raises QuorumBroken."""
-        if offset < self.high_watermark:
-            raise QuorumBroken(f"the leader of epoch {self.epoch} (node {self.leader}) parts from this log at offset {offset}, but {self.high_watermark} records are committed")
-        self.log.truncate(offset)
-        self.durable_offset = min(self.durable_offset, offset)
-        self._disk = deque((sequence, what, min(end, offset) if what == "append" else end) for sequence, what, end in self._disk)
-        self._disk_effect("truncate", offset, lambda sequence: events.TruncateLog(sequence, offset))
-
-    @property
-    def is_installing(self) -> bool:
-        return self._installing is not None
-
-    def install(self, meta: SnapshotMeta, data: bytes) -> None:
-        """The log stays as it is until the snapshot is durable."""
-        if meta.offset < self.applied_offset:
-            raise QuorumBroken(f"a snapshot at offset {meta.offset} where {self.applied_offset} records are applied")
-
-        def make(sequence: int) -> events.InstallSnapshot:
-            self._installing = events.InstallSnapshot(sequence, meta, data)
-            return self._installing
-
-        self._disk_effect("install", meta.offset, make)
-
-    def _install(self) -> None:
-        installed, self._installing = self._installing, None
-        assert installed is not None
-        meta = installed.meta
-        self.log.reset(meta, len(installed.data))
-        self.generation = meta.generation
-        self.durable_offset = self.applied_offset = meta.offset
-        self.high_watermark = max(self.high_watermark, meta.offset)
-        self._snapshot_wanted = False
-        self.emit(events.LoadState(meta, installed.data))
-
-    def commit(self, offset: int) -> None:
-        """Everything below `offset` is committed, and that far this log is the leader's."""
-        self.high_watermark = max(self.high_watermark, offset)
-        self._apply()
-
-    def _apply(self) -> None:
-        offset = min(self.high_watermark, self.durable_offset)
-        if offset > self.applied_offset:
-            batches = self.log.read(self.applied_offset, offset, NO_DEADLINE)
-            self.applied_offset = batches[-1].next_offset if batches else self.applied_offset
-            if batches:
-                self.emit(events.Committed(batches))
+    def on_applied(self) -> None:
         if self.leading is not None:
             self.leading.on_applied()
-        if self.log.snapshot is not None and not self._snapshot_wanted and self.log.size_bytes > self.settings.log_bytes_max + self.settings.retained_bytes:
-            if self.applied_offset > self.log.snapshot.offset:
-                self._snapshot_wanted = True
-                self.emit(events.SnapshotWanted(self.applied_offset))
 
     def _tell_changes(self) -> None:
         if self._told_leader != (self.leader, self.epoch):
@@ -594,27 +417,13 @@ class QuorumCore:
     # -- invariants --------------------------------------------------------------------------------------------------------
 
     def check(self, log_too: bool = True) -> None:
-        """Asserts the invariants of one replica. The log's cost its length."""
-        if log_too:
-            self.log.check()
-        assert (self._durable_vote.epoch, self._durable_vote.voted_for is not None) <= (self.vote.epoch, self.vote.voted_for is not None), "I4"
-        assert self.applied_offset <= min(self.high_watermark, self.durable_offset), "I5"
-        assert self.durable_offset <= self.log.end_offset
+        super().check(log_too)
         assert sum(role is not None for role in (self.leading, self.following, self.election)) <= 1
         assert (self.leading is not None) == (self.leader == self.key.node_id)
         assert (self.following is not None) == (self.leader >= 0 and self.leading is None)
-        assert not self._outbox or self.is_vote_pending
         assert self.next_deadline_ns < NO_DEADLINE or self.is_alone or (self.leading is None and not self.log.voters and not self.peers)
         if self.leading is not None:
             self.leading.check()
-
-
-_DISK = (events.PersistVote, events.AppendLog, events.TruncateLog, events.InstallSnapshot)
-
-
-def _rank(effect: Effect) -> int:
-    """What the disk is asked comes before what others are told: they may propose at once, and the disk's order is that of the log."""
-    return 0 if isinstance(effect, events.ControlAppended) else 1 if isinstance(effect, _DISK) else 2
 
 
 def standalone(meta: SnapshotMeta, survivors: Voters) -> SnapshotMeta:
