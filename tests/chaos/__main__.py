@@ -1,0 +1,75 @@
+"""`make chaos-cluster`, or `python -m tests.chaos`: real brokers in network namespaces under faults, real clients, a checker of their histories.
+
+    python -m tests.chaos                        the quick tier: about ten minutes over several seeds
+    python -m tests.chaos --seconds 3600         as long as that, seed after seed
+    python -m tests.chaos --seed 17 --keep       one seed; its directory stays (histories, final logs, the brokers' logs)
+    python -m tests.chaos --kinds pair,restart   these faults only
+
+One JSON line for each seed. Exit code 1 when something was found, 0 otherwise, also when it cannot run here (the reason is printed).
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.chaos import checker, network
+from tests.chaos.faults import KINDS
+from tests.chaos.run import Plan, Result, Run
+
+QUICK_SECONDS = 600.0
+SEED_SECONDS = 90.0  # of faults; with start, healing and judgement a seed takes about a minute more
+OVERHEAD_SECONDS = 60.0
+
+
+def _arguments(words: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=QUICK_SECONDS, help="all together")
+    parser.add_argument("--seed", type=int, help="only this one")
+    parser.add_argument("--first-seed", type=int, default=1)
+    parser.add_argument("--seed-seconds", type=float, default=SEED_SECONDS, help="of faults for each seed")
+    parser.add_argument("--kinds", default=",".join(KINDS), help=f"faults: {', '.join(KINDS)}")
+    parser.add_argument("--hosts", type=int, default=3)
+    parser.add_argument("--keep", action="store_true", help="the directory of each run stays, also of one that found nothing")
+    parser.add_argument("--directory", type=Path, help="where the runs' directories are made (default: the system's temporary one)")
+    arguments = parser.parse_args(words)
+    arguments.kinds = [kind for kind in arguments.kinds.split(",") if kind]
+    unknown = [kind for kind in arguments.kinds if kind not in KINDS]
+    if unknown:
+        parser.error(f"no fault {unknown[0]}; there are: {', '.join(KINDS)}")
+    return arguments
+
+
+def _one(plan: Plan, arguments: argparse.Namespace) -> Result:
+    directory = Path(tempfile.mkdtemp(prefix=f"mqd-chaos-{plan.seed}-", dir=arguments.directory))
+    result = Run(plan, directory, lambda line: print(f"  {line}", file=sys.stderr, flush=True))()
+    print(result.line(), flush=True)
+    if result.ok and not arguments.keep:
+        shutil.rmtree(directory, ignore_errors=True)
+        return result
+    if not result.ok:
+        print(checker.summary(result.anomalies) or result.failure, file=sys.stderr)
+        print(f"  again: python -m tests.chaos --seed {plan.seed} --seed-seconds {plan.seconds:g} --kinds {','.join(plan.kinds)}", file=sys.stderr)
+    print(f"  kept: {directory}", file=sys.stderr)
+    return result
+
+
+def main(words: list[str] | None = None) -> int:
+    arguments = _arguments(words)
+    if reason := network.why_not():
+        print(f"the chaos tests of a cluster do not run here: {reason}")
+        return 0
+    began, seed, failed = time.monotonic(), arguments.seed or arguments.first_seed, 0
+    while True:
+        failed += not _one(Plan(seed, arguments.seed_seconds, arguments.kinds, arguments.hosts), arguments).ok
+        seed += 1
+        if arguments.seed is not None or time.monotonic() - began + arguments.seed_seconds + OVERHEAD_SECONDS > arguments.seconds:
+            return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

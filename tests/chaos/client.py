@@ -1,0 +1,324 @@
+"""One client of the chaos tests, as a process of its own in the clients' namespace; what it is told goes into its history file (history.py).
+
+    python -m tests.chaos.client '{"role": "producer", "name": "p1", "bootstrap": "...", "topics": {"t": 3}, "history": "p1.jsonl", "seed": 1, "rate": 100}'
+
+    producer     idempotent, acks=all: record after record to partitions by chance
+    transactor   transactions over several partitions and topics; some are aborted; after a fatal error it begins a new life under the same transactional.id
+    consumer     reads committed records of all partitions from the start, without a group
+    member       reads committed records in a group ("group"), commits what it has read; others come and go
+    reader       at the end: every partition from start to end, twice (all, committed): prints {"topic-partition": FinalLog}
+
+SIGTERM ends it, with what was under way brought to an end (at most FINISH_SECONDS). librdkafka with its own retries, as an application would use it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+
+from tests.chaos.history import Writer
+from tests.crash.checker import identity_of, make_value
+
+FINISH_SECONDS = 45.0
+STEP_SECONDS = 10.0
+IN_FLIGHT_MAX = 500
+TRANSACTION_TIMEOUT_MS = 20_000
+QUICK = {
+    "metadata.recovery.strategy": "none", "reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 500, "log_level": 0, "topic.metadata.refresh.interval.ms": 2_000,
+    "socket.timeout.ms": 5_000, "socket.connection.setup.timeout.ms": 3_000, "broker.address.ttl": 1_000,
+}  # fmt: skip
+# After these, and only these, nothing was written. All the others may have been.
+NOT_WRITTEN = (KafkaError._PURGE_QUEUE, KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD)
+
+
+def told(value: bytes | None) -> str:
+    """A value as histories have it."""
+    try:
+        producer, number = identity_of(value)
+        return f"{producer}:{number}"
+    except ValueError:
+        return (value or b"").hex() or "00"
+
+
+class Client:
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.settings = settings
+        self.name: str = settings["name"]
+        self.chance = random.Random(f"{settings['seed']} {self.name}")
+        self.writer = Writer(Path(settings["history"]), self.name)
+        self.places = [(topic, partition) for topic, count in settings["topics"].items() for partition in range(count)]
+        self.ending = False
+
+    def end(self, *_signal: object) -> None:
+        self.ending = True
+
+    def common(self) -> dict[str, Any]:
+        return {"bootstrap.servers": self.settings["bootstrap"], "client.id": self.name, "error_cb": lambda _error: None, **QUICK}
+
+    def note(self, error: object) -> None:
+        self.writer.write("error", text=str(error), at_ns=time.monotonic_ns())
+
+    def run(self) -> int:
+        raise NotImplementedError
+
+
+class _Sender(Client):
+    """Numbers go up over all lives; each record's line is written when its fate is known."""
+
+    number = 0
+    producer: Any = None
+
+    def send(self, txn: int | None = None, place: tuple[str, int] | None = None) -> None:
+        topic, partition = place or self.chance.choice(self.places)
+        number, begin_ns = self.number, time.monotonic_ns()
+        self.number += 1
+
+        def on_delivery(error: KafkaError | None, message: Any) -> None:
+            status = "ok" if error is None else "fail" if error.code() in NOT_WRITTEN else "info"
+            offset = message.offset() if error is None and message.offset() is not None else -1
+            self.writer.write("send", number=number, topic=topic, partition=partition, status=status, offset=offset, begin_ns=begin_ns, end_ns=time.monotonic_ns(), txn=txn)
+            if txn is None:
+                self.writer.worked(error is None)
+
+        try:
+            self.producer.produce(topic, make_value(self.name, number), f"{self.name}-{number % 20}", partition, on_delivery=on_delivery)
+        except (BufferError, KafkaException) as error:
+            code = error.args[0].code() if isinstance(error, KafkaException) else None
+            self.writer.write("send", number=number, topic=topic, partition=partition, status="fail", offset=-1, begin_ns=begin_ns, end_ns=time.monotonic_ns(), txn=txn)
+            self.note(error)
+            if code is not None and (error.args[0].fatal() or error.args[0].txn_requires_abort()):
+                raise
+
+
+class IdempotentProducer(_Sender):
+    def begin(self) -> None:
+        self.producer = Producer({
+            **self.common(), "enable.idempotence": True, "acks": "all", "linger.ms": 2, "message.timeout.ms": 60_000, "request.timeout.ms": 5_000, "retry.backoff.ms": 50,
+            "retry.backoff.max.ms": 500,
+        })  # fmt: skip
+
+    def run(self) -> int:
+        self.begin()
+        due = time.monotonic()
+        while not self.ending:
+            try:
+                burst = self.chance.randrange(1, 20)
+                for _ in range(burst):
+                    self.send()
+            except KafkaException:  # fatal: the same application starts again, as another producer
+                self.producer.flush(STEP_SECONDS)
+                self.begin()
+            due = max(due + burst / self.settings["rate"], time.monotonic() - 0.2)
+            while not self.ending and (len(self.producer) > IN_FLIGHT_MAX or time.monotonic() < due):
+                self.producer.poll(0.02)
+        left = self.producer.flush(FINISH_SECONDS)
+        self.writer.flush()
+        if left:
+            self.note(f"{left} records were neither acknowledged nor refused")
+        return 0
+
+
+class Transactor(_Sender):
+    txn = 0
+
+    def begin(self) -> None:
+        """A new life: whatever the last one left open is aborted by the coordinator."""
+        while not self.ending:
+            try:
+                self.producer = Producer({
+                    **self.common(), "transactional.id": self.settings["transactional"], "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS, "linger.ms": 1, "message.timeout.ms": TRANSACTION_TIMEOUT_MS,
+                    "request.timeout.ms": 5_000, "retry.backoff.ms": 50, "retry.backoff.max.ms": 500,
+                })  # fmt: skip
+                self.producer.init_transactions(STEP_SECONDS)
+                return
+            except KafkaException as error:
+                self.writer.worked(False)
+                self.note(f"init: {error}")
+                time.sleep(0.2)  # a broker far away; what it answers next cannot be waited for
+
+    def run(self) -> int:
+        self.begin()
+        while not self.ending:
+            try:
+                self.transaction()
+                self.writer.worked(True)
+            except KafkaException as error:
+                self.writer.worked(False)
+                self.note(error)
+                self.recover(error)
+            time.sleep(self.chance.random() * 2 / self.settings["rate"])  # the load's own pace
+        self.writer.flush()
+        return 0
+
+    def transaction(self) -> None:
+        self.txn += 1
+        places = self.chance.sample(self.places, min(len(self.places), self.chance.randrange(1, 4)))
+        self.producer.begin_transaction()
+        for _ in range(self.chance.randrange(2, 12)):
+            self.send(self.txn, self.chance.choice(places))
+        if self.chance.random() < 0.2:
+            self.finish("abort")
+        else:
+            if self.producer.flush(STEP_SECONDS):
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "records of a transaction", False, False, True))
+            self.finish("commit")
+
+    def finish(self, wish: str) -> None:
+        begin_ns = time.monotonic_ns()
+        self.writer.write("ask", txn=self.txn, wish=wish, begin_ns=begin_ns)
+        call = self.producer.commit_transaction if wish == "commit" else self.producer.abort_transaction
+        deadline = time.monotonic() + FINISH_SECONDS
+        while True:
+            try:
+                call(STEP_SECONDS)
+                break
+            except KafkaException as error:
+                if not error.args[0].retriable() or time.monotonic() > deadline:
+                    raise
+        self.writer.write("end", txn=self.txn, wish=wish, status="ok", begin_ns=begin_ns, end_ns=time.monotonic_ns())
+
+    def recover(self, error: KafkaException) -> None:
+        """A commit that was refused and must be aborted was not committed; anything else is a new life, in which nobody knows."""
+        if error.args[0].txn_requires_abort():
+            try:
+                self.finish("abort")
+                return
+            except KafkaException as again:
+                self.note(f"abort: {again}")
+        with contextlib.suppress(KafkaException):
+            self.producer.purge()
+        self.producer.poll(0.1)
+        self.begin()
+
+
+class AssignedConsumer(Client):
+    epoch = 0
+
+    def make(self, **more: Any) -> Consumer:
+        return Consumer({
+            **self.common(), "group.id": self.settings.get("group", self.name), "isolation.level": "read_committed", "enable.auto.commit": False, "auto.offset.reset": "earliest",
+            "check.crcs": True, "fetch.wait.max.ms": 100, "fetch.error.backoff.ms": 50, **more,
+        })  # fmt: skip
+
+    def take(self, consumer: Consumer) -> list[Any]:
+        messages = []
+        for message in consumer.consume(200, 0.2):
+            if message.error() is not None:
+                self.note(message.error())
+                continue
+            messages.append(message)
+            self.writer.write(
+                "poll", epoch=self.epoch, topic=message.topic(), partition=message.partition(), offset=message.offset(), value=told(message.value()), at_ns=time.monotonic_ns()
+            )
+        self.writer.worked(bool(messages))
+        return messages
+
+    def run(self) -> int:
+        consumer = self.make(**{"auto.offset.reset": "error"})
+        consumer.assign([TopicPartition(topic, partition, 0) for topic, partition in self.places])
+        while not self.ending:
+            self.take(consumer)
+        self.writer.flush()
+        consumer.close()
+        return 0
+
+
+class Member(AssignedConsumer):
+    def run(self) -> int:
+        consumer = self.make(**{"session.timeout.ms": 6_000, "partition.assignment.strategy": self.chance.choice(("range", "cooperative-sticky"))} if not self.settings.get("protocol") else {"group.protocol": "consumer"})
+
+        def moved(_consumer: Consumer, partitions: list[TopicPartition]) -> None:
+            self.epoch += 1  # positions begin anew; what was read and not committed comes again
+
+        consumer.subscribe(list(self.settings["topics"]), on_assign=moved, on_revoke=moved, on_lost=moved)
+        while not self.ending:
+            messages = self.take(consumer)
+            if messages:
+                self.commit(consumer, messages)
+        self.writer.flush()
+        consumer.close()
+        return 0
+
+    def commit(self, consumer: Consumer, messages: list[Any]) -> None:
+        ends: dict[tuple[str, int], int] = {}
+        for message in messages:
+            ends[(message.topic(), message.partition())] = message.offset() + 1
+        try:
+            consumer.commit(offsets=[TopicPartition(topic, partition, offset) for (topic, partition), offset in ends.items()], asynchronous=False)
+        except KafkaException as error:
+            self.note(f"commit: {error}")
+            return
+        for (topic, partition), offset in ends.items():
+            self.writer.write("offsets", topic=topic, partition=partition, offset=offset, at_ns=time.monotonic_ns())
+
+
+class Reader(Client):
+    """Retries until it has read everything; the cluster is whole by then."""
+
+    def run(self) -> int:
+        final = {}
+        for topic, partition in self.places:
+            low, high = self.watermarks(topic, partition)
+            everything = self.read(topic, partition, low, high, "read_uncommitted")
+            committed = self.read(topic, partition, low, high, "read_committed")
+            final[f"{topic}/{partition}"] = {"start": low, "end": high, "all": everything, "committed": committed}
+        print(json.dumps(final), flush=True)
+        return 0
+
+    def consumer(self, isolation: str) -> Consumer:
+        return Consumer({
+            **self.common(), "group.id": self.name, "isolation.level": isolation, "enable.auto.commit": False, "auto.offset.reset": "error", "enable.partition.eof": True,
+            "check.crcs": True, "fetch.wait.max.ms": 50,
+        })  # fmt: skip
+
+    def watermarks(self, topic: str, partition: int) -> tuple[int, int]:
+        consumer = self.consumer("read_uncommitted")
+        deadline = time.monotonic() + FINISH_SECONDS
+        while True:
+            try:
+                low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), STEP_SECONDS)
+                consumer.close()
+                return low, high
+            except KafkaException:
+                if time.monotonic() > deadline:
+                    raise
+
+    def read(self, topic: str, partition: int, low: int, high: int, isolation: str) -> list[tuple[int, str]]:
+        """To the end that the broker tells (an end of partition at or beyond `high`, or where it stays for FINISH_SECONDS: a hanging transaction)."""
+        consumer = self.consumer(isolation)
+        consumer.assign([TopicPartition(topic, partition, low)])
+        found: list[tuple[int, str]] = []
+        deadline = time.monotonic() + FINISH_SECONDS
+        while time.monotonic() < deadline:
+            for message in consumer.consume(500, 0.5):
+                error = message.error()
+                if error is None:
+                    found.append((message.offset(), told(message.value())))
+                    deadline = time.monotonic() + FINISH_SECONDS
+                elif error.code() == KafkaError._PARTITION_EOF and message.offset() >= high:
+                    consumer.close()
+                    return [one for one in found if one[0] < high]
+        consumer.close()
+        return [one for one in found if one[0] < high]
+
+
+ROLES = {"producer": IdempotentProducer, "transactor": Transactor, "consumer": AssignedConsumer, "member": Member, "reader": Reader}
+
+
+def main() -> int:
+    settings = json.loads(sys.argv[1])
+    client = ROLES[settings["role"]](settings)
+    signal.signal(signal.SIGTERM, client.end)
+    return client.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,272 @@
+"""What is done to a cluster, one thing at a time: each fault begins, lasts, and ends; afterwards everything is as it was but for what the cluster made of it.
+
+`pick(rng, cluster)` gives the next one; `KINDS` names them for a schedule. All randomness comes from the given generator, so a seed is a schedule (not a run: processes have their own will).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+
+from tests.chaos.hosts import ChaosCluster, ChaosHost
+
+PROCESSES = ("mqd-worker-0", "mqd-controller", "mqd-acceptor")
+CLIENTS = "client"
+
+
+class Fault:
+    """`begin()`, then `end()`; `text` says what it is. `lasts`: seconds, at least and at most."""
+
+    lasts = (2.0, 12.0)
+
+    def __init__(self, cluster: ChaosCluster, rng: random.Random) -> None:
+        self.cluster, self.rng = cluster, rng
+        self.text = type(self).__name__
+
+    def host(self) -> ChaosHost:
+        return self.rng.choice([host for host in self.cluster if host.runs])
+
+    def seconds(self) -> float:
+        return self.rng.uniform(*self.lasts)
+
+    def begin(self) -> None:
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Nothing, unless said otherwise."""
+
+
+# -- the network ---------------------------------------------------------------------------------------------------------------------
+
+
+class _Cut(Fault):
+    lasts = (3.0, 20.0)
+
+    @property
+    def names(self) -> list[str]:
+        return [host.name for host in self.cluster]
+
+    def end(self) -> None:
+        self.cluster.network.heal()
+
+
+class Isolated(_Cut):
+    """One host hears nobody and nobody hears it; clients still reach it (or not)."""
+
+    def begin(self) -> None:
+        one = self.rng.choice(self.names)
+        others = [name for name in self.names if name != one]
+        with_clients = self.rng.random() < 0.5
+        self.cluster.network.split([one], [*others, *([CLIENTS] if with_clients else [])])
+        self.text = f"{one} is cut off from the other hosts" + (" and from clients" if with_clients else "")
+
+
+class OneWay(_Cut):
+    """One host sends and hears nothing, or hears and is not heard."""
+
+    def begin(self) -> None:
+        one = self.rng.choice(self.names)
+        deaf = self.rng.random() < 0.5
+        for other in self.names:
+            if other != one:
+                self.cluster.network.cut(*((other, one) if deaf else (one, other)))
+        self.text = f"{one} {'hears none of the other hosts' if deaf else 'is not heard by the other hosts'}"
+
+
+class Pair(_Cut):
+    """Two hosts do not reach each other; both reach the third: nobody has lost the majority."""
+
+    def begin(self) -> None:
+        one, other = self.rng.sample(self.names, 2)
+        if self.rng.random() < 0.5:
+            self.cluster.network.cut_both(one, other)
+            self.text = f"{one} and {other} do not reach each other"
+        else:
+            self.cluster.network.cut(one, other)
+            self.text = f"{other} does not hear {one}"
+
+
+class AllApart(_Cut):
+    """No host reaches another: nobody has a majority."""
+
+    lasts = (3.0, 12.0)
+
+    def begin(self) -> None:
+        names = self.names
+        for index, one in enumerate(names):
+            self.cluster.network.split([one], names[index + 1 :])
+        self.text = "no host reaches another"
+
+
+class ClientsCut(_Cut):
+    """Clients do not reach one host; hosts reach each other."""
+
+    def begin(self) -> None:
+        one = self.rng.choice(self.names)
+        self.cluster.network.split([one], [CLIENTS])
+        self.text = f"clients do not reach {one}"
+
+
+class Flapping(_Cut):
+    """A link that comes and goes, faster than any lease ends."""
+
+    lasts = (0.3, 1.5)
+
+    def begin(self) -> None:
+        one, other = self.rng.sample(self.names, 2)
+        self.cluster.network.cut_both(one, other)
+        self.text = f"{one} and {other} lose each other for a moment"
+
+
+# -- processes -----------------------------------------------------------------------------------------------------------------------
+
+
+class KillProcess(Fault):
+    """kill -9 of one kind of process on one host; supervisord starts a successor."""
+
+    lasts = (0.5, 6.0)
+
+    def begin(self) -> None:
+        host, name = self.host(), self.rng.choice(PROCESSES)
+        self.text = f"kill -9 of {name} on {host.name}" + ("" if host.kill([name]) else " (it was not there)")
+
+
+class KillBroker(Fault):
+    """kill -9 of acceptor, controller and workers at once; the keeper lives and proves their death."""
+
+    lasts = (1.0, 6.0)
+
+    def begin(self) -> None:
+        host = self.host()
+        host.kill(PROCESSES)
+        self.text = f"kill -9 of all but the keeper on {host.name}"
+
+
+class KillHost(Fault):
+    """kill -9 of everything, supervisord included; started again at the end."""
+
+    lasts = (1.0, 15.0)
+    victims: tuple[ChaosHost, ...] = ()
+
+    def begin(self) -> None:
+        self.victims = (self.host(),)
+        for host in self.victims:
+            host.kill_all()
+        self.text = f"kill -9 of every process of {', '.join(host.name for host in self.victims)}"
+
+    def end(self) -> None:
+        for host in self.victims:
+            if not host.runs:
+                host.start()
+
+
+class KillMajority(KillHost):
+    """Two of three at once."""
+
+    def begin(self) -> None:
+        running = [host for host in self.cluster if host.runs]
+        self.victims = tuple(self.rng.sample(running, min(len(running), 2)))
+        for host in self.victims:
+            host.kill_all()
+        self.text = f"kill -9 of every process of {', '.join(host.name for host in self.victims)}"
+
+
+class Restart(Fault):
+    """A controlled shutdown and a start: a step of a rolling upgrade."""
+
+    lasts = (0.1, 3.0)
+
+    def begin(self) -> None:
+        self.victim = self.host()
+        self.text = f"{self.victim.name} is stopped and started"
+        self.victim.stop()
+
+    def end(self) -> None:
+        if not self.victim.runs:
+            self.victim.start()
+
+
+class PauseProcess(Fault):
+    """SIGSTOP of one kind of process: a gray failure, the others of its host go on."""
+
+    lasts = (1.0, 15.0)
+
+    def begin(self) -> None:
+        self.victim, name = self.host(), self.rng.choice(PROCESSES)
+        self.victim.pause([name])
+        self.text = f"SIGSTOP of {name} on {self.victim.name}"
+
+    def end(self) -> None:
+        self.victim.resume()
+
+
+class PauseHost(Fault):
+    """SIGSTOP of every process of a host, longer than its lease or not."""
+
+    lasts = (1.0, 20.0)
+
+    def begin(self) -> None:
+        self.victim = self.host()
+        self.victim.pause()
+        self.text = f"SIGSTOP of every process of {self.victim.name}"
+
+    def end(self) -> None:
+        self.victim.resume()
+
+
+# -- disks, members --------------------------------------------------------------------------------------------------------------------
+
+
+class DiskFull(Fault):
+    lasts = (2.0, 10.0)
+
+    def begin(self) -> None:
+        self.victim = self.host()
+        self.victim.fill_disk()
+        self.text = f"the disk of {self.victim.name} is full"
+
+    def end(self) -> None:
+        self.victim.free_disk()
+
+
+class Reassign(Fault):
+    """Partitions change places and leaders, by the tools of an operator; refused while the cluster is not whole, and then tried no more."""
+
+    lasts = (1.0, 5.0)
+
+    def begin(self) -> None:
+        words = self.rng.choice((["cluster", "balance"], ["cluster", "controller"], ["cluster", "brokers"]))
+        command = [sys.executable, "-m", "mqd.cli.main", *words, "--bootstrap-server", self.cluster.bootstrap]
+        done = self._run(command)
+        self.text = f"mqd {' '.join(words)}: {'done' if done == 0 else 'refused'}"
+
+    def _run(self, command: list[str]) -> int:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return subprocess.run(self.cluster.network.run(CLIENTS, command), capture_output=True, timeout=20).returncode
+        return -1
+
+
+KINDS: dict[str, type[Fault]] = {
+    "isolate": Isolated, "one-way": OneWay, "pair": Pair, "apart": AllApart, "clients": ClientsCut, "flap": Flapping, "kill-process": KillProcess, "kill-broker": KillBroker,
+    "kill-host": KillHost, "kill-majority": KillMajority, "restart": Restart, "pause-process": PauseProcess, "pause-host": PauseHost, "disk-full": DiskFull, "operator": Reassign,
+}  # fmt: skip
+
+
+def schedule(rng: random.Random, cluster: ChaosCluster, kinds: list[str]) -> Callable[[], Fault]:
+    """The next fault, of a subset of kinds that changes every few faults, as Jepsen does: pressure of one sort, then of another."""
+    chosen: list[str] = []
+    left = 0
+
+    def following() -> Fault:
+        nonlocal chosen, left
+        if left <= 0:
+            chosen = rng.sample(kinds, min(len(kinds), rng.randint(1, 4)))
+            left = rng.randint(2, 5)
+        left -= 1
+        return KINDS[rng.choice(chosen)](cluster, rng)
+
+    return following
+

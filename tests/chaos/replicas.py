@@ -1,0 +1,55 @@
+"""Replica logs of hosts that have stopped, byte for byte: what two replicas both have must be the same (log matching), and after healing all must have all of it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+
+HEAD = struct.Struct(">qi")  # base_offset, batch_length: the bytes after this field
+BATCH_BYTES_MIN = 61
+
+
+def batches(directory: Path) -> dict[int, bytes]:
+    """base_offset -> the whole batch, of all segments of one replica. Ends in each file where no batch begins (preallocated space)."""
+    found: dict[int, bytes] = {}
+    for path in sorted(directory.glob("*.log")):
+        data, position = path.read_bytes(), 0
+        while position + BATCH_BYTES_MIN <= len(data):
+            base_offset, length = HEAD.unpack_from(data, position)
+            size = HEAD.size + length
+            if length < BATCH_BYTES_MIN - HEAD.size or position + size > len(data):
+                break
+            found[base_offset] = data[position : position + size]
+            position += size
+    return found
+
+
+def differences(replicas: dict[str, Path]) -> list[str]:
+    """`replicas`: host -> the partition's directory there."""
+    read = {host: batches(path) for host, path in replicas.items()}
+    if not read:
+        return ["no replica"]
+    first = max((min(found) for found in read.values() if found), default=0)  # retention may have gone further on one of them
+    offsets = sorted({offset for found in read.values() for offset in found if offset >= first})
+    told = []
+    for offset in offsets:
+        values = {host: found.get(offset) for host, found in read.items()}
+        missing = [host for host, value in values.items() if value is None]
+        if missing:
+            told.append(f"the batch at {offset} is not on {', '.join(missing)}")
+        elif len(set(values.values())) > 1:
+            told.append(f"the batch at {offset} is not the same on {', '.join(values)}")
+        if len(told) >= 5:
+            break
+    return told
+
+
+def compare(data_dirs: dict[str, Path], partitions: Iterable[tuple[str, int]]) -> list[str]:
+    """Over the partitions of stopped hosts; a folder is TOPIC-PARTITION below one of a host's log directories."""
+    told = []
+    for topic, partition in partitions:
+        name = f"{topic}-{partition}"
+        replicas = {host: folders[0] for host, path in data_dirs.items() if (folders := sorted(one for one in path.rglob(name) if one.is_dir()))}
+        told += [f"{name}: {text}" for text in differences(replicas)]
+    return told

@@ -1,0 +1,269 @@
+"""One run: a cluster in namespaces, clients on it, faults by a seed, then healing and judgement."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.chaos import checker, faults, history, replicas
+from tests.chaos.history import FinalLog, Place
+from tests.chaos.hosts import ChaosCluster
+from tests.chaos.network import Network
+
+ROOT = Path(__file__).resolve().parents[2]
+TOPICS = {"plain": 3, "mixed": 2, "atomic": 3}
+CONFIG = {
+    "group.initial.rebalance.delay.ms": "300", "group.min.session.timeout.ms": "2000", "transaction.max.timeout.ms": "60000", "offsets.topic.num.partitions": "5",
+    "transaction.state.log.num.partitions": "5",
+}  # fmt: skip
+PROGRESS_SECONDS = 60.0
+END_SECONDS = 90.0
+DISK_BYTES = 3 << 30
+CREATE = """
+import json, sys
+from confluent_kafka.admin import AdminClient, NewTopic
+bootstrap, topics, config = json.loads(sys.argv[1])
+admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+for future in admin.create_topics([NewTopic(name, count, min(3, len(admin.list_topics(timeout=20).brokers)), config=config) for name, count in topics.items()]).values():
+    future.result(30)
+"""
+IN_SYNC = """
+import json, sys
+from confluent_kafka.admin import AdminClient
+bootstrap, topics = json.loads(sys.argv[1])
+found = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0}).list_topics(timeout=20).topics
+behind = [f"{name}-{index}: leader {one.leader}, replicas {one.replicas}, in sync {one.isrs}" for name in found for index, one in found[name].partitions.items()
+          if one.leader < 0 or set(one.isrs) != set(one.replicas)]
+print(json.dumps(behind))
+"""
+
+
+@dataclasses.dataclass
+class Plan:
+    seed: int
+    seconds: float
+    kinds: list[str]
+    hosts: int = 3
+    workers: int = 1
+    rate: int = 80
+
+
+@dataclasses.dataclass
+class Result:
+    plan: Plan
+    anomalies: list[checker.Anomaly] = dataclasses.field(default_factory=list)
+    faults: list[str] = dataclasses.field(default_factory=list)
+    numbers: dict[str, float] = dataclasses.field(default_factory=dict)
+    failure: str = ""  # the run itself came to no end
+
+    @property
+    def ok(self) -> bool:
+        return not self.anomalies and not self.failure
+
+    def line(self) -> str:
+        return json.dumps({
+            "seed": self.plan.seed, "seconds": self.plan.seconds, "ok": self.ok, "faults": len(self.faults), **self.numbers,
+            "anomalies": Counter(one.kind for one in self.anomalies), "failure": self.failure[:300],
+        })  # fmt: skip
+
+
+class Client:
+    """A client process that is started again when it has ended by itself."""
+
+    def __init__(self, run: Run, role: str, name: str, topics: dict[str, int], **more: object) -> None:
+        self.run, self.role, self.name = run, role, name
+        self.settings = {
+            "role": role, "name": name, "bootstrap": run.cluster.bootstrap, "topics": topics, "history": str(run.directory / f"{name}.jsonl"), "seed": run.plan.seed,
+            "rate": run.plan.rate, **more,
+        }  # fmt: skip
+        self.lives = 0
+        self.process: subprocess.Popen | None = None
+
+    def tend(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            return
+        self.lives += 1
+        # A later life counts its records anew, so it has another name; a transactional one keeps its id, and is the successor that fences the first.
+        settings = {**self.settings, "name": self.name if self.lives == 1 else f"{self.name}.{self.lives}", "transactional": self.name}
+        with (self.run.directory / f"{self.name}.stderr").open("ab") as errors:
+            self.process = subprocess.Popen(self.run.network.run(faults.CLIENTS, [sys.executable, "-m", "tests.chaos.client", json.dumps(settings)]), cwd=ROOT, stderr=errors)
+
+    def end(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+
+    def wait(self, until: float) -> bool:
+        assert self.process is not None
+        try:
+            self.process.wait(max(0.1, until - time.monotonic()))
+            return True
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            return False
+
+
+class Run:
+    def __init__(self, plan: Plan, directory: Path, say: Callable[[str], None] = lambda line: None) -> None:
+        self.plan, self.directory, self.say = plan, directory, say
+        self.result = Result(plan)
+        self.clients: list[Client] = []
+        self.network: Network
+        self.cluster: ChaosCluster
+
+    def __call__(self) -> Result:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        names = [f"n{number}" for number in range(1, self.plan.hosts + 1)]
+        disk_bytes = DISK_BYTES if "disk-full" in self.plan.kinds else 0
+        with Network([*names, faults.CLIENTS]) as self.network:
+            try:
+                with ChaosCluster(self.network, self.directory / "hosts", self.plan.hosts, self.plan.workers, CONFIG, disk_bytes) as self.cluster:
+                    self._go()
+            except (AssertionError, OSError, subprocess.SubprocessError) as error:
+                self.result.failure = f"{type(error).__name__}: {error}"
+            finally:
+                for client in self.clients:
+                    client.end()
+                for client in self.clients:
+                    if client.process is not None:
+                        client.wait(time.monotonic() + 5)
+        return self.result
+
+    def _go(self) -> None:
+        self.cluster.wait_whole()
+        self._script(CREATE, self.cluster.bootstrap, TOPICS, {})
+        self._start_clients()
+        self._wait_progress("at the start")
+        began = time.monotonic()
+        self._faults(began + self.plan.seconds)
+        ended = time.monotonic()
+        self._heal()
+        self._wait_progress("after healing")
+        healed = time.monotonic()
+        self._end_clients()
+        self._wait_in_sync()
+        final = self._read_final()
+        self._judge(final, int(began), int(ended), healed - ended)
+
+    # -- clients -----------------------------------------------------------------------------------------------------------------
+
+    def _start_clients(self) -> None:
+        plain = {name: TOPICS[name] for name in ("plain", "mixed")}
+        atomic = {name: TOPICS[name] for name in ("atomic", "mixed")}
+        self.clients = [
+            Client(self, "producer", "p1", plain), Client(self, "producer", "p2", plain), Client(self, "transactor", "x1", atomic), Client(self, "transactor", "x2", atomic),
+            Client(self, "consumer", "c1", TOPICS), Client(self, "member", "m1", TOPICS, group="readers"), Client(self, "member", "m2", TOPICS, group="readers"),
+            Client(self, "member", "k1", TOPICS, group="new-readers", protocol="consumer"),
+        ]  # fmt: skip
+        for client in self.clients:
+            client.tend()
+
+    def _count(self) -> Counter:
+        """What each sender and the consumer have done, by what is in their files."""
+        counts: Counter = Counter()
+        for name, mark in (("p1", '"status": "ok"'), ("p2", '"status": "ok"'), ("x1", '"kind": "end"'), ("x2", '"kind": "end"'), ("c1", '"kind": "poll"')):
+            with contextlib.suppress(OSError):
+                counts[name] = (self.directory / f"{name}.jsonl").read_text().count(mark)
+        return counts
+
+    def _wait_progress(self, when: str) -> None:
+        """Every one of them got further: the cluster serves."""
+        before, until = self._count(), time.monotonic() + PROGRESS_SECONDS
+        names = ("p1", "p2", "x1", "x2", "c1")
+        while not all(self._count()[name] > before[name] for name in names):
+            for client in self.clients:
+                client.tend()
+            assert time.monotonic() < until, f"{when}: no progress of {[name for name in names if self._count()[name] <= before[name]]} within {PROGRESS_SECONDS:.0f} s\n{self.cluster.logs()}"
+            time.sleep(0.2)  # other processes: nothing to wait on
+
+    def _end_clients(self) -> None:
+        for client in self.clients:
+            client.end()
+        until = time.monotonic() + END_SECONDS
+        late = [client.name for client in self.clients if not client.wait(until)]
+        assert not late, f"clients did not come to an end: {late}\n{self.cluster.logs()}"
+
+    # -- faults ------------------------------------------------------------------------------------------------------------------
+
+    def _faults(self, until: float) -> None:
+        rng = random.Random(self.plan.seed)
+        following = faults.schedule(rng, self.cluster, self.plan.kinds)
+        while time.monotonic() < until:
+            fault = following()
+            lasts = min(fault.seconds(), max(0.5, until - time.monotonic()))
+            fault.begin()
+            self.result.faults.append(fault.text)
+            self.say(f"{fault.text}, for {lasts:.1f} s")
+            time.sleep(lasts)
+            fault.end()
+            for client in self.clients:
+                client.tend()
+            time.sleep(rng.choice((0.0, 0.5, 2.0, 6.0)))
+
+    def _heal(self) -> None:
+        self.say("healing")
+        self.network.heal()
+        for host in self.cluster:
+            host.resume()
+            if host.disk_bytes:
+                host.free_disk()
+            if not host.runs:
+                host.start()
+        self.cluster.wait_whole()
+
+    # -- judgement ---------------------------------------------------------------------------------------------------------------
+
+    def _script(self, code: str, *arguments: object) -> str:
+        done = subprocess.run(self.network.run(faults.CLIENTS, [sys.executable, "-c", code, json.dumps(arguments)]), capture_output=True, text=True, timeout=90)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
+
+    def _wait_in_sync(self) -> None:
+        until = time.monotonic() + PROGRESS_SECONDS
+        while behind := json.loads(self._script(IN_SYNC, self.cluster.bootstrap, TOPICS)):
+            assert time.monotonic() < until, f"replicas are not in sync within {PROGRESS_SECONDS:.0f} s after healing: {behind[:5]}\n{self.cluster.logs()}"
+            time.sleep(0.5)  # other hosts copy
+
+    def _read_final(self) -> dict[Place, FinalLog]:
+        self.say("reading everything")
+        settings = {"role": "reader", "name": "reader", "bootstrap": self.cluster.bootstrap, "topics": TOPICS, "history": str(self.directory / "reader.jsonl"), "seed": 0}
+        done = subprocess.run(
+            self.network.run(faults.CLIENTS, [sys.executable, "-m", "tests.chaos.client", json.dumps(settings)]), cwd=ROOT, capture_output=True, text=True, timeout=600
+        )
+        assert done.returncode == 0, f"the final reader failed: {done.stderr[-2000:]}"
+        (self.directory / "final.json").write_text(done.stdout)
+        return final_of(done.stdout)
+
+    def _judge(self, final: dict[Place, FinalLog], began: int, ended: int, heal_s: float) -> None:
+        found = history.read(self.directory.glob("*.jsonl"))
+        self.result.anomalies = checker.check(found, final)
+        for host in self.cluster:
+            host.stop()
+        different = replicas.compare({host.name: host.data_dir for host in self.cluster}, final)
+        self.result.anomalies += [checker.Anomaly("replicas-differ", text) for text in different]
+        status = Counter(send.status for send in found.sends)
+        ends = {(end.client, end.txn): end for end in found.ends}
+        senders = [client.name for client in self.clients if client.role in ("producer", "transactor")]
+        self.result.numbers = {
+            "acknowledged": status["ok"], "unknown": status["info"], "refused": status["fail"], "polled": len(found.polls),
+            "transactions": sum(end.status == "ok" for end in ends.values()), "transactions_unknown": sum(end.status != "ok" for end in ends.values()),
+            "writers_available": round(history.availability(found, senders, began, ended), 4), "readers_available": round(history.availability(found, ["c1"], began, ended), 4),
+            "heal_s": round(heal_s, 1),
+        }  # fmt: skip
+
+
+def final_of(text: str) -> dict[Place, FinalLog]:
+    found: dict[Place, FinalLog] = {}
+    for name, log in json.loads(text).items():
+        topic, _, partition = name.rpartition("/")
+        found[(topic, int(partition))] = FinalLog(log["start"], log["end"], [tuple(one) for one in log["all"]], [tuple(one) for one in log["committed"]])
+    return found
