@@ -1,4 +1,5 @@
 """Several hosts with the real metadata and broker cores, an atomic log between them, links that lose, repeat and delay, and a model of the replicas' logs. Driven by one seed.
+All in one file, because what happens and what is checked are read side by side.
 
 The quorum is a list: what is proposed waits in `proposed`, is committed in order, or dropped with its controller. Every host learns what is committed in its own time. A replica's log is the list of
 leader epochs of its records; a leader counts what its followers have when they fetch (R4, R7), asks for other in-sync sets (R5), and an unclean restart loses a random end of every log.

@@ -3,16 +3,18 @@
 import random
 from collections import Counter
 
+import msgspec
 import pytest
-from test_cluster_rules import cluster, do, judge, partitions, proposal, run, topic
-
 from controller_world import World
+from test_cluster_brokers import partitions, run
+from test_cluster_rules import cluster, do, judge, proposal, topic
+
 from mqd.base.config import load_broker
-from mqd.cluster import broker_messages, broker_rules, election_rules, metadata_rules, placement, reassign_rules, retire_rules
+from mqd.cluster import broker_core, broker_messages, broker_rules, election_rules, metadata_core, metadata_rules, placement, reassign_rules, retire_rules, settings_rules
 from mqd.cluster import controller_messages as messages
 from mqd.cluster.cluster_view import View
 from mqd.cluster.config_rules import ConfigRules
-from mqd.cluster.metadata_records import PartitionsChanged, PartitionState, TopicConfigured
+from mqd.cluster.metadata_records import BrokerRegistered, PartitionChange, PartitionsChanged, PartitionState, TopicConfigured, TopicCreated, decode_record
 from mqd.cluster.metadata_state import MetadataState
 from mqd.cluster.placement import Directories, Directory, Loads, balance, choose
 from mqd.cluster.refusal import Refusal
@@ -231,8 +233,6 @@ def test_only_the_stable_and_the_much_imbalanced_get_leaderships_back() -> None:
 
 
 def _led_by_two(index: int):
-    from mqd.cluster.metadata_records import PartitionChange
-
     return PartitionChange(index, new_epoch=True, leader=2)
 
 
@@ -285,8 +285,6 @@ def world() -> World:
 def emptied(world: World, indexes) -> None:
     for index in indexes:
         partition = partitions(world)[index]
-        from mqd.cluster import broker_core
-
         world.on_broker(world.hosts[partition.leader], broker_core.PartitionEmptied(world.unlogged.topics["t"].topic_id, index, partition.leader_epoch))
 
 
@@ -329,8 +327,6 @@ def test_a_partition_that_was_emptied_in_an_older_epoch_may_hold_records_again(w
     active = world.hosts[world.active].core
     for node in world.hosts:
         broker = world.unlogged.brokers[node]
-        from mqd.cluster import metadata_core
-
         assert active.handle(metadata_core.PeerReceived(node, broker_messages.PartitionsEmptied(node, broker.epoch, stale)), world.now_ms) == []
     assert retire_rules.phase(view.state.topics["t"]) == 2
 
@@ -438,8 +434,6 @@ def test_a_failed_disk_is_told_until_others_lead() -> None:
     world = World(7, 3)
     world.settle(20)
     assert world.ask(messages.CreateTopic("t", 6, 3, {}, {})).error == 0
-    from mqd.cluster import broker_core
-
     topic_id = world.unlogged.topics["t"].topic_id
     led = [partition.index for partition in partitions(world) if partition.leader == 2]
     world.hosts[2].broker.handle(broker_core.ReplicasFailed(0, tuple((topic_id, index) for index in led)), world.now_ms)  # the link lost it
@@ -454,8 +448,6 @@ def test_what_lies_in_a_directory_that_is_gone_is_led_by_others() -> None:
     world = World(7, 3)
     world.settle(20)
     assert world.ask(messages.CreateTopic("t", 6, 3, {}, {})).error == 0
-    from mqd.cluster import broker_core
-
     host = world.hosts[2]
     lost = [partition.index for partition in partitions(world) if partition.directories[partition.replicas.index(2)] == "meta-2-a"]
     host.broker.handle(broker_core.DirectoriesSeen((broker_messages.DirectoryReport("meta-2-a", "/a", 0, False), broker_messages.DirectoryReport("meta-2-b", "/b", 9, True))), world.now_ms)
@@ -470,11 +462,6 @@ def test_what_lies_in_a_directory_that_is_gone_is_led_by_others() -> None:
 
 
 def test_a_feature_level_waits_for_the_last_host() -> None:
-    import msgspec
-
-    from mqd.cluster import settings_rules
-    from mqd.cluster.metadata_records import BrokerRegistered
-
     state = cluster()
     state.apply(BrokerRegistered(msgspec.structs.replace(state.brokers[2], features={"metadata.version": (25, 28)})))
     with pytest.raises(Refusal) as refused:
@@ -483,10 +470,6 @@ def test_a_feature_level_waits_for_the_last_host() -> None:
 
 
 def test_records_of_the_version_before_clusters_are_read() -> None:
-    import msgspec
-
-    from mqd.cluster.metadata_records import BrokerRegistered, TopicCreated, decode_record
-
     partition = {"index": 0, "replicas": [1], "directories": ["a"], "in_sync_replicas": [1], "leader": 1, "leader_epoch": 3, "partition_epoch": 3}
     created = {"type": "topic_created/1", "topic": {"name": "t", "topic_id": b"t" * 16, "partitions": [partition], "config": {}}}
     broker = {"type": "broker_registered/1", "broker": {"node_id": 1, "host": "h", "port": 1, "rack": None, "epoch": 0, "incarnation": 5, "directories": {"a": "/a"}}}
