@@ -11,7 +11,7 @@ from mqd.cluster.quorum_follower import Following
 from mqd.cluster.quorum_leader import Leadership, Replica
 from mqd.cluster.quorum_messages import EndEpoch, Fetch
 from mqd.cluster.quorum_voters import VoterChanges
-from tests.sim.quorum_world import Host
+from tests.sim.quorum_host import Host
 
 # -- elections -----------------------------------------------------------------------------------------------------------------
 

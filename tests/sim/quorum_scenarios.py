@@ -9,7 +9,8 @@ from mqd.cluster.quorum_core import QuorumCore
 from mqd.cluster.quorum_events import QuorumSettings, VoteState
 from mqd.cluster.quorum_messages import Batch, ReplicaKey, SnapshotMeta, leader_change_batch, voters_batch
 from tests.sim.kernel import Violation
-from tests.sim.quorum_world import Host, Plan, World, chain
+from tests.sim.quorum_host import Host, chain
+from tests.sim.quorum_world import Plan, World
 
 QUIET = Plan(voters=3, hosts=3, drift_max=0.0, restart=0, wipe=0, pause=0, cut=0, isolate=0, heal=0, noise=0, disk_slow=0, disk_full=0, transfer=0, change=0)
 
