@@ -68,6 +68,8 @@ HANDLERS: dict[int, str] = {
     69: "consumer_group_describe",
     74: "list_config_resources",
     75: "describe_topic_partitions",
+    80: "add_raft_voter",
+    81: "remove_raft_voter",
 }
 
 MESSAGE_CHARS_MAX = 1000

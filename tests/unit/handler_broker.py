@@ -33,6 +33,7 @@ from mqd.protocol.codec import owner_of
 from mqd.protocol.records import decode_batch_header
 
 NODE = 1
+QUORUM_SETTINGS = QuorumSettings()
 WORKER_COUNT = 2
 ACCEPTOR = "acceptor"
 ADDRESS = Address(0, "10.1.2.3", 9092)
@@ -139,7 +140,7 @@ class HandlerBroker:
         if stored.snapshot is None:
             stored = store.found(SnapshotMeta(0, 0, (Voter(key, "", 0),), 1))
         metadata = MetadataCore(state, NODE, ConfigRules(self.config), new_topic_id, native.PARTITION_SLOT_COUNT, active=False)
-        self.shell = Shell(QuorumCore(key, stored, QuorumSettings(), random.Random(1)), metadata, store, self.control)
+        self.shell = Shell(QuorumCore(key, stored, QUORUM_SETTINGS, random.Random(1)), metadata, store, self.control)
         self.shell.server = self  # type: ignore[assignment]
         self.shell.start_quorum("cluster")
         await self.shell.wait_metadata(0)

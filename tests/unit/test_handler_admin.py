@@ -12,7 +12,7 @@ from mqd.acceptor import throttle
 from mqd.cluster import controller_messages as messages
 from mqd.cluster.config_rules import RESOURCE_BROKER, RESOURCE_TOPIC
 from mqd.cluster.features import FEATURES, levels
-from mqd.cluster.metadata_log import MetadataLog
+from mqd.cluster.quorum_events import QuorumSettings
 from mqd.controller import quotas
 from mqd.native import QuotaKind
 from mqd.protocol.errors import ErrorCode
@@ -171,7 +171,7 @@ def test_quotas_reach_the_control_segment_with_the_default_behind(tmp_path: Path
     run(scenario, tmp_path)
 
 
-def test_quotas_and_features_outlive_a_restart(tmp_path: Path) -> None:
+def test_quotas_and_features_outlive_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def first(broker: HandlerBroker) -> None:
         await broker.ask(alter({"client-id": "c"}, {PRODUCE: 7.0}), 1)
         assert (await broker.ask(update("metadata.version", 28, 2), 2)).error_code == 0
@@ -184,11 +184,10 @@ def test_quotas_and_features_outlive_a_restart(tmp_path: Path) -> None:
 
     run(first, tmp_path)
     run(again, tmp_path)
-    log = MetadataLog(tmp_path / "metadata")
-    state = log.open().state
-    log.checkpoint(state)
-    log.close()
-    run(again, tmp_path)  # from the checkpoint
+    monkeypatch.setattr("tests.unit.handler_broker.QUORUM_SETTINGS", QuorumSettings(log_bytes_max=1, retained_bytes=0))
+    run(again, tmp_path)  # writes a snapshot
+    assert max(int(path.stem) for path in (tmp_path / "metadata").rglob("*.checkpoint")) > 0
+    run(again, tmp_path)  # from the snapshot
 
 
 def test_there_is_room_for_so_many_client_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

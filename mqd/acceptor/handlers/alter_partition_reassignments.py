@@ -2,6 +2,9 @@
 
 On a host of its own a partition's only replica is where it can be. Asking for that changes nothing and succeeds; other brokers do not exist; and there is nothing
 under way that could be cancelled.
+
+With a tagged field of our own (9100) the controller says what goes where, so that all hosts carry the same: of the topics named (their partitions do not matter), or of all. BALANCE begins
+it, PLAN only shows it: in the answer's field of the same number.
 """
 
 from mqd.acceptor.broker import Broker, Context
@@ -11,9 +14,13 @@ from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import AlterPartitionReassignmentsRequest, AlterPartitionReassignmentsResponse
 
 FACTOR_CHANGE_SINCE = 1
+BALANCE, PLAN = 1, 2
 
 
 async def handle(context: Context, header: RequestHeader, request: AlterPartitionReassignmentsRequest) -> AlterPartitionReassignmentsResponse:
+    if request.balance:
+        change = messages.BalanceReplicas([topic.name for topic in request.topics] or None)
+        return _answer(await context.broker.controller.request(change, request.timeout_ms, request.balance == PLAN), request.allow_replication_factor_change)
     if not context.broker.metadata.is_alone:
         return await _ask_controller(context.broker, header.api_version, request)
     return AlterPartitionReassignmentsResponse(
@@ -34,10 +41,15 @@ async def _ask_controller(broker: Broker, version: int, request: AlterPartitionR
         for partition in topic.partitions
     ]
     allow = request.allow_replication_factor_change if version >= FACTOR_CHANGE_SINCE else True
-    answer = await broker.controller.request(messages.AlterReassignments(asked, allow), request.timeout_ms)
+    return _answer(await broker.controller.request(messages.AlterReassignments(asked, allow), request.timeout_ms), allow)
+
+
+def _answer(answer: messages.Answer, allow: bool) -> AlterPartitionReassignmentsResponse:
     results: dict[str, list[AlterPartitionReassignmentsResponse.ReassignablePartitionResponse]] = {}
     for one in answer.results:
-        told = AlterPartitionReassignmentsResponse.ReassignablePartitionResponse(partition_index=one.partition, error_code=one.error, error_message=one.message)
+        told = AlterPartitionReassignmentsResponse.ReassignablePartitionResponse(
+            partition_index=one.partition, error_code=one.error, error_message=one.message, target=one.replicas
+        )
         results.setdefault(one.name, []).append(told)
     return AlterPartitionReassignmentsResponse(
         allow_replication_factor_change=allow,
@@ -66,5 +78,5 @@ def _judge(broker: Broker, topic: str, index: int, replicas: list[int] | None) -
     if unknown:
         return ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment includes broker {unknown[0]}, but no such broker is registered."
     if replicas != partition.replicas:
-        return ErrorCode.INVALID_REPLICA_ASSIGNMENT, "Replicas cannot be moved between brokers yet."
+        return ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"Broker {broker.node_id} is alone; there is no other to have a replica."
     return ErrorCode.NONE, None

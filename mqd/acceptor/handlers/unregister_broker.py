@@ -1,4 +1,7 @@
-"""UnregisterBroker 0 (KIP-631): forgets a broker that is gone, and holds nothing any more; the controller decides. The only one there is answers, so it is not gone."""
+"""UnregisterBroker 0 (KIP-631): forgets a broker that is gone, and holds nothing any more; the controller decides. The only one there is answers, so it is not gone.
+
+With a tagged field of our own (9100): the way there. All replicas leave a broker that lives, and none come (DRAIN), or it takes part again (TAKE_PART).
+"""
 
 from mqd.acceptor.broker import Context
 from mqd.cluster import controller_messages as messages
@@ -7,10 +10,14 @@ from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import UnregisterBrokerRequest, UnregisterBrokerResponse
 
 TIMEOUT_MS = 30_000  # the request has none
+FORGET, DRAIN, TAKE_PART = 0, 1, 2
 
 
 async def handle(context: Context, header: RequestHeader, request: UnregisterBrokerRequest) -> UnregisterBrokerResponse:
     broker = context.broker
+    if request.drain != FORGET:
+        answer = await broker.controller.request(messages.DrainBroker(request.broker_id, request.drain == TAKE_PART), TIMEOUT_MS)
+        return UnregisterBrokerResponse(error_code=answer.error, error_message=answer.message)
     if not broker.metadata.is_alone:
         answer = await broker.controller.request(messages.UnregisterBroker(request.broker_id), TIMEOUT_MS)
         return UnregisterBrokerResponse(error_code=answer.error, error_message=answer.message)

@@ -55,6 +55,7 @@ topics: [ReassignableTopic] 0+
     partitions: [ReassignablePartition] 0+
         partition_index: int32 0+
         replicas: [int32] 0+ null=0+
+balance: int8 0+ tag=9100
 """,
     """
 throttle_time_ms: int32 0+
@@ -67,6 +68,7 @@ responses: [ReassignableTopicResponse] 0+
         partition_index: int32 0+
         error_code: int16 0+
         error_message: string 0+ null=0+
+        target: [int32] 0+ tag=9100
 """,
 )  # fmt: skip
 
@@ -221,6 +223,7 @@ UNREGISTER_BROKER = Api(
     64, "UnregisterBroker", "0", 0,
     """
 broker_id: int32 0+
+drain: int8 0+ tag=9100
 """,
     """
 throttle_time_ms: int32 0+
@@ -243,8 +246,41 @@ config_resources: [ConfigResource] 0+
 """,
 )  # fmt: skip
 
+_VOTER_CHANGED = """
+throttle_time_ms: int32 0+
+error_code: int16 0+
+error_message: string 0+ null=0+
+"""
+
+ADD_RAFT_VOTER = Api(
+    80, "AddRaftVoter", "0-1", 0,
+    """
+cluster_id: string 0+ null=0+
+timeout_ms: int32 0+
+voter_id: int32 0+
+voter_directory_id: uuid 0+
+listeners: [Listener] 0+
+    name: string 0+
+    host: string 0+
+    port: uint16 0+
+ack_when_committed: bool 1+ = true
+""",
+    _VOTER_CHANGED,
+)  # fmt: skip
+
+REMOVE_RAFT_VOTER = Api(
+    81, "RemoveRaftVoter", "0", 0,
+    """
+cluster_id: string 0+ null=0+
+voter_id: int32 0+
+voter_directory_id: uuid 0+
+""",
+    _VOTER_CHANGED,
+)  # fmt: skip
+
 APIS = (
     ALTER_REPLICA_LOG_DIRS, ELECT_LEADERS, ALTER_PARTITION_REASSIGNMENTS, LIST_PARTITION_REASSIGNMENTS, DESCRIBE_CLIENT_QUOTAS, ALTER_CLIENT_QUOTAS,
     DESCRIBE_USER_SCRAM_CREDENTIALS, DESCRIBE_QUORUM, UPDATE_FEATURES, UNREGISTER_BROKER, LIST_CONFIG_RESOURCES,
+    ADD_RAFT_VOTER, REMOVE_RAFT_VOTER,
 )  # fmt: skip
 
