@@ -44,6 +44,10 @@ test-long: venv
 chaos: venv
 	$(BIN)/python -m pytest -q --tier=long tests/crash
 
+# Brokers in network namespaces, cut off, killed, stopped; needs root. ARGUMENTS="--seconds 3600" for longer than ten minutes; python -m tests.chaos --help.
+chaos-cluster: venv
+	$(BIN)/python -m tests.chaos $(ARGUMENTS)
+
 fuzz:
 	$(MAKE) -C native/tests fuzz
 
