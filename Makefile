@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE_SOURCES := $(wildcard native/*.c native/*.h native/build_ffi.py)
 
-.PHONY: demo cluster example test test-long chaos fuzz bench bench-peers lint venv clean native-test
+.PHONY: demo cluster example test test-long chaos chaos-cluster fuzz bench bench-peers lint venv clean native-test
 
 venv: $(VENV)/.installed
 
