@@ -171,6 +171,7 @@ class BrokerCore:
             self._lease_until_ms, self._sent_ms, self._answered_ms = 0, -1, -1
             if self._inherited[0] == message.broker_epoch and self._inherited[1] > now_ms:
                 self._lease_until_ms, self.fenced = self._inherited[1], False
+                self.ready = True  # only a broker that is has a lease written for it
             self._check_ready()
             return self._heartbeat(now_ms)
         if message.error in (ErrorCode.NOT_CONTROLLER, ErrorCode.DUPLICATE_BROKER_REGISTRATION):

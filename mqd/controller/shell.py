@@ -106,6 +106,7 @@ class Shell:
             self._control.set_broker(0, 0, 0)  # a new segment has no lease that ends
         lease_ns = self._control.lease_deadline_ns
         lease_ms = 0 if epoch < 0 else INT64_MAX if lease_ns == INT64_MAX else lease_ns // 1_000_000
+        self.on_broker(broker_core.MetadataCommitted(self.core.committed.version, self.host.version))  # nothing more may ever be committed
         self.on_broker(broker_core.Started(registration, process, epoch, lease_ms))
         self._leader_changed()
 
