@@ -41,6 +41,12 @@ void mqd_replica_restore(struct mqd_replica *replica, int64_t high_watermark)
     replica->high_watermark = high_watermark; /* brought into the log's range by the next call */
 }
 
+void mqd_replica_number_above(struct mqd_replica *replica, uint64_t sequence)
+{
+    if (sequence > replica->proposal_sequence)
+        replica->proposal_sequence = sequence;
+}
+
 /* ---- the high watermark ---- */
 
 /* */

@@ -121,6 +121,8 @@ enum mqd_replica_change { /* bits */
  * assignment (more members than fit, this node twice, ...). */
 int mqd_replica_assign(struct mqd_replica *replica, const struct mqd_replica_assignment *assignment, int64_t now_ms);
 void mqd_replica_restore(struct mqd_replica *replica, int64_t high_watermark); /* of a log that is opened: known below it; 0 or the log's start when nothing is known */
+/* Proposals are numbered above `sequence`: one that begins anew in the same leader epoch (its log moved to another directory) goes on above its earlier ones. */
+void mqd_replica_number_above(struct mqd_replica *replica, uint64_t sequence);
 /* The log grew, was flushed, or (a follower's) was cut. Returns bits of enum mqd_replica_change. */
 int mqd_replica_log(struct mqd_replica *replica, int64_t log_start, int64_t log_end, int64_t durable, int64_t now_ms);
 

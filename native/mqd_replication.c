@@ -46,6 +46,7 @@ static int begin(struct mqd_reactor *r, struct mqd_owned *owned)
         return -1;
     r->replicated_count++;
     mqd_replica_init(owned->replica, 0);
+    mqd_replica_number_above(owned->replica, (uint64_t)r->now_ms << 12); /* the clock goes on when the partition is closed and opened again */
     mqd_partition_positions(owned->partition, &positions);
     mqd_replica_restore(owned->replica, positions.high_watermark);
     mqd_partition_set_replicated(owned->partition, true);

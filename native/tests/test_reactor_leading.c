@@ -411,3 +411,32 @@ BOTH(a_consumer_is_sent_to_the_replica_in_its_rack)
     client_close(&client), client_close(&consumer);
     bench_stop(b);
 }
+
+/* It moves to another log directory: closed and opened, in the same leader epoch. Nothing of its followers is known then, and its proposals are numbered above the earlier ones. */
+BOTH(closed_and_opened_in_one_leader_epoch)
+{
+    struct bench *b = bench_start(backend, NULL);
+    struct client client = client_open(b, 0), second = client_open_as(b, 0, 2), third = client_open_as(b, 0, 3);
+    struct wanted wanted = all_in_sync;
+    wanted.in_sync = 1 << 1 | 1 << 2;
+    assign(b, wanted);
+    follow(b, &third, (struct ask){.node = 3, .leader_epoch = 1, .last_epoch = -1});
+    uint64_t sequence = proposed(b).sequence;
+    produce_send(&client, -1, 1, 1);
+    follow(b, &second, (struct ask){.node = 2, .leader_epoch = 1, .last_epoch = -1, .wait_ms = LIMIT_MS});
+    follower_send(b, &second, (struct ask){.node = 2, .leader_epoch = 1, .last_epoch = 1, .offset = 1, .wait_ms = LIMIT_MS, .session_epoch = -1}, 1);
+    bench_partition_close(b, SLOT);
+    CHECK_EQUAL(take_told(&second).error, 6);
+    CHECK_EQUAL(produce_take(&client).error[0], 6);
+    bench_partition_open(b, SLOT, 0);
+    wanted.partition_epoch++;
+    assign(b, wanted);
+    produce_send(&client, -1, 2, 1);
+    CHECK_EQUAL(follow(b, &second, (struct ask){.node = 2, .leader_epoch = 1, .last_epoch = 1, .offset = 1, .wait_ms = LIMIT_MS}).next_offset, 2);
+    follow(b, &second, (struct ask){.node = 2, .leader_epoch = 1, .last_epoch = 1, .offset = 2});
+    CHECK_EQUAL(produce_take(&client).error[0], 0);
+    follow(b, &third, (struct ask){.node = 3, .leader_epoch = 1, .last_epoch = 1, .offset = 2});
+    CHECK(proposed(b).sequence > sequence);
+    client_close(&client), client_close(&second), client_close(&third);
+    bench_stop(b);
+}
