@@ -1,0 +1,128 @@
+"""Directed runs on real brokers in namespaces: what each side of a cut answers, and one short run of every part of the machinery. Longer ones: `python -m tests.chaos`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.chaos import network, replicas
+from tests.chaos.hosts import PORT, ChaosCluster
+from tests.chaos.run import CREATE, IN_SYNC, Plan, Run
+
+ROOT = Path(__file__).resolve().parents[2]
+REASON = network.why_not()
+needs_namespaces = pytest.mark.skipif(bool(REASON), reason=REASON)
+LEADER = """
+import json, sys
+from confluent_kafka.admin import AdminClient
+bootstrap, topic = json.loads(sys.argv[1])
+print(AdminClient({"bootstrap.servers": bootstrap, "log_level": 0}).list_topics(topic, timeout=20).topics[topic].partitions[0].leader)
+"""
+
+
+class Bench:
+    def __init__(self, net: network.Network, cluster: ChaosCluster) -> None:
+        self.network, self.cluster = net, cluster
+
+    def script(self, code: str, *arguments: object) -> str:
+        done = subprocess.run(self.network.run("client", [sys.executable, "-c", code, json.dumps(arguments)]), capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def leader(self, nodes: list[int], topic: str = "t") -> int:
+        """As these hosts say."""
+        return int(self.script(LEADER, ",".join(self.cluster.hosts[node].bootstrap for node in nodes), topic))
+
+    def probe(self, node: int, *value: str) -> dict:
+        command = [sys.executable, "-m", "tests.chaos.probe", self.cluster.hosts[node].address, str(PORT), "t", "0", *value]
+        done = subprocess.run(self.network.run("client", command), cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def wait_write(self, node: int, value: str, seconds: float = 30.0) -> None:
+        until = time.monotonic() + seconds
+        while (found := self.probe(node, value)).get("produced", [-1])[0] != 0:
+            assert time.monotonic() < until, f"{found}\n{self.cluster.logs()}"
+            time.sleep(0.1)  # another host has to take over
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with network.Network(("n1", "n2", "n3", "client")) as net, ChaosCluster(net, tmp_path / "hosts") as cluster:
+        cluster.wait_whole()
+        made = Bench(net, cluster)
+        made.script(CREATE, cluster.bootstrap, {"t": 1}, {})
+        yield made
+
+
+@needs_namespaces
+@pytest.mark.slow
+def test_the_minority_refuses_writes_and_serves_what_was_committed(bench: Bench) -> None:
+    """A leader that is cut off from the other hosts, but not from clients: no acks=all write is acknowledged there, what was committed can be read; the others go on; then one log."""
+    old = bench.leader([1, 2, 3])
+    others = [node for node in (1, 2, 3) if node != old]
+    for number in range(10):
+        assert bench.probe(old, f"before-{number}")["produced"][0] == 0
+    bench.network.split([f"n{old}"], [f"n{node}" for node in others])
+    refused = [bench.probe(old, f"lost-{number}") for number in range(3)]
+    assert all(found["produced"][0] != 0 for found in refused), refused
+    until = time.monotonic() + 30
+    while (new := bench.leader(others)) in (old, -1):
+        assert time.monotonic() < until, bench.cluster.logs()
+        time.sleep(0.1)  # the session of the old one has to end
+    for number in range(10):
+        bench.wait_write(new, f"during-{number}")
+    committed = [f"before-{number}" for number in range(10)]
+    stale = bench.probe(old)
+    assert stale["values"][:10] == committed and stale["high_watermark"] == 10, "reads below the high watermark go on"
+    assert bench.probe(old, "lost-again")["produced"][0] != 0
+    bench.network.heal()
+    until = time.monotonic() + 60
+    while json.loads(bench.script(IN_SYNC, bench.cluster.bootstrap, {"t": 1})):
+        assert time.monotonic() < until, bench.cluster.logs()
+        time.sleep(0.2)  # it follows again, and cuts off what was never committed
+    values = bench.probe(bench.leader([1, 2, 3]))["values"]
+    assert [value for value in values if not value.startswith("lost")] == committed + [f"during-{number}" for number in range(10)]
+    assert not any(value.startswith("lost") for value in values)
+    for host in bench.cluster:
+        host.stop()
+    assert replicas.compare({host.name: host.data_dir for host in bench.cluster}, [("t", 0)]) == []
+
+
+@needs_namespaces
+@pytest.mark.slow
+def test_a_full_run(tmp_path: Path) -> None:
+    result = Run(Plan(7, 20.0, ["pair", "kill-process", "flap"]), tmp_path)()
+    assert result.ok, result.line() + "\n" + "\n".join(str(one) for one in result.anomalies[:20])
+    assert result.numbers["acknowledged"] > 200 and result.numbers["transactions"] > 5 and result.numbers["polled"] > 500
+
+
+# -- without a cluster --------------------------------------------------------------------------------------------------------------
+
+
+def _batch(base_offset: int, text: bytes) -> bytes:
+    body = text.ljust(60, b".")
+    return base_offset.to_bytes(8, "big") + len(body).to_bytes(4, "big") + body
+
+
+@pytest.mark.parametrize(
+    ("second", "told"),
+    [
+        ((_batch(0, b"a"), _batch(3, b"b")), 0), ((_batch(0, b"a"),), 1), ((_batch(0, b"a"), _batch(3, b"c")), 1), ((_batch(0, b"a"), _batch(2, b"b")), 2),
+        ((_batch(3, b"b"),), 0),
+    ],
+    ids=["same", "short", "other bytes", "other offsets", "older ones gone"],
+)  # fmt: skip
+def test_replicas_are_compared(tmp_path: Path, second: tuple[bytes, ...], told: int) -> None:
+    for host, batches in (("n1", (_batch(0, b"a"), _batch(3, b"b"))), ("n2", second)):
+        folder = tmp_path / host / "data" / "t-0"
+        folder.mkdir(parents=True)
+        (folder / "00000000000000000000.log").write_bytes(b"".join(batches) + bytes(4096))  # with preallocated space behind
+    found = replicas.compare({"n1": tmp_path / "n1", "n2": tmp_path / "n2"}, [("t", 0)])
+    assert len(found) == told, found
