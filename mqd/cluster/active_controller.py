@@ -130,6 +130,8 @@ class ActiveController:
         for node in nodes:
             self._ended(node, now_ms)
             self._fencing[node] = state.version
+        if self._phases:
+            self._next_upkeep_ms = now_ms  # retired partitions follow the leaders of others
         return broker_rules.fence(state, nodes, self._options.mutants)
 
     def heartbeat(self, state: MetadataState, committed: MetadataState, message: peer.Heartbeat, now_ms: int, lease_valid: bool) -> tuple[list[Record], peer.HeartbeatAnswer]:
@@ -286,14 +288,19 @@ class ActiveController:
         records: list[Record] = []
         view = self.view(state)
         for topic in state.topics.values():
-            phase = retire_rules.phase(topic)
-            if not phase:
+            if not retire_rules.going(topic):
                 self._phases.pop(topic.topic_id, None)
+                continue
+            phase = retire_rules.phase(topic)
+            moves = retire_rules.draw_near(view, topic, self.directories(state))
+            if moves:
+                records += grouped(moves)
                 continue
             known = self._phases.get(topic.topic_id)
             if known is None or known[0] != phase:
                 known = self._phases[topic.topic_id] = (phase, now_ms)
             waited_ms = now_ms - known[1]
+            records += retire_rules.seal(view, topic)
             if phase == RETIRE_SEALED and waited_ms >= self._options.retire_barrier_ms:
                 records += retire_rules.release(view, topic)
             elif phase == RETIRE_HIDDEN and waited_ms >= self._options.retire_grace_ms:

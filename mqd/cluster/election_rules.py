@@ -62,6 +62,8 @@ def back_to_preferred(view: View, stable: Mapping[int, bool], percent: int, move
     elsewhere: dict[int, int] = {}
     for topic in view.state.topics.values():
         for partition in topic.partitions:
+            if partition.redirect >= 0:
+                continue  # it follows another one
             node = preferred_replica(partition)
             preferred[node] = preferred.get(node, 0) + 1
             if partition.leader != node:
@@ -74,7 +76,7 @@ def back_to_preferred(view: View, stable: Mapping[int, bool], percent: int, move
         for partition in topic.partitions:
             if len(found) >= moves_max:
                 return found
-            if preferred_replica(partition) in wanting and partition.leader != preferred_replica(partition):
+            if partition.redirect < 0 and preferred_replica(partition) in wanting and partition.leader != preferred_replica(partition):
                 try:
                     found.append((topic, elect_preferred(view, topic, partition)))
                 except Refusal:

@@ -237,7 +237,7 @@ def add_partitions(state: MetadataState, change: messages.AddPartitions, place: 
         raise Refusal(ErrorCode.INVALID_PARTITIONS, f"Topic already has {current} partition(s).")
     if change.partition_count < current:
         raise Refusal(ErrorCode.INVALID_PARTITIONS, f"The topic {change.name} currently has {current} partition(s); {change.partition_count} would not be an increase.")
-    if topic.partitions[-1].retiring:
+    if topic.partitions[-1].redirect >= 0:
         raise Refusal(ErrorCode.INVALID_PARTITIONS, f"Partitions of {change.name} are being retired; wait until they are gone.")
     added = change.partition_count - current
     factor = len(topic.partitions[0].replicas) - len(topic.partitions[0].adding_replicas)

@@ -39,7 +39,7 @@ def effective_min_in_sync(wanted: int, replica_count: int, adding_count: int = 0
 class Target:
     """What a partition is to become; starts as what it is."""
 
-    __slots__ = ("old", "replicas", "directories", "in_sync", "adding", "removing", "recovering", "retiring", "redirect", "replacing", "forget", "new_epoch", "elect", "last_known")
+    __slots__ = ("old", "replicas", "directories", "in_sync", "adding", "removing", "recovering", "retiring", "redirect", "replacing", "forget", "new_epoch", "elect", "wanted_leader", "last_known")
 
     def __init__(self, old: PartitionState) -> None:
         self.old = old
@@ -50,6 +50,7 @@ class Target:
         self.forget: frozenset[int] = frozenset()  # replicas whose memory is gone (R9)
         self.new_epoch = False
         self.elect = ONLINE
+        self.wanted_leader = -1  # leads if it may
         self.last_known = old.last_known_eligible
 
 
@@ -121,10 +122,12 @@ def _eligible(target: Target, in_sync: tuple[int, ...], minimum: int, mutants: f
 def _elected(target: Target, in_sync: tuple[int, ...], eligible: tuple[int, ...], live: Callable[[int], bool]) -> tuple[int, bool]:
     """(leader or -1, chosen uncleanly). R8: in sync, else eligible and only when nobody is in sync, else nobody; the leader stays when it may."""
     order, leader = target.replicas, target.old.leader
-    if target.elect != PREFERRED and leader in in_sync and leader in order and live(leader):
+    if target.elect != PREFERRED and target.wanted_leader < 0 and leader in in_sync and leader in order and live(leader):
         return leader, False
     candidates = in_sync or eligible
     may = [node for node in order if node in candidates and live(node) and node not in target.removing] or [node for node in order if node in candidates and live(node)]
+    if target.wanted_leader in may:
+        return target.wanted_leader, False
     preferred = without(order, target.removing or ())[:1]
     if target.elect == PREFERRED and preferred and preferred[0] in may:
         return preferred[0], False

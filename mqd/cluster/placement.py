@@ -123,7 +123,7 @@ def balance(state: MetadataState, nodes: Sequence[int], topics: Callable[[str], 
     if len(nodes) < 2:
         return []
     loads = Loads(state, nodes)
-    wanted = {(topic.name, partition.index): partition.replicas for topic in state.topics.values() if topics(topic.name) for partition in topic.partitions if not partition.retiring}
+    wanted = {(topic.name, partition.index): partition.replicas for topic in state.topics.values() if topics(topic.name) for partition in topic.partitions if partition.redirect < 0}
     original = dict(wanted)
     held: dict[int, list[tuple[str, int]]] = {node: [] for node in nodes}
     for key, replicas in wanted.items():

@@ -38,7 +38,7 @@ def check_target(view: View, partition: PartitionState, replicas: Sequence[int],
             raise Refusal(ErrorCode.INVALID_REPLICATION_FACTOR, f"The replication factor is changed from {len(base)} to {len(replicas)}")
     if reason is not None:
         raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, reason)
-    if partition.retiring:
+    if partition.redirect >= 0:
         raise Refusal(ErrorCode.INVALID_REQUEST, "The partition is being retired.")
 
 
@@ -118,7 +118,7 @@ def replaced(loads: Loads, replicas: tuple[int, ...], node: int) -> tuple[int, .
 
 def _leaves(topic: TopicState, partition: PartitionState, leaving: set[int]) -> tuple[int, tuple[int, ...]] | None:
     """(whom to replace, among which replicas); None: nothing to do. A move of mqd's own that goes to a leaving host gets another goal, one that lets an internal topic grow begins anew."""
-    if partition.leader < 0:
+    if partition.leader < 0 or partition.redirect >= 0:  # a retired one follows the one that takes its records
         return None
     base = without(partition.replicas, partition.adding_replicas)
     if in_progress(partition):

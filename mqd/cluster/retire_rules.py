@@ -1,12 +1,16 @@
 """A topic gets fewer partitions: docs/decisions/2026-11-21-retired-partitions.md says why it goes like this.
 
-    RETIRE_NOT -> RETIRE_SEALED -> RETIRE_REDIRECTED -> RETIRE_HIDDEN -> gone (PartitionsVanished)
+    RETIRE_NOT -> (drawn near) -> RETIRE_SEALED -> RETIRE_REDIRECTED -> RETIRE_HIDDEN -> gone (PartitionsVanished)
 
+    drawn near  has a `redirect` and is not sealed yet: its replicas go to where those of the partition are that will take its records, and it is led where that one is
     sealed      refuses new records with a retriable error, for as long as consumers get to read what is there (retire_barrier_ms at most)
     redirected  what producers send for partition p is appended to p mod M; p is readable until retention has emptied it
     hidden      empty: Metadata shows M partitions; producers that still think of more are served as before for retire_grace_ms
 All of them take every step together: between N and M no other count is ever seen, so a key has two homes in its life, never three. Each step raises the leader epoch: whoever led in the
 step before is fenced out of it.
+
+From the first step to the last a retired partition follows the one that takes its records, replicas and leader: whoever leads it can hand a record on without leaving the host. Where that is not so for a
+moment (the leader of one of them has changed), clients are told to try again.
 
 M must divide N: then p mod M is where every producer that knows of M partitions sends the keys of p, and no key of a remaining partition moves.
 """
@@ -14,9 +18,11 @@ M must divide N: then p mod M is where every producer that knows of M partitions
 from collections.abc import Iterator
 
 from mqd.cluster.cluster_view import View
-from mqd.cluster.metadata_records import RETIRE_HIDDEN, RETIRE_NOT, RETIRE_REDIRECTED, RETIRE_SEALED, PartitionsVanished, Record, TopicState
+from mqd.cluster.metadata_records import RETIRE_HIDDEN, RETIRE_NOT, RETIRE_REDIRECTED, RETIRE_SEALED, PartitionChange, PartitionsVanished, Record, TopicState
 from mqd.cluster.metadata_state import INTERNAL_TOPICS
 from mqd.cluster.partition_rules import Target
+from mqd.cluster.placement import Directories
+from mqd.cluster.reassign_rules import in_progress, reassign
 from mqd.cluster.refusal import Refusal
 from mqd.protocol.errors import ErrorCode
 
@@ -24,9 +30,13 @@ from mqd.protocol.errors import ErrorCode
 def retiring_from(topic: TopicState) -> int:
     """Index of the first partition that is to go; the number of partitions when none is."""
     count = len(topic.partitions)
-    while count and topic.partitions[count - 1].retiring:
+    while count and topic.partitions[count - 1].redirect >= 0:
         count -= 1
     return count
+
+
+def going(topic: TopicState) -> bool:
+    return topic.partitions[-1].redirect >= 0
 
 
 def phase(topic: TopicState) -> int:
@@ -35,7 +45,7 @@ def phase(topic: TopicState) -> int:
 
 
 def retire(view: View, name: str, partition_count: int, allow_moved_keys: bool) -> list[Record]:
-    """Seals. Raises Refusal. Open transactions on the partitions are the caller's to look for: only their leaders know of them (they refuse to seal, see the decision note)."""
+    """Says which partitions go, and where their records will. The active controller does the rest (draw_near, seal). Raises Refusal. Open transactions on the partitions are the caller's to look for: only their leaders know of them (they refuse to seal, see the decision note)."""
     topic = view.state.topics.get(name)
     if topic is None:
         raise Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
@@ -44,7 +54,7 @@ def retire(view: View, name: str, partition_count: int, allow_moved_keys: bool) 
     current = len(topic.partitions)
     if not 0 < partition_count < current:
         raise Refusal(ErrorCode.INVALID_PARTITIONS, f"The topic {name} has {current} partition(s); {partition_count} would not be a decrease to at least 1.")
-    if phase(topic) != RETIRE_NOT:
+    if going(topic):
         if retiring_from(topic) == partition_count:
             return []
         raise Refusal(ErrorCode.INVALID_PARTITIONS, f"Partitions {retiring_from(topic)} to {current - 1} of {name} are being retired; wait until they are gone.")
@@ -55,17 +65,51 @@ def retire(view: View, name: str, partition_count: int, allow_moved_keys: bool) 
         )
     if "cleanup.policy" in topic.config and "delete" not in topic.config["cleanup.policy"]:
         raise Refusal(ErrorCode.POLICY_VIOLATION, f"The topic {name} is compacted and never deleted from: its retired partitions would not become empty. Add delete to cleanup.policy.")
-    return _step(view, topic, partition_count, RETIRE_SEALED)
+    return _step(view, topic, partition_count, RETIRE_NOT)
 
 
 def _step(view: View, topic: TopicState, first: int, to: int) -> list[Record]:
     def wanted() -> Iterator[tuple[TopicState, Target]]:
         for partition in topic.partitions[first:]:
             target = Target(partition)
-            target.retiring, target.redirect, target.new_epoch = to, partition.index % first, True
+            target.retiring, target.redirect, target.new_epoch = to, partition.index % first, to != RETIRE_NOT
             yield topic, target
 
     return view.changes(wanted())
+
+
+def draw_near(view: View, topic: TopicState, directories: Directories) -> list[tuple[TopicState, PartitionChange]]:
+    """What brings retired partitions to where the ones are that take their records: replicas first, then the leader."""
+    found = []
+    for partition in topic.partitions[retiring_from(topic) :]:
+        goal = topic.partitions[partition.redirect]
+        if in_progress(goal) or in_progress(partition):
+            continue
+        change = None
+        if set(partition.replicas) != set(goal.replicas):
+            try:
+                change = reassign(view, topic, partition, goal.replicas, directories)
+            except Refusal:
+                continue  # another tick finds the disk in a better state
+        elif goal.leader not in (-1, partition.leader) and goal.leader in partition.in_sync_replicas and view.may_lead(goal.leader):
+            target = Target(partition)
+            target.wanted_leader = goal.leader
+            change = view.settled(topic, target)
+        if change is not None:
+            found.append((topic, change))
+    return found
+
+
+def seal(view: View, topic: TopicState) -> list[Record]:
+    """All of them lie where their records will go."""
+    first = retiring_from(topic)
+    if phase(topic) != RETIRE_NOT or first == len(topic.partitions):
+        return []
+    for partition in topic.partitions[first:]:
+        goal = topic.partitions[partition.redirect]
+        if partition.leader < 0 or partition.leader != goal.leader or in_progress(partition) or in_progress(goal):
+            return []
+    return _step(view, topic, first, RETIRE_SEALED)
 
 
 def release(view: View, topic: TopicState) -> list[Record]:

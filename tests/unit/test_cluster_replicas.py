@@ -295,8 +295,11 @@ def phases(world: World) -> list[int]:
 def test_partitions_are_sealed_then_redirected_then_hidden_then_gone(world: World) -> None:
     epochs = [partition.leader_epoch for partition in partitions(world)]
     assert world.ask(messages.RetirePartitions("t", 3)).error == 0
-    assert phases(world) == [0, 0, 0, 1, 1, 1] and [partition.redirect for partition in partitions(world)] == [-1, -1, -1, 0, 1, 2]
-    assert [partition.leader_epoch - epoch for partition, epoch in zip(partitions(world), epochs)] == [0, 0, 0, 1, 1, 1]
+    assert phases(world) == [0] * 6, "not before they lie where their records will go"
+    until(world, lambda: phases(world) == [0, 0, 0, 1, 1, 1])
+    assert [partition.redirect for partition in partitions(world)] == [-1, -1, -1, 0, 1, 2]
+    assert [partition.leader_epoch > epoch for partition, epoch in zip(partitions(world), epochs)] == [False, False, False, True, True, True]
+    assert together(world)
     emptied(world, [3, 4, 5])
     run(world, 1_000)
     assert phases(world) == [0, 0, 0, 1, 1, 1], "empty, but records may still come to it"
@@ -314,6 +317,7 @@ def test_partitions_are_sealed_then_redirected_then_hidden_then_gone(world: Worl
 
 def test_consumers_that_have_read_end_the_wait(world: World) -> None:
     assert world.ask(messages.RetirePartitions("t", 3)).error == 0
+    until(world, lambda: phases(world)[5] == 1)
     client = world.request(messages.ReleaseRetired("t"), node=world.active)
     run(world, 200)
     assert world.answers[client].error == 0 and phases(world) == [0, 0, 0, 2, 2, 2]
@@ -329,6 +333,39 @@ def test_a_partition_that_was_emptied_in_an_older_epoch_may_hold_records_again(w
         broker = world.unlogged.brokers[node]
         assert active.handle(metadata_core.PeerReceived(node, broker_messages.PartitionsEmptied(node, broker.epoch, stale)), world.now_ms) == []
     assert retire_rules.phase(view.state.topics["t"]) == 2
+
+
+def test_retired_partitions_follow_the_ones_that_take_their_records() -> None:
+    """Where their replicas are, and where it is led, also when its leader is lost."""
+    world = World(7, 5)
+    world.settle(20)
+    assignments = {0: [1, 2, 3], 1: [2, 3, 4], 2: [4, 5, 1], 3: [5, 3, 2]}
+    assert world.ask(messages.CreateTopic("t", -1, -1, assignments, {})).error == 0
+    assert world.ask(messages.RetirePartitions("t", 2)).error == 0
+    until(world, lambda: phases(world) == [0, 0, 1, 1], 20_000)
+    assert together(world) and set(partitions(world)[2].replicas) == {1, 2, 3} and set(partitions(world)[3].replicas) == {2, 3, 4}
+    until(world, lambda: phases(world) == [0, 0, 2, 2])
+    lost = partitions(world)[0].leader
+    world.crash(lost)
+    if world.active < 0:
+        world.elect(4)
+    until(world, lambda: partitions(world)[0].leader not in (lost, -1), 10_000)
+    run(world, 400)
+    assert together(world)
+    answer = world.ask(messages.ElectLeaders(0, [("t", 0)]))
+    run(world, 2_500)
+    assert answer.error == 0 and together(world)
+
+
+def until(world: World, reached, milliseconds: int = 5_000) -> None:
+    end = world.now_ms + milliseconds
+    while not reached():
+        assert world.now_ms < end, partitions(world)
+        run(world, 100)
+
+
+def together(world: World) -> bool:
+    return all(partition.leader == partitions(world)[partition.redirect].leader for partition in partitions(world) if partition.redirect >= 0)
 
 
 @pytest.mark.parametrize(
