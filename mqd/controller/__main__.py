@@ -4,17 +4,20 @@ Exit status: 0 after a clean end (shutdown, SIGTERM, or the keeper or supervisor
 1 when a flush failed or for a fault of its own; then supervisord starts it again.
 """
 
+from __future__ import annotations
+
 import asyncio
 import os
 import random
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mqd import native
-from mqd.base import clock, cluster_config, logging, paths
+from mqd.base import clock, logging, paths
 from mqd.base import config as configuration
-from mqd.cluster import broker_messages, features, formation
+from mqd.cluster import broker_messages, features
 from mqd.cluster.broker_core import BrokerCore
 from mqd.cluster.config_rules import ConfigRules
 from mqd.cluster.host_core import HostCore, owner_of
@@ -26,11 +29,14 @@ from mqd.cluster.quorum_messages import ReplicaKey, SnapshotMeta, Voter
 from mqd.cluster.quorum_store import QuorumStore
 from mqd.cluster.replica_identity import MetadataCorrupt, directory_bytes, directory_text, settle_key
 from mqd.controller import directories, options, quotas, session
+from mqd.controller.alone import Alone
 from mqd.controller.directories import DirectoryRefused
-from mqd.controller.membership import Membership
 from mqd.controller.server import Server
 from mqd.controller.shell import Shell, new_topic_id, reports
 from mqd.shm.attach import KeeperClient, KeeperError
+
+if TYPE_CHECKING:
+    from mqd.controller.membership import Membership
 
 GENERATION_FIRST = 1
 WORKERS_END_S = 20.0
@@ -62,6 +68,15 @@ def _refuse_lost_metadata(places: paths.Layout, log_dirs: list[str]) -> None:
         raise Refused(f"{places.metadata_dir} is empty, but {full[0]} holds partitions: the metadata was lost. Restore {places.metadata_dir} from a copy, or move the partitions away")
 
 
+def _membership(config: dict[str, str], client: KeeperClient, key: ReplicaKey) -> Membership | Alone:
+    """Raises ConfigError: the cluster's key cannot be read."""
+    if not client.cluster_sockets:
+        return Alone()
+    from mqd.controller.membership import Membership
+
+    return Membership(config, client, key)
+
+
 class Process:
     """One life of the controller: what is known before, what is built, how it ends."""
 
@@ -72,7 +87,7 @@ class Process:
         self.log_dirs = [path for path in self.config["log.dirs"].split(",") if path]
         self.key = settle_key(places.metadata_dir, self.node_id, os.urandom(16))
         self.store = QuorumStore(places.metadata_dir, self.key)
-        self.membership = Membership(self.config, client, self.key)
+        self.membership = _membership(self.config, client, self.key)
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.told = False  # that all processes end
         self.left_epoch = -1
@@ -124,7 +139,7 @@ class Process:
             return cluster_id, self._found(cluster_id, (Voter(self.key, *self.membership.address),)), ()
         decision = await self.membership.form(known)
         voters = tuple(sorted(Voter(ReplicaKey(voter.node_id, directory_bytes(voter.directory_id)), voter.host, voter.port) for voter in decision.voters))
-        if isinstance(decision, formation.Found) or decision.voter:
+        if getattr(decision, "voter", True):
             return decision.cluster_id, self._found(decision.cluster_id, voters), ()
         log.info("this host joins a cluster", cluster_id=decision.cluster_id)
         _enter_cluster_id(self.places, decision.cluster_id)
@@ -161,6 +176,7 @@ class Process:
             worker_count=welcome.worker_count, directories=list(reports(settled)),
             clean_epoch=session.clean_epoch(self.session_path, directory_id, session.boot_id(), session.devices(self.log_dirs)),
             features={feature.name: (feature.first, feature.last) for feature in features.FEATURES.values()},
+            flush_on_ack=bool(configuration.broker_value(self.config, "log.flush.on.ack")),
         )  # fmt: skip
 
     @property
@@ -194,8 +210,11 @@ class Process:
         server = self.server = shell.server = Server(self.places.controller_socket, shell.on_message, shell.on_end)
         shell.on_registered = lambda epoch: self.remember(epoch, False)
         shell.start(host, broker, settled, self.registration(settled), clock.boottime_ns())
-        await server.start()
-        return await self._serve(cluster_id)
+        ticking = asyncio.get_running_loop().create_task(shell.tick())
+        await self._or_end(asyncio.wait({shell.present, shell.failed, ticking}, return_when=asyncio.FIRST_COMPLETED))
+        if shell.present.done():
+            await server.start()
+        return await self._serve(cluster_id, ticking)
 
     def _make_shell(self, stored: Stored, state: MetadataState) -> Shell:
         quorum = QuorumCore(self.key, stored, options.quorum_settings(self.config), random.Random(os.urandom(8)))
@@ -213,10 +232,9 @@ class Process:
             raise Ended(self.ended.result())
         return task.result()
 
-    async def _serve(self, cluster_id: str) -> int:
+    async def _serve(self, cluster_id: str, ticking: asyncio.Task[None]) -> int:
         shell = self.shell
         assert shell is not None
-        ticking = asyncio.get_running_loop().create_task(shell.tick())
         state = shell.core.committed
         log.info("controller serves", cluster_id=cluster_id, version=state.version, topics=len(state.topics), partitions=state.partition_count)
         over = {self.ended, shell.failed, ticking}
@@ -296,7 +314,7 @@ def main() -> int:
     logging.follow(lambda: client.control.log_level)
     try:
         return asyncio.run(run(client, places))
-    except (MetadataCorrupt, DirectoryRefused, Refused, cluster_config.ConfigError) as error:
+    except (MetadataCorrupt, DirectoryRefused, Refused, configuration.ConfigError) as error:
         log.error(f"the controller refuses to start: {error}")
         return 2
     except (OSError, KeeperError) as error:

@@ -1,0 +1,34 @@
+"""A host that listens for no others: what mqd/controller/membership.py is elsewhere, without any of it (and without importing it: a start should not pay for what it does not use)."""
+
+from pathlib import Path
+
+import msgspec
+
+
+class Alone:
+    seeds: tuple[str, ...] = ()
+    address = ("", 0)
+
+    async def listen(self) -> None:
+        pass
+
+    async def form(self, lost_cluster_id: str):
+        raise AssertionError("a host without seeds forms nothing")
+
+    def members(self) -> tuple[int, ...]:
+        return ()
+
+    def joined(self, cluster_id: str, shell: object) -> None:
+        pass
+
+    async def start_gossip(self, directory: Path) -> None:
+        pass
+
+    def send(self, node_id: int, message: msgspec.Struct) -> None:
+        pass
+
+    def know(self, node_id: int, host: str, port: int) -> None:
+        pass
+
+    async def stop(self) -> None:
+        pass
