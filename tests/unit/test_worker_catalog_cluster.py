@@ -1,0 +1,125 @@
+"""What a worker of one host among several does about what the controller tells it: assignments of replicas, replicas that leave, brokers."""
+
+import msgspec
+
+from mqd.cluster.controller_messages import BrokerImage, BrokersPut, Image, PartitionImage, PartitionsPut, Several, TopicImage, TopicPut, TopicRemoved
+from mqd.cluster.host_core import owner_of
+from mqd.worker.assignments import Member
+from mqd.worker.catalog import Catalog, Changes
+
+NODE, INCARNATION = 2, 70
+TOPIC = b"t" * 16
+
+
+def broker(node: int, epoch: int = 5, **fields) -> BrokerImage:
+    return BrokerImage(node, "h", 9000 + node, None, epoch, worker_count=3, incarnation=INCARNATION if node == NODE else 1, **fields)
+
+
+BROKERS = [broker(1), broker(2), broker(3)]
+
+
+def partition(index: int = 0, slot: int = 5, replicas: tuple[int, ...] = (1, 2, 3), in_sync: tuple[int, ...] | None = None, leader: int = 1, epoch: int = 0, owner: int = 0, **fields):
+    return PartitionImage(index, slot, owner if slot >= 0 else 65535, 0, leader, epoch, list(replicas), list(replicas if in_sync is None else in_sync), **fields)
+
+
+def topic(*partitions: PartitionImage, count: int | None = None, **config: str) -> TopicImage:
+    return TopicImage("t", TOPIC, list(partitions), {key.replace("_", "."): value for key, value in config.items()}, partition_count=len(partitions) if count is None else count)
+
+
+def image(*topics: TopicImage, brokers: list[BrokerImage] | None = None) -> Image:
+    return Image(1, "cluster", 1, BROKERS if brokers is None else brokers, list(topics), {}, node_id=NODE)
+
+
+def catalog(*topics: TopicImage, brokers: list[BrokerImage] | None = None) -> tuple[Catalog, Changes]:
+    made = Catalog(0, {}, INCARNATION)
+    return made, made.on_image(image(*topics, brokers=brokers))
+
+
+def test_an_opened_replica_gets_its_assignment() -> None:
+    _, changes = catalog(topic(partition(in_sync=(1, 3), partition_epoch=4), min_insync_replicas="2"))
+    assert [owned.slot for owned in changes.open] == [5] and changes.open[0].replicated
+    ((owned, told),) = changes.assign
+    assert owned == changes.open[0]
+    assert (told.node_id, told.broker_epoch, told.leader, told.leader_epoch, told.partition_epoch, told.min_insync) == (2, 5, 1, 0, 4, 2)
+    assert told.members == (Member(1, True, True, 5), Member(2, False, True, 5), Member(3, True, True, 5))
+    assert told.leader_worker == owner_of(TOPIC, 0, 3) and told.flush_on_ack and told.lag_ms_max > 0
+    assert [one.node_id for one in changes.brokers] == [1, 2, 3]
+
+
+def test_the_only_replica_led_here_has_no_assignment_until_it_gets_company() -> None:
+    made, changes = catalog(topic(partition(replicas=(2,), leader=2)))
+    assert changes.assign == [] and not changes.open[0].replicated
+    changes = made.on_message(TopicPut(2, topic(partition(replicas=(2,), leader=2, epoch=1))))
+    assert [owned.leader_epoch for owned in changes.set_epoch] == [1] and changes.assign == []
+    changes = made.on_message(PartitionsPut(3, TOPIC, [partition(replicas=(2, 3), in_sync=(2,), leader=2, epoch=1, partition_epoch=2, adding=[3])]))
+    ((owned, told),) = changes.assign
+    assert owned.replicated and told.min_insync == 1, "records are taken while the second replica comes"
+    assert changes.open == changes.close == changes.set_epoch == []
+    changes = made.on_message(PartitionsPut(4, TOPIC, [partition(replicas=(2,), leader=2, epoch=2, partition_epoch=3)]))
+    assert [told.leader_epoch for _, told in changes.assign] == [2], "once it had one, it gets them"
+
+
+def test_only_what_changed_is_assigned_anew() -> None:
+    made, _ = catalog(topic(partition(0, 5), partition(1, 6)))
+    assert made.on_image(image(topic(partition(0, 5), partition(1, 6)))).assign == []
+    changes = made.on_message(PartitionsPut(2, TOPIC, [partition(1, 6, leader=2, epoch=1, partition_epoch=1)]))
+    assert [(owned.index, told.leader) for owned, told in changes.assign] == [(1, 2)]
+    assert [put.name for put in changes.put_topics] == ["t"], "the reactor tells clients who leads"
+    changes = made.on_message(PartitionsPut(3, TOPIC, [partition(1, 6, leader=2, epoch=1, in_sync=(2,), partition_epoch=2)]))
+    assert [owned.index for owned, _ in changes.assign] == [1] and changes.put_topics == []
+
+
+def test_brokers_decide_who_is_eligible() -> None:
+    made, _ = catalog(topic(partition()))
+    changes = made.on_message(BrokersPut(2, [broker(1), broker(2), broker(3, fenced=True)]))
+    ((_, told),) = changes.assign
+    assert [member.eligible for member in told.members] == [True, True, False]
+    assert [one.node_id for one in changes.brokers] == [1, 2], "clients are not sent to a fenced one"
+    changes = made.on_message(BrokersPut(3, [broker(1), broker(2), broker(3, epoch=9, in_controlled_shutdown=True)]))
+    assert [(member.eligible, member.broker_epoch) for member in changes.assign[0][1].members] == [(True, 5), (True, 5), (False, 9)]
+    changes = made.on_message(BrokersPut(4, [broker(1), broker(2)]))
+    assert [(member.eligible, member.broker_epoch) for member in changes.assign[0][1].members][2] == (False, -1)
+
+
+def test_files_go_when_the_replica_has_left_and_stay_otherwise() -> None:
+    made, _ = catalog(topic(partition(0, 5), partition(1, 6), partition(2, 7), partition(3, 8)))
+    left = partition(0, -1, replicas=(1, 3))
+    offline = msgspec.structs.replace(partition(1, 6), owner=65535)
+    changes = made.on_message(PartitionsPut(2, TOPIC, [left, offline]))
+    assert [owned.index for owned in changes.delete] == [0] and [owned.index for owned in changes.close] == [1]
+    changes = made.on_message(TopicPut(3, topic(left, offline, partition(2, 7), count=3)))
+    assert [owned.index for owned in changes.delete] == [3], "partition 3 has vanished"
+    changes = made.on_message(TopicPut(4, topic(left, offline, count=3)))
+    assert changes.delete == [] and [owned.index for owned in changes.close] == [2], "it is merely not told"
+
+
+def test_metadata_of_the_past_delete_nothing() -> None:
+    """What left and came back, while this host was down, must not be deleted on the way to the present."""
+    before = [broker(1), msgspec.structs.replace(broker(2), incarnation=INCARNATION - 1), broker(3)]
+    made, _ = catalog(topic(partition()), brokers=before)
+    assert not made.caught_up
+    changes = made.on_message(PartitionsPut(2, TOPIC, [partition(slot=-1, replicas=(1, 3))]))
+    assert changes.delete == [] and [owned.index for owned in changes.close] == [0]
+    assert not made.left_behind(TOPIC, 0)
+    made.on_message(BrokersPut(3, BROKERS))
+    assert made.caught_up and made.left_behind(TOPIC, 0) and not made.left_behind(b"u" * 16, 0)
+    changes = made.on_message(PartitionsPut(4, TOPIC, [partition(slot=9)]))
+    assert [owned.slot for owned in changes.open] == [9] and not made.left_behind(TOPIC, 0)
+
+
+def test_several_news_are_one_change() -> None:
+    made, _ = catalog(topic(partition()))
+    other = TopicImage("u", b"u" * 16, [partition(0, 6)], {}, partition_count=1)
+    parts = [BrokersPut(2, [broker(2), broker(3)]), TopicRemoved(2, "t", TOPIC, [5]), TopicPut(2, other)]
+    changes = made.on_several(Several(2, parts).parts)
+    assert [owned.slot for owned in changes.delete] == [5] and [owned.slot for owned in changes.open] == [6]
+    assert [gone.name for gone in changes.forget_topics] == ["t"] and len(changes.brokers) == 2
+    assert [owned.topic for owned, _ in changes.assign] == ["u"]
+
+
+def test_what_could_not_be_opened_is_assigned_when_it_is() -> None:
+    made, changes = catalog(topic(partition()))
+    made.failed(changes.open[0].key, may_pass=True)
+    assert made.on_message(PartitionsPut(2, TOPIC, [partition(epoch=1)])).assign == []
+    changes = made.retry()
+    assert [owned.slot for owned in changes.open] == [5] and [told.leader_epoch for _, told in changes.assign] == [1]
