@@ -32,6 +32,7 @@ CLUSTER_TICK_S = 0.25
 QUICK_TICK_S = 0.02  # while this host is not in service: somebody waits
 MEASURE_S = 10.0
 TRANSFER_MS_MAX = 1_000
+WORKERS_BACK_MS_MAX = 10_000
 INT64_MAX = (1 << 63) - 1
 
 log = logging.get("controller")
@@ -73,6 +74,8 @@ class Shell:
         self._quota_burst_ns = quota_burst_ns
         self._cluster_id = ""
         self._started = self._leaving = False
+        self._dead_since_ms = -1  # no worker lives, and the others were told
+        self.present: asyncio.Future[None] = loop.create_future()  # this host's processes may be told of the metadata
         self._broker_said: broker_core.SetBroker | None = None
         self._voters = voters.VoterChanges(self)
 
@@ -94,13 +97,13 @@ class Shell:
             await asyncio.sleep(0.002)  # three cores and a disk have to come together; it is a matter of milliseconds, or of other hosts
 
     def start(self, host: HostCore, broker: BrokerCore, log_dirs: list[Directory], registration: peer.RegisterBroker, process: int) -> None:
-        """Afterwards the server may accept subscribers. `process`: a number that no earlier controller process of this host had."""
+        """When `present` is done the server may accept subscribers; until then tick() has to run. `process`: a number that no earlier controller process of this host had."""
         self.host, self.broker, self.directories = host, broker, log_dirs
+        self._registration = registration
         self._started = True
         self.metadata(metadata_core.DirectoriesSeen(tuple(log_dirs)))
         self._publish_quotas()
         self._learn_addresses()
-        self.on_host(self._seen_slots())
         epoch = self._control.broker_epoch if self._control.broker_incarnation == registration.incarnation else -1
         if epoch < 0:
             self._control.set_broker(0, 0, 0)  # a new segment has no lease that ends
@@ -109,6 +112,18 @@ class Shell:
         self.on_broker(broker_core.MetadataCommitted(self.core.committed.version, self.host.version))  # nothing more may ever be committed
         self.on_broker(broker_core.Started(registration, process, epoch, lease_ms))
         self._leader_changed()
+        self._maybe_present()
+
+    def _maybe_present(self) -> None:
+        """This host's processes are told of metadata that know this life of the host, and of nothing older: by older ones a worker would serve what it led in its last life (R10), and
+        set files aside whose topic it does not find there."""
+        own = self.core.committed.brokers.get(self.node_id)
+        if self.present.done() or own is None or (own.incarnation, own.directory_id) != (self._registration.incarnation, self._registration.directory_id):
+            return
+        self.present.set_result(None)
+        self.on_host(self._seen_slots())
+        self.on_host(ControllerChanged(self._leader()))
+        self.on_broker(broker_core.MetadataCommitted(self.core.committed.version, self.host.version))
 
     def _publish_quotas(self) -> None:
         """Before anybody is told: whoever hears that a quota was set is held to it."""
@@ -166,6 +181,7 @@ class Shell:
             self.metadata(metadata_core.Tick())
             self.on_host(host_core.Tick())
             self._voters.tick()
+            self._maybe_back()
             if loop.time() - measured_at >= MEASURE_S:
                 measured_at = loop.time()
                 await self._measure(loop)
@@ -222,6 +238,28 @@ class Shell:
     def on_worker_death(self, index: int, generation: int) -> None:
         log.info("worker died; its partitions get a new leader epoch", worker=index, generation=generation)
         self.on_host(host_core.WorkerDied(index, generation))
+        self._maybe_dead()
+
+    def _worker_states(self) -> list[int]:
+        return [self._control.endpoint_state(index) for index in range(self._control.worker_count)]
+
+    def _maybe_dead(self) -> None:
+        """No worker lives: nobody here leads anything, and the keeper has proven it. The others need not wait for this host's session to end, nor for its workers to come back."""
+        if self._dead_since_ms >= 0 or self._leaving or self.quorum.core.is_alone or len(self.core.committed.brokers) <= 1:
+            return
+        if all(state == native.ProcessState.DEAD for state in self._worker_states()):
+            log.warning("no worker of this host lives: its leaderships go to others")
+            self._dead_since_ms = clock.monotonic_ms()
+            self.on_broker(broker_core.HostDied())
+
+    def _maybe_back(self) -> None:
+        """All of them serve again; or some, and the others have had their time."""
+        if self._dead_since_ms < 0:
+            return
+        running = [state == native.ProcessState.RUNNING for state in self._worker_states()]
+        if all(running) or (any(running) and clock.monotonic_ms() - self._dead_since_ms >= WORKERS_BACK_MS_MAX):
+            self._dead_since_ms = -1
+            self.on_broker(broker_core.HostDied(False))
 
     def _send(self, client: object, message: messages.FromController) -> None:
         if self.server is not None:
@@ -267,14 +305,18 @@ class Shell:
 
     def _leader_changed(self) -> None:
         """Also when the voters are others, or this host has become active."""
-        core = self.quorum.core
-        leader = core.leader if core.leader != self.node_id or self.core.active else -1  # not before it can answer
+        core, leader = self.quorum.core, self._leader()
         if leader == self.node_id and not self.core.tail.cluster_id:
             self.metadata(metadata_core.ClusterFounded(self._cluster_id, clock.now_ms()))
         self._learn_addresses()
         if self._started:
             self.on_broker(broker_core.ControllerKnown(leader, core.epoch, core.is_alone))
             self.on_host(ControllerChanged(leader))
+
+    def _leader(self) -> int:
+        """The active controller; -1 = not known, or not yet able to answer."""
+        leader = self.quorum.core.leader
+        return leader if leader != self.node_id or self.core.active else -1
 
     # -- carrying out ------------------------------------------------------------------------------------------------------
 
@@ -296,6 +338,7 @@ class Shell:
                         message = msgspec.structs.replace(message, answer=msgspec.structs.replace(message.answer, topic=self.host.topic_image(action.topic)))
                     self._send_peer(action.node_id, message)
         if self._started and isinstance(event, metadata_core.Committed | metadata_core.SnapshotInstalled):
+            self._maybe_present()
             self.on_broker(broker_core.MetadataCommitted(self.core.committed.version, self.host.version))
             self._maybe_in_service()
 
@@ -322,6 +365,8 @@ class Shell:
             log.info("broker configuration changed", config=str(action.broker_config))
 
     def on_host(self, event: host_core.Event) -> None:
+        if not self.present.done():
+            return  # it hears all of it when it starts: also of a worker that died meanwhile, by its slots
         for action in self.host.handle(event, clock.monotonic_ms()):
             match action:
                 case host_core.AssignSlot():

@@ -118,6 +118,28 @@ def test_controllers_and_hosts_are_killed_one_after_another(tmp_path: Path) -> N
         create_somehow(cluster, cluster[2], "three")
 
 
+def leaders(host: Host, topic: str) -> list[int]:
+    answer = host.metadata([topic])
+    return [partition.leader_id for partition in answer.topics[0].partitions] if answer is not None else []
+
+
+def test_leaderships_leave_a_host_whose_workers_died(tmp_path: Path) -> None:
+    """By the keeper's proof, not by the end of a session: that would take the minute that is configured here."""
+    with Cluster(tmp_path, 3, config={"broker.session.timeout.ms": "60000", "broker.heartbeat.interval.ms": "1000"}) as cluster:
+        create_somehow(cluster, cluster[1], "t")
+        everybody_knows(cluster, "t")
+        victim = next(host for host in cluster.hosts if host is not cluster.leader())
+        witness = next(host for host in cluster.hosts if host is not victim)
+        cluster.wait("all three are in sync", lambda: all(len(partition.isr_nodes) == 3 for partition in witness.metadata(["t"]).topics[0].partitions))
+        assert victim.node_id in leaders(witness, "t")
+        began = time.monotonic()
+        os.kill(victim.pid("mqd-worker-0"), signal.SIGKILL)
+        cluster.wait("the others lead", lambda: (found := leaders(witness, "t")) and victim.node_id not in found and -1 not in found, 10)
+        assert time.monotonic() - began < 10
+        cluster.wait("it is back in service", lambda: brokers(witness) == {1, 2, 3})
+        cluster.wait("and in sync", lambda: all(len(partition.isr_nodes) == 3 for partition in witness.metadata(["t"]).topics[0].partitions))
+
+
 def test_a_minority_decides_nothing(tmp_path: Path) -> None:
     with Cluster(tmp_path, 3) as cluster:
         create_somehow(cluster, cluster[1], "before")
