@@ -29,8 +29,8 @@ CONNECTIONS_PER_NODE_MAX = 4
 HANDSHAKES_MAX = 64
 SEND_BYTES_MAX = 64 << 20
 PENDING_MAX = 64
-LOST_MS_MAX = 10_000
-CONNECT_SECONDS_MAX = 3.0
+LOST_MS_MAX = 3_000  # no longer than a new connection takes: after a cut, the retransmissions of an old one wait longer and longer
+CONNECT_SECONDS_MAX = 2.0
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.05, 1.0
 REFUSED_S = 2.0  # a peer that refused is not asked again before
 

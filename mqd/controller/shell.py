@@ -90,8 +90,17 @@ class Shell:
 
     async def wait_metadata(self, version: int) -> None:
         """Until what is committed is known up to `version`, and, on a host that is alone, it decides; or the process must end."""
+        waiting_since, said = clock.monotonic_ms(), 0
         while not self.failed.done():
             known = self.core.committed
+            waited_s = (clock.monotonic_ms() - waiting_since) // 1000
+            if waited_s >= 2 and waited_s // 10 >= said:
+                said = waited_s // 10 + 1
+                core = self.quorum.core
+                log.info(
+                    "waiting for the metadata quorum", leader=core.leader, epoch=core.epoch, voters=",".join(str(voter.node_id) for voter in core.voters) or "?",
+                    have=known.version, need=version, seconds=waited_s,
+                )  # fmt: skip
             if known.cluster_id and (self.core.active or (not self.quorum.core.is_alone and known.version >= version)):
                 return
             await asyncio.sleep(0.002)  # three cores and a disk have to come together; it is a matter of milliseconds, or of other hosts
