@@ -10,7 +10,7 @@ import click
 
 from mqd.cli.common import CliError, Settings, emit_json, emit_table, options
 
-_DESCRIBE_QUORUM, _DESCRIBE_CLUSTER, _ADD_VOTER, _REMOVE_VOTER = 55, 60, 80, 81
+_DESCRIBE_QUORUM, _DESCRIBE_CLUSTER, _UNREGISTER, _ADD_VOTER, _REMOVE_VOTER = 55, 60, 64, 80, 81
 _TOPIC = "__cluster_metadata"
 _TIMEOUT_MS = 30_000
 
@@ -192,11 +192,120 @@ def remove_voter(settings: Settings, node: int, directory: str | None) -> None:
     _done(settings, f"node {node} is no voter any more")
 
 
+# -- replicas --------------------------------------------------------------------------------------------------------------------
+
+
+@command.command("drain")
+@options
+@click.argument("node", type=click.IntRange(0))
+@click.option("--cancel", is_flag=True, help="NODE takes part again; what has left it stays away until mqd cluster balance.")
+@click.option("--no-wait", is_flag=True, help="Do not wait until the last replica has left.")
+def drain(settings: Settings, node: int, cancel: bool, no_wait: bool) -> None:
+    """Move all replicas of NODE to other brokers, and place none there, so that it can be stopped for good."""
+    from mqd.cli import moves
+    from mqd.cli.request import Broker, check
+    from mqd.protocol.messages import UnregisterBrokerRequest
+
+    with Broker(settings.bootstrap) as broker:
+        answer = broker.ask(_UNREGISTER, UnregisterBrokerRequest(broker_id=node, drain=2 if cancel else 1))
+        check(f"node {node}", answer.error_code, answer.error_message)
+        if not cancel and not no_wait:
+            moves.wait_until_empty(broker, node, not settings.json)
+    said = "takes part again" if cancel else "is being drained" if no_wait else "holds no replica any more; stop it, and mqd cluster forget takes it off the list"
+    if settings.json:
+        emit_json({"node": node, "drain": not cancel})
+    else:
+        click.echo(f"node {node} {said}")
+
+
+@command.command("forget")
+@options
+@click.argument("node", type=click.IntRange(0))
+def forget(settings: Settings, node: int) -> None:
+    """Take NODE, which has been stopped for good and holds no replicas, off the list of brokers."""
+    from mqd.cli.request import Broker, check
+    from mqd.protocol.messages import UnregisterBrokerRequest
+
+    with Broker(settings.bootstrap) as broker:
+        answer = broker.ask(_UNREGISTER, UnregisterBrokerRequest(broker_id=node))
+    check(f"node {node}", answer.error_code, answer.error_message)
+    if settings.json:
+        emit_json({"node": node, "registered": False})
+    else:
+        click.echo(f"node {node} is forgotten")
+
+
+@command.command("balance")
+@options
+@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
+@click.option("--dry-run", is_flag=True, help="Show what would move, move nothing.")
+@click.option("--no-wait", is_flag=True, help="Do not wait until all has moved.")
+def balance(settings: Settings, topics: tuple[str, ...], dry_run: bool, no_wait: bool) -> None:
+    """Spread replicas and leaderships of all topics, or of those named, evenly over the brokers: after a host has joined."""
+    from mqd.cli import moves
+    from mqd.cli.request import Broker, check
+    from mqd.protocol.messages import AlterPartitionReassignmentsRequest
+
+    asked = [AlterPartitionReassignmentsRequest.ReassignableTopic(name=name) for name in topics]
+    with Broker(settings.bootstrap) as broker:
+        answer = broker.ask(moves.ALTER, AlterPartitionReassignmentsRequest(topics=asked, balance=2 if dry_run else 1))
+        check("balancing", answer.error_code, answer.error_message)
+        plan = {(topic.name, one.partition_index): list(one.target) for topic in answer.responses for one in topic.partitions}
+        if not dry_run and not no_wait:
+            moves.wait(broker, plan, not settings.json)
+    if settings.json:
+        emit_json([{"topic": topic, "partition": index, "replicas": replicas} for (topic, index), replicas in plan.items()])
+    elif dry_run and plan:
+        emit_table(("TOPIC", "PARTITION", "REPLICAS"), [(topic, index, ",".join(map(str, replicas))) for (topic, index), replicas in sorted(plan.items())])
+    elif not plan:
+        click.echo("balanced already; nothing moves")
+    else:
+        click.echo(f"{len(plan)} partition{'s' * (len(plan) != 1)} {'move' if no_wait else 'moved'}")
+
+
 def _done(settings: Settings, text: str) -> None:
     if settings.json:
         emit_json({"voters": _Seen(settings).voters})
     else:
         click.echo(text)
+
+
+# -- the last resort -------------------------------------------------------------------------------------------------------------
+
+
+@command.command("force-standalone")
+@click.option("--data-dir", type=click.Path(file_okay=False, path_type=Path), help="Of the host that goes on; its broker must not run.  [env: MQD_DATA_DIR]")
+@click.option("--i-accept-data-loss", "accepted", is_flag=True, help="Without it nothing is done.")
+def force_standalone(data_dir: Path | None, accepted: bool) -> None:
+    """Let one host go on alone after most voters of the quorum were lost for good.
+
+    Changes of the metadata that only the lost voters had are gone. The other hosts of the cluster, when they come back, are refused until their data directories are emptied; then they join anew.
+    Choose the host whose metadata reaches farthest.
+    """
+    from mqd.base.paths import default_data_dir, layout
+    from mqd.cluster.replica_identity import MetadataCorrupt
+    from mqd.cluster.standalone import force_standalone as force
+    from mqd.keeper.identity import load_identity
+    from mqd.shm import locks
+
+    places = layout(data_dir or default_data_dir())
+    if not accepted:
+        raise CliError("nothing was done: what only the lost voters had will be gone; say --i-accept-data-loss if that is what you want")
+    known = load_identity(places)
+    if known is None:
+        raise CliError(f"{places.data_dir} is no data directory of a broker")
+    fds = locks.lock_directories([places.data_dir], places.data_dir)
+    try:
+        done = force(places.metadata_dir, known.node_id)
+    except MetadataCorrupt as error:
+        raise CliError(str(error)) from error
+    finally:
+        for fd in fds:
+            os.close(fd)
+    click.echo(
+        f"node {known.node_id} is the only voter now, in generation {done.generation}, with the metadata up to offset {done.offset} (known to be committed: {done.known_committed});"
+        f" voters were {_nodes(list(done.voters_before))}. Start it; empty the data directories of the others before they come back."
+    )
 
 
 # -- the key ---------------------------------------------------------------------------------------------------------------------

@@ -1,10 +1,13 @@
-"""`mqd topic`: create, list, describe, alter, delete, add-partitions."""
+"""`mqd topic`: create, list, describe, alter, delete, add-partitions, retire-partitions, reassign."""
 
+from pathlib import Path
 from typing import Any
 
 import click
 
 from mqd.cli.common import CliError, Settings, complete_topic, emit_json, emit_table, options, pairs
+
+_CREATE_PARTITIONS = 37
 
 
 @click.group(help="Create, list, describe, alter and delete topics.")
@@ -191,6 +194,87 @@ def add_partitions(settings: Settings, name: str, total: int) -> None:
         emit_json({"topic": name, "partitions": total})
     else:
         click.echo(f"topic {name} has {total} partitions")
+
+
+@command.command("retire-partitions")
+@options
+@click.argument("name", shell_complete=complete_topic)
+@click.option("--to", "total", required=True, type=click.IntRange(1), help="How many remain: a divisor of the present number.")
+@click.option("--allow-moved-keys", is_flag=True, help="Any number: keys of the partitions that remain move to others, and lose their order there.")
+@click.option("--release", is_flag=True, help="Consumers have read what is in the retired partitions: producers need not wait any longer.")
+def retire_partitions(settings: Settings, name: str, total: int, allow_moved_keys: bool, release: bool) -> None:
+    """Give the topic NAME fewer partitions: the others take no new records, stay readable until retention has emptied them, then vanish."""
+    from mqd.cli.request import Broker, check
+    from mqd.protocol.messages import CreatePartitionsRequest
+
+    kind = 3 if release else 2 if allow_moved_keys else 1
+    topic = CreatePartitionsRequest.Topic(name=name, count=total, assignments=None, retire=kind)
+    with Broker(settings.bootstrap) as broker:
+        answer = broker.ask(_CREATE_PARTITIONS, CreatePartitionsRequest(topics=[topic], timeout_ms=30_000)).results[0]
+    check(f"topic {name}", answer.error_code, answer.error_message)
+    if settings.json:
+        emit_json({"topic": name, "partitions": total})
+    else:
+        click.echo(f"topic {name}: partitions from {total} on {'wait for nobody any more' if release else 'are being retired; they vanish when retention has emptied them'}")
+
+
+@command.command()
+@options
+@click.argument("name", shell_complete=complete_topic)
+@click.option("--brokers", metavar="ID,...", help="Move the topic to these brokers.")
+@click.option("--replication-factor", "-r", type=click.IntRange(1), help="With --brokers: this many replicas of each partition.  [default: as now]")
+@click.option("--plan", "plan_file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Carry out a plan in the format of kafka-reassign-partitions.")
+@click.option("--dry-run", is_flag=True, help="Print the plan, move nothing.")
+@click.option("--status", is_flag=True, help="Show what is under way.")
+@click.option("--cancel", is_flag=True, help="Stop what is under way; replicas stay where they were.")
+@click.option("--no-wait", is_flag=True, help="Do not wait until all has moved.")
+def reassign(
+    settings: Settings, name: str, brokers: str | None, replication_factor: int | None, plan_file: Path | None, dry_run: bool, status: bool, cancel: bool, no_wait: bool
+) -> None:
+    """Move the partitions of the topic NAME to other brokers. Records are copied first; nobody is without them meanwhile."""
+    from mqd.cli import moves
+    from mqd.cli.request import Broker
+
+    if (brokers is not None) + (plan_file is not None) + status + cancel != 1:
+        raise click.UsageError("say one of --brokers, --plan, --status, --cancel")
+    with Broker(settings.bootstrap) as broker:
+        if status or cancel:
+            found = moves.under_way(broker, name)
+            if cancel and found:
+                moves.begin(broker, dict.fromkeys(found))
+            _show_moves(settings, name, found, cancel)
+            return
+        current = moves.replicas_of(broker, name)
+        plan = moves.read_plan(plan_file) if plan_file is not None else moves.spread(current, _broker_ids(brokers or ""), replication_factor)
+        if dry_run:
+            click.echo(moves.plan_text(plan))
+            return
+        moves.begin(broker, plan)
+        if not no_wait:
+            moves.wait(broker, plan, not settings.json)
+    if settings.json:
+        emit_json([{"topic": topic, "partition": index, "replicas": replicas} for (topic, index), replicas in plan.items()])
+    else:
+        click.echo(f"topic {name}: {len(plan)} partition{'s' * (len(plan) != 1)} {'move' if no_wait else 'moved'}")
+
+
+def _broker_ids(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise click.UsageError(f"--brokers takes numbers separated by commas, not {text!r}") from None
+
+
+def _show_moves(settings: Settings, name: str, found: dict[tuple[str, int], Any], cancelled: bool) -> None:
+    if settings.json:
+        emit_json([{"topic": topic, "partition": index, "replicas": move.replicas, "adding": move.adding, "removing": move.removing} for (topic, index), move in found.items()])
+    elif not found:
+        click.echo(f"topic {name}: nothing moves")
+    elif cancelled:
+        click.echo(f"topic {name}: {len(found)} partition{'s' * (len(found) != 1)} stay where they were")
+    else:
+        rows = [(index, *(",".join(map(str, nodes)) or "-" for nodes in move)) for (_, index), move in sorted(found.items())]
+        emit_table(("PARTITION", "REPLICAS", "ADDING", "REMOVING"), rows)
 
 
 __all__ = ["CliError", "command"]

@@ -1,0 +1,193 @@
+"""Replicas that move between brokers: plans, what is under way, and waiting for it with a bar. For `mqd topic reassign`, `mqd cluster drain` and `mqd cluster balance`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mqd.cli.common import CliError
+from mqd.cli.request import Broker, check, error_text
+from mqd.protocol.messages import AlterPartitionReassignmentsRequest, ListPartitionReassignmentsRequest, MetadataRequest
+
+METADATA, ALTER, LIST = 3, 45, 46
+LOOK_S = 0.25
+STALLED_S = 60.0
+
+Partition = tuple[str, int]
+Plan = dict[Partition, list[int]]  # the replicas that each is to have, the preferred leader first
+
+
+class Move(NamedTuple):
+    """A reassignment under way."""
+
+    replicas: list[int]
+    adding: list[int]
+    removing: list[int]
+
+
+def replicas_of(broker: Broker, topic: str) -> Plan:
+    """As they are now. Raises CliError."""
+    answer = broker.ask(METADATA, MetadataRequest(topics=[MetadataRequest.Topic(name=topic)], allow_auto_topic_creation=False))
+    found = answer.topics[0]
+    check(f"topic {topic}", found.error_code, None)
+    return {(topic, one.partition_index): list(one.replica_nodes) for one in sorted(found.partitions, key=lambda one: one.partition_index)}
+
+
+def spread(current: Mapping[Partition, Sequence[int]], brokers: Sequence[int], replication_factor: int | None = None) -> Plan:
+    """Each partition on `brokers` alone, as many replicas as it has (or as told); replicas that may stay do, the others go where the fewest are. Raises CliError."""
+    factor_max = max((replication_factor or len(replicas) for replicas in current.values()), default=0)
+    if factor_max > len(set(brokers)):
+        raise CliError(f"{factor_max} replicas need as many brokers; {len(set(brokers))} are named")
+    counts = Counter({broker: 0 for broker in brokers})
+    leaders = Counter({broker: 0 for broker in brokers})
+    kept = {}
+    for partition, replicas in current.items():
+        kept[partition] = [broker for broker in replicas if broker in counts][: replication_factor or len(replicas)]
+        counts.update(kept[partition])
+    plan: Plan = {}
+    for partition, replicas in current.items():
+        chosen = kept[partition]
+        while len(chosen) < (replication_factor or len(replicas)):
+            new = min((broker for broker in brokers if broker not in chosen), key=lambda broker: (counts[broker], broker))
+            counts[new] += 1
+            chosen.append(new)
+        first = min(chosen, key=lambda broker: (leaders[broker], chosen.index(broker)))
+        leaders[first] += 1
+        plan[partition] = [first, *(broker for broker in chosen if broker != first)]
+    return plan
+
+
+# -- plans as files: the format of Kafka's kafka-reassign-partitions.sh -------------------------------------------------------------
+
+
+def plan_text(plan: Mapping[Partition, Sequence[int]]) -> str:
+    entries = [{"topic": topic, "partition": index, "replicas": list(replicas)} for (topic, index), replicas in plan.items()]
+    return json.dumps({"version": 1, "partitions": entries}, indent=1)
+
+
+def read_plan(file: Path) -> Plan:
+    """Raises CliError."""
+    try:
+        entries = json.loads(file.read_text())["partitions"]
+        return {(entry["topic"], int(entry["partition"])): [int(broker) for broker in entry["replicas"]] for entry in entries}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CliError(f'{file} is no plan ({error}); it should read {{"version": 1, "partitions": [{{"topic": "t", "partition": 0, "replicas": [1, 2, 3]}}]}}') from error
+
+
+# -- asking ----------------------------------------------------------------------------------------------------------------------
+
+
+def begin(broker: Broker, plan: Mapping[Partition, Sequence[int] | None]) -> None:
+    """Begins all of it, or cancels (None). Raises CliError with what was refused; what was not has begun."""
+    by_topic: dict[str, list[Any]] = {}
+    for (topic, index), replicas in plan.items():
+        one = AlterPartitionReassignmentsRequest.ReassignablePartition(partition_index=index, replicas=None if replicas is None else list(replicas))
+        by_topic.setdefault(topic, []).append(one)
+    topics = [AlterPartitionReassignmentsRequest.ReassignableTopic(name=name, partitions=partitions) for name, partitions in by_topic.items()]
+    answer = broker.ask(ALTER, AlterPartitionReassignmentsRequest(topics=topics))
+    check("the reassignment", answer.error_code, answer.error_message)
+    refused = [f"{topic.name}-{one.partition_index}: {error_text(one.error_code, one.error_message)}" for topic in answer.responses for one in topic.partitions if one.error_code]
+    if refused:
+        more = f" (and {len(refused) - 3} more)" if len(refused) > 3 else ""
+        raise CliError("refused: " + "; ".join(refused[:3]) + more)
+
+
+def under_way(broker: Broker, topic: str | None = None) -> dict[Partition, Move]:
+    """Of one topic, or all. Raises CliError."""
+    topics = None
+    if topic is not None:
+        indexes = [index for _, index in replicas_of(broker, topic)]
+        topics = [ListPartitionReassignmentsRequest.ListPartitionReassignmentsTopics(name=topic, partition_indexes=indexes)]
+    answer = broker.ask(LIST, ListPartitionReassignmentsRequest(topics=topics))
+    check("reassignments", answer.error_code, answer.error_message)
+    return {(one.name, part.partition_index): Move(list(part.replicas), list(part.adding_replicas), list(part.removing_replicas)) for one in answer.topics for part in one.partitions}
+
+
+def held_by(broker: Broker, node: int) -> set[Partition]:
+    """The partitions that have a replica on `node`. Raises CliError."""
+    answer = broker.ask(METADATA, MetadataRequest(topics=None, allow_auto_topic_creation=False))
+    return {(topic.name, one.partition_index) for topic in answer.topics for one in topic.partitions if node in one.replica_nodes}
+
+
+def wait(broker: Broker, plan: Mapping[Partition, Sequence[int]], shown: bool) -> None:
+    """Until every partition is where the plan says. Interrupting it interrupts the looking, not the moves. Raises CliError when nothing has moved for STALLED_S and nothing is moving."""
+    topics = sorted({topic for topic, _ in plan})
+
+    def left() -> set[Partition]:
+        moving = under_way(broker).keys()
+        now = {partition: replicas for topic in topics for partition, replicas in replicas_of(broker, topic).items()}
+        return {partition for partition, replicas in plan.items() if partition in moving or (partition in now and sorted(now[partition]) != sorted(replicas))}
+
+    def stalled(partitions: set[Partition]) -> str:
+        topic, index = min(partitions)
+        return f"{len(partitions)} partition(s) are not where they were to go and do not move, {topic}-{index} among them: somebody has cancelled it"
+
+    _watch("moving", left, _Stall(broker, stalled), shown)
+
+
+def wait_until_empty(broker: Broker, node: int, shown: bool) -> None:
+    """Until `node` holds no replica. Raises CliError as wait()."""
+
+    def stalled(partitions: set[Partition]) -> str:
+        topic, index = min(partitions)
+        return f"{len(partitions)} partition(s) cannot leave node {node}, {topic}-{index} among them: there are not enough other brokers in service for their replicas; start or add one"
+
+    _watch(f"leaving node {node}", lambda: held_by(broker, node), _Stall(broker, stalled), shown)
+
+
+class _Stall:
+    """Raises CliError when for STALLED_S the same partitions were left and none of them moved."""
+
+    def __init__(self, broker: Broker, why: Callable[[set[Partition]], str]) -> None:
+        self._broker, self._why = broker, why
+        self._seen, self._since = -1, time.monotonic()
+
+    def look(self, left: set[Partition]) -> None:
+        now = time.monotonic()
+        if len(left) != self._seen or now - self._since > STALLED_S and left & under_way(self._broker).keys():
+            self._seen, self._since = len(left), now
+        elif now - self._since > STALLED_S:
+            raise CliError(self._why(left))
+
+
+def _watch(doing: str, left: Callable[[], set[Partition]], stall: _Stall, shown: bool) -> None:
+    """A bar on a terminal, a line now and then elsewhere."""
+    remaining = left()
+    total = len(remaining)
+    if not total:
+        return
+    with _shown(doing, total) if shown else contextlib.nullcontext(lambda done: None) as show:
+        while remaining:
+            stall.look(remaining)
+            show(max(total - len(remaining), 0))
+            time.sleep(LOOK_S)  # other hosts' doing
+            remaining = left()
+        show(total)
+
+
+@contextlib.contextmanager
+def _shown(doing: str, total: int) -> Iterator[Callable[[int], None]]:
+    if not sys.stderr.isatty():
+        said = -1
+
+        def line(done: int) -> None:
+            nonlocal said
+            if 10 * done // total > said:
+                said = 10 * done // total
+                print(f"{doing}: {done} of {total} partitions", file=sys.stderr, flush=True)
+
+        yield line
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("partitions"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(doing, total=total)
+        yield lambda done: progress.update(task, completed=done)
