@@ -410,6 +410,15 @@ class QuorumStore:
         self._write_mark()
         self._drop_older()
 
+    def begin_generation(self, meta: SnapshotMeta, state: bytes) -> None:
+        """Offline, by an operator's order: the state of the whole log, under other voters, in another generation. Raises OSError, FlushFailed: the old one stands."""
+        assert self._snapshot is not None and meta.generation > self._snapshot.generation and meta.offset == self.next_offset
+        if meta.offset > self._snapshot.offset:
+            self.store_snapshot(meta, state)
+        else:
+            self._write_checkpoint(meta, state)
+            self._snapshot = meta
+
     def _roll(self, base_offset: int) -> None:
         path = self._log_path(base_offset)
         fd = native.file_open_append(path, 0)

@@ -12,6 +12,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from mqd.protocol.messages import CreateTopicsRequest
 from tests.cluster_hosts import Cluster, Host
 
@@ -163,6 +165,40 @@ def test_a_minority_decides_nothing(tmp_path: Path) -> None:
         everybody_knows(cluster, "before", "after")
 
 
+@pytest.mark.slow
+def test_one_host_goes_on_alone_by_force(tmp_path: Path) -> None:
+    """Two of three disks are lost for good. A lost voter that turns up again is refused, empties itself, and joins anew."""
+    with Cluster(tmp_path, 3) as cluster:
+        create_somehow(cluster, cluster[1], "before")
+        everybody_knows(cluster, "before")
+        for host in cluster.hosts:
+            host.kill_all()
+        last = cluster[2]
+
+        def force(*more: str) -> subprocess.CompletedProcess[str]:
+            command = [sys.executable, "-m", "mqd.cli.main", "cluster", "force-standalone", "--data-dir", str(last.data_dir), *more]
+            return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+        assert "nothing was done" in force().stderr
+        assert "generation 2" in force("--i-accept-data-loss").stdout
+        cluster.start([last])
+        assert "another broker" in force("--i-accept-data-loss").stderr or "runs" in force("--i-accept-data-loss").stderr
+        assert set(voters(last)) == {2}
+        create_somehow(cluster, last, "after")
+        assert knows(last, "before", "after")
+        old = cluster[1]
+        started = subprocess.Popen(old.command(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            cluster.wait("it is told to be emptied", lambda: "empty this host's data directory" in old.logs())
+        finally:
+            started.send_signal(signal.SIGTERM)
+            started.wait(60)
+        shutil.rmtree(old.data_dir)
+        cluster.start([old])
+        assert knows(old, "before", "after")
+
+
+@pytest.mark.slow
 def test_a_wiped_seed_is_another_host(tmp_path: Path) -> None:
     with Cluster(tmp_path, 3) as cluster:
         create_somehow(cluster, cluster[1], "before")
@@ -222,6 +258,7 @@ def test_a_single_host_grows_to_three(tmp_path: Path) -> None:
         cluster.__exit__()
 
 
+@pytest.mark.slow
 def test_a_host_without_the_key_is_turned_away(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_bytes(b"k" * 32)
