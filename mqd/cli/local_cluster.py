@@ -39,9 +39,10 @@ class Member(msgspec.Struct):
 
     def arguments(self) -> list[str]:
         """What follows `mqd`."""
-        listeners = [f"listeners=PLAINTEXT://{self.bootstrap}", f"inter.broker.listener={self.address}:{self.port + 1}", f"controller.listener={self.address}:{self.port + 2}"]
-        assignments = [part for assignment in listeners for part in ("--set", assignment)]
-        return ["up", "--node-id", str(self.node_id), "--data-dir", str(self.data_dir), "--workers", str(self.workers), "--cluster-seeds", self.seeds, *assignments]
+        return [
+            "up", "--node-id", str(self.node_id), "--data-dir", str(self.data_dir), "--workers", str(self.workers), "--cluster-seeds", self.seeds,
+            "--set", f"listeners=PLAINTEXT://{self.bootstrap}",
+        ]  # fmt: skip
 
     def start(self) -> None:
         self.data_dir.mkdir(parents=True, exist_ok=True)
