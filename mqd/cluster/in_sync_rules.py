@@ -59,7 +59,7 @@ class Proposals:
             if change is None:
                 error = ErrorCode.OPERATION_NOT_ATTEMPTED  # it is so already; nobody will hear of a newer state
         result = _after(proposal, error, partition, change)
-        if handled is None or (handled.broker_epoch, handled.leader_epoch) <= (broker_epoch, proposal.leader_epoch):
+        if handled is None or (handled.leader_epoch, handled.broker_epoch) <= (proposal.leader_epoch, broker_epoch):  # the next leader may have registered earlier
             self._handled[key] = Handled(broker_epoch, proposal.leader_epoch, proposal.sequence, result, view.state.version)
         return result, None if change is None else (topic, change)
 
