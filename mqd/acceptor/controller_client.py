@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from mqd.base import logging
+from mqd.base.collector import paused
 from mqd.cluster import controller_messages as messages
 from mqd.protocol.errors import ErrorCode
 
@@ -92,7 +93,9 @@ class ControllerClient:
             size = int.from_bytes(await reader.readexactly(4), "big")
             if size > MESSAGE_BYTES_MAX:
                 raise ValueError(f"a message of {size} bytes")
-            message = _decode(await reader.readexactly(size))
+            data = await reader.readexactly(size)
+            with paused():
+                message = _decode(data)
             if isinstance(message, messages.Answer):
                 answered = self._sent.get(message.request_id)
                 if answered is not None and not answered.done():

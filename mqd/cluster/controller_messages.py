@@ -10,7 +10,7 @@ import msgspec
 # -- the metadata image ------------------------------------------------------------------------------------------------------
 
 
-class PartitionImage(msgspec.Struct, frozen=True):
+class PartitionImage(msgspec.Struct, frozen=True, omit_defaults=True):
     index: int
     slot: int  # in the control segment; assigned by the controller at run time, not part of the log. -1: this host has no replica (or no slot for it yet)
     owner: int  # worker index; OWNER_NONE without a usable replica here

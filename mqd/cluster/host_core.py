@@ -25,6 +25,7 @@ from collections.abc import Hashable, Iterable, Mapping
 
 import msgspec
 
+from mqd.base.collector import paused
 from mqd.cluster import controller_messages as messages
 from mqd.cluster.host_events import (
     Action,
@@ -161,8 +162,9 @@ class HostCore:
         self._adopt_torn(event, used)
         self._slots.seen(used)
         # A stale slot stays as it is until its new epoch is committed: it is the only witness of the death, should this controller die before.
-        for topic in event.state.topics.values():
-            actions += self._put(topic, in_place)
+        with paused():
+            for topic in event.state.topics.values():
+                actions += self._put(topic, in_place)
         for seen in lost:
             self._fenced.setdefault(seen.owner, {})[(seen.topic_id, seen.index)] = seen.leader_epoch
         if lost:
@@ -221,8 +223,9 @@ class HostCore:
         for name, image in list(self._images.items()):
             if self._state.topics_by_id.get(image.topic_id) != name:
                 self._forget(image)
-        for topic in self._state.topics.values():
-            actions += self._put(topic, {})
+        with paused():
+            for topic in self._state.topics.values():
+                actions += self._put(topic, {})
         for subscriber in self._subscribers.values():
             if not subscriber.held:
                 actions.append(Send(subscriber.client, self._whole()))

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from mqd.base.collector import paused
 from mqd.cluster.controller_messages import (
     BrokerConfigPut,
     BrokerImage,
@@ -123,6 +124,10 @@ class Catalog:
     # -- messages ----------------------------------------------------------------------------------------------------------
 
     def on_image(self, image: Image) -> Changes:
+        with paused():
+            return self._on_image(image)
+
+    def _on_image(self, image: Image) -> Changes:
         told = {topic.topic_id: topic for topic in image.topics}
         self.cluster = Cluster(image.node_id, {broker.node_id: broker for broker in image.brokers}, dict(image.broker_default_config))
         changes = Changes(brokers=self._told_brokers()) if image.node_id >= 0 else Changes()
@@ -157,6 +162,7 @@ class Catalog:
                 self._touched = None
             elif isinstance(part, BrokerConfigPut):
                 self._config_put(part.config, part.default_config, changes)
+        changes.put_topics[:] = {topic.topic_id: topic for topic in changes.put_topics}.values()  # as the last part has it
         return self._assigned(changes)
 
     def on_topic_put(self, topic: TopicImage) -> Changes:
@@ -246,10 +252,10 @@ class Catalog:
         else:
             self.retiring.pop(topic.topic_id, None)
         if before is None or _places(before) != _places(topic):
-            changes.put_topics[:] = [other for other in changes.put_topics if other.topic_id != topic.topic_id]
             changes.put_topics.append(topic)
         wanted = self._owned_of(topic)
-        for key in [key for key in self.owned if key[0] == topic.topic_id and key not in wanted]:
+        owned_before = [(topic.topic_id, partition.index) for partition in before.partitions] if before is not None else []
+        for key in [key for key in owned_before if key in self.owned and key not in wanted]:
             (changes.delete if self._gone_for_good(topic, key) else changes.close).append(self.owned.pop(key))
             self._forget(key)
         options_changed = broker_config_changed or (before is not None and before.config != topic.config)

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from mqd.base import logging
+from mqd.base.collector import paused
 from mqd.cluster.controller_messages import FromController, Subscribe, ToController
 
 MESSAGE_BYTES_MAX = 256 << 20  # 16384 partitions need about 2 MB
@@ -60,7 +61,9 @@ class ControllerLink:
             size = int.from_bytes(await reader.readexactly(4), "big")
             if size > MESSAGE_BYTES_MAX:
                 raise ValueError(f"a message of {size} bytes")
-            message = _decode(await reader.readexactly(size))
+            data = await reader.readexactly(size)
+            with paused():
+                message = _decode(data)
             await _shielded(self._on_message(message))
 
     def send(self, message: ToController) -> None:
