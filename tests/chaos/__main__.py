@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -63,6 +64,8 @@ def main(words: list[str] | None = None) -> int:
     if reason := network.why_not():
         print(f"the chaos tests of a cluster do not run here: {reason}")
         return 0
+    for number in (signal.SIGTERM, signal.SIGINT):  # ended from outside, also in a shell's background, it still stops its brokers and takes its namespaces away
+        signal.signal(number, signal.default_int_handler)
     began, seed, failed = time.monotonic(), arguments.seed or arguments.first_seed, 0
     while True:
         failed += not _one(Plan(seed, arguments.seed_seconds, arguments.kinds, arguments.hosts), arguments).ok

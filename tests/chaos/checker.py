@@ -12,6 +12,8 @@
     poll-skip           within one assignment a consumer passed over a committed record
     nonmonotonic-send   acknowledged offsets of one producer in one partition fall
     vanished            what a consumer of committed records saw is not in the final log
+    offset-regression   a group's committed offset went back: a commit was taken that began after a higher one had been acknowledged
+    passed-over         a group has committed beyond a record that none of its members was given
     unsent, corrupt     somebody saw what nobody sent, or bytes that no producer made
     gap                 the final reader did not come to the end of a log
 
@@ -23,7 +25,7 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 
-from tests.chaos.history import End, FinalLog, History, Place, Send
+from tests.chaos.history import Commit, End, FinalLog, History, Place, Send
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -198,6 +200,39 @@ class _Checker:
                 self.add("torn", f"transaction {txn} of {client}: {len(there)} of {len(covered)} records are visible, {client}:{missing.number} for {missing.topic}-{missing.partition} is not")
 
 
+    # -- groups --------------------------------------------------------------------------------------------------------------------
+
+    def check_groups(self) -> None:
+        commits: dict[tuple[str, Place], list[Commit]] = defaultdict(list)
+        members: dict[str, set[str]] = defaultdict(set)
+        for commit in self.history.commits:
+            commits[(commit.group, (commit.topic, commit.partition))].append(commit)
+            members[commit.group].add(commit.client)
+        polled: dict[tuple[str, Place], set[int]] = defaultdict(set)
+        for poll in self.history.polls:
+            polled[(poll.client, (poll.topic, poll.partition))].add(poll.offset)
+        for (group, place), ones in commits.items():
+            self._check_regression(group, place, ones)
+            given = set().union(*(polled[(client, place)] for client in members[group]))
+            end = max(commit.offset for commit in ones)
+            log = self.final.get(place)
+            missed = [offset for offset, _ in log.committed if offset < end and offset not in given] if log is not None else []
+            if missed:
+                self.add("passed-over", f"group {group} committed {place[0]}-{place[1]} up to {end}; {len(missed)} records were given to no member, the first at {missed[0]}")
+
+    def _check_regression(self, group: str, place: Place, ones: list[Commit]) -> None:
+        """Against the highest commit that was acknowledged before this one began."""
+        acknowledged = sorted(ones, key=lambda commit: commit.end_ns)
+        number, highest = 0, None
+        for commit in sorted(ones, key=lambda commit: commit.begin_ns):
+            while number < len(acknowledged) and acknowledged[number].end_ns < commit.begin_ns:
+                if highest is None or acknowledged[number].offset > highest.offset:
+                    highest = acknowledged[number]
+                number += 1
+            if highest is not None and commit.offset < highest.offset:
+                self.add("offset-regression", f"group {group} {place[0]}-{place[1]}: {commit.client} committed {commit.offset} after {highest.client} had committed {highest.offset}")
+
+
 def _told(places: list[tuple[Place, int]]) -> str:
     return ", ".join(f"{topic}-{partition} offset {offset}" for (topic, partition), offset in places[:4])
 
@@ -209,6 +244,7 @@ def check(history: History, final: dict[Place, FinalLog]) -> list[Anomaly]:
     checker.check_offsets()
     checker.check_polls()
     checker.check_transactions()
+    checker.check_groups()
     return checker.found
 
 

@@ -251,13 +251,14 @@ class Member(AssignedConsumer):
         ends: dict[tuple[str, int], int] = {}
         for message in messages:
             ends[(message.topic(), message.partition())] = message.offset() + 1
+        begin_ns = time.monotonic_ns()
         try:
             consumer.commit(offsets=[TopicPartition(topic, partition, offset) for (topic, partition), offset in ends.items()], asynchronous=False)
         except KafkaException as error:
             self.note(f"commit: {error}")
             return
         for (topic, partition), offset in ends.items():
-            self.writer.write("offsets", topic=topic, partition=partition, offset=offset, at_ns=time.monotonic_ns())
+            self.writer.write("offsets", group=self.settings["group"], topic=topic, partition=partition, offset=offset, begin_ns=begin_ns, end_ns=time.monotonic_ns())
 
 
 class Reader(Client):

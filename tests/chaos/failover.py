@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -167,6 +168,7 @@ def main(words: list[str] | None = None) -> int:
     if reason := network.why_not():
         print(f"not measured here: {reason}")
         return 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     config = {"broker.session.timeout.ms": str(arguments.session_ms), "broker.heartbeat.interval.ms": str(arguments.session_ms // 6)} if arguments.session_ms else {}
     names = ("n1", "n2", "n3", "client")
     with tempfile.TemporaryDirectory(prefix="mqd-failover-") as directory, network.Network(names) as net, ChaosCluster(net, Path(directory) / "hosts", config=config) as cluster:

@@ -8,7 +8,7 @@ tests/crash/checker.py, make_value. Records outside transactions have `txn` None
     end      what became of that: "ok", or "info" (nobody knows), which also holds when this line is missing
     assign   a consumer's partitions from here on; `epoch` counts them up, positions do not carry over
     poll     a record was given to a consumer
-    offsets  a consumer committed (outside transactions) and was told so
+    offsets  a member of a group committed what it had read, and was told so
     alive    a client did something that worked (or not: `ok` False) in this second; what availability is counted by
 """
 
@@ -58,13 +58,24 @@ class Poll:
     at_ns: int
 
 
+@dataclass(frozen=True, slots=True)
+class Commit:
+    client: str
+    group: str
+    topic: str
+    partition: int
+    offset: int  # the next one to read
+    begin_ns: int
+    end_ns: int
+
+
 @dataclass(slots=True)
 class History:
     sends: list[Send] = field(default_factory=list)
     ends: list[End] = field(default_factory=list)  # of one transaction the last counts
     polls: list[Poll] = field(default_factory=list)  # in the order of each client
     alive: dict[str, dict[int, list[int]]] = field(default_factory=dict)  # client -> second -> [what worked, what did not]
-    committed: list[tuple[str, str, int, int, int]] = field(default_factory=list)  # client, topic, partition, offset, when
+    commits: list[Commit] = field(default_factory=list)
     notes: list[dict] = field(default_factory=list)  # errors that clients met, for people
 
 
@@ -132,7 +143,7 @@ def _take(history: History, one: dict) -> None:
         case "poll":
             history.polls.append(Poll(**one))
         case "offsets":
-            history.committed.append((client, one["topic"], one["partition"], one["offset"], one["at_ns"]))
+            history.commits.append(Commit(**one))
         case "alive":
             counts = history.alive.setdefault(client, {}).setdefault(one["second"], [0, 0])
             counts[0] += one["ok"]

@@ -13,7 +13,7 @@ import pytest
 
 from tests.chaos import history as histories
 from tests.chaos.checker import check, name_of, summary
-from tests.chaos.history import End, FinalLog, History, Place, Poll, Send
+from tests.chaos.history import Commit, End, FinalLog, History, Place, Poll, Send
 
 PLACES: list[Place] = [("t", 0), ("t", 1), ("u", 0)]
 
@@ -65,6 +65,18 @@ class Sound:
                 for offset, value, _ in committed[start : start + 40]:
                     self.history.polls.append(Poll(client, epoch, *place, offset, value, self.time()))
 
+    def group(self) -> None:
+        """Two members by turns, each from where the group has committed; some read and come to no commit."""
+        position = dict.fromkeys(PLACES, 0)
+        for turn in range(30):
+            client, place = f"m{turn % 2}", self.rng.choice(PLACES)
+            batch = [one for one in self.logs[place] if one[2] and one[0] >= position[place]][: self.rng.randrange(1, 30)]
+            for offset, value, _ in batch:
+                self.history.polls.append(Poll(client, turn, *place, offset, value, self.time()))
+            if batch and self.rng.random() < 0.8:
+                position[place] = batch[-1][0] + 1
+                self.history.commits.append(Commit(client, "g", *place, position[place], self.time(), self.time()))
+
     def final(self) -> dict[Place, FinalLog]:
         return {
             place: FinalLog(0, self.ends[place], [(offset, value) for offset, value, _ in log], [(offset, value) for offset, value, committed in log if committed])
@@ -80,6 +92,7 @@ def sound(seed: int) -> tuple[History, dict[Place, FinalLog]]:
         model.transaction("x1", turn)
     model.consume("c1")
     model.consume("c2")
+    model.group()
     return model.history, model.final()
 
 
@@ -201,6 +214,20 @@ def corrupt(history: History, final: dict[Place, FinalLog]) -> None:
     final[("t", 0)].all.append((final[("t", 0)].end, "deadbeef"))
 
 
+def offset_regression(history: History, final: dict[Place, FinalLog]) -> None:
+    """A member that was fenced commits what it had read long ago."""
+    first, last = history.commits[0], max(commit.end_ns for commit in history.commits)
+    later = next(commit for commit in history.commits if (commit.topic, commit.partition) == (first.topic, first.partition) and commit.offset > first.offset)
+    assert later
+    history.commits.append(dataclasses.replace(first, client="m0", begin_ns=last + 1, end_ns=last + 2))
+
+
+def passed_over(history: History, final: dict[Place, FinalLog]) -> None:
+    commit = history.commits[0]
+    seen = next(poll for poll in history.polls if poll.client == commit.client and (poll.topic, poll.partition) == (commit.topic, commit.partition) and poll.offset < commit.offset)
+    history.polls[:] = [poll for poll in history.polls if not (poll.client.startswith("m") and (poll.topic, poll.partition, poll.offset) == (seen.topic, seen.partition, seen.offset))]
+
+
 def gap(history: History, final: dict[Place, FinalLog]) -> None:
     log = final[("t", 0)]
     log.all[3], log.all[4] = log.all[4], log.all[3]
@@ -211,7 +238,8 @@ def gap(history: History, final: dict[Place, FinalLog]) -> None:
     [
         (lost, "lost"), (duplicate, "duplicate"), (reordered, "reordered"), (inconsistent, "inconsistent"), (aborted_read, "aborted-read"), (refused_read, "aborted-read"),
         (precommitted_read, "precommitted-read"), (torn, "torn"), (hanging, "hanging"), (nonmonotonic_poll, "nonmonotonic-poll"), (poll_skip, "poll-skip"),
-        (nonmonotonic_send, "nonmonotonic-send"), (vanished, "vanished"), (unsent, "unsent"), (corrupt, "corrupt"), (gap, "gap"),
+        (nonmonotonic_send, "nonmonotonic-send"), (vanished, "vanished"), (offset_regression, "offset-regression"),
+        (passed_over, "passed-over"), (unsent, "unsent"), (corrupt, "corrupt"), (gap, "gap"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("seed", range(3))
