@@ -117,6 +117,8 @@ void mqd_fetch_on(struct mqd_reactor *r, struct mqd_connection *c, const struct 
     }
     if (request->fetch_error)
         mqd_request_complete(r, request);
+    if (c->peer_node >= 0 && c->head != request && c->head->kind == MQD_REQUEST_FETCH)
+        mqd_fetch_evaluate(r, c->head, true); /* a follower that has more to ask does not want to wait */
     if (c->head == request && !mqd_list_linked(&c->answer_node))
         mqd_list_append(&r->to_answer, &c->answer_node); /* evaluated when the connection is answered, in this turn */
 }

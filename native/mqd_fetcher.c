@@ -172,6 +172,14 @@ static struct mqd_followed *followed_new(struct mqd_reactor *r, struct mqd_fetch
     return followed;
 }
 
+/* Not when the leader next has news of other partitions. */
+static void want_soon(struct mqd_followed *followed)
+{
+    mqd_followed_changed(followed);
+    if (followed->fetcher)
+        followed->fetcher->urgent = 1;
+}
+
 void mqd_fetcher_assigned(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_fetchers *fetchers = fetchers_of(r);
@@ -186,7 +194,7 @@ void mqd_fetcher_assigned(struct mqd_reactor *r, struct mqd_owned *owned)
     }
     followed->put_off_ms = 0;
     move_to(fetchers, followed, fetcher_for(fetchers, owned));
-    mqd_followed_changed(followed);
+    want_soon(followed);
 }
 
 void mqd_fetcher_leave(struct mqd_reactor *r, struct mqd_owned *owned)
@@ -216,7 +224,7 @@ void mqd_fetcher_rested(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     if (owned->followed) {
         mqd_followed_settle(owned->followed);
-        mqd_followed_changed(owned->followed);
+        want_soon(owned->followed);
     }
 }
 
@@ -483,10 +491,37 @@ static void send_some(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
         }
         fetcher->out_sent += (uint32_t)sent;
     }
-    fetcher->phase = MQD_FETCHER_WAITING;
-    fetcher->out.size_bytes = 0;
+    fetcher->out.size_bytes = fetcher->out_sent = 0;
     if (fetcher->out.capacity_bytes > (1u << 20))
         mqd_buffer_free(&fetcher->out);
+}
+
+/* One more answer is due. */
+static void send_request(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
+{
+    if (fetcher->out.failed) {
+        mqd_fetcher_end(r, fetcher, ENOMEM, "no memory for a request");
+        return;
+    }
+    fetcher->outstanding++;
+    fetcher->deadline_ms = r->now_ms + fetcher->options.wait_ms + fetcher->options.timeout_ms;
+    send_some(r, fetcher);
+}
+
+static struct mqd_fetch_ask ask_head(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
+{
+    return (struct mqd_fetch_ask){.correlation_id = ++fetcher->correlation_id, .wait_ms = (int32_t)fetcher->options.wait_ms, .bytes_max = bytes_max_of(r->fetchers, fetcher),
+                                  .node_id = fetcher->options.node_id, .broker_epoch = mqd_load_relaxed(&r->header->broker_epoch)};
+}
+
+/* The leader holds back its answer until it has news; a second request, for nothing and of no session, makes it answer the first one now. */
+static void urge(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
+{
+    struct mqd_fetch_ask head = ask_head(r, fetcher);
+    head.wait_ms = 0;
+    head.session_epoch = -1;
+    mqd_fetch_ask_encode(&fetcher->out, &head, NULL, 0, NULL, 0);
+    send_request(r, fetcher);
 }
 
 static void ask(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
@@ -494,6 +529,7 @@ static void ask(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
     struct mqd_fetchers *fetchers = r->fetchers;
     struct mqd_node *node;
     uint32_t count = 0;
+    fetcher->urgent = 0;
     if (fetcher->full)
         begin_anew(fetcher);
     while (items_room(fetchers, count) && (node = mqd_list_pop(&fetcher->changes)))
@@ -501,20 +537,13 @@ static void ask(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
     drop_returned(fetchers, fetcher);
     if (fetcher->full ? count == 0 : fetcher->session_count == 0 && fetcher->forgotten_count == 0)
         return; /* nobody wants anything */
-    struct mqd_fetch_ask head = {.correlation_id = ++fetcher->correlation_id, .wait_ms = (int32_t)fetcher->options.wait_ms, .bytes_max = bytes_max_of(fetchers, fetcher),
-                                 .session_id = fetcher->session_id, .session_epoch = fetcher->session_epoch, .node_id = fetcher->options.node_id,
-                                 .broker_epoch = mqd_load_relaxed(&r->header->broker_epoch)};
-    fetcher->out.size_bytes = fetcher->out_sent = 0;
+    struct mqd_fetch_ask head = ask_head(r, fetcher);
+    head.session_id = fetcher->session_id;
+    head.session_epoch = fetcher->session_epoch;
     mqd_fetch_ask_encode(&fetcher->out, &head, fetchers->items, count, fetcher->forgotten, fetcher->forgotten_count);
     fetcher->forgotten_count = 0;
     fetcher->full = 0;
-    if (fetcher->out.failed) {
-        mqd_fetcher_end(r, fetcher, ENOMEM, "no memory for a request");
-        return;
-    }
-    fetcher->phase = MQD_FETCHER_SENDING;
-    fetcher->deadline_ms = r->now_ms + fetcher->options.wait_ms + fetcher->options.timeout_ms;
-    send_some(r, fetcher);
+    send_request(r, fetcher);
 }
 
 static void refill(struct mqd_reactor *r, struct mqd_fetchers *fetchers)
@@ -530,7 +559,7 @@ static void refill(struct mqd_reactor *r, struct mqd_fetchers *fetchers)
 /* May it ask now? If time alone stands against it, not_before_ms says when. */
 static bool may_ask(struct mqd_reactor *r, struct mqd_fetchers *fetchers, struct mqd_fetcher *fetcher)
 {
-    if (fetcher->phase != MQD_FETCHER_IDLE || fetcher->unsettled_count || fetcher->not_before_ms > r->now_ms)
+    if (fetcher->outstanding || fetcher->unsettled_count || fetcher->not_before_ms > r->now_ms)
         return false;
     if (!throttled(fetchers, fetcher) || fetchers->allowance_bytes > 0)
         return true;
@@ -549,13 +578,16 @@ void mqd_fetchers_run(struct mqd_reactor *r)
             if (followed->put_off_ms > r->now_ms)
                 break;
             mqd_followed_changed(followed);
+            fetcher->urgent = 1;
         }
-        if (fetcher->phase != MQD_FETCHER_IDLE && r->now_ms > fetcher->deadline_ms)
+        if (fetcher->outstanding && r->now_ms > fetcher->deadline_ms)
             mqd_fetcher_end(r, fetcher, ETIMEDOUT, "the leader does not answer");
-        else if (fetcher->phase == MQD_FETCHER_SENDING && fetcher->writable)
+        else if (fetcher->out.size_bytes && fetcher->writable)
             send_some(r, fetcher);
         else if (!r->stop && may_ask(r, fetchers, fetcher))
             ask(r, fetcher);
+        else if (fetcher->urgent && fetcher->outstanding == 1 && !fetcher->urging && !fetcher->in_frame && !fetcher->out.size_bytes)
+            urge(r, fetcher);
     }
 }
 
@@ -566,9 +598,9 @@ int64_t mqd_fetchers_next_ms(const struct mqd_reactor *r)
         const struct mqd_fetcher *fetcher = r->fetchers->fetcher[i];
         if (fetcher->readable)
             return 0;
-        if (fetcher->phase != MQD_FETCHER_IDLE && fetcher->deadline_ms + 1 < next_ms)
+        if (fetcher->outstanding && fetcher->deadline_ms + 1 < next_ms)
             next_ms = fetcher->deadline_ms + 1;
-        if (fetcher->phase == MQD_FETCHER_IDLE && fetcher->not_before_ms > r->now_ms && fetcher->not_before_ms < next_ms)
+        if (!fetcher->outstanding && fetcher->not_before_ms > r->now_ms && fetcher->not_before_ms < next_ms)
             next_ms = fetcher->not_before_ms;
         if (!mqd_list_empty(&fetcher->put_off)) {
             int64_t put_off_ms = MQD_CONTAINER(fetcher->put_off.next, struct mqd_followed, change)->put_off_ms;

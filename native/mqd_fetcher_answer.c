@@ -191,9 +191,15 @@ static bool on_partition_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 static bool on_head(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
     const struct mqd_answer *answer = &fetcher->answer;
-    if (answer->correlation_id != fetcher->correlation_id) {
+    if (answer->correlation_id != fetcher->correlation_id - (fetcher->outstanding - 1)) {
         mqd_fetcher_end(r, fetcher, EPROTO, "an answer to another request");
         return false;
+    }
+    if (fetcher->urging) { /* it was for nothing */
+        bool nothing = answer->error == 0 && answer->topics_left == 0;
+        if (!nothing)
+            mqd_fetcher_end(r, fetcher, EPROTO, "an answer with partitions, or an error, to a request for nothing");
+        return nothing;
     }
     if (answer->error == MQD_KAFKA_FETCH_SESSION_ID_NOT_FOUND || answer->error == MQD_KAFKA_INVALID_FETCH_SESSION_EPOCH || answer->error == MQD_KAFKA_FETCH_SESSION_TOPIC_ID_ERROR) {
         fetcher->full = 1;
@@ -217,15 +223,16 @@ static bool on_head(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 static void on_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
     fetcher->in_frame = 0;
-    fetcher->phase = MQD_FETCHER_IDLE;
+    fetcher->outstanding--;
+    fetcher->urging = fetcher->outstanding > 0;
 }
 
 static bool begin_frame(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
     uint32_t size_bytes = mqd_get_be32(fetcher->in + fetcher->in_begin);
-    if (fetcher->phase != MQD_FETCHER_WAITING || size_bytes < FRAME_BYTES_MIN || size_bytes > fetcher->options.response_bytes_limit) {
+    if (!fetcher->outstanding || size_bytes < FRAME_BYTES_MIN || size_bytes > fetcher->options.response_bytes_limit) {
         char text[120];
-        snprintf(text, sizeof text, fetcher->phase == MQD_FETCHER_WAITING ? "an answer of %u bytes; at most %u are taken" : "an answer of %u bytes (at most %u) that nobody asked for",
+        snprintf(text, sizeof text, fetcher->outstanding ? "an answer of %u bytes; at most %u are taken" : "an answer of %u bytes (at most %u) that nobody asked for",
                  size_bytes, fetcher->options.response_bytes_limit);
         mqd_fetcher_end(r, fetcher, EPROTO, text);
         return false;

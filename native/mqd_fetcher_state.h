@@ -27,14 +27,15 @@ struct mqd_followed {
     uint8_t putting_off;         /* in fetcher->put_off */
 };
 
-enum mqd_fetcher_phase { MQD_FETCHER_IDLE, MQD_FETCHER_SENDING, MQD_FETCHER_WAITING };
-
 struct mqd_fetcher {
     struct mqd_fetcher_options options;
     uint64_t token;
     int fd;
     uint32_t index, generation;
-    uint8_t phase, readable, writable;
+    uint8_t readable, writable;
+    uint8_t outstanding;         /* answers that are due: none, one, or two when the leader was urged */
+    uint8_t urging;              /* the next answer is to the request that urged */
+    uint8_t urgent;              /* something is to be asked before the leader has news of its own */
     uint8_t full;                /* the next request makes a new session */
     uint8_t in_frame;
     struct mqd_node members, changes, put_off; /* the last by time */
@@ -42,7 +43,7 @@ struct mqd_fetcher {
     struct mqd_fetch_key *forgotten;
     uint32_t forgotten_count, forgotten_capacity;
     int32_t session_id, session_epoch, correlation_id;
-    struct mqd_buffer out;
+    struct mqd_buffer out;       /* empty when all of it was sent */
     uint32_t out_sent;
     uint8_t *in;                 /* received: [begin, end) is not yet taken; staged batches lie before it until they are written */
     uint32_t in_begin, in_end, in_capacity;
