@@ -1,0 +1,150 @@
+"""The controller's queue to the disk, who becomes a voter by itself, what is remembered of a session."""
+
+import asyncio
+import errno
+from pathlib import Path
+
+import pytest
+
+from mqd.cluster import promotion
+from mqd.cluster import quorum_events as events
+from mqd.cluster.metadata_records import BrokerState
+from mqd.cluster.metadata_state import MetadataState
+from mqd.cluster.quorum_events import VoteState
+from mqd.cluster.quorum_messages import DATA, ReplicaKey, SnapshotMeta, Voter, make_batch
+from mqd.cluster.quorum_store import FlushFailed
+from mqd.cluster.replica_identity import directory_text
+from mqd.controller import session
+from mqd.controller.disk import Disk, StoreSnapshot
+
+KEY = ReplicaKey(1, b"d" * 16)
+
+
+class Store:
+    """Says what it was asked; refuses what a test wants refused."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple] = []
+        self.failures: list[Exception | None] = []
+
+    def _done(self, *call: object) -> None:
+        self.calls.append(call)
+        failure = self.failures.pop(0) if self.failures else None
+        if failure is not None:
+            raise failure
+
+    def append(self, batches, now_ms: int, committed: int) -> None:
+        self._done("append", [batch.base_offset for batch in batches], committed)
+
+    def write_vote(self, vote: VoteState) -> None:
+        self._done("vote", vote.epoch)
+
+    def truncate(self, offset: int) -> None:
+        self._done("truncate", offset)
+
+    def install(self, meta: SnapshotMeta, data: bytes) -> None:
+        self._done("install", meta.offset)
+
+    def store_snapshot(self, meta: SnapshotMeta, data: bytes) -> None:
+        self._done("snapshot", meta.offset)
+
+    def read_snapshot(self, *where: int) -> bytes:
+        self._done("read", *where)
+        return b"bytes"
+
+    def close(self) -> None:
+        pass
+
+
+def append(sequence: int, offset: int) -> events.AppendLog:
+    return events.AppendLog(sequence, (make_batch(offset, 1, DATA, (b"x",)),))
+
+
+def run(work: list, failures: list[Exception | None] = ()) -> tuple[list[tuple], list, list[str]]:
+    """(what the store was asked, what the quorum heard, why the process had to end)"""
+    store, heard, ended = Store(), [], []
+
+    async def act() -> None:
+        store.failures = list(failures)
+        disk = Disk(store, heard.append, ended.append, lambda: 7)  # type: ignore[arg-type]
+        for one in work:
+            disk.submit(one)
+        await disk.stop()
+
+    asyncio.run(act())
+    return store.calls, heard, ended
+
+
+def test_what_waits_behind_an_append_is_flushed_with_it():
+    calls, heard, ended = run([append(1, 0), append(2, 1), append(3, 2), events.PersistVote(4, VoteState(5)), append(5, 3), events.TruncateLog(6, 2), append(7, 2), append(8, 3)])
+    assert calls == [("append", [0, 1, 2], 7), ("vote", 5), ("append", [3], 7), ("truncate", 2), ("append", [2, 3], 7)]
+    assert heard == [events.DiskDone(number) for number in (3, 4, 5, 6, 8)] and not ended
+
+
+def test_what_is_refused_takes_with_it_what_waits_behind_it():
+    full = OSError(errno.ENOSPC, "no space left on device")
+    meta = SnapshotMeta(0, 0, (), 1)
+    snapshot = StoreSnapshot(meta, MetadataState())
+    calls, heard, ended = run([append(1, 0), events.PersistVote(2, VoteState(5)), append(3, 1), snapshot, append(4, 2)], [None, full])
+    assert calls == [("append", [0], 7), ("vote", 5), ("snapshot", 0)]
+    assert heard[0] == events.DiskDone(1) and isinstance(heard[1], events.DiskRefused) and heard[1].sequence == 2
+    assert isinstance(heard[2], events.SnapshotStored) and not ended
+
+
+def test_a_failed_flush_ends_the_process_and_nothing_follows():
+    calls, heard, ended = run([append(1, 0), events.TruncateLog(2, 0), append(3, 0)], [FlushFailed("input/output error")])
+    assert calls == [("append", [0], 7)] and heard == [] and "unknown" in ended[0]
+
+
+def test_a_snapshot_that_cannot_be_read_is_refused_and_anything_else_of_that_kind_is_a_fault():
+    install = events.InstallSnapshot(1, SnapshotMeta(9, 1, (), 1), b"")
+    _, heard, ended = run([install], [ValueError("no state")])
+    assert isinstance(heard[0], events.DiskRefused) and not ended
+    _, heard, ended = run([append(1, 0)], [ValueError("append at offset 0, the log ends at 5")])
+    assert heard == [] and ended
+
+
+def broker(node_id: int, **changes) -> BrokerState:
+    fields = {"controller_host": f"host-{node_id}", "controller_port": 9094, "directory_id": directory_text(bytes([node_id]) * 16), **changes}
+    return BrokerState(node_id, "h", 9092, None, 1, 1, {}, **fields)
+
+
+def voter(node_id: int) -> Voter:
+    return Voter(ReplicaKey(node_id, bytes([node_id]) * 16), f"host-{node_id}", 9094)
+
+
+def test_one_voter_becomes_three_and_no_other_number_changes_by_itself():
+    brokers = [broker(1), broker(2), broker(3), broker(4)]
+    assert [one.node_id for one in promotion.candidates((voter(1),), brokers, True)] == [2, 3, 4]
+    assert [one.node_id for one in promotion.candidates((voter(1), voter(2)), brokers, True)] == [3, 4]
+    assert promotion.candidates((voter(1), voter(2)), brokers, False) == [], "two voters were somebody's wish"
+    assert promotion.candidates((voter(1), voter(2), voter(3)), brokers, True) == []
+    assert promotion.candidates((voter(1),), brokers[:2], True) == [], "two hosts keep one voter: the loss of either of two would stop both"
+
+
+@pytest.mark.parametrize("unfit", [{"fenced": True}, {"draining": True}, {"in_controlled_shutdown": True}, {"controller_host": ""}, {"directory_id": ""}])
+def test_who_cannot_be_reached_or_is_leaving_is_no_candidate(unfit):
+    assert promotion.candidates((voter(1),), [broker(1), broker(2), broker(3, **unfit)], True) == []
+
+
+def test_a_voter_that_has_moved_is_told_to_the_quorum():
+    moved = broker(2, controller_host="elsewhere")
+    assert promotion.moved((voter(1), voter(2)), [broker(1), moved]) == Voter(voter(2).key, "elsewhere", 9094)
+    assert promotion.moved((voter(1), voter(2)), [broker(1), broker(2), broker(3)]) is None
+    wiped = broker(2, controller_host="elsewhere", directory_id=directory_text(b"n" * 16))
+    assert promotion.moved((voter(1), voter(2)), [broker(1), wiped]) is None, "the same node id over another directory is nobody's voter"
+
+
+def test_a_session_ended_well_when_it_said_so_or_the_machine_kept_what_was_written(tmp_path: Path):
+    path = tmp_path / "session"
+    assert session.clean_epoch(path, "d", "boot-1", [1]) == -1
+    session.write(path, session.Session(40, "d", "boot-1", [1, 2], False))
+    assert session.clean_epoch(path, "d", "boot-1", [1, 2]) == 40, "killed, but the page cache is still there"
+    assert session.clean_epoch(path, "d", "boot-2", [1, 2]) == -1, "the machine was restarted"
+    assert session.clean_epoch(path, "d", "boot-1", [1, 3]) == -1, "another disk lies there now"
+    assert session.clean_epoch(path, "d", "", [1, 2]) == -1
+    assert session.clean_epoch(path, "other", "boot-1", [1, 2]) == -1
+    session.write(path, session.Session(41, "d", "boot-1", [1, 2], True))
+    assert session.clean_epoch(path, "d", "boot-9", [5]) == 41
+    path.write_bytes(b"{")
+    assert session.clean_epoch(path, "d", "boot-1", [1, 2]) == -1
