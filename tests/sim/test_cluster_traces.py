@@ -273,7 +273,7 @@ def test_each_process_dies_alone_and_what_was_acknowledged_stays(kill: str) -> N
             host.kill_data_plane()
         world.kernel.run(until=world.kernel.now + 60_000)
         host.restart_controller()
-        world.kernel.run(until=world.kernel.now + 400_000)
+        world.kernel.run(until=world.kernel.now + (2_500_000 if kill == "data_plane" else 400_000))
     world.heal()
     world.check_end()
     assert not world.stuck_count and world.history.counts["acked"] > 30
