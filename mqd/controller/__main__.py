@@ -186,6 +186,10 @@ class Process:
     def remember(self, broker_epoch: int, clean: bool) -> None:
         session.write(self.session_path, session.Session(broker_epoch, directory_text(self.key.directory_id), session.boot_id(), session.devices(self.log_dirs), clean))
 
+    def doubt(self, broker_epoch: int) -> None:
+        """After a failed flush the page cache lies: that the machine is still the same proves nothing then."""
+        session.write(self.session_path, session.Session(broker_epoch, directory_text(self.key.directory_id), "", [], False))
+
     async def run(self) -> int:
         self.watch()
         recovered = self.store.open()
@@ -209,6 +213,7 @@ class Process:
         broker = BrokerCore(self.node_id, state, options.controller_options(self.config))
         server = self.server = shell.server = Server(self.places.controller_socket, shell.on_message, shell.on_end)
         shell.on_registered = lambda epoch: self.remember(epoch, False)
+        shell.on_doubt = self.doubt
         shell.start(host, broker, settled, self.registration(settled), clock.boottime_ns())
         ticking = asyncio.get_running_loop().create_task(shell.tick())
         await self._or_end(asyncio.wait({shell.present, shell.failed, ticking}, return_when=asyncio.FIRST_COMPLETED))

@@ -63,6 +63,7 @@ class Shell:
         self.node_id = metadata.node_id
         self.server: Server | None = None
         self.on_registered: Callable[[int], None] = lambda broker_epoch: None  # off the loop; once for each registration
+        self.on_doubt: Callable[[int], None] = lambda broker_epoch: None  # off the loop; a partition is not served: its disk may have dropped what was written to it
         self.failed: asyncio.Future[str] = loop.create_future()
         self.in_service: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[broker_core.ShutDown] = loop.create_future()
@@ -400,6 +401,8 @@ class Shell:
                     for partition, reason in action.failures.items():
                         log.error("a worker does not serve a partition", partition=partition, reason=reason)
                     self.on_broker(broker_core.ReplicasFailed(action.worker, action.partitions))
+                    if action.failures and self.broker_epoch >= 0:
+                        asyncio.get_running_loop().run_in_executor(None, self.on_doubt, self.broker_epoch)
 
     def on_broker(self, event: broker_core.Event) -> None:
         for action in self.broker.handle(event, boottime_ms()):
