@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,6 +92,7 @@ class Process:
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.told = False  # that all processes end
         self.left_epoch = -1
+        self._session_lock = threading.Lock()
         self.leaving: asyncio.Task[None] | None = None
         self.shell: Shell | None = None
         self.server: Server | None = None
@@ -184,11 +186,13 @@ class Process:
         return self.places.metadata_dir / "session"
 
     def remember(self, broker_epoch: int, clean: bool) -> None:
-        session.write(self.session_path, session.Session(broker_epoch, directory_text(self.key.directory_id), session.boot_id(), session.devices(self.log_dirs), clean))
+        with self._session_lock:
+            session.write(self.session_path, session.Session(broker_epoch, directory_text(self.key.directory_id), session.boot_id(), session.devices(self.log_dirs), clean))
 
     def doubt(self, broker_epoch: int) -> None:
         """After a failed flush the page cache lies: that the machine is still the same proves nothing then."""
-        session.write(self.session_path, session.Session(broker_epoch, directory_text(self.key.directory_id), "", [], False))
+        with self._session_lock:
+            session.write(self.session_path, session.Session(broker_epoch, directory_text(self.key.directory_id), "", [], False))
 
     async def run(self) -> int:
         self.watch()
