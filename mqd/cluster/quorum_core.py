@@ -68,7 +68,7 @@ class QuorumCore(QuorumReplica):
         self.leading: Leadership | None = None
         self.following: Following | None = None
         self.election: Election | None = None
-        self._doubted_epoch = -1
+        self._doubted_epoch = self._ended_epoch = -1
         self.election_deadline_ns = NO_DEADLINE  # an unattached voter's patience
         self._discover_at_ns = NO_DEADLINE
         self._discovered = 0
@@ -114,7 +114,7 @@ class QuorumCore(QuorumReplica):
 
     def handle(self, event: Event, now_ns: int) -> list[Effect]:
         _HANDLERS[type(event)](self, event, now_ns)
-        self._tell_changes()
+        self._tell_changes(now_ns)
         return self.take_effects()
 
     def _on_start(self, event: events.Start, now_ns: int) -> None:
@@ -220,6 +220,8 @@ class QuorumCore(QuorumReplica):
             return
         if request.pre_vote:
             granted = request.epoch >= self.epoch and self.may_vote(now_ns) and self._is_up_to_date(request)
+            if granted:
+                self._give_way(now_ns + self.settings.promise_ns // 16)
         else:
             granted = self._grant(request, now_ns)
         self.send(sender, VoteResponse(self.generation, self.epoch, self.key, granted, request.pre_vote, request.round, self.leader))
@@ -227,6 +229,13 @@ class QuorumCore(QuorumReplica):
     def may_vote(self, now_ns: int) -> bool:
         """Not while it leads, and not against its promise."""
         return self.leading is None and not self.promise.holds(now_ns)
+
+    def _give_way(self, until_ns: int) -> None:
+        """To one that begins just now: two that stand at the same time take each other's votes. Not so long that it could go on for ever, a round takes twice as long."""
+        if self.following is not None:
+            self.following.be_patient(until_ns)
+        elif self.election is None:
+            self.election_deadline_ns = max(self.election_deadline_ns, until_ns)
 
     def is_bound(self, now_ns: int) -> bool:
         """By a promise, or by a lease of its own."""
@@ -271,11 +280,9 @@ class QuorumCore(QuorumReplica):
             self.adopt(message.epoch, now_ns)
         elif message.epoch < self.epoch or self.leading is not None or self.leader not in (-1, sender):
             return
-        self.doubt_leader()
+        self.end_epoch()
         place = message.successors.index(self.key.node_id) if self.key.node_id in message.successors else len(message.successors)
-        self.unattach(now_ns, now_ns + place * self.settings.backoff_ns[1])
-        if place == 0 and self.may_stand:
-            self.campaign(now_ns)
+        self.unattach(now_ns, now_ns + self.settings.handover_ns + place * self.settings.backoff_ns[1])
 
     def _on_fetch(self, sender: int, fetch: Fetch, now_ns: int) -> None:
         if fetch.replica.node_id != sender:
@@ -308,7 +315,7 @@ class QuorumCore(QuorumReplica):
             if response.leader == sender:
                 self.following.on_fetch_response(response, now_ns)
             elif response.sequence == self.following.sequence:  # it leads no more
-                self.doubt_leader()
+                self.end_epoch()
                 self.unattach(now_ns, now_ns + self.some_backoff())
 
     def _on_snapshot_chunk(self, sender: int, chunk: SnapshotChunk, now_ns: int) -> None:
@@ -321,7 +328,7 @@ class QuorumCore(QuorumReplica):
         """`sender` says that `leader` (-1: nobody) leads `epoch`, which is not below ours. A rumour without a leader does not take us away from one."""
         if leader == self.key.node_id or (leader < 0 and (epoch == self.epoch or self.promise.holds(now_ns))):
             return
-        if epoch == self._doubted_epoch and leader != sender:
+        if epoch == self._ended_epoch or (epoch == self._doubted_epoch and leader != sender):
             return
         if epoch > self.epoch:
             if self.leading is not None:
@@ -334,8 +341,12 @@ class QuorumCore(QuorumReplica):
             self.following.maybe_fetch(now_ns)
 
     def doubt_leader(self) -> None:
-        """The leader of this epoch is silent or has resigned: until it speaks itself nobody's word for it counts, or replicas would send each other back to it for ever."""
+        """The leader of this epoch is silent: until it speaks itself nobody's word for it counts, or replicas would send each other back to it for ever."""
         self._doubted_epoch = self.epoch
+
+    def end_epoch(self) -> None:
+        """The leader of this epoch has resigned: it leads it never again, whatever of it is still on its way."""
+        self._ended_epoch = self.epoch
 
     def adopt(self, epoch: int, now_ns: int) -> None:
         """A newer epoch, without a leader as yet."""
@@ -404,15 +415,15 @@ class QuorumCore(QuorumReplica):
         if self.leading is not None:
             self.leading.on_applied()
 
-    def _tell_changes(self) -> None:
+    def _tell_changes(self, now_ns: int) -> None:
         if self._told_leader != (self.leader, self.epoch):
             self._told_leader = (self.leader, self.epoch)
             self.emit(events.LeaderChanged(self.leader, self.epoch))
         if self._told_voters != self.log.voters:
             self._told_voters = self.log.voters
             self.emit(events.VotersChanged(self.log.voters))
-            if self.is_voter and self.leading is None and self.following is None and self.election is None:
-                self.election_deadline_ns = min(self.election_deadline_ns, self.promise.until_ns + self.settings.promise_ns)
+            if self.leader < 0 and self.election is None and self.may_stand and self.election_deadline_ns == NO_DEADLINE:
+                self.election_deadline_ns = max(now_ns, self.promise.until_ns) + self.settings.promise_ns
 
     # -- invariants --------------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """How a voter tries to be elected: first asks whether it would be (pre-vote, KIP-996), and only with a majority's yes begins a new epoch and asks for votes.
 
-A round that does not succeed in time ends; the next one begins after a random while, with the pre-vote again: an epoch begins only where a majority misses its leader.
+A round that cannot succeed any more, or does not in time, ends; the next one begins after a random while, with the pre-vote again: an epoch begins only where a majority misses its leader.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class Election:
         self.deadline_ns = now_ns
         self._round = 0
         self._granted: set[bytes] = set()  # directory ids
+        self._refused: set[bytes] = set()
 
     def begin(self, now_ns: int) -> None:
         if self.core.is_alone:
@@ -40,7 +41,7 @@ class Election:
     def _ask(self, now_ns: int, wait_ns: int) -> None:
         core = self.core
         self._round = core.next_fetch_sequence()
-        self._granted = set()
+        self._granted, self._refused = set(), set()
         self.deadline_ns = now_ns + wait_ns + core.some_backoff()
         for voter in core.voters:
             if voter.key != core.key:
@@ -49,9 +50,12 @@ class Election:
 
     def on_response(self, response: VoteResponse, now_ns: int) -> None:
         current = response.round == self._round if self.is_pre_vote else response.epoch == self.core.epoch
-        if current and response.granted and response.pre_vote == self.is_pre_vote:
-            self._granted.add(response.voter.directory_id)
-            self.maybe_win(now_ns)
+        if not current or response.pre_vote != self.is_pre_vote:
+            return
+        (self._granted if response.granted else self._refused).add(response.voter.directory_id)
+        self.maybe_win(now_ns)
+        if self.core.election is self and sum(voter.key.directory_id not in self._refused for voter in self.core.voters) < majority(len(self.core.voters)):
+            self.core.unattach(now_ns, now_ns + self.core.some_backoff())
 
     def maybe_win(self, now_ns: int) -> None:
         core = self.core

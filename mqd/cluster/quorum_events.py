@@ -52,6 +52,10 @@ class QuorumSettings(msgspec.Struct, frozen=True):
     def backoff_ns(self) -> tuple[int, int]:
         return self.promise_ns // 40, self.promise_ns // 8  # between attempts to be elected, by chance
 
+    @property
+    def handover_ns(self) -> int:
+        return self.promise_ns // 200  # so long a named successor waits: the others should have heard by then that their promise has ended
+
 
 class VoteState(msgspec.Struct, frozen=True, array_like=True):
     """Durable; never regresses (I4)."""

@@ -36,7 +36,7 @@ class Following:
         self._jitter_ns = core.some_backoff()
         self.sequence: int | None = None  # of the request under way
         self._asked_ns = now_ns
-        self._pause_until_ns = 0
+        self._pause_until_ns = self._patient_until_ns = 0
         self._stamp_ns = 0
         self._download: Download | None = None
 
@@ -49,7 +49,10 @@ class Following:
 
     @property
     def _patience_ns(self) -> int:
-        return self._heard_ns + self.core.settings.promise_ns + self._jitter_ns
+        return max(self._heard_ns + self.core.settings.promise_ns + self._jitter_ns, self._patient_until_ns)
+
+    def be_patient(self, until_ns: int) -> None:
+        self._patient_until_ns = until_ns
 
     @property
     def is_flushed(self) -> bool:

@@ -345,7 +345,7 @@ class Leadership:
             successors.insert(0, core.key.node_id)
         nodes = {voter.node_id for voter in core.voters} | {key.node_id for key in self.replicas}
         core.leading = None
-        core.doubt_leader()
+        core.end_epoch()
         self.changes.failed("This host has lost the leadership of the metadata quorum; whether the voters change is not known.")
         core.emit(Note("leads the metadata quorum no more", (("epoch", str(self.epoch)), ("reason", reason))))
         if self.is_active:

@@ -37,6 +37,7 @@ class Host:
         self.disk_delay = 3 * MILLISECOND
         self.version, self.digest = 0, b""  # of the state machine
         self.lease_until_ns = 0  # of this host as a broker
+        self.outdated = False
         self.deposed()
 
     def deposed(self) -> None:
@@ -155,6 +156,8 @@ class Host:
                 size = world.kernel.random.choice((7, 40, effect.size_bytes))
                 chunk = data[effect.position : effect.position + size] if here else b""
                 world.kernel.after(200, self.process, self.handle, events.SnapshotRead(effect, chunk))
+            case events.Outdated():
+                self.outdated = True
             case events.VoterChangeEnded():
                 world.kernel.tell("voters", self.node_id, effect.token, effect.error)
 
@@ -162,6 +165,14 @@ class Host:
 
     def state(self) -> bytes:
         return msgspec.msgpack.encode((self.version, self.digest, b"." * 100))
+
+    def snapshot_of_all(self) -> tuple[SnapshotMeta, bytes]:
+        """Of a host that does not run: everything that is on its disk, committed or not."""
+        meta, data = self.disk.snapshot
+        version, digest, _ = msgspec.msgpack.decode(data)
+        for batch in self.disk.log:
+            version, digest = batch.next_offset, chain(digest, batch)
+        return SnapshotMeta(version, self.disk.epoch, meta.voters, meta.generation), msgspec.msgpack.encode((version, digest, b"."))
 
     def load(self, meta: SnapshotMeta, data: bytes) -> None:
         self.version, self.digest, _ = msgspec.msgpack.decode(data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from mqd.cluster import quorum_events as events
-from mqd.cluster.quorum_core import QuorumCore
+from mqd.cluster.quorum_core import QuorumCore, standalone
 from mqd.cluster.quorum_events import QuorumSettings, VoteState
 from mqd.cluster.quorum_messages import Batch, ReplicaKey, SnapshotMeta, leader_change_batch, voters_batch
 from tests.sim.kernel import Violation
@@ -104,6 +104,76 @@ def failover(seed: int, core_class: type[QuorumCore]) -> float:
     if not world.until(lambda: any(host.is_active for host in others), 3):
         raise Violation("failover", "no controller within 3 seconds")
     return (world.kernel.now - before) / 1e6
+
+
+def formation(seed: int, core_class: type[QuorumCore]) -> float:
+    """Seconds until three hosts that were never anything else have a controller."""
+    world = quiet(seed, core_class)
+    if not world.until(lambda: world.active is not None, 3):
+        raise Violation("H1", "nobody is elected")
+    return world.kernel.now / 1e6
+
+
+def handover(seed: int, core_class: type[QuorumCore]) -> float:
+    """Seconds without a controller when the one that leads ends in order, changes under way."""
+    world, leader, others = led(seed, core_class)
+    leader.handle(events.TransferLeadership())
+    world.until(lambda: not leader.is_active, 3)
+    leader.stop(1)
+    before = world.kernel.now
+    if not world.until(lambda: any(host.is_active for host in others), 3):
+        raise Violation("H1", "nobody takes over")
+    return (world.kernel.now - before) / 1e6
+
+
+def all_restarted(seed: int, core_class: type[QuorumCore]) -> float:
+    """Seconds until there is a controller after all three lost their power: nobody knows any more what it has promised, so all wait as if it were just now."""
+    world, _, _ = led(seed, core_class)
+    for host in world.hosts.values():
+        host.stop(0)
+    for host in world.hosts.values():
+        host.start()
+    before = world.kernel.now
+    if not world.until(lambda: world.active is not None, 5):
+        raise Violation("H1", "nobody is elected")
+    return (world.kernel.now - before) / 1e6
+
+
+def forced(seed: int, core_class: type[QuorumCore]) -> None:
+    """Two of three are lost for good; the third is forced to go on. When one comes back after all it is of an older generation: nobody listens to it, and it hears why."""
+    world, leader, others = led(seed, core_class)
+    world.clients_work = False
+    world.seconds(1)
+    survivor = others[0]
+    for host in world.hosts.values():
+        host.stop(0)
+    disk = survivor.disk
+    meta, data = survivor.snapshot_of_all()
+    disk.snapshot, disk.log = (standalone(meta, (world.voter(survivor.node_id),)), data), []
+    survivor.start()
+    if not world.until(lambda: survivor.is_active, 3):
+        raise Violation("H1", "the survivor does not lead")
+    leader.start()
+    world.seconds(10)
+    if not survivor.is_active or len(survivor.core.voters) != 1:
+        raise Violation("generation", "the survivor was disturbed")
+    if not leader.outdated:
+        raise Violation("generation", "nobody heard that it is outdated")
+
+
+def late_grant(seed: int, host_class: type[Host]) -> None:
+    """A broker hears seconds later that its heartbeat has arrived; then the way to the controller is cut."""
+    world = World(seed, QUIET, host_class=host_class)
+    world.seconds(3)
+    leader = world.active
+    host = next(host for host in world.hosts.values() if host is not leader)
+    link = world.network.links[leader.node_id - 1][host.node_id - 1]
+    link.delay_min, link.delay_max = 3_500_000, 4_000_000
+    world.seconds(1.5)
+    world.cut(host.node_id, leader.node_id, both=False)
+    world.seconds(10)
+    if not world.counts.get("fenced"):
+        raise Violation("H1", "nobody is fenced")
 
 
 # -- logs that were prepared ---------------------------------------------------------------------------------------------------

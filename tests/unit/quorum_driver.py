@@ -60,12 +60,12 @@ class Driver:
         return found
 
     def elect(self) -> None:
-        """Of three: node 2 votes."""
-        for _ in range(2):
-            self.after(0.5)
-            self.disk()
-            asked = [effect.message for effect in self.effects if isinstance(effect, events.Send) and isinstance(effect.message, VoteRequest)][-1]
-            self.receive(2, VoteResponse(1, self.core.epoch, key(2), True, asked.pre_vote, asked.round, -1))
+        """Of three: node 2 votes, first that it would, then that it does."""
+        for is_pre_vote in (True, False):
+            while not (asked := [request for request in messages(self.effects, VoteRequest) if request.pre_vote == is_pre_vote]):
+                self.after(0.01)
+                self.disk()
+            self.receive(2, VoteResponse(1, self.core.epoch, key(2), True, is_pre_vote, asked[-1].round, -1))
             self.disk()
         assert self.core.is_leader
 

@@ -166,7 +166,8 @@ def test_a_promise_ends_when_the_leader_says_that_it_has_gone() -> None:
 
 def test_the_named_successor_stands_at_once() -> None:
     driver = follower()
-    effects = driver.receive(2, EndEpoch(1, 4, key(2), (1, 3)))
+    driver.receive(2, EndEpoch(1, 4, key(2), (1, 3)))
+    effects = driver.after(0.01)
     assert [request.pre_vote for request in messages(effects, VoteRequest)] == [True, True]
 
 
