@@ -10,7 +10,7 @@ Invariants
 Bounds: one entry per broker, per partition with a judged proposal, per wanted move (placement.BALANCE_MOVES_MAX).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -21,7 +21,7 @@ from mqd.cluster.controller_options import ControllerOptions
 from mqd.cluster.in_sync_rules import Proposals
 from mqd.cluster.metadata_records import RETIRE_HIDDEN, RETIRE_REDIRECTED, RETIRE_SEALED, BrokerChanged, BrokerRegistered, PartitionChange, PartitionsChanged, Record, ReplicaMoved, TopicState
 from mqd.cluster.metadata_state import INTERNAL_TOPICS, MetadataState
-from mqd.cluster.partition_rules import Target, default_replication_factor
+from mqd.cluster.partition_rules import Target, default_replication_factor, without
 from mqd.cluster.placement import Directories, Directory, Move
 from mqd.cluster.refusal import Refusal
 from mqd.cluster.sessions import BrokerSessions
@@ -217,19 +217,34 @@ class ActiveController:
         return self.fence(state, [message.node_id], now_ms)
 
     def workers_died(self, state: MetadataState, message: peer.WorkersDied) -> list[Record]:
-        """The same leader in a new epoch; nothing for what was raised meanwhile."""
+        """Nothing for what changed meanwhile. What the dead led is led by others at once where enough are in sync without it, and where it followed nobody waits for it; its successor
+        has its files and catches up in a moment. Elsewhere it stays what it was, as leader in a new epoch: waiting for it is better than refusing."""
         broker = state.brokers.get(message.node_id)
         if broker is None or broker.epoch != message.broker_epoch:
             return []
         view = self.view(state)
-        wanted = []
-        for topic_id, index, epoch in message.partitions:
+        return view.changes(self._left_by_dead(view, message), leaving=message.node_id)
+
+    def _left_by_dead(self, view: View, message: peer.WorkersDied) -> Iterator[tuple[TopicState, Target]]:
+        node, seen = message.node_id, set()
+        claims = [(topic_id, index, epoch, True) for topic_id, index, epoch in message.partitions]
+        claims += [(topic_id, index, epoch, False) for topic_id, index, epoch in message.followed]
+        for topic_id, index, epoch, led in claims:
             found = view.partition(topic_id, index)
-            if found is not None and found[1].leader == message.node_id and found[1].leader_epoch == epoch:
-                target = Target(found[1])
-                target.new_epoch = True
-                wanted.append((found[0], target))
-        return view.changes(iter(wanted))
+            if found is None or (topic_id, index) in seen or (found[1].leader == node) != led or epoch != (found[1].leader_epoch if led else found[1].partition_epoch):
+                continue
+            seen.add((topic_id, index))
+            topic, partition = found
+            others = without(partition.in_sync_replicas, (node,))
+            enough = any(view.may_lead(other) for other in others) and len(others) >= view.state.min_in_sync(topic, partition)
+            target = Target(partition)
+            if enough and node in partition.in_sync_replicas:
+                target.in_sync = others
+            elif led:
+                target.stays = target.new_epoch = True
+            else:
+                continue
+            yield topic, target
 
     def replica_placed(self, state: MetadataState, message: peer.ReplicaPlaced) -> list[Record]:
         broker = state.brokers.get(message.node_id)

@@ -11,7 +11,7 @@ Invariants (check())
 Bounds: CHANGES_WAITING_MAX changes under way; more are refused with a retriable error. One proposal per partition.
 """
 
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 
 import msgspec
 
@@ -44,6 +44,7 @@ from mqd.cluster.broker_events import (
     ToWorker,
 )
 from mqd.cluster.controller_options import DEFAULTS, ControllerOptions
+from mqd.cluster.host_core import owner_of
 from mqd.cluster.metadata_records import PartitionState
 from mqd.cluster.metadata_state import MetadataState
 from mqd.protocol.errors import ErrorCode
@@ -105,6 +106,7 @@ class BrokerCore:
         self._changes: dict[int, _Change] = {}
         self._change_number = 0
         self._lost: dict[tuple[bytes, int], int] = {}  # partition -> leader epoch that died with a worker
+        self._silent: dict[tuple[bytes, int], int] = {}  # partition that it followed -> partition epoch
         self._moved: dict[tuple[bytes, int], str] = {}
         self._emptied: dict[tuple[bytes, int], int] = {}
         self._failed: dict[int, tuple[tuple[bytes, int], ...]] = {}  # worker -> what it does not serve
@@ -368,6 +370,7 @@ class BrokerCore:
 
         self._proposals = {key: entry for key, entry in self._proposals.items() if self._concerns(key, entry.proposal)}
         self._lost = {key: epoch for key, epoch in self._lost.items() if led(key, epoch)}
+        self._silent = {key: epoch for key, epoch in self._silent.items() if (partition := self._partition(key)) is not None and partition.partition_epoch == epoch}
         self._emptied = {key: epoch for key, epoch in self._emptied.items() if led(key, epoch)}
         self._moved = {key: directory for key, directory in self._moved.items() if elsewhere(key, directory)}
 
@@ -377,11 +380,28 @@ class BrokerCore:
         return partition is not None and partition.partition_epoch <= proposal.partition_epoch and partition.leader_epoch <= proposal.leader_epoch
 
     def _on_leaderships_lost(self, event: LeadershipsLost, now_ms: int) -> list[Action]:
+        workers: set[int] = set()
         for key in event.partitions:
             partition = self._partition(key)
             if partition is not None and partition.leader == self.node_id:
                 self._lost[key] = partition.leader_epoch
+                workers.add(self._owner(*key))
+        self._silent.update(self._followed_by(workers))
         return self._repeat(now_ms)
+
+    def _owner(self, topic_id: bytes, index: int) -> int:
+        return owner_of(topic_id, index, max(1, self._registration.worker_count)) if self._registration is not None else -1
+
+    def _followed_by(self, workers: Collection[int]) -> dict[tuple[bytes, int], int]:
+        """What these workers followed and were in sync with: partition -> its epoch. Their leaders need not wait for them."""
+        if not workers:
+            return {}
+        return {
+            (topic.topic_id, partition.index): partition.partition_epoch
+            for topic in self._state.topics.values()
+            for partition in topic.partitions
+            if self.node_id in partition.in_sync_replicas and partition.leader != self.node_id and self._owner(topic.topic_id, partition.index) in workers
+        }
 
     def _on_replica_moved(self, event: ReplicaMoved, now_ms: int) -> list[Action]:
         self._moved[(event.topic_id, event.index)] = event.directory
@@ -418,9 +438,12 @@ class BrokerCore:
             return []
         self._repeat_at_ms = now_ms + self._options.heartbeat_ms // 2
         actions: list[Action] = []
-        if self._lost:
+        if self._lost or self._silent:
             lost = [(topic_id, index, epoch) for (topic_id, index), epoch in self._lost.items()]
-            actions += self._to_controller(peer.WorkersDied(self.node_id, self.broker_epoch, lost))
+            silent = [(topic_id, index, epoch) for (topic_id, index), epoch in self._silent.items()]
+            actions += self._to_controller(peer.WorkersDied(self.node_id, self.broker_epoch, lost, silent))
+            if not self._lost:
+                self._silent.clear()  # said as often as the leaderships were: if it was in vain, its leaders find out by themselves
         if self._emptied:
             emptied = [(topic_id, index, epoch) for (topic_id, index), epoch in self._emptied.items()]
             actions += self._to_controller(peer.PartitionsEmptied(self.node_id, self.broker_epoch, emptied))

@@ -88,6 +88,7 @@ class WorkersDied(msgspec.Struct, tag=True, frozen=True):
     node_id: int
     broker_epoch: int
     partitions: list[tuple[bytes, int, int]]  # topic id, index, the leader epoch that died
+    followed: list[tuple[bytes, int, int]] = []  # of the same processes: topic id, index, partition epoch in which they were in sync
 
 
 # -- in-sync sets ----------------------------------------------------------------------------------------------------------------

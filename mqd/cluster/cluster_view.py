@@ -47,6 +47,7 @@ class View:
     def settled(self, topic: TopicState, target: Target, leaving: int = -1) -> PartitionChange | None:
         """The leader stays while it is unfenced, although it is about to shut down, unless it is `leaving`; where nobody else may lead, whoever is about to shut down still does."""
         leader = target.old.leader
+        leaving = -1 if target.stays else leaving
 
         def live(node: int) -> bool:
             return node != leaving and (node in self._may_lead or (node == leader and node in self._unfenced))

@@ -39,7 +39,7 @@ def effective_min_in_sync(wanted: int, replica_count: int, adding_count: int = 0
 class Target:
     """What a partition is to become; starts as what it is."""
 
-    __slots__ = ("old", "replicas", "directories", "in_sync", "adding", "removing", "recovering", "retiring", "redirect", "replacing", "forget", "new_epoch", "elect", "wanted_leader", "last_known")
+    __slots__ = ("old", "replicas", "directories", "in_sync", "adding", "removing", "recovering", "retiring", "redirect", "replacing", "forget", "new_epoch", "elect", "stays", "wanted_leader", "last_known")
 
     def __init__(self, old: PartitionState) -> None:
         self.old = old
@@ -50,6 +50,7 @@ class Target:
         self.forget: frozenset[int] = frozenset()  # replicas whose memory is gone (R9)
         self.new_epoch = False
         self.elect = ONLINE
+        self.stays = False  # the leader does, even where it is to leave others
         self.wanted_leader = -1  # leads if it may
         self.last_known = old.last_known_eligible
 

@@ -117,13 +117,48 @@ def test_proof_of_death_fences_at_once(world: World) -> None:
     assert not world.unlogged.brokers[2].fenced
 
 
-def test_a_dead_worker_gives_its_leaderships_another_epoch(world: World) -> None:
-    before = {partition.index: partition.leader_epoch for partition in partitions(world) if partition.leader == 2}
+def test_what_a_dead_worker_led_is_led_by_others_at_once(world: World) -> None:
+    led = [partition.index for partition in partitions(world) if partition.leader == 2]
+    followed = [partition.index for partition in partitions(world) if partition.leader != 2 and 2 in partition.replicas]
+    world.now_ms += 10
+    world.kill_worker(world.hosts[2])
+    fetch, world.fetch = world.fetch, lambda *_: None
+    run(world, 200)
+    assert led and followed
+    for index in led:
+        partition = partitions(world)[index]
+        assert partition.leader not in (2, -1) and 2 not in partition.in_sync_replicas and len(partition.in_sync_replicas) == 2
+    if world.hosts[2].broker._registration.worker_count == 1:
+        assert all(2 not in partitions(world)[index].in_sync_replicas for index in followed)
+    world.fetch = fetch
+    run(world, 2_000)
+    assert all(2 in partitions(world)[index].in_sync_replicas for index in (*led, *followed)), "its files are as they were"
+
+
+def test_a_dead_worker_that_is_needed_leads_on_in_another_epoch() -> None:
+    world = World(7, 2)
+    world.settle(20)
+    assert world.ask(messages.CreateTopic("t", 4, 2, {}, {})).error == 0
+    assert world.ask(messages.CreateTopic("alone", 4, 1, {}, {})).error == 0
+    before = {(name, partition.index): partition for name in ("t", "alone") for partition in partitions(world, name) if partition.leader == 2}
     world.kill_worker(world.hosts[2])
     run(world, 300)
-    assert before
-    for index, epoch in before.items():
-        assert (partitions(world)[index].leader, partitions(world)[index].leader_epoch) == (2, epoch + 1)
+    assert len(before) == 4
+    for (name, index), old in before.items():
+        new = partitions(world, name)[index]
+        assert (new.leader, new.leader_epoch, new.in_sync_replicas) == (2, old.leader_epoch + 1, old.in_sync_replicas)
+
+
+def test_what_was_said_of_a_dead_worker_counts_for_what_is_so_still(world: World) -> None:
+    active = world.hosts[world.active].core
+    topic_id, epoch = world.unlogged.topics["t"].topic_id, world.unlogged.brokers[2].epoch
+    for partition in partitions(world):
+        led, followed = [(topic_id, partition.index, partition.leader_epoch)], [(topic_id, partition.index, partition.partition_epoch)]
+        stale = [(topic_id, partition.index, 99), (topic_id, 99, 0), (b"x" * 16, 0, 0)]
+        wrong = (followed, led) if partition.leader == 2 else (led, followed if 2 not in partition.replicas else [])
+        for lost, silent in ((stale, stale), (wrong[0] if partition.leader != 2 else [], wrong[1] if partition.leader == 2 else [])):
+            assert active.handle(metadata_core.PeerReceived(2, broker_messages.WorkersDied(2, epoch, lost, silent)), world.now_ms) == []
+        assert active.handle(metadata_core.PeerReceived(2, broker_messages.WorkersDied(2, epoch - 1, led, followed)), world.now_ms) == []
 
 
 def test_a_controlled_shutdown_leaves_nothing_led_and_all_in_sync(world: World) -> None:
