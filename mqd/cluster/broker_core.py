@@ -6,7 +6,7 @@ controller process but what the shell gives with Started: (node id, directory id
 Invariants (check())
     B1  the lease deadline is at most sent_ms + lease of a heartbeat that was answered for the registration in force; it never rests on when an answer came
     B2  ready (R10) only while the committed metadata holds this incarnation's own registration, and this host's workers have applied it
-    B3  a proposal for a partition is the newest that its worker made; an answer is given for the sequence it names, once
+    B3  a proposal for a partition is the newest that its worker made; an answer is given for the leader epoch and sequence it names, once
     B4  a change of a client is sent at most once; its client hears of it exactly once
 Bounds: CHANGES_WAITING_MAX changes under way; more are refused with a retriable error. One proposal per partition.
 """
@@ -296,7 +296,7 @@ class BrokerCore:
         for result in message.results:
             key = (result.topic_id, result.index)
             entry = self._proposals.get(key)
-            if entry is None or entry.proposal.sequence != result.sequence or message.broker_epoch != self.broker_epoch:
+            if entry is None or (entry.proposal.leader_epoch, entry.proposal.sequence) != (result.proposed_in, result.sequence) or message.broker_epoch != self.broker_epoch:
                 continue
             if result.error == ErrorCode.NOT_CONTROLLER or (result.error and message.controller_epoch != entry.sent_epoch):
                 continue

@@ -124,6 +124,7 @@ class InSyncResult(msgspec.Struct, frozen=True):
     leader_epoch: int = -1
     partition_epoch: int = -1
     in_sync_replicas: list[int] = []
+    proposed_in: int = -1  # leader epoch of the proposal: sequences begin anew with each
 
 
 class AlterPartitionAnswer(msgspec.Struct, tag=True, frozen=True):

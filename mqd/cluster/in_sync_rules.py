@@ -104,7 +104,7 @@ def _refusal(view: View, node_id: int, broker_epoch: int, partition: PartitionSt
 
 
 def _result(proposal: InSyncProposal, error: int) -> InSyncResult:
-    return InSyncResult(proposal.topic_id, proposal.index, proposal.sequence, int(error))
+    return InSyncResult(proposal.topic_id, proposal.index, proposal.sequence, int(error), proposed_in=proposal.leader_epoch)
 
 
 def _after(proposal: InSyncProposal, error: int, partition: PartitionState, change: PartitionChange | None) -> InSyncResult:
@@ -120,4 +120,5 @@ def _after(proposal: InSyncProposal, error: int, partition: PartitionState, chan
         leader_epoch=partition.leader_epoch + (change is not None and change.new_epoch),
         partition_epoch=partition.partition_epoch + (change is not None),
         in_sync_replicas=list(partition.in_sync_replicas if change is None else kept(change.in_sync_replicas, partition.in_sync_replicas)),
+        proposed_in=proposal.leader_epoch,
     )

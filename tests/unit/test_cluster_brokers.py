@@ -417,7 +417,7 @@ def test_a_refusal_of_an_older_controller_does_not_end_a_proposal(world: World) 
     assert isinstance(sent.message, broker_messages.AlterPartition)
 
     def answer(error: int, epoch: int) -> list:
-        result = broker_messages.InSyncResult(topic_id, 0, 99, int(error), host.node, partition.leader_epoch, partition.partition_epoch + 1, [host.node])
+        result = broker_messages.InSyncResult(topic_id, 0, 99, int(error), host.node, partition.leader_epoch, partition.partition_epoch + 1, [host.node], partition.leader_epoch)
         message = broker_messages.AlterPartitionAnswer(epoch, host.node, host.broker.broker_epoch, 0, [result])
         return host.broker.handle(broker_core.PeerReceived(world.active, message), world.now_ms)
 
@@ -464,10 +464,25 @@ def test_proposals_that_come_while_one_is_on_its_way_go_together(world: World) -
 
     (first,) = propose(0)
     assert [propose(index) for index in range(1, 20)] == [[]] * 19
-    result = broker_messages.InSyncResult(topic_id, 0, 1, 0, 3, 0, 1, [3, 1])
+    result = broker_messages.InSyncResult(topic_id, 0, 1, 0, 3, 0, 1, [3, 1], 0)
     answer = broker_messages.AlterPartitionAnswer(world.epoch, 3, host.broker.broker_epoch, 0, [result])
     told, rest = host.broker.handle(broker_core.PeerReceived(world.active, answer), world.now_ms)
     assert told.answer.index == 0 and [entry.index for entry in rest.message.proposals] == list(range(1, 20))
     again = [action.message for action in host.broker.handle(broker_core.Tick(), world.now_ms + 600) if isinstance(action.message, broker_messages.AlterPartition)]
     assert [len(message.proposals) for message in again] == [19], "nobody answered"
     assert propose(20 - 1, 2) == [], "a newer one waits too"
+
+
+def test_an_answer_to_a_proposal_of_an_older_leader_epoch_is_not_for_this_one(world: World) -> None:
+    """Found by chance (seed 5289): sequences begin anew with a leader epoch, and a late answer to the first proposal of the older one ended the first of this one."""
+    partition = partitions(world)[0]
+    host = world.hosts[partition.leader]
+    topic_id = world.unlogged.topics["t"].topic_id
+    world.kill_worker(host)
+    wanted = messages.ProposeInSync(topic_id, 0, partition.leader_epoch + 1, partition.partition_epoch + 1, [(host.node, host.broker.broker_epoch)], 1)
+    host.broker.handle(broker_core.InSyncProposed("w", wanted), world.now_ms)
+    for proposed_in, told in ((partition.leader_epoch, 0), (partition.leader_epoch + 1, 1)):
+        result = broker_messages.InSyncResult(topic_id, 0, 1, int(E.INELIGIBLE_REPLICA), proposed_in=proposed_in)
+        message = broker_messages.AlterPartitionAnswer(world.epoch, host.node, host.broker.broker_epoch, 0, [result])
+        actions = host.broker.handle(broker_core.PeerReceived(world.active, message), world.now_ms)
+        assert len([action for action in actions if isinstance(action, broker_core.ToWorker)]) == told
