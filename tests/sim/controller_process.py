@@ -79,7 +79,7 @@ class ControllerProcess:
         host, state = self.host, self.metadata.committed
         own = state.brokers.get(host.node)
         registered = own is not None and (own.incarnation, own.directory_id) == (host.incarnation, host.key.directory_id.hex())
-        if self._started or not ((registered and state.version >= host.metadata_version) or "PAST" in self.world.off):
+        if self._started or not ((registered and state.version >= host.metadata_version) or not self.world.off.isdisjoint(("PAST", "R10"))):
             return
         self._started = True
         alive = {worker.index: worker.generation for worker in host.workers if worker is not None and worker.process.alive}

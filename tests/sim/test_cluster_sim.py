@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from tests.sim.schedules import outcome, outcomes, report
 ROOT = Path(__file__).resolve().parents[2]
 QUICK_COUNT, QUICK_PARTS = 2_000, 8
 EVENTS_MIN = 1_500
-QUICK_SECONDS_MAX = 300
 
 
 @pytest.mark.parametrize("part", range(QUICK_PARTS))
@@ -46,14 +44,24 @@ def test_the_same_seed_is_the_same_run_whatever_the_hash_seed() -> None:
     assert traces[0] == traces[1] and traces[0].count("\n") == 3
 
 
-# Rule that is off -> seeds within which a cluster shows it. test_partition_sim.py has those that are rare here.
-MUTANTS = {"R2": 300, "R4": 400, "R5": 200, "R7": 1_500, "R8": 400, "R9": 600, "R10": 600, "R11": 100, "R12": 200, "R13": 400, "flush": 60, "lease": 300, "L2": 200, "PAST": 100}
+# Rules that a cluster shows within SEEN_COUNT seeds when they are off. Those that it shows more rarely are seen in the small world (test_partition_sim.py) and by traces
+# (test_cluster_traces.py): R1, R3, R5, R6, R6b, R7, KIP-903.
+MUTANTS = ("R2", "R4", "R8", "R9", "R10", "R11", "R12", "R13", "flush", "lease", "L2", "PAST")
+SEEN_COUNT = 150
+RARE = {"R5": 1_000, "R7": 1_000}
 
 
 @pytest.mark.parametrize("rule", MUTANTS)
 def test_a_rule_that_is_off_is_seen(rule: str) -> None:
-    found = outcomes(range(MUTANTS[rule]), frozenset([rule]), enough=1)
-    assert any(result.name for result in found), f"{rule} survives {MUTANTS[rule]} schedules"
+    found = outcomes(range(SEEN_COUNT), frozenset([rule]), enough=1)
+    assert any(result.name for result in found), f"{rule} survives {SEEN_COUNT} schedules"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RARE)
+def test_a_rule_that_is_off_is_seen_at_last(rule: str) -> None:
+    found = outcomes(range(RARE[rule]), frozenset([rule]), enough=1)
+    assert any(result.name for result in found), f"{rule} survives {RARE[rule]} schedules"
 
 
 def test_messages_between_hosts_are_as_good_encoded() -> None:
@@ -71,6 +79,5 @@ def test_many_more_schedules(block: int) -> None:
 
 
 def test_a_schedule_that_fails_says_how_to_run_it_again() -> None:
-    began = time.monotonic()
-    failed = next(result for result in (outcome(seed, frozenset(["R5"])) for seed in range(200)) if result.name)
-    assert f"python -m tests.sim.replay {failed.seed}" in report([failed]) and time.monotonic() - began < QUICK_SECONDS_MAX
+    failed = next(result for result in (outcome(seed, frozenset(["flush"])) for seed in range(20)) if result.name)
+    assert f"python -m tests.sim.replay {failed.seed}" in report([failed])
