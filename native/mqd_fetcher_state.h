@@ -72,6 +72,7 @@ struct mqd_followed *mqd_followed_find(struct mqd_fetchers *fetchers, const stru
 void mqd_followed_changed(struct mqd_followed *followed);
 void mqd_followed_put_off(struct mqd_reactor *r, struct mqd_followed *followed, int64_t ms);
 void mqd_followed_settle(struct mqd_followed *followed); /* if it is */
+void mqd_followed_leave_session(struct mqd_followed *followed); /* with the next request */
 void mqd_fetcher_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher, int error, const char *text); /* tells Python; error < 0: it need not be told */
 /* mqd_fetcher_answer.c: takes what was received. false: the fetcher has ended. */
 bool mqd_fetcher_take(struct mqd_reactor *r, struct mqd_fetcher *fetcher);
