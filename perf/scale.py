@@ -1,6 +1,7 @@
 """`python -m perf scale`: what a large cluster costs, by simulation with the real cores; fills docs/scale.md, perf/scale.json and docs/scale-*.svg.
 
     python -m perf scale gossip      up to 1,000 hosts that gossip (a quarter of an hour)
+    python -m perf scale control     the metadata of up to a million partitions (some minutes, 3 GB of memory)
     python -m perf scale --page      only writes the page and the charts again, from perf/scale.json
 
 Simulated time is no wall time: what else runs on the machine changes nothing but the CPU figures, which are this machine's.
@@ -15,7 +16,8 @@ import sys
 from collections.abc import Callable
 from statistics import median
 
-from perf import gossip_scale
+from mqd.controller.server import SEND_BYTES_MAX
+from perf import control_scale, gossip_scale
 from perf.accounting import machine
 from perf.charts import Series, line_chart
 from perf.loading import ROOT
@@ -29,6 +31,11 @@ RATE_CHART = ROOT / "docs" / "scale-datagrams.svg"
 GOSSIP = ((3, 0.01, 2), (10, 0.01, 8), (30, 0.01, 20), (100, 0.01, 40), (300, 0.01, 40), (1000, 0.01, 40), (100, 0.05, 40), (1000, 0.05, 20))  # hosts, loss, failures
 AT_ONCE = ((10, 0.01, 0.3), (100, 0.01, 0.1), (1000, 0.01, 0.1))  # hosts, loss, share
 SEED = 2026
+
+CATCH_UP_CHART = ROOT / "docs" / "scale-catch-up.svg"
+CATCH_UP = (10_000, 50_000, 100_000, 200_000, 500_000, 1_000_000)
+FAILOVER = ((200_000, 60, 3_000), (200_000, 60, 10_000), (1_000_000, 1_000, 10_000))  # partitions, hosts, leaders
+HEARTBEATS = ((10_000, 10), (200_000, 200), (1_000_000, 1_000))
 
 
 def _say(line: str) -> None:
@@ -127,10 +134,65 @@ def write(result: dict) -> None:
         text = replace_block(text, "gossip", gossip_page(result))
         KNOWN_CHART.write_text(known_chart(result))
         RATE_CHART.write_text(rate_chart(result))
+    if "control" in result:
+        text = replace_block(text, "control", control_page(result))
+        CATCH_UP_CHART.write_text(catch_up_chart(result))
     PAGE.write_text(text)
 
 
-PARTS: dict[str, Callable[[], dict]] = {"gossip": measure_gossip}
+# -- the control plane -----------------------------------------------------------------------------------------------------------
+
+
+def measure_control() -> dict:
+    found: dict = {"catch_up": [], "failover": [], "heartbeats": []}
+    for partitions in CATCH_UP:
+        _say(f"catch-up: {partitions:,} partitions")
+        found["catch_up"].append(control_scale.catch_up(partitions, max(10, partitions // 1_000)))
+    for partitions, hosts, leaders in FAILOVER:
+        _say(f"failover: {leaders:,} leaders of {partitions:,}")
+        found["failover"].append(control_scale.failover(partitions, hosts, leaders))
+    for partitions, hosts in HEARTBEATS:
+        _say(f"heartbeats: {hosts:,} hosts")
+        found["heartbeats"].append(control_scale.heartbeats(partitions, hosts))
+    return found
+
+
+def _steps(found: list[dict], first: tuple[str, ...], columns: list[str]) -> str:
+    """A table with the steps as rows."""
+    rows = [tuple([name, *(f"{one['steps'][name]:.3f}" for one in found)]) for name in found[0]["steps"]]
+    rows.append(("**all of it**", *(f"**{one['total_s']:.2f}**" for one in found)))
+    return markdown_table((*first, *columns), rows, right=range(1, len(columns) + 1))
+
+
+def control_page(result: dict) -> str:
+    found, facts = result["control"], result["machine"]
+    catch_up = found["catch_up"]
+    beats = [
+        (f"{one['hosts']:,}", f"{one['partitions']:,}", number(one["heartbeat_us"]), number(one["heartbeats_ms_per_s"]), number(one["tick_ms"])) for one in found["heartbeats"]
+    ]
+    return "\n\n".join((
+        f"CPU seconds of one core of {facts['cpu']}, {result['control_date'][:10]}; medians of {control_scale.REPETITIONS}.",
+        f"**A broker that knows nothing** gets the whole metadata, hosts = partitions ÷ 1,000 (at least 10). The snapshot has {catch_up[-1]['snapshot_bytes'] / catch_up[-1]['partitions']:.0f} bytes a partition, "
+        f"so 200,000 partitions are {next(one for one in catch_up if one['partitions'] == 200_000)['snapshot_bytes'] / 1e6:.0f} MB.",
+        _steps(catch_up, ("partitions",), [f"{one['partitions']:,}" for one in catch_up]),
+        f"![CPU seconds to catch up, by partitions]({CATCH_UP_CHART.name})",
+        "**Hosts are fenced at once** (a rack, a switch); their leaderships go to others in one batch of the log.",
+        _steps(found["failover"], ("leaders that move, of partitions",), [f"{one['leaders']:,} of {one['partitions']:,}" for one in found["failover"]]),
+        f"An image has {catch_up[-1]['image_bytes'] / catch_up[-1]['partitions']:.0f} bytes a partition. A subscriber that leaves {SEND_BYTES_MAX >> 20} MiB unread is disconnected, so beyond about "
+        f"{int(SEND_BYTES_MAX / (catch_up[-1]['image_bytes'] / catch_up[-1]['partitions']) / 10_000) * 10_000:,} partitions a host's processes cannot take an image whole: that is the limit of a cluster today, "
+        "and what a million partitions need is an image in parts.",
+        f"The batch of {found['failover'][1]['leaders']:,} leaders has {found['failover'][1]['record_bytes'] / 1e6:.1f} MB in the log and {found['failover'][1]['news_bytes'] / 1e6:.1f} MB as news to each process.",
+        "**The active controller in rest**: every host's heartbeat once a second, and the upkeep that looks over all partitions once a second.",
+        markdown_table(("hosts", "partitions", "CPU-µs a heartbeat", "heartbeats, CPU-ms/s", "upkeep, CPU-ms/s"), beats, right=range(5)),
+    ))
+
+
+def catch_up_chart(result: dict) -> str:
+    curve = [(one["partitions"], one["total_s"]) for one in result["control"]["catch_up"]]
+    return line_chart("A broker takes over the whole metadata", "partitions", "CPU seconds", [Series("all steps", [(x, y, y, y) for x, y in curve], curve)])
+
+
+PARTS: dict[str, Callable[[], dict]] = {"gossip": measure_gossip, "control": measure_control}
 
 
 def main(words: list[str]) -> int:
@@ -140,7 +202,9 @@ def main(words: list[str]) -> int:
     arguments = parser.parse_args(words)
     result = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     for part in [] if arguments.page else arguments.parts or list(PARTS):
-        result |= {part: PARTS[part](), f"{part}_date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "machine": machine()}
+        found = PARTS[part]()
+        result = json.loads(RESULT.read_text()) if RESULT.exists() else {}  # another part may have run beside
+        result |= {part: found, f"{part}_date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "machine": machine()}
         write(result)
     write(result)
     return 0
