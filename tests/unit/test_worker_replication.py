@@ -1,0 +1,275 @@
+"""Connections to leaders: which are wanted, and how one is made, proven, given to the reactor and made again. The leader's end is the test; the reactor is a list."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from mqd import native
+from mqd.base.config import BROKER
+from mqd.cluster import handshake
+from mqd.cluster.controller_messages import BrokerImage
+from mqd.cluster.handshake import Hello, Identity, Refusal
+from mqd.worker import replication
+from mqd.worker.assignments import Assignment, Cluster, Member
+from mqd.worker.replication import CATCH_UP, IN_SYNC, Link, Replication, Target, wanted_links
+
+SECRET = b"a secret of sixteen bytes and more"
+TOPIC = b"t" * 16
+PATIENCE_S = 10.0
+
+
+def broker(node_id: int, port: int = 9093, epoch: int = 5, host: str = "127.0.0.1") -> BrokerImage:
+    return BrokerImage(node_id, "clients", 9092, None, epoch, inter_broker_host=host, inter_broker_port=port, worker_count=4, directory_id=f"directory-{node_id}")
+
+
+def assignment(leader: int, worker: int = 0, in_sync: bool = True, node_id: int = 1, replicas: tuple[int, ...] = (1, 2, 3)) -> Assignment:
+    members = tuple(Member(node, node != node_id or in_sync, True, 5) for node in replicas)
+    return Assignment(node_id, 5, leader, 7, 3, 2, 10_000, -1, True, members, worker)
+
+
+# -- what is wanted ----------------------------------------------------------------------------------------------------------
+
+
+def test_one_link_for_each_worker_and_lane() -> None:
+    assigned = {
+        (TOPIC, 0): assignment(2, 0), (TOPIC, 1): assignment(2, 0), (TOPIC, 2): assignment(2, 3), (TOPIC, 3): assignment(3, 0, in_sync=False),
+        (TOPIC, 4): assignment(1),  # led here
+        (TOPIC, 5): assignment(-1),  # by nobody
+        (TOPIC, 6): assignment(4),  # by a host that is not registered
+        (TOPIC, 7): assignment(2, 1, replicas=(2, 3)),  # this host is no replica any more
+        (TOPIC, 8): assignment(5),  # by one that listens for no other hosts
+    }  # fmt: skip
+    brokers = {1: broker(1), 2: broker(2, 1111), 3: broker(3, 2222, epoch=9), 5: broker(5, host="")}
+    assert wanted_links(assigned, brokers) == {
+        Link(2, 0, IN_SYNC): Target("127.0.0.1", 1111, 5), Link(2, 3, IN_SYNC): Target("127.0.0.1", 1111, 5), Link(3, 0, CATCH_UP): Target("127.0.0.1", 2222, 9),
+    }  # fmt: skip
+    assert wanted_links({}, brokers) == {}
+
+
+def test_lanes_are_those_of_the_native_core() -> None:
+    assert (IN_SYNC, CATCH_UP) == (native.lib.MQD_LANE_IN_SYNC, native.lib.MQD_LANE_CATCH_UP)
+
+
+# -- connections -------------------------------------------------------------------------------------------------------------
+
+
+class FakeReactor:
+    """What Replication asks of it; tokens as ReactorCommands gives them."""
+
+    def __init__(self) -> None:
+        self.put: list[tuple[int, socket.socket, native.FetcherOptions]] = []
+        self.removed: list[tuple[int, int, int]] = []
+        self.rates: list[int] = []
+
+    def fetcher_put(self, token: int, fd: int, options: native.FetcherOptions) -> None:
+        self.put.append((token, socket.socket(fileno=fd), options))
+
+    def fetcher_remove(self, token: int, node: int, worker: int, lane: int) -> None:
+        self.removed.append((node, worker, lane))
+
+    def fetcher_rate(self, token: int, rate: int) -> None:
+        self.rates.append(rate)
+
+
+class FakeCommands:
+    def __init__(self) -> None:
+        self.token = 0
+        self.before_done: Callable[[int], None] | None = None  # what is heard before the command's own answer is
+
+    async def run(self, command: Callable[..., None], *arguments: object) -> native.Event:
+        self.token += 1
+        token = self.token
+        command(token, *arguments)
+        if self.before_done is not None:
+            self.before_done(token)
+        await asyncio.sleep(0)
+        return event(native.EventKind.DONE, token)
+
+
+def event(kind: int, token: int, text: str = "") -> native.Event:
+    return native.Event(kind, native.SLOT_NONE, token, 0, 0, 0, 0, 0, None, text)
+
+
+class Leader:
+    """A host's listener: shakes hands, keeps the connections. `decide`: as the acceptor's."""
+
+    def __init__(self, node_id: int, secret: bytes = SECRET) -> None:
+        self.node_id = node_id
+        self.secret = secret
+        self.hellos: list[Hello] = []
+        self.refuse: Refusal | None = None
+        self.streams: list[asyncio.StreamWriter] = []
+        self.port = 0
+        self._server: asyncio.Server | None = None
+
+    def decide(self, hello: Hello) -> Identity | Refusal:
+        self.hellos.append(hello)
+        return self.refuse or Identity(self.node_id, f"directory-{self.node_id}", "cluster")
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._on_connection, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.streams.append(writer)
+        side = handshake.Responder(handshake.derive_key(self.secret, "handshake"), self.decide, os.urandom(handshake.NONCE_BYTES))
+        try:
+            while side.wanted:
+                writer.write(side.feed(await reader.readexactly(side.wanted)))
+            if side.done:
+                writer.write(b"first byte behind the handshake")
+        except (handshake.HandshakeFailed, asyncio.IncompleteReadError):
+            writer.close()
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        for writer in self.streams:
+            writer.close()
+        self._server.close()
+        await self._server.wait_closed()
+
+
+@contextlib.asynccontextmanager
+async def following(leader: Leader, **assigned: Assignment) -> AsyncIterator[tuple[Replication, FakeReactor, FakeCommands, dict[tuple[bytes, int], Assignment]]]:
+    await leader.start()
+    reactor, commands = FakeReactor(), FakeCommands()
+    table = {(TOPIC, index): one for index, one in enumerate(assigned.values())}
+    subject = Replication(reactor, commands, table, {"replica.fetch.max.bytes": "5000"}, SECRET)  # type: ignore[arg-type]
+    try:
+        yield subject, reactor, commands, table
+    finally:
+        await subject.close()
+        for _, connection, _ in reactor.put:
+            connection.close()
+        await leader.stop()
+
+
+def cluster(leader: Leader, epoch: int = 5, port: int | None = None) -> Cluster:
+    return Cluster(1, {1: broker(1), leader.node_id: broker(leader.node_id, port if port is not None else leader.port, epoch)})
+
+
+async def until(what: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not what():
+            await asyncio.sleep(0.005)
+
+
+def run(scenario: Awaitable[None]) -> None:
+    asyncio.run(scenario)  # type: ignore[arg-type]
+
+
+def test_a_proven_socket_goes_to_the_reactor_with_every_byte_behind_the_handshake() -> None:
+    async def scenario() -> None:
+        leader = Leader(2)
+        async with following(leader, one=assignment(2, 3)) as (subject, reactor, _, _):
+            subject.update(cluster(leader), "cluster", {})
+            await until(lambda: reactor.put)
+            _, connection, options = reactor.put[0]
+            assert (leader.hellos[0].purpose, leader.hellos[0].worker, leader.hellos[0].identity) == ("data", 3, Identity(1, "directory-1", "cluster"))
+            assert (options.leader_node, options.leader_worker, options.lane, options.node_id, options.partition_bytes_max) == (2, 3, IN_SYNC, 1, 5000)
+            connection.setblocking(True)
+            assert connection.recv(100) == b"first byte behind the handshake"
+
+    run(scenario())
+
+
+def test_a_connection_that_ends_is_made_again_and_one_that_is_not_wanted_goes() -> None:
+    async def scenario() -> None:
+        leader = Leader(2)
+        async with following(leader, one=assignment(2)) as (subject, reactor, _, table):
+            subject.update(cluster(leader), "cluster", {})
+            await until(lambda: len(reactor.put) == 1)
+            await asyncio.sleep(0.01)
+            subject.update(cluster(leader), "cluster", {})  # nothing new
+            subject.on_ended(event(native.EventKind.FETCHER_ENDED, reactor.put[0][0], "the leader closed the connection"))
+            await until(lambda: len(reactor.put) == 2)
+            table.clear()
+            subject.update(cluster(leader), "cluster", {})
+            await until(lambda: reactor.removed == [(2, 0, IN_SYNC)])
+            await asyncio.sleep(0.15)
+            assert len(reactor.put) == 2
+
+    run(scenario())
+
+
+def test_an_end_that_is_heard_before_the_beginning_counts() -> None:
+    async def scenario() -> None:
+        leader = Leader(2)
+        async with following(leader, one=assignment(2)) as (subject, reactor, commands, _):
+            commands.before_done = lambda token: subject.on_ended(event(native.EventKind.FETCHER_ENDED, token, "at once")) if len(reactor.put) == 1 else None
+            subject.update(cluster(leader), "cluster", {})
+            await until(lambda: len(reactor.put) == 2)
+
+    run(scenario())
+
+
+def test_another_life_of_the_leader_is_connected_to_at_once() -> None:
+    async def scenario() -> None:
+        leader = Leader(2)
+        async with following(leader, one=assignment(2)) as (subject, reactor, _, _):
+            subject.update(cluster(leader), "cluster", {})
+            await until(lambda: len(reactor.put) == 1)
+            subject.update(cluster(leader, epoch=6), "cluster", {})
+            await until(lambda: len(reactor.put) == 2)
+            assert reactor.removed == []  # the new one replaces the old one
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("wrong", ["key", "refused", "identity", "nobody"])
+def test_who_is_not_the_leader_gets_nothing(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replication, "BACKOFF_S_MAX", 0.02)
+
+    async def scenario() -> None:
+        leader = Leader(2, b"another secret of sixteen bytes" if wrong == "key" else SECRET)
+        if wrong == "refused":
+            leader.refuse = Refusal(handshake.REFUSED_BUSY, "not yet")
+        async with following(leader, one=assignment(2)) as (subject, reactor, _, _):
+            if wrong == "identity":
+                leader.node_id = 9
+                told = Cluster(1, {1: broker(1), 2: broker(2, leader.port)})
+            else:
+                told = cluster(leader, port=1 if wrong == "nobody" else None)
+            subject.update(told, "cluster", {})
+            await asyncio.sleep(0.2)
+            assert reactor.put == []
+            if wrong != "nobody":
+                assert len(leader.streams) > 1  # it is tried again
+            leader.refuse, leader.secret, leader.node_id = None, SECRET, 2
+            subject.update(cluster(leader, epoch=7), "cluster", {})
+            await until(lambda: reactor.put)
+
+    run(scenario())
+
+
+def test_nothing_is_connected_before_this_host_is_registered() -> None:
+    async def scenario() -> None:
+        leader = Leader(2)
+        async with following(leader, one=assignment(2)) as (subject, reactor, _, _):
+            subject.update(Cluster(1, {2: broker(2, leader.port)}), "cluster", {})
+            await asyncio.sleep(0.1)
+            assert (leader.hellos, reactor.put) == ([], [])
+            subject.update(cluster(leader), "cluster", {})
+            await until(lambda: reactor.put)
+
+    run(scenario())
+
+
+def test_the_rate_of_catching_up_follows_the_configuration() -> None:
+    async def scenario() -> None:
+        leader = Leader(2)
+        async with following(leader) as (subject, reactor, _, _):
+            subject.update(cluster(leader), "cluster", {})
+            subject.update(cluster(leader), "cluster", {"follower.replication.throttled.rate": "1000000"})
+            subject.update(cluster(leader), "cluster", {"follower.replication.throttled.rate": "1000000"})
+            subject.update(cluster(leader), "cluster", {})
+            await until(lambda: reactor.rates == [1_000_000, 0])
+
+    run(scenario())
+    assert BROKER["follower.replication.throttled.rate"].dynamic
