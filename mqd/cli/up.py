@@ -148,7 +148,13 @@ def command(
         except OSError:
             pass  # nobody reads our output; the broker serves all the same
 
-    failure = run(Path(__file__).resolve().parent.parent / "supervisord.conf", places, on_ready)
+    def on_waiting(text: str) -> None:
+        try:
+            print(f"mqd waits: {text}", file=sys.stderr, flush=True)
+        except OSError:
+            pass
+
+    failure = run(Path(__file__).resolve().parent.parent / "supervisord.conf", places, on_ready, on_waiting)
     os.close(claim)
     if failure is not None:
         raise CliError(failure)

@@ -1,30 +1,40 @@
 """Asks the seeds until this host knows of which cluster it is (mqd/cluster/formation.py), and answers others that ask."""
 
 import asyncio
+from collections.abc import Callable
 
 from mqd.base import clock, logging
 from mqd.cluster import formation
 from mqd.cluster.formation import FormationAnswer, FormationCore
 from mqd.cluster.handshake import HandshakeFailed
 from mqd.cluster.peer_messages import PeerProtocolError, encode
-from mqd.controller.peers import Connection, Peers
+from mqd.controller.peers import Connection, Peers, reason_of
 
 TICK_S = 0.05
+TELL_S = 1.0
 log = logging.get("controller.forming")
 
 
 class Forming:
     """`await run()` gives the decision; `on_ask(connection, ask)` for questions that come over connections."""
 
-    def __init__(self, core: FormationCore, peers: Peers) -> None:
+    def __init__(self, core: FormationCore, peers: Peers, on_waiting: Callable[[str], None] = lambda text: None) -> None:
+        """`on_waiting`: for whom this host waits, when it takes longer than TELL_S and whenever that changes."""
         self.core = core
+        self._on_waiting = on_waiting
+        self._waits_for = ""
         self._peers = peers
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
 
     async def run(self) -> formation.Found | formation.Join:
         self._handle(formation.Start())
+        told, loop = "", asyncio.get_running_loop()
+        tell_at = loop.time() + TELL_S
         while self.core.decided is None:
+            if self._waits_for != told and loop.time() >= tell_at:
+                told, tell_at = self._waits_for, loop.time() + TELL_S
+                self._on_waiting(told)
             try:
                 async with asyncio.timeout(TICK_S):
                     await self._changed.wait()
@@ -53,7 +63,8 @@ class Forming:
                     self._tasks.add(task)
                     task.add_done_callback(self._tasks.discard)
                 case formation.Wait():
-                    log.info("waiting for the hosts of the cluster", reasons="; ".join(effect.reasons))
+                    self._waits_for = "; ".join(effect.reasons)
+                    log.info("waiting for the hosts of the cluster", reasons=self._waits_for)
         self._changed.set()
 
     async def _ask(self, effect: formation.AskSeed) -> None:
@@ -67,7 +78,7 @@ class Forming:
             finally:
                 connection.writer.transport.abort()
         except (OSError, EOFError, TimeoutError, HandshakeFailed, PeerProtocolError) as error:
-            self._handle(formation.Unreachable(effect.seed, effect.ask.ask_id, f"cannot be asked: {error or type(error).__name__}"))
+            self._handle(formation.Unreachable(effect.seed, effect.ask.ask_id, f"cannot be asked: {reason_of(error)}"))
             return
         if isinstance(answer, FormationAnswer) and answer.member.node_id == connection.identity.node_id and answer.member.directory_id == connection.identity.directory_id:
             self._handle(formation.Answered(effect.seed, answer))

@@ -32,6 +32,7 @@ class Membership:
         self.seeds = cluster_config.seeds(config)
         self.address = client.welcome.controller_listener or ("", 0)  # as other hosts are told
         self._key = key
+        self._waiting = client.waiting
         self._cluster_id = ""
         self._forming: Forming | None = None
         self._shell: Shell | None = None
@@ -59,7 +60,7 @@ class Membership:
     async def form(self, lost_cluster_id: str) -> formation.Found | formation.Join:
         """Until the seeds have made clear what to do. Only with seeds."""
         assert self._peers is not None
-        self._forming = Forming(FormationCore(self._member(), self.seeds, lost_cluster_id), self._peers)
+        self._forming = Forming(FormationCore(self._member(), self.seeds, lost_cluster_id), self._peers, self._waiting)
         decision = await self._forming.run()
         for member in (*decision.voters, *self._forming.core.members()):
             self._peers.know(member.node_id, member.host, member.port)

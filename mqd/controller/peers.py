@@ -37,6 +37,15 @@ REFUSED_S = 2.0  # a peer that refused is not asked again before
 log = logging.get("controller.peers")
 
 
+def reason_of(error: BaseException) -> str:
+    """In words: "Connection refused", not what asyncio makes of it."""
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno)
+    return str(error) or "the connection ended"
+
+
 def set_options(connection: socket.socket) -> None:
     """Small messages at once; the dead are noticed."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -157,7 +166,7 @@ class Peers:
         except HandshakeRefused as error:
             self._failed(node_id, node, f"refused: {error}", max(wait_s, REFUSED_S))
         except (OSError, EOFError, TimeoutError, HandshakeFailed) as error:
-            self._failed(node_id, node, str(error) or type(error).__name__, wait_s)
+            self._failed(node_id, node, reason_of(error), wait_s)
         else:
             node.failure_count, node.said = 0, ""
             log.info("connected to a host", node=node_id)
@@ -223,7 +232,7 @@ class Peers:
                 await writer.drain()
         except (OSError, EOFError, TimeoutError, HandshakeFailed) as error:
             name = writer.get_extra_info("peername")
-            log.warning("a connection to the controller's listener was turned away", address=f"{name[0]}:{name[1]}" if name else "?", reason=str(error) or type(error).__name__)
+            log.warning("a connection to the controller's listener was turned away", address=f"{name[0]}:{name[1]}" if name else "?", reason=reason_of(error))
         finally:
             self._shaking -= 1
         try:

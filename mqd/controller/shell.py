@@ -20,6 +20,7 @@ from mqd.cluster.broker_core import BrokerCore
 from mqd.cluster.host_core import HostCore
 from mqd.cluster.host_events import ControllerChanged, StateReplaced
 from mqd.cluster.metadata_core import MetadataCore
+from mqd.cluster.peer_messages import PeerProtocolError
 from mqd.cluster.placement import Directory
 from mqd.cluster.quorum_core import QuorumCore
 from mqd.cluster.quorum_store import QuorumStore
@@ -305,7 +306,10 @@ class Shell:
         if node_id == self.node_id:
             asyncio.get_running_loop().call_soon(self.on_peer, node_id, message)
         else:
-            self._send_out(node_id, message)
+            try:
+                self._send_out(node_id, message)
+            except PeerProtocolError as error:
+                log.error("a message to another host was not sent", node=node_id, reason=str(error))
 
     def _learn_addresses(self) -> None:
         for voter in self.quorum.voters:

@@ -34,7 +34,7 @@ from mqd.keeper.settings import Settings
 from mqd.native import ProcessState
 from mqd.shm.attach import peer_pid, peer_pidfd, receive_packet, send_message
 from mqd.shm.keeper_messages import (
-    Death, Hello, Leave, Left, ProcessStatus, Ready, Refused, SetLogLevel, Shutdown, Status, StatusQuery, ToKeeper, Welcome,
+    Death, Hello, Leave, Left, ProcessStatus, Ready, Refused, SetLogLevel, Shutdown, Status, StatusQuery, ToKeeper, Waiting, Welcome,
 )
 
 LOST_GRACE_S = 1.0
@@ -85,6 +85,7 @@ class Keeper:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_count = 0
         self._leaving = ""  # why; before it ends
+        self._waiting = ""  # for what, while it is not ready
         self._ending: str | None = None  # why
         self._done = False
         self.exit_status = 0
@@ -197,6 +198,10 @@ class Keeper:
         elif isinstance(message, Hello):
             if process is None:
                 self._on_hello(connection, message)
+        elif isinstance(message, Waiting):
+            if process is not None and process.state == "starting":
+                self._waiting = message.text
+                self._publish()
         elif isinstance(message, Left):
             if process is not None and process.role == "controller" and self._leaving:
                 self.shut_down(self._leaving)
@@ -387,8 +392,17 @@ class Keeper:
             self.shut_down(self._leaving)
         if self._ending is None:
             log.warning("process died", process=process.name, pid=process.pid, generation=death.generation)
+            self._maybe_prove_death()
         self._publish()
         self._maybe_end()
+
+    def _maybe_prove_death(self) -> None:
+        """A host among others whose controller and workers have all ended: nobody else can tell."""
+        if self.resources.cluster is None or self._leaving or any(process.pidfd >= 0 for process in self.processes if process.role != "acceptor"):
+            return
+        from mqd.keeper import proof  # here: a host alone has no use for it
+
+        proof.prove(self.settings.config, self.settings.places.run_dir, self.resources.control, self.resources.cluster.gossip, self._after)
 
     # -- notices -----------------------------------------------------------------------------------------------------------
 
@@ -518,6 +532,7 @@ class Keeper:
             "listeners": self.resources.addresses,
             "started_ms": self.started_ms,
             "ready": self.is_ready(),
+            "waiting": "" if self.is_ready() else self._waiting,
             "ending": self._ending,
             "processes": self.process_statuses(),
         }

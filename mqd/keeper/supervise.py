@@ -45,6 +45,7 @@ class ReadyBroker(msgspec.Struct):
     ready: bool
     ending: str | None
     processes: list[dict[str, Any]]
+    waiting: str = ""  # for what, while it is not ready
 
     @property
     def keeper_pid(self) -> int:
@@ -103,12 +104,13 @@ class _PromptPoller:
 class BrokerSupervisor(Supervisor):
     """`on_ready` is called once, when every process is up. After main(): `failure` is None, or why the broker ended by itself."""
 
-    def __init__(self, options: ServerOptions, places: Layout, on_ready: Callable[[ReadyBroker], None]):
+    def __init__(self, options: ServerOptions, places: Layout, on_ready: Callable[[ReadyBroker], None], on_waiting: Callable[[str], None]):
         super().__init__(options)
         self._outlives_terminal = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # nohup
         self.failure: str | None = None
         self._places = places
-        self._on_ready = on_ready
+        self._on_ready, self._on_waiting = on_ready, on_waiting
+        self._waiting = ""
         self._is_ready = False
         self._hurry = 1  # the first children should not wait for the first time-out
         self._failures: dict[str, int] = {}
@@ -149,6 +151,9 @@ class BrokerSupervisor(Supervisor):
 
     def _look_for_ready(self) -> None:
         about = self._about()
+        if about is not None and about.waiting and about.waiting != self._waiting:
+            self._waiting = about.waiting
+            self._on_waiting(about.waiting)
         if about is not None and about.ready:
             self._is_ready = True
             self._on_ready(about)
@@ -225,12 +230,14 @@ def last_words(log_path: Path, from_position: int, size_bytes: int = 4096) -> st
     return next((error for line in reversed(lines) if (error := _error_of(line))), lines[-1] if lines else "")
 
 
-def run(configuration: Path, places: Layout, on_ready: Callable[[ReadyBroker], None]) -> str | None:
+def run(
+    configuration: Path, places: Layout, on_ready: Callable[[ReadyBroker], None], on_waiting: Callable[[str], None] = lambda text: None
+) -> str | None:
     """Runs the broker until it has ended; the environment must hold what the configuration refers to. Returns None, or why it ended by itself."""
     options = ServerOptions()
     options.realize(["-c", str(configuration)], doc="mqd")
     options.first, options.test = True, False
-    supervisor = BrokerSupervisor(options, places, on_ready)
+    supervisor = BrokerSupervisor(options, places, on_ready, on_waiting)
     try:
         supervisor.main()
     except asyncore.ExitNow:

@@ -30,7 +30,7 @@ import msgspec
 
 from mqd import native
 from mqd.shm import segments
-from mqd.shm.keeper_messages import Death, FromKeeper, Hello, Leave, Left, Ready, Refused, Shutdown, Welcome
+from mqd.shm.keeper_messages import Death, FromKeeper, Hello, Leave, Left, Ready, Refused, Shutdown, Waiting, Welcome
 
 MESSAGE_BYTES_MAX = 128 << 10
 DESCRIPTOR_COUNT_MAX = 253  # the kernel's SCM_MAX_FD
@@ -210,6 +210,13 @@ class KeeperClient:
             send_message(self._connection, Ready(detail))
         except OSError as error:
             raise KeeperError("the keeper ended") from error
+
+    def waiting(self, text: str) -> None:
+        """For what this process waits before it is ready."""
+        try:
+            send_message(self._connection, Waiting(text[:1000]))
+        except OSError:
+            pass
 
     def left(self) -> None:
         """The controller's answer to Leave. A keeper that has ended needs none."""

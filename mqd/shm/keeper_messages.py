@@ -49,6 +49,12 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
     detail: str = ""
 
 
+class Waiting(msgspec.Struct, tag=True, frozen=True):
+    """From a process that is not ready yet: for what it waits, for people who look."""
+
+    text: str
+
+
 class Death(msgspec.Struct, tag=True, frozen=True):
     """Proof: the kernel said so. `generation` is the dead one's; its successor has another."""
 
@@ -106,5 +112,5 @@ class Status(msgspec.Struct, tag=True, frozen=True):
     client_socket: str = ""  # where they attach; "" = nowhere
 
 
-ToKeeper = Hello | Ready | Left | StatusQuery | SetLogLevel
+ToKeeper = Hello | Ready | Waiting | Left | StatusQuery | SetLogLevel
 FromKeeper = Welcome | Refused | Death | Leave | Shutdown | Status

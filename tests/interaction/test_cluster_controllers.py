@@ -274,7 +274,7 @@ def test_a_host_without_the_key_is_turned_away(tmp_path: Path) -> None:
         with open(stranger.data_dir / "up.stderr", "w") as errors:
             started = subprocess.Popen(stranger.command(), stdout=subprocess.DEVNULL, stderr=errors)
         try:
-            cluster.wait("it says for whom it waits", lambda: "waiting for the hosts of the cluster" in stranger.logs())
+            cluster.wait("it says for whom it waits", lambda: "mqd waits: 127.0.0.1" in stranger.logs())
             cluster.wait("the others say why", lambda: "does not hold this cluster's key" in cluster[1].logs())
             assert started.poll() is None and "mqd ready" not in stranger.logs()
         finally:
