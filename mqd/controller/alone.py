@@ -21,7 +21,7 @@ class Alone:
     def joined(self, cluster_id: str, shell: object) -> None:
         pass
 
-    async def start_gossip(self, directory: Path) -> None:
+    async def start_gossip(self, directory: Path, *more: object) -> None:
         pass
 
     def send(self, node_id: int, message: msgspec.Struct) -> None:
