@@ -204,7 +204,7 @@ class Process:
         shell = self.shell = self._make_shell(stored, recovered.state)
         self.membership.joined(cluster_id, shell)
         shell.start_quorum(cluster_id, peers)
-        await self.membership.start_gossip(self.places.metadata_dir)
+        await self.membership.start_gossip(self.places.metadata_dir, self.places.run_dir, self.client.control.generation)
         control = self.client.control
         seen_before = control.metadata_version if control.broker_incarnation == control.generation else 0
         await self._or_end(shell.wait_metadata(seen_before))

@@ -27,7 +27,7 @@ from mqd.base import clock, logging
 from mqd.cluster import gossip_events as events
 from mqd.cluster.gossip_core import GossipCore
 from mqd.cluster.gossip_events import KeepLife, LeaveDone, ProbeStream, Profile, PushPull, SendDatagram, Settings
-from mqd.cluster.gossip_messages import LIFE_MAX, STATE_BYTES_MAX, Refused, Seal, State, StreamAck, StreamMessage, StreamPing, decode_stream, encode
+from mqd.cluster.gossip_messages import LIFE_MAX, MAGIC, STATE_BYTES_MAX, Refused, Seal, State, StreamAck, StreamMessage, StreamPing, decode_stream, encode
 from mqd.cluster.handshake import HandshakeFailed, Hello, derive_key
 from mqd.controller.peers import Peers
 
@@ -164,6 +164,7 @@ class Gossip(asyncio.DatagramProtocol):
     def __init__(self, core: GossipCore, datagrams: socket.socket, peers: Peers, life_path: Path) -> None:
         self.core = core
         self.on_change: Callable[[Change], None] = lambda change: None
+        self.on_other: Callable[[bytes], None] = lambda data: None  # datagrams that are not gossip's: anybody's bytes
         self._socket, self._peers, self._life_path = datagrams, peers, life_path
         self._transport: asyncio.DatagramTransport | None = None
         self._names = _Names(datagrams.family, self._send)
@@ -242,7 +243,10 @@ class Gossip(asyncio.DatagramProtocol):
     # -- datagrams ------------------------------------------------------------------------------------------------------------------
 
     def datagram_received(self, data: bytes, addr: object) -> None:
-        self.event(events.DatagramReceived(data))
+        if data.startswith(MAGIC):
+            self.event(events.DatagramReceived(data))
+        else:
+            self.on_other(data)
 
     def error_received(self, exc: Exception) -> None:
         """An ICMP answer to something that was sent: the probe finds out by itself."""

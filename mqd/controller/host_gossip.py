@@ -3,7 +3,9 @@
     told      profile (racks, capacity), load, the active controller as the quorum knows it; seeds: cluster.seeds and every broker that is registered
     hints     addresses of hosts (where connections are tried), who may know the quorum's leader (asked when this host knows none), who is suspected (log, `views()`)
 
-Nothing here fences, elects or changes anything: a wrong hint costs one connection that fails, or one question in vain.
+Beside it, on the same socket, the notices of keepers (mqd/cluster/death_notice.py): a proof, not a hint.
+
+Nothing of gossip fences, elects or changes anything: a wrong hint costs one connection that fails, or one question in vain.
 """
 
 from __future__ import annotations
@@ -11,27 +13,27 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import socket
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mqd.base import clock, cluster_config, logging
+from mqd.cluster import death_notice, quorum_events
 from mqd.cluster import gossip_events as events
-from mqd.cluster import quorum_events
+from mqd.cluster.broker_messages import ProofOfDeath
 from mqd.cluster.gossip_events import MemberView, Profile
 from mqd.cluster.quorum_messages import ReplicaKey
 from mqd.controller import gossip
 
 if TYPE_CHECKING:
-    import socket
-
     from mqd.cluster.handshake import Hello
     from mqd.controller.peers import Peers
     from mqd.controller.shell import Shell
 
-FEED_S = 1.0
-LOAD_EVERY = 5  # feeds
+FEED_S = 0.25
+SEEDS_EVERY, LOAD_EVERY = 4, 20  # feeds
 PEERS_MAX = 8  # hosts that are asked for the quorum's leader
 
 log = logging.get("controller.gossip")
@@ -59,18 +61,28 @@ class HostGossip:
         shell: Shell,
         know: Callable[[int, str, int], None],
         directory: Path,
+        run_dir: Path,
+        incarnation: int,
     ) -> None:
         self._config, self._shell, self._know = config, shell, know
         self._log_dirs = [path for path in config["log.dirs"].split(",") if path]
         self._cpu_ns, self._measured_ms = 0, clock.monotonic_ms()
         self._own_seeds = tuple(cluster_config.parse_address(seed) for seed in cluster_config.seeds(config))
         self._seeds = self._own_seeds
+        self._cluster_id, self._run_dir = cluster_id, run_dir
+        self._secret = cluster_config.load_key(config)
+        self._place, self._numbers = ("", 0), ()
+        self._noticed: death_notice.Notice | None = None
+        self._orders: death_notice.Orders | None = None
+        death_notice.write_orders(run_dir, None)
         profile = Profile(
             key.node_id, key.directory_id, *address, rack=config.get("broker.rack"), version=_version(), worker_count=worker_count, cpu_count=os.cpu_count() or 0,
             memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), disk_bytes=self._disk(0),
         )  # fmt: skip
-        self.gossip = gossip.create(profile, cluster_config.load_key(config), cluster_id, self._seeds, datagrams, peers, directory)
+        self.gossip = gossip.create(profile, self._secret, cluster_id, self._seeds, datagrams, peers, directory)
         self.gossip.on_change = self._on_change
+        self.gossip.on_other = self._on_notice
+        self._incarnation = incarnation
         self._feeding: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -80,6 +92,7 @@ class HostGossip:
     async def stop(self) -> None:
         if self._feeding is not None:
             self._feeding.cancel()
+        death_notice.write_orders(self._run_dir, None)
         await self.gossip.stop()
 
     async def serve(self, hello: Hello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -95,7 +108,9 @@ class HostGossip:
         while True:
             try:
                 self._tell_controller()
-                self._tell_seeds()
+                await self._leave_orders()
+                if count % SEEDS_EVERY == 0:
+                    self._tell_seeds()
                 if count % LOAD_EVERY == 0:
                     self._tell_load()
             except Exception:  # hints: the controller goes on without them
@@ -148,6 +163,35 @@ class HostGossip:
         spent, passed = cpu_ns - self._cpu_ns, max(1, now_ms - self._measured_ms)
         first, self._cpu_ns, self._measured_ms = self._cpu_ns == 0, cpu_ns, now_ms
         return 0 if first else max(0, min(1 << 20, spent // passed // 1_000))
+
+    # -- proof of death --------------------------------------------------------------------------------------------------------
+
+    async def _leave_orders(self) -> None:
+        """Whom the keeper is to tell when all of this host's processes end at once."""
+        orders = await self._current_orders()
+        if orders != self._orders:
+            self._orders = orders
+            death_notice.write_orders(self._run_dir, orders)
+
+    async def _current_orders(self) -> death_notice.Orders | None:
+        core, broker = self._shell.quorum.core, self._shell.core.committed.brokers.get(self._shell.node_id)
+        leader = self._shell.core.committed.brokers.get(core.leader)
+        if broker is None or leader is None or core.leader == self._shell.node_id or not leader.controller_host or broker.incarnation != self._incarnation:
+            return None
+        place = (leader.controller_host, leader.controller_port)
+        known = self._orders
+        if known is None or self._place != place:
+            found = await asyncio.get_running_loop().getaddrinfo(*place, type=socket.SOCK_DGRAM)
+            self._place, self._numbers = place, tuple(dict.fromkeys((entry[4][0], entry[4][1]) for entry in found))
+        return death_notice.Orders(self._incarnation, self._shell.node_id, broker.epoch, core.epoch, self._cluster_id, self._numbers)
+
+    def _on_notice(self, data: bytes) -> None:
+        notice = death_notice.unseal(self._secret, self._cluster_id, data)
+        if notice is not None and self._shell.core.active and notice.node_id != self._shell.node_id:
+            if notice != self._noticed:
+                self._noticed = notice
+                log.info("a keeper says that all processes of its broker have ended", node=notice.node_id, broker_epoch=notice.broker_epoch)
+            self._shell.on_peer(notice.node_id, ProofOfDeath(notice.node_id, notice.broker_epoch, notice.controller_epoch, notice.sent_ms))
 
     # -- hints -----------------------------------------------------------------------------------------------------------------
 

@@ -78,12 +78,14 @@ class Membership:
         if self._peers is not None:
             self._peers.drop(lambda identity: False)
 
-    async def start_gossip(self, directory: Path) -> None:
-        """After joined(). `directory`: where this host's lives are counted. Raises OSError."""
+    async def start_gossip(self, directory: Path, run_dir: Path, incarnation: int) -> None:
+        """After joined(). `directory`: where this host's lives are counted; `incarnation`: of the keeper. Raises OSError."""
         if self._peers is None:
             return
         assert self._shell is not None
-        self.gossip = HostGossip(self._config, self._key, self.address, self._worker_count, self._cluster_id, self._sockets[1], self._peers, self._shell, self.know, directory)
+        self.gossip = HostGossip(
+            self._config, self._key, self.address, self._worker_count, self._cluster_id, self._sockets[1], self._peers, self._shell, self.know, directory, run_dir, incarnation
+        )
         await self.gossip.start()
 
     async def _on_stream(self, hello: Hello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from mqd.base import paths
+from mqd.cluster import death_notice
 from tests.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -230,3 +232,28 @@ def test_brokers_of_a_cluster_gossip(tmp_path: Path) -> None:
         log_has(1, "node=2 state=dead")
         cluster.brokers[2].start()
         log_has(1, "node=2 state=alive before=dead")
+
+
+def test_a_keeper_proves_that_its_broker_is_dead(tmp_path: Path) -> None:
+    """Controller, acceptor and worker of a host killed at once: the active controller hears of it from the keeper, long before the session would have ended."""
+    with Cluster(tmp_path) as cluster:
+
+        def logs(node_id: int) -> str:
+            return "".join(file.read_text(errors="replace") for file in (cluster.brokers[node_id].data_dir / "logs").glob("*.log"))
+
+        def wait(condition: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
+            until = time.monotonic() + seconds
+            while not condition():
+                assert time.monotonic() < until, f"{what}\n{cluster.logs()}"
+                time.sleep(0.02)  # other processes
+
+        wait(lambda: any("this host is the active controller" in logs(node_id) for node_id in (1, 2, 3)), "no active controller")
+        active = next(node_id for node_id in (1, 2, 3) if "this host is the active controller" in logs(node_id))
+        victim = next(node_id for node_id in (1, 2, 3) if node_id != active)
+        orders = paths.run_dir(cluster.brokers[victim].data_dir) / death_notice.ORDERS_NAME
+        wait(orders.exists, "the controller leaves no orders")
+        for pid in [pid for role in ("controller", "acceptor", "worker") for pid in cluster.brokers[victim].pids(role)]:
+            os.kill(pid, signal.SIGKILL)
+        wait(lambda: "the active controller is told" in logs(victim), "the keeper says nothing")
+        wait(lambda: f"all processes of its broker have ended  node={victim} " in logs(active), "the active controller was not told")
+        cluster.brokers[victim].wait_until_ready(60)

@@ -1,0 +1,95 @@
+"""Proof of death by the keeper: who may say it, what it says, what it does first, and when it says nothing."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mqd.base import cluster_config
+from mqd.cluster import death_notice
+from mqd.cluster.death_notice import NOTICE_BYTES_MAX, REPEATS_MS, Notice, Orders
+from mqd.keeper import proof
+
+SECRET = b"a secret of the cluster"
+NOTICE = Notice(3, 1 << 40, 7, 1 << 50)
+
+
+def test_only_who_has_the_key_can_say_it() -> None:
+    data = death_notice.seal(SECRET, "cluster", NOTICE)
+    assert death_notice.unseal(SECRET, "cluster", data) == NOTICE and len(data) <= NOTICE_BYTES_MAX
+    assert death_notice.unseal(b"another", "cluster", data) is None and death_notice.unseal(SECRET, "other", data) is None
+    for place in range(len(data)):
+        assert death_notice.unseal(SECRET, "cluster", data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]) is None
+    for wrong in (b"", b"mqp1", data[:-1], data + b"\0", data + bytes(300), death_notice.seal(SECRET, "cluster", ["no", "notice"])):  # type: ignore[arg-type]
+        assert death_notice.unseal(SECRET, "cluster", wrong) is None
+
+
+class Control:
+    """As native.Control, as far as the keeper uses it here."""
+
+    generation, broker_epoch, broker_incarnation = 11, 5, 11
+
+    def __init__(self) -> None:
+        self.leases: list[tuple[int, int, int]] = []
+
+    def set_broker(self, broker_epoch: int, incarnation: int, lease_deadline_ns: int) -> None:
+        self.leases.append((broker_epoch, incarnation, lease_deadline_ns))
+
+
+class Datagrams:
+    """A socket that looks at what was done before it sends."""
+
+    def __init__(self, control: Control, fails: bool = False) -> None:
+        self.control, self.fails = control, fails
+        self.sent: list[tuple[bytes, tuple[str, int]]] = []
+
+    def sendto(self, data: bytes, flags: int, address: tuple[str, int]) -> None:
+        assert flags & socket.MSG_DONTWAIT, "the keeper waits for nobody"
+        assert self.control.leases, "the lease is taken back first"
+        self.sent.append((data, address))
+        if self.fails:
+            raise OSError("no way")
+
+
+@pytest.fixture
+def orders() -> Orders:
+    return Orders(11, 3, 5, 7, "cluster", (("127.0.0.1", 1), ("::1", 2)))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_keeper_takes_the_lease_back_then_says_it_and_repeats_it(tmp_path: Path, orders: Orders, fails: bool) -> None:
+    death_notice.write_orders(tmp_path, orders)
+    control, later = Control(), []
+    datagrams = Datagrams(control, fails)
+    assert proof.prove({}, tmp_path, control, datagrams, lambda wait_s, call: later.append((wait_s, call)))
+    assert control.leases == [(5, 11, 0)]
+    assert [wait_s * 1000 for wait_s, _ in later] == pytest.approx(REPEATS_MS[1:])
+    for _, call in later:
+        call()
+    assert len(datagrams.sent) == len(REPEATS_MS) * 2 and len({data for data, _ in datagrams.sent}) == 1, "the same each time: what was sent later would prove something else"
+    found = death_notice.unseal(cluster_config.LOOPBACK_KEY, "cluster", datagrams.sent[0][0])
+    assert found is not None and (found.node_id, found.broker_epoch, found.controller_epoch) == (3, 5, 7) and found.sent_ms > 0
+
+
+@pytest.mark.parametrize("change", [{"incarnation": 10}, {"broker_epoch": 4}, None], ids=["another keeper's", "another registration's", "none"])
+def test_orders_that_are_not_for_now_are_not_followed(tmp_path: Path, orders: Orders, change: dict | None) -> None:
+    death_notice.write_orders(tmp_path, msgspec.structs.replace(orders, **change) if change is not None else None)
+    control = Control()
+    assert not proof.prove({}, tmp_path, control, Datagrams(control), lambda wait_s, call: None) and control.leases == []
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"incarnation": "x"}', bytes(range(256))])
+def test_damaged_orders_are_none(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / death_notice.ORDERS_NAME).write_bytes(content)
+    assert death_notice.read_orders(tmp_path, 11) is None
+
+
+def test_orders_are_replaced_and_taken_away(tmp_path: Path, orders: Orders) -> None:
+    death_notice.write_orders(tmp_path, orders)
+    assert death_notice.read_orders(tmp_path, 11) == orders
+    death_notice.write_orders(tmp_path, None)
+    death_notice.write_orders(tmp_path, None)
+    assert list(tmp_path.iterdir()) == []
