@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 
 from mqd import native
-from mqd.base import logging
+from mqd.base import cluster_config, logging
 from mqd.base.clock import now_ms
 from mqd.keeper.resources import Resources
 from mqd.keeper.settings import Settings
@@ -530,6 +530,7 @@ class Keeper:
             "host": host,
             "port": port,
             "listeners": self.resources.addresses,
+            "clustered": cluster_config.listens(self.settings.config),
             "started_ms": self.started_ms,
             "ready": self.is_ready(),
             "waiting": "" if self.is_ready() else self._waiting,
