@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mqd.cluster import controller_messages as messages
+from mqd.cluster import metadata_core
 from mqd.cluster import quorum_events as events
 from tests.sim.kernel import MILLISECOND, SECOND
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 # kind -> weight before the swarm's own factor
 KINDS = {
     "link": 20, "isolate": 8, "split": 4, "mend": 22, "pause": 8, "pause_part": 5, "restart": 10, "power": 6, "many_down": 2, "clean": 5, "wipe": 1.5, "worker": 7, "acceptor": 3,
-    "controller": 7, "data_plane": 3, "leaders": 5, "reassign": 4, "min_in_sync": 2, "voters": 3, "transfer": 3, "topics": 2, "slow_disk": 3, "drift": 1, "drain": 1,
+    "controller": 7, "data_plane": 3, "leaders": 9, "reassign": 4, "min_in_sync": 2, "voters": 3, "transfer": 3, "topics": 2, "slow_disk": 3, "drift": 1, "drain": 1,
 }  # fmt: skip
 
 
@@ -197,16 +198,25 @@ class Faults:
     # -- operators ---------------------------------------------------------------------------------------------------------
 
     def _leaders(self, random: Any) -> None:
-        """Bursts of moves: ElectLeaders after another preferred leader was set, through a reassignment of the same replicas in another order."""
+        """Bursts of moves within milliseconds: ElectLeaders after another preferred leader was set, through a reassignment of the same replicas in another order."""
         world = self.world
+        partition = random.choice(world.partitions())
         for _ in range(random.randrange(1, 4)):
-            partition = random.choice(world.partitions())
-            view = world.view(partition)
-            name = world.state.topics_by_id[partition[0]]
-            order = random.sample(view.replicas, len(view.replicas))
-            if not world.moving(partition):
-                world.admin.wanted.append(messages.AlterReassignments([messages.PartitionReassignment(name, partition[1], order)]))
-            world.admin.wanted.append(messages.ElectLeaders(0, [(name, partition[1])]))
+            self.kernel.after(random.randrange(6_000), None, self._move, partition, random.getrandbits(30))
+            if random.random() < 0.3:
+                partition = random.choice(world.partitions())
+
+    def _move(self, partition: tuple[bytes, int], number: int) -> None:
+        """Straight at the active controller."""
+        world, active = self.world, self.world.active()
+        view = world.view(partition)
+        if active is None or not active.metadata.active or view is None or world.moving(partition) or active.process.stopped:
+            return
+        name = world.state.topics_by_id[partition[0]]
+        order = list(view.replicas)
+        first = order.pop(number % len(order))
+        for change in (messages.AlterReassignments([messages.PartitionReassignment(name, partition[1], [first, *order])]), messages.ElectLeaders(0, [(name, partition[1])])):
+            active.on_metadata(metadata_core.ChangeRequested(-1, messages.Request(number, change)))
 
     def _reassign(self, random: Any) -> None:
         world = self.world
