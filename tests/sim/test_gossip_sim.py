@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,6 +17,7 @@ from mqd.cluster.gossip_core import GossipCore
 from mqd.cluster.gossip_events import ALIVE, DEAD, SUSPECT
 from tests.sim.gossip_world import Broken, Host, Weather, World
 
+ROOT = Path(__file__).resolve().parents[2]
 SETTLE_MS = 40_000
 RATE_MAX = 120  # datagrams of one host in any second, of at most 12 hosts in the worst of it
 IDLE_RATE_MAX = 14  # two probes and their answers, an exchange or two
@@ -339,3 +344,9 @@ def test_without_the_rule_about_standing_still_the_innocent_are_accused() -> Non
         world.run(world.now + 40_000)
         accused += len([change for change in world.changes if change[1] == 1 and change[0] > 8_000 and change[3] in (SUSPECT, DEAD)])
     assert accused, "the rule would not be needed"
+
+
+def test_two_hash_seeds_give_the_same_run() -> None:
+    code = "import hashlib; from tests.sim.test_gossip_sim import history; print(hashlib.sha256(repr(history(7).trace).encode()).hexdigest())"
+    runs = [subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True).stdout for seed in ("1", "2")]
+    assert runs[0] == runs[1] and len(runs[0]) > 60
