@@ -439,7 +439,7 @@ struct mqd_replica_assignment;
 int mqd_reactor_replica_set(struct mqd_reactor *reactor, uint64_t token, uint32_t slot, const struct mqd_replica_assignment *assignment, int32_t leader_worker);
 /* The controller's answer to MQD_EVENT_PROPOSE_IN_SYNC: mqd_replica_answered. */
 int mqd_reactor_in_sync_answer(struct mqd_reactor *reactor, uint64_t token, uint32_t slot, uint64_t sequence, int32_t leader_epoch, int32_t error);
-#define MQD_FETCHER_COUNT_MAX 512
+#define MQD_FETCHER_COUNT_MAX 2048
 enum mqd_fetcher_lane {
     MQD_LANE_IN_SYNC,  /* partitions whose in-sync set has this node */
     MQD_LANE_CATCH_UP, /* those that it has not: throttled; without such a connection they use the other */

@@ -226,6 +226,13 @@ BOTH(only_what_has_changed_is_asked_again)
     answer(&fake, &request, NULL, 0);
     CHECK(receive(&fake, &request));
     CHECK(request.count == 1 && request.one[2].epoch == 6);
+    elsewhere.leader = 3, elsewhere.leader_epoch = 7, elsewhere.partition_epoch = 4; /* away and back before the leader hears of either: it must not forget it */
+    assign_follower(two, 2, elsewhere);
+    elsewhere.leader = 1, elsewhere.leader_epoch = 8, elsewhere.partition_epoch = 5;
+    assign_follower(two, 2, elsewhere);
+    answer(&fake, &request, NULL, 0);
+    CHECK(receive(&fake, &request));
+    CHECK(request.count == 1 && request.one[2].epoch == 8 && request.forgotten_count == 0);
     CHECK_EQUAL(mqd_reactor_replica_set(two->b->reactors[1], ++two->b->token, FOLLOWED(2), &(struct mqd_replica_assignment){.member_count = 17}, 0), 0);
     CHECK_EQUAL(done(two, two->b->token).error, MQD_E_INVALID);
     fake_stop(&fake);
