@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mqd.cluster import controller_messages as messages
 from mqd.cluster import metadata_core
 from mqd.cluster import quorum_events as events
-from tests.sim.kernel import MILLISECOND, SECOND
+from tests.sim.kernel import MILLISECOND
 
 if TYPE_CHECKING:
     from tests.sim.cluster_host import ClusterHost
@@ -265,5 +265,3 @@ class Faults:
         if active is not None:
             active.on_quorum(events.TransferLeadership(None))
 
-
-_ = SECOND

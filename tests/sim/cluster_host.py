@@ -150,12 +150,8 @@ class ClusterWorker(ModelWorker, Subscriber):
         members = tuple([Member(member.node_id, member.in_sync, member.eligible, member.broker_epoch) for member in assignment.members])
         given = Assignment(host.node, epoch, assignment.leader, assignment.leader_epoch, assignment.partition_epoch, assignment.min_insync, members)
         place = self.places.get(owned.key)
-        if place is None:
-            host.world.replicas_opened(host, owned.key)
         core = place.core if place is not None else None
-        if core is None:
-            self._opening = assignment
-        else:
+        if core is not None:
             core.flush_on_ack, core.lag_ms_max, core.lag_records_max = assignment.flush_on_ack, assignment.lag_ms_max, assignment.lag_records_max
         if given.leader == host.node and given.leader_epoch <= host.controls.setdefault(owned.key, Control()).led and (place is None or place.refused_epoch >= given.leader_epoch):
             raise Violation("W2", f"node {host.node}: a new worker is to lead {owned.name} in epoch {given.leader_epoch}, which its predecessor led")

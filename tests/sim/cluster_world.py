@@ -18,7 +18,6 @@ import msgspec
 
 from mqd.cluster import controller_messages as messages
 from mqd.cluster import peer_messages
-from mqd.cluster import quorum_events as events
 from mqd.cluster.config_rules import ConfigRules
 from mqd.cluster.controller_options import ControllerOptions
 from mqd.cluster.host_core import owner_of
@@ -34,7 +33,7 @@ from tests.sim.cluster_host import Acceptor, ClusterHost, ClusterWorker
 from tests.sim.controller_process import ControllerProcess, encode_state
 from tests.sim.disks import PartitionLog
 from tests.sim.history import History, PartitionView
-from tests.sim.kernel import MILLISECOND, SECOND, Kernel, Network, Process, Violation
+from tests.sim.kernel import MILLISECOND, SECOND, Kernel, Network, Violation
 from tests.sim.model_worker import Place
 
 Partition = tuple[bytes, int]
@@ -132,7 +131,7 @@ class ClusterWorld:
         self.fetch_max = plan.fetch_max
         self.producer_ids = self.values = self._number = 0
         self.history = History(self.view, self.running, self.logs, self.flush_on_ack)
-        self._ghost(plan)
+        self._ghost()
         self.hosts: list[ClusterHost] = []
         for node in range(plan.hosts):
             self.hosts.append(ClusterHost(self, node, random.choice((None, "r1", "r2")), plan.workers))
@@ -141,19 +140,17 @@ class ClusterWorld:
         self.admin = Admin(self, 50 * MILLISECOND)
         self.clients: list[Client] = [self.admin]
         kernel.after_each = self._after_each
-        self._touched: dict[int, None] = {}
         for host in self.hosts:
             host.start()
 
     # -- making ------------------------------------------------------------------------------------------------------------
 
-    def _ghost(self, plan: Plan) -> None:
+    def _ghost(self) -> None:
         """The metadata as far as anybody has been told that it is committed."""
         self.state = MetadataState()
         self.state.cluster_id = "simulated"
         self.committed: dict[int, Batch] = {}  # by base offset
         self.leaders: dict[int, Any] = {}  # quorum epoch -> who leads it
-        self.shrunk = False
 
     def _found(self, voters: int) -> None:
         keys = tuple([self.voter(node) for node in range(voters)])
@@ -241,9 +238,6 @@ class ClusterWorld:
         view = self.view(partition)
         return self.kernel.random.choice(view.replicas) if view is not None else -1
 
-    def replicas_opened(self, host: ClusterHost, partition: Partition) -> None:
-        pass
-
     def active(self) -> ControllerProcess | None:
         """Whose quorum epoch is the highest of those that are active."""
         found = [host.controller for host in self.hosts if host.controller is not None and host.controller.quorum.is_active]
@@ -269,9 +263,6 @@ class ClusterWorld:
                 holders.append(host.node)
         if len(holders) > 1:
             raise Violation("L1", f"hosts {holders} hold the controller's lease")
-
-    def on_active(self, controller: ControllerProcess) -> None:
-        pass
 
     def on_committed(self, node: int, batch: Batch) -> None:
         """A host was told that this is committed."""
@@ -435,5 +426,4 @@ class ClusterWorld:
         return "; ".join(parts)
 
 
-CONTROLLER_MUTANTS = {"R8": "R8_ELR", "903": "KIP903", "R13": "UNCLEAN", "L2": "L2_SESSION"}
-__all__ = ["ClusterWorld", "Plan", "Process", "draw_plan", "events"]
+CONTROLLER_MUTANTS = {"R8": "R8_ELR", "903": "KIP903", "R13": "UNCLEAN", "L2": "L2_SESSION"}  # our name -> the controller's

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from mqd.cluster import broker_core, broker_messages, host_core, host_events, metadata_core, peer_messages
+from mqd.cluster import broker_core, broker_messages, host_core, host_events, metadata_core
 from mqd.cluster import quorum_events as events
 from mqd.cluster.broker_core import BrokerCore
-from mqd.cluster.controller_messages import Applied, Request
-from mqd.cluster.controller_messages import DeleteRecords, MoveReplica, ProposeInSync, Subscribe
+from mqd.cluster.controller_messages import Applied, DeleteRecords, MoveReplica, ProposeInSync, Request, Subscribe
 from mqd.cluster.host_core import HostCore
 from mqd.cluster.metadata_core import MetadataCore
 from mqd.cluster.metadata_records import decode_record, encode_record
@@ -24,7 +23,7 @@ from mqd.cluster.metadata_state import MetadataState, Snapshot
 from mqd.cluster.quorum_core import QuorumCore
 from mqd.cluster.quorum_events import NO_DEADLINE
 from mqd.cluster.quorum_messages import DATA
-from tests.sim.kernel import MILLISECOND, Process, Violation
+from tests.sim.kernel import Process, Violation
 from tests.sim.quorum_disk import StoreSnapshot
 
 if TYPE_CHECKING:
@@ -47,7 +46,6 @@ class ControllerProcess:
         world = host.world
         self.host, self.world, self.kernel = host, world, world.kernel
         self.process = Process(f"controller {host.node}")
-        self.voters_token: Any = None
         stored = host.disk.stored()
         state = decode_state(host.disk.snapshot[1]) if host.disk.snapshot is not None else MetadataState()
         options = world.options
@@ -189,7 +187,6 @@ class ControllerProcess:
         self.on_metadata(metadata_core.BecameActive(effect.epoch, effect.next_offset))
         self._lease_ms = 0
         self._tell_lease()
-        self.world.on_active(self)
 
     def _deposed(self, effect: events.Deposed) -> None:
         self.kernel.tell("deposed", self.host.node, effect.epoch)
@@ -354,7 +351,6 @@ class ControllerProcess:
 
 _FROM_ACTIVE = frozenset(broker_messages.FromActiveController.__args__)
 _TO_ACTIVE = frozenset(broker_messages.ToActiveController.__args__)
-_ = peer_messages, MILLISECOND
 
 _QUORUM = {
     events.Send: ControllerProcess._send_quorum,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tests.sim.history import PartitionView
-from tests.sim.kernel import MILLISECOND, SECOND, Kernel, Network, Process
+from tests.sim.kernel import MILLISECOND, Kernel, Network, Process
 from tests.sim.partition_replica import FENCED_EPOCH, INELIGIBLE, INVALID_VERSION, NOT_ATTEMPTED, Assignment, Member, Proposal
 
 
@@ -293,5 +293,3 @@ class ModelBroker:
 
         self.network.send(self.host.node, self.controller.node, self.controller.process, self.controller.on_alter_partition, self.host.node, partition, proposal, answer)
 
-
-SESSION, HEARTBEAT = 2 * SECOND, 300 * MILLISECOND

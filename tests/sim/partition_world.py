@@ -236,15 +236,12 @@ class PartitionWorld:
 
     def _restart(self, random: Any) -> None:
         host = self.hosts[random.randrange(HOSTS)]
-        kinds = ["clean", "kill", "power"] + ([] if self.flush_on_ack and self._wiped() else ["wipe"])
-        host.stop(random.choice(kinds) if not self.flush_on_ack else random.choice(("clean", "kill", "power")))
+        kinds = ("clean", "kill", "power") if self.flush_on_ack else ("clean", "kill", "power", "wipe")  # a lost disk: in cluster_world.py
+        host.stop(random.choice(kinds))
         if random.random() < 0.2:  # at once, or later with others
             host.start()
         else:
             self.kernel.after(random.randrange(20, 4_000) * MILLISECOND, None, self._start, host)
-
-    def _wiped(self) -> bool:
-        return True
 
     def _start(self, host: Host) -> None:
         if host.worker is None:
