@@ -11,7 +11,7 @@ from mqd.cluster.metadata_records import PartitionState, TopicCreated, TopicRemo
 from mqd.cluster.metadata_state import MetadataState, Snapshot
 from mqd.log import directories, moving
 from mqd.worker.log_directory import LogDirectory
-from mqd.worker.strays import set_strays_aside
+from mqd.worker.strays import set_left_behind_aside, set_strays_aside
 
 WORKERS = 2
 
@@ -142,3 +142,26 @@ def test_a_checkpoint_from_before_is_read():
     old = msgspec.to_builtins(MetadataState().snapshot())
     del old["removed_topic_ids"]
     assert MetadataState.from_snapshot(msgspec.convert(old, Snapshot)).removed == {}
+
+
+def test_a_replica_that_left_this_host_is_kept_until_the_metadata_are_of_the_present(tmp_path: Path):
+    """While this host was down its replicas of partitions 0 and 1 went elsewhere; what it has of them may have come back since those metadata."""
+    for index in range(4):
+        partition(tmp_path, "t", index, 3)
+    partitions = [
+        PartitionImage(index, index, owner_of(topic_id(3), index, WORKERS), 0, 1, 0, [1, 2], [1]) if index > 1 else PartitionImage(index, -1, 65535, 255, 2, 0, [2, 3], [2]) for index in range(4)
+    ]
+    image = Image(1, "cluster", 1, [], [TopicImage("t", topic_id(3), partitions, {}, partition_count=4)], {}, node_id=1)
+    for worker in range(WORKERS):
+        assert set_strays_aside([log_directory(tmp_path, worker)], image, worker, WORKERS, PlainFiles()) == []
+    assert names(tmp_path, "-stray") == names(tmp_path, "-delete") == set()
+    asked: list[tuple[bytes, int]] = []
+
+    def left_behind(topic: bytes, index: int) -> bool:
+        asked.append((topic, index))
+        return index < 2
+
+    doomed = [path for worker in range(WORKERS) for _, path in set_left_behind_aside([log_directory(tmp_path, worker)], left_behind, worker, WORKERS, PlainFiles())]
+    assert names(tmp_path, "-delete") == {"t-0", "t-1"} == {path.name.split(".")[0] for path in doomed}
+    assert sorted(asked) == [(topic_id(3), index) for index in range(4)], "each by one worker"
+    assert (tmp_path / "t-2").is_dir() and (tmp_path / "t-3").is_dir()

@@ -1,0 +1,88 @@
+"""What a worker tells its controller of the replicated partitions that it leads."""
+
+from types import SimpleNamespace
+
+from mqd.cluster.controller_messages import BrokerImage, Image, InSyncAnswer, PartitionEmptied, PartitionImage, PartitionsPut, ProposeInSync, TopicImage
+from mqd.native.reactor import Proposal
+from mqd.worker.catalog import Catalog
+from mqd.worker.telling import Telling
+
+NODE, TOPIC = 2, b"t" * 16
+
+
+class Bench:
+    """`sent`: what the controller hears; `told`: the answers that the reactor gets."""
+
+    def __init__(self, **partition) -> None:
+        brokers = [BrokerImage(node, "h", 9, None, 5, worker_count=1) for node in (1, 2, 3)]
+        self.catalog = Catalog(0)
+        self.catalog.on_image(Image(1, "c", 1, brokers, [TopicImage("t", TOPIC, [self.partition(**partition)], {})], {}, node_id=NODE))
+        owned = self.catalog.owned[TOPIC, 0]
+        opened = SimpleNamespace(owned=owned, closing=False)
+        self.opened = opened
+        self.partitions = SimpleNamespace(open={owned.key: opened}, by_slot={owned.slot: opened})
+        self.sent: list[object] = []
+        self.told: list[tuple] = []
+        self.view = SimpleNamespace(log_start_offset=3, log_end_offset=9)
+        reactor = SimpleNamespace(in_sync_answer="in_sync_answer")
+        commands = SimpleNamespace(run=lambda *arguments: arguments)
+        control = SimpleNamespace(slot_view=lambda _slot: self.view)
+        self.telling = Telling(control, reactor, commands, self.partitions, self.catalog, self.sent.append, self.told.append)
+
+    @staticmethod
+    def partition(leader: int = NODE, leader_epoch: int = 4, **fields) -> PartitionImage:
+        return PartitionImage(0, 5, 0, 0, leader, leader_epoch, [1, 2, 3], [2], 7, **fields)
+
+    def propose(self, sequence: int = 1) -> None:
+        self.telling.on_proposal(SimpleNamespace(slot=5, proposal=Proposal(sequence, 5, 4, 7, ((2, 5), (3, 5)))))
+
+
+def test_a_proposal_goes_to_the_controller_and_its_answer_to_the_reactor() -> None:
+    bench = Bench()
+    bench.propose()
+    assert bench.sent == [ProposeInSync(TOPIC, 0, 4, 7, [(2, 5), (3, 5)], 1)]
+    bench.telling.on_answer(InSyncAnswer(TOPIC, 0, 4, 1, 55))
+    assert bench.told == [("in_sync_answer", 5, 1, 4, 55)]
+    bench.telling.look()
+    assert len(bench.sent) == 1, "nothing else is to be said"
+
+
+def test_of_what_is_closed_nothing_is_said() -> None:
+    bench = Bench(recovering=True, retiring=2)
+    bench.partitions.open.clear(), bench.partitions.by_slot.clear()
+    bench.propose()
+    bench.telling.on_answer(InSyncAnswer(TOPIC, 0, 4, 1, 0))
+    bench.telling.look()
+    assert bench.sent == bench.told == []
+
+
+def test_an_unclean_leader_says_that_it_is_in_order_until_that_is_known() -> None:
+    bench = Bench(recovering=True)
+    for _ in range(2):
+        bench.telling.look()
+    assert bench.sent == [ProposeInSync(TOPIC, 0, 4, 7, [(2, 5)], 0, True)] * 2
+    bench.telling.on_answer(InSyncAnswer(TOPIC, 0, 4, 0, 0))
+    assert bench.told == [], "the reactor has not asked"
+    bench.propose()
+    assert bench.sent[-1].recovered and bench.sent[-1].sequence == 1
+    bench.telling.look()
+    assert len(bench.sent) == 3, "the reactor's own proposals say it from now on, and in order"
+    bench.catalog.on_message(PartitionsPut(2, TOPIC, [bench.partition()]))
+    bench.propose(2)
+    assert not bench.sent[-1].recovered
+
+
+def test_a_follower_says_nothing_of_the_kind() -> None:
+    bench = Bench(leader=1, recovering=True, retiring=2)
+    bench.view = SimpleNamespace(log_start_offset=9, log_end_offset=9)
+    bench.telling.look()
+    assert bench.sent == []
+
+
+def test_a_retiring_partition_is_told_when_it_is_empty() -> None:
+    bench = Bench(retiring=2)
+    bench.telling.look()
+    assert bench.sent == []
+    bench.view = SimpleNamespace(log_start_offset=9, log_end_offset=9)
+    bench.telling.look()
+    assert bench.sent == [PartitionEmptied(TOPIC, 0, 4)]
