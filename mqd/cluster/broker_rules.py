@@ -42,7 +42,8 @@ def _targets_without(state: MetadataState, nodes: frozenset[int], lost: int = -1
             if not nodes.isdisjoint(partition.in_sync_replicas) or (forget and not forget.isdisjoint(partition.eligible_leader_replicas)):
                 target = Target(partition)
                 target.in_sync = without(partition.in_sync_replicas, nodes)
-                target.forget = forget
+                only = keeps_disk and partition.replicas == (lost,)  # what it has is all there is: nobody could say more
+                target.forget = frozenset() if only else forget
                 yield topic, target
 
 

@@ -114,9 +114,8 @@ def _eligible(target: Target, in_sync: tuple[int, ...], minimum: int, mutants: f
     old = target.old
     were = old.eligible_leader_replicas + old.in_sync_replicas
     candidates = [node for node in dict.fromkeys(were) if node in target.replicas and node not in in_sync]
-    forget = target.forget if len(target.replicas) > 1 else frozenset()  # the only replica: what it has is all there is
-    eligible = tuple(node for node in candidates if node not in forget)
-    known = dict.fromkeys((*target.last_known, *(node for node in candidates if node in forget)))
+    eligible = tuple(node for node in candidates if node not in target.forget)
+    known = dict.fromkeys((*target.last_known, *(node for node in candidates if node in target.forget)))
     return eligible, tuple(node for node in known if node in target.replicas and node not in in_sync and node not in eligible)
 
 

@@ -476,7 +476,7 @@ class World:
                 old = brokers.get(record.broker.node_id)
                 assert old is None or record.broker.epoch >= old.epoch, "I6"
                 if (old is None or record.broker.epoch > old.epoch) and self.clean[(record.broker.node_id, record.broker.incarnation)] != (old.epoch if old is not None else None):
-                    self.forget(record.broker.node_id)
+                    self.forget(record.broker.node_id, wiped=old is not None and old.directory_id != record.broker.directory_id)
             if isinstance(record, PartitionsChanged) and record.topic_id in before and record.topic_id in self.unlogged.topics_by_id:
                 new = self.unlogged.topics[self.unlogged.topics_by_id[record.topic_id]]
                 for change in record.changes:
@@ -489,10 +489,10 @@ class World:
                         if node not in old_partition.in_sync_replicas and node not in old_partition.eligible_leader_replicas:
                             self.forgotten.discard((record.topic_id, change.index, node))  # its leader has taken it in
 
-    def forget(self, node: int) -> None:
+    def forget(self, node: int, wiped: bool) -> None:
         for topic in self.unlogged.topics.values():
             for partition in topic.partitions:
-                if partition.replicas == (node,):
+                if partition.replicas == (node,) and not wiped:
                     self.lost.add((topic.topic_id, partition.index))  # an only replica is believed whatever it has
                 elif node in partition.replicas:
                     self.forgotten.add((topic.topic_id, partition.index, node))

@@ -262,6 +262,15 @@ def test_an_only_replica_is_not_forgotten() -> None:
     assert do(state, broker_rules.unfence(state, 1, frozenset())).leader == 1
 
 
+def test_an_only_replica_whose_disk_is_gone_is_not_led_by_an_empty_one() -> None:
+    """Found by chance (seed 6455)."""
+    state = topic(cluster(), replicas=(1,))
+    do(state, broker_rules.fence(state, [1], frozenset()))
+    after = do(state, broker_rules.register(state, registration(directory_id="other"), frozenset()))
+    assert (after.leader, after.in_sync_replicas, after.eligible_leader_replicas, after.last_known_eligible) == (-1, (), (), (1,))
+    assert do(state, broker_rules.unfence(state, 1, frozenset())).leader == -1, "a human says that the records are lost"
+
+
 def test_a_clean_start_remembers() -> None:
     state = topic(cluster(), replicas=(1,))
     after = do(state, broker_rules.register(state, registration(clean_epoch=10), frozenset()))
