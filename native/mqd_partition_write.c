@@ -219,7 +219,7 @@ static int write_all(struct mqd_partition *partition, struct iovec *iov, int cou
 }
 
 /* The iovecs of one write. An iovec costs the kernel about half a microsecond, more than copying a small batch: so neighbours up to GATHER_BATCH_BYTES are joined in
- * a buffer on the stack while it has room. */
+ * a buffer on the stack while it has room. What lies in memory as it shall lie in the file, a follower's batches, needs neither. */
 struct gather {
     struct iovec iov[2 * MQD_STAGE_COUNT_MAX];
     int count;
@@ -231,18 +231,31 @@ static void gather_add(struct gather *gather, const void *bytes, size_t size_byt
 {
     if (size_bytes == 0)
         return;
-    if (!copy) {
-        gather->iov[gather->count++] = (struct iovec){(void *)bytes, size_bytes};
-        return;
-    }
-    uint8_t *at = gather->bytes + gather->used_bytes;
-    memcpy(at, bytes, size_bytes);
-    gather->used_bytes += (uint32_t)size_bytes;
     struct iovec *last = gather->count ? &gather->iov[gather->count - 1] : NULL;
+    const uint8_t *at = bytes;
+    if (copy) {
+        at = gather->bytes + gather->used_bytes;
+        memcpy(gather->bytes + gather->used_bytes, bytes, size_bytes);
+        gather->used_bytes += (uint32_t)size_bytes;
+    }
     if (last && (uint8_t *)last->iov_base + last->iov_len == at)
         last->iov_len += size_bytes;
     else
-        gather->iov[gather->count++] = (struct iovec){at, size_bytes};
+        gather->iov[gather->count++] = (struct iovec){(void *)at, size_bytes};
+}
+
+/* `staged` and the one behind it, or before it, are one piece of memory. */
+static bool adjoins(struct mqd_partition *partition, const struct gather *gather, const struct mqd_staged *staged, uint32_t i, uint32_t end)
+{
+    const struct iovec *last = gather->count ? &gather->iov[gather->count - 1] : NULL;
+    if (staged->header_bytes)
+        return false;
+    if (last && (uint8_t *)last->iov_base + last->iov_len == staged->bytes)
+        return true;
+    if (i + 1 == end)
+        return false;
+    const struct mqd_staged *next = (i + 1) % MQD_STAGE_CHUNK_COUNT ? staged + 1 : mqd_partition_staged_at(partition, i + 1);
+    return next->header_bytes == 0 && next->bytes == staged->bytes + staged->batch.size_bytes;
 }
 
 static int write_run(struct mqd_partition *partition, uint32_t first, uint32_t count)
@@ -253,7 +266,7 @@ static int write_run(struct mqd_partition *partition, uint32_t first, uint32_t c
     for (uint32_t i = first; i < first + count; i++) {
         struct mqd_staged *staged = mqd_partition_staged_at(partition, i);
         uint32_t size_bytes = (uint32_t)staged->batch.size_bytes;
-        bool copy = size_bytes <= GATHER_BATCH_BYTES && size_bytes <= GATHER_BYTES - gather.used_bytes;
+        bool copy = size_bytes <= GATHER_BATCH_BYTES && size_bytes <= GATHER_BYTES - gather.used_bytes && !adjoins(partition, &gather, staged, i, first + count);
         gather_add(&gather, staged->header, staged->header_bytes, copy);
         gather_add(&gather, staged->bytes + staged->header_bytes, size_bytes - staged->header_bytes, copy);
     }
