@@ -18,6 +18,7 @@ class DirectoryReport(msgspec.Struct, frozen=True):
     path: str
     free_bytes: int
     usable: bool
+    fresh: bool = False  # it held partitions, and holds none any more: what was counted on is gone (R9)
 
 
 # -- a broker's life -----------------------------------------------------------------------------------------------------------

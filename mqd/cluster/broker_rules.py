@@ -34,16 +34,20 @@ def _counts_flushed(state: MetadataState, topic: TopicState, node: int) -> bool:
     return value == "true" if value else broker is not None and broker.flush_on_ack
 
 
-def _targets_without(state: MetadataState, nodes: frozenset[int], lost: int = -1, keeps_disk: bool = False) -> Iterator[tuple[TopicState, Target]]:
-    """`lost`: a broker whose memory is gone, with its disks unless it `keeps_disk`."""
+def _targets_without(
+    state: MetadataState, nodes: frozenset[int], lost: int = -1, keeps_disk: bool = False, node: int = -1, fresh: frozenset[str] = frozenset()
+) -> Iterator[tuple[TopicState, Target]]:
+    """`lost`: a broker whose memory is gone, with its disks unless it `keeps_disk`. `fresh`: directories of `node` that were begun anew."""
     for topic in state.topics.values():
         forget = frozenset((lost,)) if lost >= 0 and not (keeps_disk and _counts_flushed(state, topic, lost)) else frozenset()
         for partition in topic.partitions:
-            if not nodes.isdisjoint(partition.in_sync_replicas) or (forget and not forget.isdisjoint(partition.eligible_leader_replicas)):
+            emptied = bool(fresh) and len(partition.replicas) > 1 and any(replica == node and name in fresh for replica, name in zip(partition.replicas, partition.directories))
+            gone = frozenset((node,)) if emptied else forget
+            if not nodes.isdisjoint(partition.in_sync_replicas) or (gone and not gone.isdisjoint(partition.eligible_leader_replicas)):
                 target = Target(partition)
                 target.in_sync = without(partition.in_sync_replicas, nodes)
                 only = keeps_disk and partition.replicas == (lost,)  # what it has is all there is: nobody could say more
-                target.forget = frozenset() if only else forget
+                target.forget = frozenset() if only else gone
                 yield topic, target
 
 
@@ -77,7 +81,8 @@ def register(state: MetadataState, message: RegisterBroker, mutants: frozenset[s
     new = _registered(message, state.version, old)
     clean = old is not None and same_place and message.clean_epoch == old.epoch
     lost = -1 if clean or "R9" in mutants else message.node_id
-    changes = view.changes(_targets_without(state, frozenset((message.node_id,)), lost, same_place))
+    fresh = frozenset(entry.directory_id for entry in message.directories if entry.fresh) if "R9" not in mutants else frozenset()
+    changes = view.changes(_targets_without(state, frozenset((message.node_id,)), lost, same_place, message.node_id, fresh))
     if old is not None and not same_place:
         changes += _placed_anew(state, message)
     return [BrokerRegistered(msgspec.structs.replace(new, fenced=True, in_controlled_shutdown=False)), *changes]

@@ -21,6 +21,7 @@ class Directory(NamedTuple):
     path: str
     free_bytes: int
     usable: bool  # readable, writable, not fenced
+    fresh: bool = False  # held partitions, and holds none any more: somebody began it anew
 
 
 class Loads:

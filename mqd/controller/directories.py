@@ -61,7 +61,14 @@ def _settle_one(path: str, cluster_id: str, node_id: int, known: Mapping[str, st
     directory_id = properties.get("directory.id", "")
     if not directory_id:
         raise DirectoryRefused(f"{properties_path} has no directory.id; restore it from a copy, or remove {path} from log.dirs")
-    return measure(Directory(directory_id, path, 0, True))
+    anew = directory_id in used and "cluster.id" not in properties and not _holds_partitions(path)  # written by hand, as the message above says: its replicas are empty now
+    return measure(Directory(directory_id, path, 0, True, fresh=anew))
+
+
+def _holds_partitions(path: str) -> bool:
+    """Is there any TOPIC-PARTITION folder?"""
+    with os.scandir(path) as entries:
+        return any(entry.name.rpartition("-")[2].isdigit() and entry.is_dir() for entry in entries)
 
 
 def _check_owner(properties: Mapping[str, str], path: Path, cluster_id: str, node_id: int) -> None:

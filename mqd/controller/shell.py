@@ -464,4 +464,4 @@ def boottime_ms() -> int:
 
 
 def reports(entries: list[Directory]) -> tuple[peer.DirectoryReport, ...]:
-    return tuple(peer.DirectoryReport(entry.directory_id, entry.path, entry.free_bytes, entry.usable) for entry in entries)
+    return tuple(peer.DirectoryReport(entry.directory_id, entry.path, entry.free_bytes, entry.usable, entry.fresh) for entry in entries)

@@ -271,6 +271,16 @@ def test_an_only_replica_whose_disk_is_gone_is_not_led_by_an_empty_one() -> None
     assert do(state, broker_rules.unfence(state, 1, frozenset())).leader == -1, "a human says that the records are lost"
 
 
+def test_a_directory_that_was_begun_anew_has_nothing_that_counts() -> None:
+    """Also after a clean end, and where only what is flushed counts."""
+    state = topic(cluster(), replicas=(1, 2), in_sync_replicas=(1,), config={"flush.on.ack": "true"})
+    reports = [broker_messages.DirectoryReport("d1", "/d", 10, True, fresh=True)]
+    after = do(state.copy(), broker_rules.register(state, registration(clean_epoch=10, directories=reports), frozenset()))
+    assert (after.eligible_leader_replicas, after.last_known_eligible) == ((), (1,))
+    reports = [broker_messages.DirectoryReport("d1", "/d", 10, True), broker_messages.DirectoryReport("e1", "/e", 10, True, fresh=True)]
+    assert do(state, broker_rules.register(state, registration(clean_epoch=10, directories=reports), frozenset())).eligible_leader_replicas == (1,)
+
+
 def test_a_clean_start_remembers() -> None:
     state = topic(cluster(), replicas=(1,))
     after = do(state, broker_rules.register(state, registration(clean_epoch=10), frozenset()))

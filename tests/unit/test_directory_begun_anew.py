@@ -1,0 +1,25 @@
+"""A log directory whose meta.properties was written by hand in the place of a lost one is told of as such; one that merely holds nothing yet is not."""
+
+from pathlib import Path
+
+import pytest
+
+from mqd.controller import directories
+
+
+@pytest.mark.parametrize(
+    ("text", "folders", "used", "fresh"),
+    [
+        ("directory.id=d\n", [], {"d"}, True),
+        ("directory.id=d\n", ["orders-0"], {"d"}, False),
+        ("directory.id=d\n", ["lost+found", "orders-x"], {"d"}, True),
+        ("directory.id=d\n", [], set(), False),
+        ("version=1\ncluster.id=c\nnode.id=1\ndirectory.id=d\n", [], {"d"}, False),
+    ],
+)
+def test_begun_anew(tmp_path: Path, text: str, folders: list[str], used: set[str], fresh: bool) -> None:
+    (tmp_path / directories.META_PROPERTIES).write_text(text)
+    for name in folders:
+        (tmp_path / name).mkdir()
+    (found,) = directories.settle([str(tmp_path)], "c", 1, {"d": str(tmp_path)}, used, lambda: "new")
+    assert (found.directory_id, found.usable, found.fresh) == ("d", True, fresh)
