@@ -1,7 +1,8 @@
 """How long writes stand still when a leader goes: `python -m tests.chaos.failover [--kills 30] [--only killed,cut,...]`.
 
-A writer sends one acks=all record after the other to one partition, PACE_MS apart, through one librdkafka producer with its own retries. A gap is the time between two
-acknowledgements that follow each other, the longest around each fault. Before each fault all replicas are in sync, and leaders are spread.
+A writer sends one acks=all record after the other to one partition, PACE_MS apart. A gap is the time between two acknowledgements that follow each other, the longest around each
+fault. Before each fault all replicas are in sync. The writer asks the hosts itself (raw_writer.py), so that the cluster is measured; with --client librdkafka it is that library, which looks
+for a new leader once a second, and whose records that failed are counted.
 
     killed      kill -9 of acceptor, controller and workers of the leader's host; its keeper lives and proves it
     stopped     controlled shutdown of the leader's host; errors that the writer sees are counted too
@@ -61,11 +62,12 @@ print(AdminClient({"bootstrap.servers": bootstrap, "log_level": 0}).list_topics(
 
 
 class Measure:
-    def __init__(self, net: network.Network, cluster: ChaosCluster, directory: Path) -> None:
+    def __init__(self, net: network.Network, cluster: ChaosCluster, directory: Path, client: str) -> None:
         self.network, self.cluster, self.log = net, cluster, directory / "writer.log"
         self.script(CREATE, cluster.bootstrap, {"t": 1}, {})
-        command = net.run("client", [sys.executable, "-c", WRITER, json.dumps([cluster.bootstrap, PACE_MS]), str(self.log)])
-        self.writer = subprocess.Popen(command)
+        words = ["-m", "tests.chaos.raw_writer"] if client == "raw" else ["-c", WRITER]
+        command = net.run("client", [sys.executable, *words, json.dumps([cluster.bootstrap, PACE_MS]), str(self.log)])
+        self.writer = subprocess.Popen(command, cwd=ROOT)
 
     def script(self, code: str, *arguments: object) -> str:
         done = subprocess.run(self.network.run("client", [sys.executable, "-c", code, json.dumps(arguments)]), capture_output=True, text=True, timeout=60)
@@ -163,6 +165,7 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.failover", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=30, help="of `killed`; the others a third of that")
     parser.add_argument("--only", default="killed,stopped,lost,cut,controller")
+    parser.add_argument("--client", choices=("raw", "librdkafka"), default="raw")
     parser.add_argument("--session-ms", type=int, default=0, help="broker.session.timeout.ms (default: the broker's own)")
     arguments = parser.parse_args(words)
     if reason := network.why_not():
@@ -173,7 +176,7 @@ def main(words: list[str] | None = None) -> int:
     names = ("n1", "n2", "n3", "client")
     with tempfile.TemporaryDirectory(prefix="mqd-failover-") as directory, network.Network(names) as net, ChaosCluster(net, Path(directory) / "hosts", config=config) as cluster:
         cluster.wait_whole()
-        measure = Measure(net, cluster, Path(directory))
+        measure = Measure(net, cluster, Path(directory), arguments.client)
         try:
             for kind in arguments.only.split(","):
                 fault, after = _kinds(measure)[kind]
