@@ -50,9 +50,9 @@ def findings(seeds: range, core: str, off: frozenset[str] = frozenset(), flush_o
 
 @pytest.mark.parametrize("core", NATIVE)
 def test_the_rules_hold(core: str) -> None:
-    results = findings(range(300), core)
+    results = findings(range(300 if core == "native" else 150), core)
     assert not [f"seed {seed}: {name}" for seed, name, *_ in results if name]
-    assert sum(events for _, _, events, *_ in results) > 1_000_000 and sum(acked for *_, acked, _ in results) > 20_000, "too little happens to prove anything"
+    assert sum(events for _, _, events, *_ in results) > 3_000 * len(results) and sum(acked for *_, acked, _ in results) > 60 * len(results), "too little happens to prove anything"
 
 
 def test_flushed_before_acknowledged_nothing_ever_needs_an_operator() -> None:
