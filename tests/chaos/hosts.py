@@ -112,12 +112,10 @@ class ChaosHost(Broker):
     def fill_disk(self) -> None:
         """Until nothing goes any more. Only on a file system of its own."""
         assert self.disk_bytes, "the disk of this machine is not ours to fill"
-        with (self.data_dir / BALLAST).open("wb") as file:
-            block = bytes(1 << 20)
+        with (self.data_dir / BALLAST).open("wb", buffering=0) as file:  # what is buffered would fail at the close once more
             with contextlib.suppress(OSError):
                 while True:
-                    file.write(block)
-                    file.flush()
+                    file.write(bytes(1 << 20))
 
     def free_disk(self) -> None:
         (self.data_dir / BALLAST).unlink(missing_ok=True)
