@@ -364,6 +364,7 @@ class ClusterHost:
                 log.lose_power(random)
         elif how == "wipe":
             self.new_disks()
+            self.world.history.disks_lost += 1
 
     def kill_controller(self) -> None:
         if self.controller is not None:

@@ -43,6 +43,7 @@ class History:
         self.dirty: dict[Any, None] = {}
         self.counts = {"acked": 0, "committed": 0, "elections": 0, "reads": 0, "refused": 0, "truncated": 0}
         self.aware = True  # false while a scenario breaks things by hand
+        self.disks_lost = 0  # hosts whose disks are gone: what was there counted when it was told
 
     # -- what happened -----------------------------------------------------------------------------------------------------
 
@@ -111,7 +112,7 @@ class History:
         if self._flush_on_ack(partition):
             copies = sum(1 for log in self._logs(partition) if log.durable > offset and log.entries[offset] == entry)
             needed = min(view.min_in_sync, len(view.replicas)) if view is not None else 1
-            if copies < needed:
+            if copies + self.disks_lost < needed:
                 raise Violation("P9", f"{partition}: offset {offset} is acknowledged and durable on {copies} hosts only")
         self.acked.setdefault(partition, {})[offset] = entry
         committed = self.committed.get(partition, ())
