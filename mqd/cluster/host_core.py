@@ -262,7 +262,7 @@ class HostCore(HostCommands):
                 images.append(image)
             was = before[index] if index < len(before) else None
             unchanged = was is not None and (was.slot, was.owner, was.leader_epoch, was.log_dir) == (image.slot, image.owner, image.leader_epoch, image.log_dir)
-            if image.slot >= 0 and not unchanged and in_place.get((topic.topic_id, index)) != image.leader_epoch:
+            if image.slot >= 0 and not unchanged and in_place.get((topic.topic_id, index), -1) < image.leader_epoch:  # a slot may know more than a state that is only catching up
                 actions.append(AssignSlot(image.slot, topic.topic_id, index, image.owner, image.log_dir, image.leader_epoch))
         for image in before[len(topic.partitions) :]:
             self._give_up((topic.topic_id, image.index))

@@ -253,6 +253,24 @@ def test_what_was_granted_before_the_proof_of_death_does_not_count_after_it() ->
     assert not any(isinstance(action, broker_core.SetBroker) and action.lease_until_ms for action in actions)
 
 
+def test_a_slot_that_knows_more_than_the_state_stays_a_witness() -> None:
+    """Seed 1594: a worker dies, and two controller processes start one after the other over a state that is older than the slot of what the worker led. The first one must not overwrite
+    the slot, or the second one takes the new worker for the one that led."""
+    from mqd.cluster import controller_messages as messages
+    from mqd.cluster.host_core import AssignSlot, HostCore, RaiseEpochs, Send
+    from mqd.cluster.host_events import SlotSeen, Started, SubscriberJoined
+
+    state = cluster(in_sync=(0, 1, 2), leader_epoch=3)
+    slots = (SlotSeen(5, TOPIC, 0, 4, 0, True),)
+    for process in range(2):
+        host = HostCore(0, -1, 1, 64, {"a": 0})
+        actions = host.handle(Started(state, slots, (), {0: 9}), process)
+        assert not [action for action in actions if isinstance(action, AssignSlot)]
+        assert [action for action in actions if isinstance(action, RaiseEpochs)]
+        told = host.handle(SubscriberJoined(1, messages.Subscribe("worker", 0, 9)), process)
+        assert not [action for action in told if isinstance(action, Send)], "it is told nothing before there is a newer epoch"
+
+
 # -- partial restarts --------------------------------------------------------------------------------------------------------------
 
 
