@@ -203,7 +203,10 @@ def add_partitions(settings: Settings, name: str, total: int) -> None:
 @click.option("--allow-moved-keys", is_flag=True, help="Any number: keys of the partitions that remain move to others, and lose their order there.")
 @click.option("--release", is_flag=True, help="Consumers have read what is in the retired partitions: producers need not wait any longer.")
 def retire_partitions(settings: Settings, name: str, total: int, allow_moved_keys: bool, release: bool) -> None:
-    """Give the topic NAME fewer partitions: the others take no new records, stay readable until retention has emptied them, then vanish."""
+    """Give the topic NAME fewer partitions: the others take no new records, stay readable until retention has emptied them, then vanish.
+
+    In this version a record that a producer still sends to one of them, because of its key, is refused: the producer tries again until its time is up.
+    """
     from mqd.cli.request import Broker, check
     from mqd.protocol.messages import CreatePartitionsRequest
 
