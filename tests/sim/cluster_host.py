@@ -153,7 +153,7 @@ class ClusterWorker(ModelWorker, Subscriber):
         core = place.core if place is not None else None
         if core is not None:
             core.flush_on_ack, core.lag_ms_max, core.lag_records_max = assignment.flush_on_ack, assignment.lag_ms_max, assignment.lag_records_max
-        if given.leader == host.node and given.leader_epoch <= host.controls.setdefault(owned.key, Control()).led and (place is None or place.refused_epoch >= given.leader_epoch):
+        if given.leader == host.node and given.leader_epoch <= host.controls.setdefault(owned.key, Control()).led and (place is None or place.refused_epoch >= given.leader_epoch >= place.core.leader_epoch):
             raise Violation("W2", f"node {host.node}: a new worker is to lead {owned.name} in epoch {given.leader_epoch}, which its predecessor led")
         self.assign(owned.key, given)
         place = self.places[owned.key]
