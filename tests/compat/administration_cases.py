@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from mqd.protocol.messages import (
-    AlterClientQuotasRequest, AlterPartitionReassignmentsRequest, AlterReplicaLogDirsRequest, DescribeClientQuotasRequest, DescribeLogDirsRequest, DescribeQuorumRequest,
-    DescribeUserScramCredentialsRequest, ElectLeadersRequest, ListConfigResourcesRequest, ListPartitionReassignmentsRequest, UnregisterBrokerRequest, UpdateFeaturesRequest,
+    AddRaftVoterRequest, AlterClientQuotasRequest, AlterPartitionReassignmentsRequest, AlterReplicaLogDirsRequest, DescribeClientQuotasRequest, DescribeLogDirsRequest, DescribeQuorumRequest,
+    DescribeUserScramCredentialsRequest, ElectLeadersRequest, ListConfigResourcesRequest, RemoveRaftVoterRequest, ListPartitionReassignmentsRequest, UnregisterBrokerRequest, UpdateFeaturesRequest,
 )
 from tests.interaction.transactional import fresh
 
 DESCRIBE_LOG_DIRS, ALTER_QUOTAS = 35, 49
-ELECTION_NOT_NEEDED, BROKER_ID_NOT_REGISTERED = 84, 102
+INVALID_REQUEST, ELECTION_NOT_NEEDED, BROKER_ID_NOT_REGISTERED = 42, 84, 102
 BROKER, TOPIC, EXACT, UPGRADE = 4, 2, 0, 1
 
 
@@ -73,4 +73,6 @@ CASES = {
     57: (_features, lambda r: [r.error_code, *(one.error_code for one in r.results)], lambda s, v, r: len(r.results) == (v < 2)),
     64: (lambda s, v: UnregisterBrokerRequest(broker_id=4711), lambda r: [], lambda s, v, r: r.error_code == BROKER_ID_NOT_REGISTERED),
     74: (lambda s, v: ListConfigResourcesRequest(), lambda r: [r.error_code], _resources),
+    80: (lambda s, v: AddRaftVoterRequest(voter_id=4711, timeout_ms=3000), lambda r: [], lambda s, v, r: r.error_code == INVALID_REQUEST and "4711" in r.error_message),
+    81: (lambda s, v: RemoveRaftVoterRequest(voter_id=1), lambda r: [], lambda s, v, r: r.error_code == INVALID_REQUEST and "only voter" in r.error_message),
 }

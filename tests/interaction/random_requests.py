@@ -81,6 +81,8 @@ class Requests:
         elif name == "CreatePartitionsRequest":
             for topic in message.topics:
                 topic.count = min(topic.count, 4)
+        elif name == "UnregisterBrokerRequest":
+            message.drain = 0
         elif name == "FetchRequest":
             message.max_wait_ms = min(message.max_wait_ms, 100)
         elif name == "JoinGroupRequest" and self.random.random() < 0.9:
@@ -173,7 +175,7 @@ class Requests:
             return chance.choice((1, -1))
         if "partition" in name or name in ("index", "partitions"):
             return chance.randint(0, 2)
-        return chance.choice((-1, 0, 0, 1, 5))
+        return chance.choice((0, 0, 1, 5, 65535) if field.type == "uint16" else (-1, 0, 0, 1, 5))
 
     def _records(self) -> bytes:
         chance = self.random

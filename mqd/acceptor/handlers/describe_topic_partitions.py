@@ -57,7 +57,7 @@ def _partition(broker: Broker, partition: PartitionImage, visible: bool) -> Desc
         leader_epoch=partition.leader_epoch,
         replica_nodes=partition.replicas,
         isr_nodes=partition.in_sync_replicas,
-        eligible_leader_replicas=partition.eligible or None,
-        last_known_elr=partition.last_known_eligible or None,
+        eligible_leader_replicas=partition.eligible,  # never null: the Java client does not expect it
+        last_known_elr=partition.last_known_eligible,
         offline_replicas=offline_replicas(broker, partition),
     )
