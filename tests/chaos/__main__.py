@@ -4,6 +4,8 @@
     python -m tests.chaos --seconds 3600         as long as that, seed after seed
     python -m tests.chaos --seed 17 --keep       one seed; its directory stays (histories, final logs, the brokers' logs)
     python -m tests.chaos --kinds pair,restart   these faults only
+    python -m tests.chaos --results FILE         each seed's line is appended there too, so that pieces add up over days
+    python -m tests.chaos --add-up FILE...       what these pieces come to: seconds, faults, records, anomalies, availability in client seconds
 
 One JSON line for each seed. Exit code 1 when something was found, 0 otherwise, also when it cannot run here (the reason is printed).
 """
@@ -18,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.chaos import checker, network
+from tests.chaos import checker, network, total
 from tests.chaos.faults import KINDS
 from tests.chaos.run import Plan, Result, Run
 
@@ -35,6 +37,8 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed-seconds", type=float, default=SEED_SECONDS, help="of faults for each seed")
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"faults: {', '.join(KINDS)}")
     parser.add_argument("--hosts", type=int, default=3)
+    parser.add_argument("--results", type=Path, help="a file that each seed's line is appended to")
+    parser.add_argument("--add-up", type=Path, nargs="+", metavar="FILE", help="run nothing; say what the runs in these files come to")
     parser.add_argument("--keep", action="store_true", help="the directory of each run stays, also of one that found nothing")
     parser.add_argument("--directory", type=Path, help="where the runs' directories are made (default: the system's temporary one)")
     arguments = parser.parse_args(words)
@@ -49,6 +53,9 @@ def _one(plan: Plan, arguments: argparse.Namespace) -> Result:
     directory = Path(tempfile.mkdtemp(prefix=f"mqd-chaos-{plan.seed}-", dir=arguments.directory))
     result = Run(plan, directory, lambda line: print(f"  {line}", file=sys.stderr, flush=True))()
     print(result.line(), flush=True)
+    if arguments.results is not None:
+        with arguments.results.open("a") as file:
+            file.write(result.line() + "\n")
     if result.ok and not arguments.keep:
         shutil.rmtree(directory, ignore_errors=True)
         return result
@@ -61,6 +68,10 @@ def _one(plan: Plan, arguments: argparse.Namespace) -> Result:
 
 def main(words: list[str] | None = None) -> int:
     arguments = _arguments(words)
+    if arguments.add_up:
+        added = total.of_files(arguments.add_up)
+        print(total.told(added))
+        return 0 if added.clean else 1
     if reason := network.why_not():
         print(f"the chaos tests of a cluster do not run here: {reason}")
         return 0

@@ -152,12 +152,12 @@ def _take(history: History, one: dict) -> None:
             history.notes.append({"kind": kind, **one})
 
 
-def availability(history: History, clients: Iterable[str], first_second: int, end_second: int) -> float:
-    """Share of client seconds in which something worked. 1.0 without any client."""
+def served(history: History, clients: Iterable[str], first_second: int, end_second: int) -> tuple[int, int]:
+    """(client seconds in which something worked, client seconds)."""
     worked = total = 0
     for client in clients:
         seconds = history.alive.get(client, {})
         for second in range(first_second, end_second):
             total += 1
             worked += bool(seconds.get(second, (0, 0))[0])
-    return worked / total if total else 1.0
+    return worked, total

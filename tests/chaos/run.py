@@ -253,11 +253,12 @@ class Run:
         status = Counter(send.status for send in found.sends)
         ends = {(end.client, end.txn): end for end in found.ends}
         senders = [client.name for client in self.clients if client.role in ("producer", "transactor")]
+        writers, readers = history.served(found, senders, began, ended), history.served(found, ["c1"], began, ended)
         self.result.numbers = {
             "acknowledged": status["ok"], "unknown": status["info"], "refused": status["fail"], "polled": len(found.polls),
             "transactions": sum(end.status == "ok" for end in ends.values()), "transactions_unknown": sum(end.status != "ok" for end in ends.values()),
-            "writers_available": round(history.availability(found, senders, began, ended), 4), "readers_available": round(history.availability(found, ["c1"], began, ended), 4),
-            "heal_s": round(heal_s, 1),
+            "fault_seconds": ended - began, "writer_seconds": writers[1], "writer_seconds_served": writers[0], "reader_seconds": readers[1], "reader_seconds_served": readers[0],
+            "writers_available": round(writers[0] / max(1, writers[1]), 4), "readers_available": round(readers[0] / max(1, readers[1]), 4), "heal_s": round(heal_s, 1),
         }  # fmt: skip
 
 

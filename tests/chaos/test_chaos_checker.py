@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos import history as histories
+from tests.chaos import total
 from tests.chaos.checker import check, name_of, summary
 from tests.chaos.history import Commit, End, FinalLog, History, Place, Poll, Send
 
@@ -290,4 +291,23 @@ def test_what_clients_write_is_read_back(tmp_path: Path) -> None:
 
 def test_availability_counts_client_seconds() -> None:
     history = History(alive={"a": {10: [5, 0], 11: [0, 3], 12: [1, 1]}, "b": {10: [1, 0]}})
-    assert histories.availability(history, ["a", "b"], 10, 14) == 3 / 8
+    assert histories.served(history, ["a", "b"], 10, 14) == (3, 8)
+
+
+def test_pieces_add_up(tmp_path: Path) -> None:
+    run = {
+        "seed": 1, "seconds": 90.0, "ok": True, "faults": 9, "acknowledged": 100, "unknown": 1, "refused": 2, "polled": 300, "transactions": 7, "transactions_unknown": 0, "fault_seconds": 95,
+        "writer_seconds": 380, "writer_seconds_served": 285, "reader_seconds": 95, "reader_seconds_served": 95, "writers_available": 0.75, "readers_available": 1.0, "heal_s": 2.5,
+        "anomalies": {}, "failure": "",
+    }  # fmt: skip
+    old = {name: value for name, value in run.items() if "_second" not in name} | {"seed": 2, "writers_available": 0.5}
+    for number, one in enumerate((run, old)):
+        (tmp_path / f"{number}.jsonl").write_text(json.dumps(one) + "\nnot a line of ours\n")
+    added = total.of_files(sorted(tmp_path.glob("*.jsonl")))
+    assert added.clean and added.runs == added.ended == 2 and added.seconds == 185 and added.faults == 18 and added.sums["acknowledged"] == 200
+    assert added.client_seconds == {"writer": [285 + 180, 380 + 360], "reader": [95 + 90, 95 + 90]}
+    assert "650 of 925 client seconds (70.27 %)" in total.told(added)
+    torn, stuck = run | {"seed": 3, "anomalies": {"torn": 2}}, {"seed": 4, "seconds": 90.0, "faults": 3, "anomalies": {}, "failure": "AssertionError: no progress\nlogs"}
+    found = total.add_up(json.dumps(one) for one in (run, torn, stuck))
+    assert not found.clean and found.anomalies == {"torn": 2} and found.failures == ["seed 4: AssertionError: no progress"] and (found.runs, found.ended) == (3, 2)
+    assert not total.add_up([]).clean, "nothing was run"

@@ -1,0 +1,84 @@
+"""What several runs come to: the lines that `python -m tests.chaos --results FILE` keeps, added up over pieces and days. Pure but for the reading.
+
+Seconds are of faults, not of starting and judging. A run that came to no end counts its faults and its failure, and neither seconds nor records: nothing was judged.
+Client seconds: of every sender and of the consumer, one for each second of the faults; served when something worked in it. Runs of before that was written down have their shares alone, and are
+weighed as SENDERS and READERS clients.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SENDERS, READERS = 4, 1
+SUMS = ("acknowledged", "unknown", "refused", "polled", "transactions", "transactions_unknown")
+
+
+@dataclass
+class Total:
+    runs: int = 0
+    ended: int = 0
+    seconds: float = 0.0
+    faults: int = 0
+    seeds: list[int] = field(default_factory=list)
+    sums: Counter = field(default_factory=Counter)
+    anomalies: Counter = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+    client_seconds: dict[str, list[float]] = field(default_factory=lambda: {"writer": [0.0, 0.0], "reader": [0.0, 0.0]})  # [served, all]
+    heal_s_max: float = 0.0
+
+    @property
+    def clean(self) -> bool:
+        return not self.anomalies and not self.failures and self.runs > 0
+
+
+def add_up(lines: Iterable[str]) -> Total:
+    total = Total()
+    for line in lines:
+        if line.strip().startswith("{"):
+            _add(total, json.loads(line))
+    return total
+
+
+def _add(total: Total, run: dict) -> None:
+    total.runs += 1
+    total.seeds.append(run["seed"])
+    total.faults += run["faults"]
+    total.anomalies.update(run["anomalies"])
+    if run["failure"]:
+        total.failures.append(f"seed {run['seed']}: {run['failure'].splitlines()[0]}")
+    if "writers_available" not in run:
+        return
+    total.ended += 1
+    seconds = run.get("fault_seconds", run["seconds"])
+    total.seconds += seconds
+    total.heal_s_max = max(total.heal_s_max, run["heal_s"])
+    total.sums.update({name: run.get(name, 0) for name in SUMS})
+    for role, clients in (("writer", SENDERS), ("reader", READERS)):
+        everything = run.get(f"{role}_seconds", clients * seconds)
+        total.client_seconds[role][0] += run.get(f"{role}_seconds_served", everything * run[f"{role}s_available"])
+        total.client_seconds[role][1] += everything
+
+
+def of_files(paths: Iterable[Path]) -> Total:
+    return add_up(line for path in paths for line in path.read_text().splitlines())
+
+
+def _share(served: float, everything: float) -> str:
+    return f"{served:.0f} of {everything:.0f} client seconds ({100 * served / everything:.2f} %)" if everything else "no client seconds"
+
+
+def told(total: Total) -> str:
+    served, everything = (sum(one[place] for one in total.client_seconds.values()) for place in (0, 1))
+    return "\n".join((
+        f"runs: {total.runs}, of which {total.ended} came to their end; {total.seconds:.0f} s of faults ({total.seconds / 3600:.2f} h), {total.faults} faults",
+        f"seeds: {', '.join(map(str, sorted(total.seeds)))}",
+        ", ".join(f"{name}: {total.sums[name]}" for name in SUMS),
+        "anomalies: " + (", ".join(f"{kind} x {count}" for kind, count in sorted(total.anomalies.items())) or "none"),
+        *(f"failure: {text}" for text in total.failures),
+        f"available: writers {_share(*total.client_seconds['writer'])}, readers {_share(*total.client_seconds['reader'])}, all {_share(served, everything)}",
+        f"longest healing: {total.heal_s_max:.1f} s",
+    ))  # fmt: skip
