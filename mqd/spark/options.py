@@ -1,0 +1,312 @@
+"""Options of `format("mqd")`: the names, values and refusals of Spark's Kafka source and sink, and some of our own.
+
+1. Names are taken without regard to case, as Spark gives them. `kafka.*` is configuration of Kafka's clients; what has a meaning here is used, what would change what Spark promises is refused
+   (REFUSED_BY_SOURCE, REFUSED_BY_SINK), the rest is left alone as Kafka's source leaves it.
+2. A wrong value is refused before anything is asked of a broker: MqdOptionError says the option, the value and what would do.
+3. Options that belong to the other kind of query are ignored with a warning, those that would silently read something else are refused, as Kafka's source does.
+
+Of our own: `transport` (auto, shm, tcp), `groupId` (a query's progress is published as this consumer group's offsets).
+Source: Spark's Structured Streaming + Kafka Integration Guide.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+log = logging.getLogger("mqd.spark")
+
+EARLIEST, LATEST = -2, -1  # in JSON of offsets
+STRATEGIES = ("assign", "subscribe", "subscribepattern")
+TRANSPORTS = ("auto", "shm", "tcp")
+_FOR_BOTH = {
+    "interceptor.classes": "interceptors could change the records behind Spark's back",
+}
+REFUSED_BY_SOURCE = {
+    **_FOR_BOTH,
+    "auto.offset.reset": "set startingOffsets to earliest or latest; it applies when a query is new, afterwards its checkpoint says where to go on",
+    "key.deserializer": "keys are read as bytes: deserialize them with DataFrame operations",
+    "value.deserializer": "values are read as bytes: deserialize them with DataFrame operations",
+    "enable.auto.commit": "offsets are kept in the query's checkpoint; groupId publishes them as a consumer group's",
+}
+REFUSED_BY_SINK = {
+    **_FOR_BOTH,
+    "key.serializer": "keys are written as bytes: serialize them with DataFrame operations into binary or string",
+    "value.serializer": "values are written as bytes: serialize them with DataFrame operations into binary or string",
+}
+_DURATION = re.compile(r"(\d+)\s*(us|ms|s|m|min|h|d)?", re.I)
+_UNIT_MS = {"us": 0.001, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+class MqdOptionError(ValueError):
+    """An option of a query that cannot be; the text names it and says what would do."""
+
+
+# -- reading options one by one ------------------------------------------------------------------------------------------------------
+
+
+class Options:
+    """Spark's options by lower-case name."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self.values = {str(name).lower(): str(value) for name, value in given.items() if value is not None}
+
+    def __contains__(self, name: str) -> bool:
+        return name.lower() in self.values
+
+    def text(self, name: str, default: str | None = None) -> str | None:
+        return self.values.get(name.lower(), default)
+
+    def boolean(self, name: str, default: bool) -> bool:
+        value = self.text(name)
+        if value is None:
+            return default
+        if value.strip().lower() not in ("true", "false"):
+            raise MqdOptionError(f"option {name}: {value!r} is neither true nor false")
+        return value.strip().lower() == "true"
+
+    def integer(self, name: str, default: int | None = None, least: int = 1) -> int | None:
+        value = self.text(name)
+        if value is None:
+            return default
+        try:
+            number = int(value)
+        except ValueError:
+            raise MqdOptionError(f"option {name}: {value!r} is not a whole number") from None
+        if number < least:
+            raise MqdOptionError(f"option {name}: {number} is less than {least}")
+        return number
+
+    def duration_ms(self, name: str, default: int) -> int:
+        """Spark's durations: 15m, 30s, 100ms; a bare number is milliseconds."""
+        value = self.text(name)
+        if value is None:
+            return default
+        found = _DURATION.fullmatch(value.strip())
+        if found is None:
+            raise MqdOptionError(f"option {name}: {value!r} is no duration like 500ms, 30s, 15m")
+        return int(int(found[1]) * _UNIT_MS[(found[2] or "ms").lower()])
+
+    def choice(self, name: str, allowed: tuple[str, ...], default: str) -> str:
+        value = (self.text(name, default) or "").strip().lower()
+        if value not in allowed:
+            raise MqdOptionError(f"option {name}: {value!r} is none of {', '.join(allowed)}")
+        return value
+
+
+class KafkaSettings(msgspec.Struct, frozen=True):
+    """What `kafka.*` and `transport` say, as far as it is used. Times in seconds."""
+
+    bootstrap_servers: str
+    client_id: str = "spark-mqd"
+    transport: str = "auto"
+    read_committed: bool = False
+    request_timeout_s: float = 30.0
+    rack: str = ""
+    fetch_bytes_max: int = 4 << 20
+    others: dict[str, str] = {}  # by name without "kafka.", lower case: what had no field of its own
+
+
+def kafka_settings(options: Options, refused: Mapping[str, str], who: str = "consumer") -> KafkaSettings:
+    """`refused`: REFUSED_BY_SOURCE or REFUSED_BY_SINK. Raises MqdOptionError."""
+    given = {name[6:]: value for name, value in options.values.items() if name.startswith("kafka.")}
+    servers = given.pop("bootstrap.servers", "").strip()
+    if not servers:
+        raise MqdOptionError(f"Option 'kafka.bootstrap.servers' must be specified for configuring Kafka {who}")
+    for name in given:
+        if name in refused:
+            raise MqdOptionError(f"Kafka option '{name}' is not supported: {refused[name]}")
+    protocol = given.pop("security.protocol", "PLAINTEXT").strip().upper()
+    if protocol != "PLAINTEXT" or any(name.startswith("sasl.") for name in given):
+        raise MqdOptionError(
+            f"option kafka.security.protocol: {protocol}{' with kafka.sasl.*' if protocol == 'PLAINTEXT' else ''}: mqd's brokers speak PLAINTEXT so far. "
+            "Leave it out, or read a secured Kafka cluster by format(\"kafka\")"
+        )
+    isolation = given.pop("isolation.level", "read_uncommitted").strip().lower()
+    if isolation not in ("read_committed", "read_uncommitted"):
+        raise MqdOptionError(f"option kafka.isolation.level: {isolation!r} is neither read_committed nor read_uncommitted")
+    numbers = {}
+    for name, default in (("request.timeout.ms", 30_000), ("max.partition.fetch.bytes", 4 << 20)):
+        numbers[name] = Options({name: given.pop(name)}).integer(name) if name in given else default
+    return KafkaSettings(
+        servers, given.pop("client.id", "spark-mqd"), options.choice("transport", TRANSPORTS, "auto"), isolation == "read_committed",
+        numbers["request.timeout.ms"] / 1000, given.pop("client.rack", ""), min(numbers["max.partition.fetch.bytes"], 64 << 20), given,
+    )  # fmt: skip
+
+
+# -- where a query begins and ends -------------------------------------------------------------------------------------------------------
+
+Offsets = dict[str, dict[int, int]]  # topic -> partition -> the next offset to read, or EARLIEST, LATEST
+
+
+class Limit(msgspec.Struct, frozen=True):
+    """Where a range begins or ends. One of them: `at` EARLIEST or LATEST for every partition; `offsets`; `timestamps` (ms) by partition; `timestamp` (ms) for every partition."""
+
+    at: int | None = None
+    offsets: Offsets | None = None
+    timestamps: Offsets | None = None
+    timestamp: int | None = None
+
+
+class SourceOptions(msgspec.Struct, frozen=True):
+    """Everything a read was told. `topics` for subscribe and assign; `assigned` for assign; `pattern` is unanchored."""
+
+    kafka: KafkaSettings
+    topics: tuple[str, ...] = ()
+    assigned: dict[str, list[int]] | None = None
+    pattern: str | None = None
+    starting: Limit = Limit(at=LATEST)
+    ending: Limit = Limit(at=LATEST)
+    timestamp_without_match: str = "error"  # startingOffsetsByTimestampStrategy
+    fail_on_data_loss: bool = True
+    max_offsets_per_trigger: int | None = None
+    min_offsets_per_trigger: int | None = None
+    max_trigger_delay_ms: int = 900_000
+    min_partitions: int | None = None
+    max_records_per_partition: int | None = None
+    include_headers: bool = False
+    poll_timeout_s: float = 120.0
+    retries: int = 3
+    retry_interval_s: float = 0.01
+    group_id: str | None = None
+
+
+def source_options(given: Mapping[str, str], streaming: bool) -> SourceOptions:
+    """Raises MqdOptionError."""
+    options = Options(given)
+    kafka = kafka_settings(options, REFUSED_BY_SOURCE)
+    topics, assigned, pattern = _strategy(options)
+    _warn_ignored(options, streaming)
+    if streaming and any(name in options for name in ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")):
+        raise MqdOptionError("ending offset not valid in streaming queries: leave out endingOffsets, endingOffsetsByTimestamp and endingTimestamp, or use spark.read")
+    starting = _limit(options, "starting", LATEST if streaming else EARLIEST)
+    ending = _limit(options, "ending", LATEST)
+    if not streaming:
+        _check_batch_limits(starting, ending)
+    if options.text("groupId", "x") == "":
+        raise MqdOptionError("option groupId: an empty name is no consumer group")
+    least, most = options.integer("minOffsetsPerTrigger"), options.integer("maxOffsetsPerTrigger")
+    if least is not None and most is not None and least > most:
+        raise MqdOptionError(f"The value of minOffsetPerTrigger({least}) is higher than the maxOffsetsPerTrigger({most}): no batch would ever be made")
+    return SourceOptions(
+        kafka, topics, assigned, pattern, starting, ending,
+        timestamp_without_match=options.choice("startingOffsetsByTimestampStrategy", ("error", "latest"), "error"),
+        fail_on_data_loss=options.boolean("failOnDataLoss", True),
+        max_offsets_per_trigger=most,
+        min_offsets_per_trigger=least,
+        max_trigger_delay_ms=options.duration_ms("maxTriggerDelay", 900_000),
+        min_partitions=options.integer("minPartitions"),
+        max_records_per_partition=options.integer("maxRecordsPerPartition"),
+        include_headers=options.boolean("includeHeaders", False),
+        poll_timeout_s=options.integer("kafkaConsumer.pollTimeoutMs", 120_000, 0) / 1000,
+        retries=options.integer("fetchOffset.numRetries", 3, 0),
+        retry_interval_s=options.integer("fetchOffset.retryIntervalMs", 10, 0) / 1000,
+        group_id=options.text("groupId"),
+    )  # fmt: skip
+
+
+def _strategy(options: Options) -> tuple[tuple[str, ...], dict[str, list[int]] | None, str | None]:
+    named = [name for name in STRATEGIES if name in options]
+    if not named:
+        raise MqdOptionError("One of the following options must be specified for Kafka source: subscribe, subscribePattern, assign")
+    if len(named) > 1:
+        raise MqdOptionError(f"Only one of the following options can be specified for Kafka source: subscribe, subscribePattern, assign; there are {', '.join(named)}")
+    value = (options.text(named[0]) or "").strip()
+    if named[0] == "assign":
+        assigned = parse_assign(value)
+        return tuple(assigned), assigned, None
+    if named[0] == "subscribe":
+        topics = tuple(dict.fromkeys(topic.strip() for topic in value.split(",") if topic.strip()))
+        if not topics:
+            raise MqdOptionError(f"No topics to subscribe to as specified value for option 'subscribe' is '{value}'")
+        return topics, None, None
+    if not value:
+        raise MqdOptionError("Pattern to subscribe is empty as specified value for option 'subscribePattern' is ''")
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise MqdOptionError(f"option subscribePattern: {value!r} is no regular expression: {error}") from None
+    return (), None, value
+
+
+def _warn_ignored(options: Options, streaming: bool) -> None:
+    if "kafka.group.id" in options:
+        log.warning("kafka.group.id is taken, and not needed: records are read without a consumer group. To see a streaming query's lag as a group's give groupId")
+    for name in ("groupIdPrefix",) if streaming else ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "groupId"):
+        if name in options:
+            log.warning("%s option ignored%s", name, "" if streaming else " in batch queries")
+
+
+def _check_batch_limits(starting: Limit, ending: Limit) -> None:
+    if starting.at == LATEST:
+        raise MqdOptionError("starting offset can't be latest for batch queries: give earliest, offsets or a timestamp")
+    if ending.at == EARLIEST:
+        raise MqdOptionError("ending offset can't be earliest for batch queries: give latest, offsets or a timestamp")
+    for limit, wrong, word in ((starting, LATEST, "starting"), (ending, EARLIEST, "ending")):
+        for topic, partitions in (limit.offsets or {}).items():
+            for partition, offset in partitions.items():
+                if offset == wrong:
+                    raise MqdOptionError(f"{word} offset for {topic}-{partition} can't be {'latest' if wrong == LATEST else 'earliest'} for batch queries")
+
+
+def _limit(options: Options, word: str, default: int) -> Limit:
+    """The most telling of the three: timestamp, then offsets by timestamp, then offsets."""
+    moment = options.text(f"{word}Timestamp")
+    if moment is not None:
+        return Limit(timestamp=_timestamp(f"{word}Timestamp", moment))
+    by_timestamp = options.text(f"{word}OffsetsByTimestamp")
+    if by_timestamp is not None:
+        return Limit(timestamps=parse_offsets(by_timestamp, f"{word}OffsetsByTimestamp", least=0))
+    value = options.text(f"{word}Offsets")
+    if value is None:
+        return Limit(at=default)
+    simple = {"earliest": EARLIEST, "latest": LATEST}.get(value.strip().lower())
+    return Limit(offsets=parse_offsets(value, f"{word}Offsets", least=EARLIEST)) if simple is None else Limit(at=simple)
+
+
+def _timestamp(name: str, value: str) -> int:
+    if not value.strip().isdigit():
+        raise MqdOptionError(f"option {name}: {value!r} is no timestamp in milliseconds since 1970")
+    return int(value)
+
+
+def parse_assign(text: str) -> dict[str, list[int]]:
+    """{"topic": [0, 1]}."""
+    found = _json_object(text, "assign", '{"topic":[0,1]}')
+    for topic, partitions in found.items():
+        if not isinstance(partitions, list) or not all(type(index) is int and 0 <= index < 2**31 for index in partitions):
+            raise MqdOptionError(f'option assign: {topic} has {partitions!r}; Expected e.g. {{"topicA":[0,1],"topicB":[0,1]}}')
+    if not any(found.values()):
+        raise MqdOptionError(f"No topicpartitions to assign as specified value for option 'assign' is '{text}'")
+    return {topic: sorted(set(partitions)) for topic, partitions in sorted(found.items()) if partitions}
+
+
+def parse_offsets(text: str, name: str, least: int) -> Offsets:
+    """{"topic": {"0": 23, "1": -2}}; numbers of at least `least`. What begins with @ (topic ids of our own offsets) is left out."""
+    found = _json_object(text, name, '{"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}')
+    out: Offsets = {}
+    for topic, partitions in found.items():
+        if topic.startswith("@"):
+            continue
+        if not isinstance(partitions, dict) or not all(index.isdigit() and int(index) < 2**31 for index in partitions):
+            raise MqdOptionError(f'option {name}: {topic} has {partitions!r}; Expected e.g. {{"topicA":{{"0":23,"1":-1}}}}')
+        for index, number in partitions.items():
+            if type(number) is not int or not least <= number < 2**63:
+                raise MqdOptionError(f"option {name}: {topic}-{index} has {number!r}, not a number{' of milliseconds' if least == 0 else ''} of at least {least}")
+        out[topic] = {int(index): number for index, number in partitions.items()}
+    return out
+
+
+def _json_object(text: str, name: str, example: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise MqdOptionError(f"option {name}: Expected e.g. {example}, got {text!r}: {error}") from None
+    if not isinstance(found, dict):
+        raise MqdOptionError(f"option {name}: Expected e.g. {example}, got {text!r}")
+    return found

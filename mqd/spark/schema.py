@@ -1,0 +1,64 @@
+"""The columns of a read, those of Spark's Kafka source, and which of them were asked for.
+
+Spark prunes no columns for Python sources. `.schema("value binary")` on the reader does it by hand: any of the columns, in any order, with their types; others are refused.
+Sources: Spark's Structured Streaming + Kafka Integration Guide (the columns); the types are exact, Spark compares Arrow schemas for equality.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from mqd.spark.options import MqdOptionError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+HEADERS = "headers"
+# name -> Spark's type in DDL. Order is Kafka's; headers only with includeHeaders.
+COLUMNS = {
+    "key": "binary",
+    "value": "binary",
+    "topic": "string",
+    "partition": "int",
+    "offset": "bigint",
+    "timestamp": "timestamp",
+    "timestampType": "int",
+    HEADERS: "array<struct<key:string,value:binary>>",
+}
+
+
+def names(include_headers: bool) -> tuple[str, ...]:
+    return tuple(name for name in COLUMNS if include_headers or name != HEADERS)
+
+
+def ddl(include_headers: bool) -> str:
+    """What DataSource.schema() answers."""
+    return ", ".join(f"{name} {COLUMNS[name]}" for name in names(include_headers))
+
+
+def wanted(schema: Any) -> tuple[str, ...]:
+    """The columns of a StructType that Spark has handed over: its own of ddl(), or the user's. Raises MqdOptionError for what a record does not have."""
+    found = []
+    for field in schema.fields:
+        kind = COLUMNS.get(field.name)
+        if kind is None:
+            raise MqdOptionError(f"there is no column {field.name!r} in format mqd; there are {', '.join(COLUMNS)}. Select and cast after load() instead of giving another schema")
+        if field.dataType.simpleString() != kind:
+            raise MqdOptionError(f"column {field.name} is {kind} in format mqd and not {field.dataType.simpleString()}: cast it after load()")
+        found.append(field.name)
+    if not found:
+        raise MqdOptionError("a schema without columns reads nothing: leave .schema() out, or name some of " + ", ".join(COLUMNS))
+    return tuple(found)
+
+
+def arrow_schema(columns: Sequence[str]) -> pyarrow.Schema:
+    """As Spark expects the batches of these columns: equal to pyspark's to_arrow_schema(schema, timezone="UTC")."""
+    import pyarrow as pa
+
+    header = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+    types = {
+        "key": pa.binary(), "value": pa.binary(), "topic": pa.string(), "partition": pa.int32(), "offset": pa.int64(),
+        "timestamp": pa.timestamp("us", tz="UTC"), "timestampType": pa.int32(), HEADERS: pa.list_(header),
+    }  # fmt: skip
+    return pa.schema([pa.field(name, types[name]) for name in columns])

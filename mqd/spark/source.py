@@ -1,0 +1,128 @@
+"""`format("mqd")`: what Spark calls, on the driver and, for read(), in executors.
+
+    MqdDataSource.reader          MqdReader          a batch: partitions() once, read() for each
+    MqdDataSource.streamReader    MqdStreamReader    a micro-batch query: latestOffset, partitions, commit; read() for each
+    MqdDataSource.writer, .streamWriter              mqd.spark.sink
+
+1. Objects of this module are pickled to other processes: they hold options and plain values, connections are made where they are used.
+2. Nothing native is imported with this module, nor PyArrow: registering the format costs no more than PySpark itself.
+3. read() of one partition always gives the same records while the log holds them: that is what makes a replayed micro-batch the same batch.
+
+The stream's own rules are in mqd/spark/progress.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, ReadMinRows, SupportsTriggerAvailableNow
+
+from mqd.spark import schema as columns
+from mqd.spark.options import Options, source_options
+
+FORMAT = "mqd"
+
+
+class MqdDataSource(DataSource):
+    """See the module. Registered by the top-level module pyspark_mqd, or by spark.dataSource.register(MqdDataSource)."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> str:
+        return columns.ddl(Options(self.options).boolean("includeHeaders", False))
+
+    def reader(self, schema: Any) -> DataSourceReader:
+        return MqdReader(dict(self.options), columns.wanted(schema))
+
+    def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802  (Spark's name)
+        return MqdStreamReader(dict(self.options), columns.wanted(schema))
+
+    def writer(self, schema: Any, overwrite: bool) -> Any:
+        from mqd.spark import sink
+
+        return sink.batch_writer(dict(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> Any:  # noqa: N802
+        from mqd.spark import sink
+
+        return sink.stream_writer(dict(self.options), schema, overwrite)
+
+
+class RangePartition(InputPartition):
+    """One task: `value` is a planning.Range, as plain values for pickling."""
+
+
+def _read(options: Any, names: tuple[str, ...], partition: InputPartition) -> Iterator[Any]:
+    if partition.value is None:  # Spark's own, in place of no partition at all
+        return iter(())
+    from mqd.spark import reading
+
+    return reading.read_range(options, names, partition.value)
+
+
+class MqdReader(DataSourceReader):
+    """A batch read: its offsets are settled when Spark plans it, once."""
+
+    def __init__(self, given: Mapping[str, str], names: tuple[str, ...]) -> None:
+        self.options = source_options(given, streaming=False)
+        self.names = names
+
+    def partitions(self) -> list[InputPartition]:
+        from mqd.spark import driver
+
+        return [RangePartition(one) for one in driver.plan_batch(self.options)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return _read(self.options, self.names, partition)
+
+
+class MqdStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A streaming read. Offsets are dictionaries, the JSON of mqd.spark.offsets."""
+
+    def __init__(self, given: Mapping[str, str], names: tuple[str, ...]) -> None:
+        self.options = source_options(given, streaming=True)
+        self.names = names
+        self._progress: Any = None
+
+    def _own(self) -> Any:
+        """Made when first asked: this object is pickled before."""
+        if self._progress is None:
+            from mqd.spark import driver, progress
+
+            self._progress = progress.Progress(self.options, driver.Driver(self.options))
+        return self._progress
+
+    def initialOffset(self) -> dict:  # noqa: N802
+        return self._own().initial()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Both limits at once are none of Spark's kinds for Python: what counts is that it is not ReadAllAvailable, then latestOffset applies the options."""
+        if self.options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(self.options.max_offsets_per_trigger)
+        return ReadMinRows(self.options.min_offsets_per_trigger) if self.options.min_offsets_per_trigger is not None else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._own().prepare_available_now()
+
+    def latestOffset(self, start: dict, limit: ReadLimit) -> dict:  # noqa: N802
+        return self._own().latest(start, unlimited=isinstance(limit, ReadAllAvailable))
+
+    def reportLatestOffset(self) -> dict | None:  # noqa: N802
+        return self._own().report()
+
+    def partitions(self, start: dict, end: dict) -> Sequence[InputPartition]:
+        return [RangePartition(one) for one in self._own().plan(start, end)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return _read(self.options, self.names, partition)
+
+    def commit(self, end: dict) -> None:
+        self._own().publish(end)
+
+    def stop(self) -> None:
+        if self._progress is not None:
+            self._progress.close()
