@@ -48,14 +48,17 @@ def _maven(home: Path, goal: str, skipped: str) -> None:
     assert code == 0, said[-4000:]
 
 
+def java_command(home: Path, bootstrap: str, *arguments: str) -> list[str]:
+    return [
+        "java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+        "-cp", f"{home / 'classes'}:{home / 'libraries'}/*", "mqd.compat.Main", bootstrap, *arguments,
+    ]  # fmt: skip
+
+
 def run_java_client(home: Path, bootstrap: str, command: str) -> list[str]:
     """The parts that held. AssertionError with what the program said when one did not."""
-    arguments = [
-        "java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
-        "-cp", f"{home / 'classes'}:{home / 'libraries'}/*", "mqd.compat.Main", bootstrap, command,
-    ]  # fmt: skip
     try:
-        done = subprocess.run(arguments, capture_output=True, text=True, timeout=RUN_SECONDS, stdin=subprocess.DEVNULL)
+        done = subprocess.run(java_command(home, bootstrap, command), capture_output=True, text=True, timeout=RUN_SECONDS, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired as late:
         said = b"".join(part if isinstance(part, bytes) else (part or "").encode() for part in (late.stdout, late.stderr)).decode(errors="replace")
         raise AssertionError(f"{command} took longer than {RUN_SECONDS} s\n{said[-4000:]}") from None

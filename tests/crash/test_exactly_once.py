@@ -6,11 +6,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -18,58 +15,16 @@ import pytest
 
 from mqd.shm.attach import KeeperError
 from tests.broker import Broker
+from tests.crash.copying import QUICK_GROUPS, Member, difference
 from tests.crash.processes import kill, status, wait_until_whole
 from tests.crash.workload import IDEMPOTENT, LoadProducer, create_topics, read_all, wait_until
 from tests.interaction.transactional import connect, fetch_committed, producers, read_committed
 from tests.kafka_connection import ConnectionEnded
 
-ROOT = Path(__file__).resolve().parents[2]
 PARTITIONS, MEMBERS = 3, 3
 BROKER_VICTIMS = ("mqd-acceptor", "mqd-worker-0", "mqd-worker-1")
 COPIED_SECONDS = 60.0
 RUNS = 20
-# Members that are killed are to be missed soon.
-QUICK_GROUPS = {
-    "group.min.session.timeout.ms": "1000", "group.initial.rebalance.delay.ms": "100", "group.consumer.min.session.timeout.ms": "1000",
-    "group.consumer.session.timeout.ms": "2000", "group.consumer.min.heartbeat.interval.ms": "200", "group.consumer.heartbeat.interval.ms": "300",
-}  # fmt: skip
-
-
-class Member:
-    """One process of the job; `tend` starts it again when it has ended."""
-
-    def __init__(self, broker: Broker, directory: Path, number: int, settings: dict) -> None:
-        self.settings = {**settings, "bootstrap": broker.bootstrap, "name": f"copy-{number}"}
-        self.output = directory / f"copy-{number}.log"
-        self.lives = 0
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def tend(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            return
-        self.lives += 1
-        settings = {**self.settings, "seed": f"{self.settings['seed']}.{self.lives}"}
-        with self.output.open("ab") as output:
-            self.process = subprocess.Popen([sys.executable, "-m", "tests.crash.copy_job", json.dumps(settings)], cwd=ROOT, stdout=output, stderr=output)
-
-    def end(self, how: signal.Signals) -> None:
-        assert self.process is not None
-        if self.process.poll() is None:
-            self.process.send_signal(how)
-            try:
-                self.process.wait(15)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-
-    def tail(self) -> str:
-        assert self.process is not None
-        if self.process.poll() is None:
-            size = self.output.stat().st_size
-            self.process.send_signal(signal.SIGUSR1)
-            with contextlib.suppress(AssertionError):
-                wait_until(lambda: self.output.stat().st_size > size, 1, str)
-        return f"--- {self.output.name}, life {self.lives}\n" + "\n".join(self.output.read_text(errors="replace").splitlines()[-16:])
 
 
 class Job:
@@ -88,7 +43,7 @@ class Job:
             if is_static:
                 consumer["group.instance.id"] = f"member-{number}"
             settings = {"group": "copy", "source": "source", "target": "target", "seed": seed, "consumer": consumer, "transport": transport}
-            self.members.append(Member(broker, directory, number, settings))
+            self.members.append(Member(broker.bootstrap, directory, number, settings))
 
     def __enter__(self) -> Job:
         for one in self.loads:
@@ -166,13 +121,6 @@ class Job:
             left = [one for index in range(PARTITIONS) for one in producers(kafka, "target", index) if one.current_txn_start_offset >= 0]
         assert not left, f"a transaction stays open: {left}\n{self.told()}"
         assert status(self.broker).ready
-
-
-def difference(wanted: list[bytes], found: list[bytes]) -> str:
-    lost, more = set(wanted) - set(found), set(found) - set(wanted)
-    first = next((at for at, (one, other) in enumerate(zip(wanted, found, strict=False)) if one != other), min(len(wanted), len(found)))
-    context = f"from {first}: {wanted[first : first + 3]} became {found[first : first + 3]}"
-    return f"{len(lost)} lost, {len(found) - len(set(found))} twice, {len(more)} from nowhere; {context}"
 
 
 # Both I/O backends with both group protocols, in turns.
