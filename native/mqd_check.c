@@ -310,7 +310,7 @@ static void ask_records(struct mqd_reactor *r, struct mqd_append *append)
     mqd_check_ask(r, check, request);
 }
 
-static struct mqd_refusal *refusal_new(struct mqd_reactor *r, struct mqd_append *append)
+struct mqd_refusal *mqd_refusal_new(struct mqd_reactor *r, struct mqd_append *append)
 {
     struct mqd_refusal *refusal = mqd_request_hold(r, append->request, sizeof *refusal) ? calloc(1, sizeof *refusal) : NULL;
     append->refusal = refusal;
@@ -324,7 +324,7 @@ static struct mqd_refusal *refusal_new(struct mqd_reactor *r, struct mqd_append 
 
 static void refuse_records(struct mqd_reactor *r, struct mqd_append *append, const int32_t *unkeyed, uint32_t index_count, uint32_t unkeyed_count)
 {
-    struct mqd_refusal *refusal = refusal_new(r, append);
+    struct mqd_refusal *refusal = mqd_refusal_new(r, append);
     struct topic_walk walk = {0};
     if (refusal) {
         const struct mqd_topic *topic = topic_of(r, append->request, &walk, append);
@@ -421,7 +421,7 @@ static void on_records(struct mqd_reactor *r, struct mqd_append *append, int32_t
         memcpy(unkeyed, payload + sizeof head, head.index_count * sizeof *unkeyed);
         refuse_records(r, append, unkeyed, head.index_count, head.unkeyed_count);
     } else {
-        struct mqd_refusal *refusal = refusal_new(r, append);
+        struct mqd_refusal *refusal = mqd_refusal_new(r, append);
         if (refusal)
             memcpy(refusal->message, payload + sizeof head, head.message_bytes < sizeof refusal->message ? head.message_bytes : sizeof refusal->message - 1);
         mqd_append_done(r, append, (int16_t)error);

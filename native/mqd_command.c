@@ -255,6 +255,11 @@ static void run_one(struct mqd_reactor *r, struct mqd_command *command)
     case MQD_COMMAND_FETCHER_RATE:
         mqd_fetcher_command(r, command);
         break;
+    case MQD_COMMAND_RELAY_PUT:
+    case MQD_COMMAND_RELAY_REFUSE:
+    case MQD_COMMAND_RELAY_REMOVE:
+        mqd_relay_command(r, command);
+        break;
     default:
         with_owned(r, command);
     }
@@ -287,6 +292,7 @@ void mqd_command_free(struct mqd_command *command)
     free(command->list);
     free(command->assignment);
     free(command->fetcher);
+    free(command->relay);
 }
 
 void mqd_commands_deferred(struct mqd_reactor *r, struct mqd_owned *owned)

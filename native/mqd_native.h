@@ -106,7 +106,7 @@ enum mqd_counter {
     MQD_COUNT_CONNECTIONS_CLOSED, MQD_COUNT_CONNECTIONS_REFUSED, MQD_COUNT_PROTOCOL_ERRORS, MQD_GAUGE_ARENA_EXTENTS_USED, MQD_GAUGE_ARENA_EXTENTS_TOTAL,
     MQD_GAUGE_HEAP_BYTES, MQD_GAUGE_SESSIONS, MQD_GAUGE_PRODUCERS, MQD_COUNT_ARENA_STALLS, MQD_COUNT_LINK_STALLS, MQD_COUNT_THROTTLED,
     MQD_GAUGE_LOCAL_ATTACHMENTS, MQD_GAUGE_LOCAL_BYTES, MQD_COUNT_LOCAL_ATTACHED, MQD_COUNT_LOCAL_REFUSED, MQD_COUNT_LOCAL_REQUESTS, MQD_COUNT_LOCAL_ASKS,
-    MQD_COUNT_REPLICA_BYTES, MQD_COUNTER_COUNT
+    MQD_COUNT_REPLICA_BYTES, MQD_COUNT_RELAYED_BATCHES, MQD_COUNT_RELAYED_BYTES, MQD_COUNT_RELAY_FAILURES, MQD_COUNTER_COUNT
 };
 enum mqd_histogram { MQD_TIME_PRODUCE, MQD_TIME_FETCH, MQD_TIME_LOOP, MQD_TIME_SYNC, MQD_TIME_CONTROL, MQD_HISTOGRAM_COUNT };
 /* copies out counters[MQD_COUNTER_COUNT] and histograms[MQD_HISTOGRAM_COUNT][128] of one worker */
@@ -405,6 +405,7 @@ struct mqd_topic_partition {
     int32_t leader_epoch;
     int32_t redirect;     /* a retired one: the partition that takes its records; -1 = none */
     uint32_t retiring;    /* 0; 1 = refuses new records; 2 and more = redirects them */
+    uint32_t leader_worker; /* of the leader's host: who owns it there. Any other passes it on */
 };
 int mqd_reactor_topic_place(struct mqd_reactor *reactor, uint64_t token, const uint8_t topic_id[16], const char *name, const struct mqd_topic_partition *partitions,
                             uint32_t partition_count);
@@ -465,6 +466,24 @@ int mqd_reactor_fetcher_put(struct mqd_reactor *reactor, uint64_t token, int fd,
 int mqd_reactor_fetcher_remove(struct mqd_reactor *reactor, uint64_t token, int32_t leader_node, uint32_t leader_worker, uint32_t lane);
 int mqd_reactor_fetcher_rate(struct mqd_reactor *reactor, uint64_t token, int64_t bytes_per_second_max); /* of every catch-up lane, in all */
 
+/* Produce of local clients for partitions that other hosts lead (mqd_relay.h). MQD_EVENT_RELAY_WANTED asks for a connection: offset = the leader's node id, log_dir = which of its workers,
+ * level = enum mqd_relay_lane; it is answered by relay_put or relay_refuse. */
+#define MQD_RELAY_COUNT_MAX 1024
+enum mqd_relay_lane { MQD_RELAY_LANE_PLAIN, MQD_RELAY_LANE_TRANSACTIONS, MQD_RELAY_LANE_COUNT };
+struct mqd_relay_options {
+    int32_t leader_node;
+    uint32_t leader_worker;
+    uint32_t lane;
+    uint32_t timeout_ms; /* put: an answer that is late by so much ends the connection. refuse: for so long batches are refused at once, and nobody is asked again */
+};
+/* A connection to a worker of another host, both sides proven. The reactor takes the socket, also when the command fails. It replaces one of the same (leader_node, leader_worker,
+ * lane). `token` comes back in MQD_EVENT_RELAY_ENDED. */
+int mqd_reactor_relay_put(struct mqd_reactor *reactor, uint64_t token, int fd, const struct mqd_relay_options *options);
+/* There is none: what waits for it is refused. */
+int mqd_reactor_relay_refuse(struct mqd_reactor *reactor, uint64_t token, const struct mqd_relay_options *options);
+/* Ends all to that host; no event. */
+int mqd_reactor_relay_remove(struct mqd_reactor *reactor, uint64_t token, int32_t leader_node);
+
 struct mqd_replica_proposal;
 void mqd_proposal_free(struct mqd_replica_proposal *proposal);
 
@@ -478,7 +497,9 @@ enum mqd_event_kind {
     MQD_EVENT_PROPOSE_IN_SYNC, /* the leader of slot proposes an in-sync set: event.proposal, which the taker frees */
     MQD_EVENT_FETCHER_ENDED,   /* the connection put with `token` is over: error, text */
     MQD_EVENT_TRUNCATED,       /* slot's log was cut (a follower's): offset = its end now; level 4: below the high watermark. The checkpoint is due */
-    MQD_EVENT_LOG_START        /* slot's leader has deleted its log below offset: so shall this follower (mqd_reactor_advance_start) */
+    MQD_EVENT_LOG_START,       /* slot's leader has deleted its log below offset: so shall this follower (mqd_reactor_advance_start) */
+    MQD_EVENT_RELAY_WANTED,    /* a connection to the leader at node `offset`, worker `log_dir`, lane `level` */
+    MQD_EVENT_RELAY_ENDED      /* the relay put with `token` is over: error, text */
 };
 struct mqd_event {
     uint32_t kind;

@@ -88,6 +88,8 @@ static void route(struct mqd_reactor *r, struct mqd_request *request, struct mqd
         mqd_append_done(r, append, MQD_KAFKA_INVALID_TOPIC);
         return;
     }
+    if (__builtin_expect(request->connection->local != NULL && r->topics.broker_count, 0) && mqd_relay_append(r, append, topic, partition))
+        return;
     if (topic->slots[partition->partition_index] == MQD_SLOT_NONE) { /* another host's, all of it */
         mqd_append_done(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
         return;
@@ -210,6 +212,7 @@ void mqd_produce_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
     request->pending = append_count + 1; /* + 1: not before all are routed */
     request->arena_pins = 1;             /* an append that is refused at once must not release the bytes of those after it */
     r->producing = &produce;
+    r->producing_client = (struct mqd_text){header->client_id, header->client_id ? header->client_id_bytes : -1};
     produce_topics(r, request, &produce);
     r->producing = NULL;
     if (--request->arena_pins == 0) {
@@ -256,6 +259,8 @@ void mqd_append_done(struct mqd_reactor *r, struct mqd_append *append, int16_t e
         return;
     }
     mqd_forward_forget(r, append);
+    if (append->relayed)
+        mqd_relay_forget(r, append);
     if (append->ordered)
         mqd_check_leave(r, append);
     mqd_append_unpin(r, append);
@@ -281,7 +286,7 @@ void mqd_produce_timeout(struct mqd_reactor *r, struct mqd_request *request)
         } else if (append->pinned) { /* not written yet: the bytes are lent; look again soon */
             again_ms = r->now_ms + 10;
         } else {
-            append->message = "not acknowledged by the disks within timeout.ms";
+            append->message = append->relayed ? "the partition's leader, another host, has not answered within timeout.ms" : "not acknowledged by the disks within timeout.ms";
             mqd_append_done(r, append, MQD_KAFKA_REQUEST_TIMED_OUT);
         }
     }

@@ -121,6 +121,9 @@ static void on_event(struct mqd_reactor *r, const struct mqd_poll_event *event)
     case MQD_TOKEN_FETCHER:
         mqd_fetcher_on_event(r, value, event->flags);
         return;
+    case MQD_TOKEN_RELAY:
+        mqd_relay_on_event(r, value, event->flags);
+        return;
     case MQD_TOKEN_TRUNCATION:
         mqd_truncation_on_done(r, value, event->result);
         return;
@@ -230,6 +233,8 @@ static void turn(struct mqd_reactor *r, const struct mqd_poll_event *events, int
         if (r->fetchers)
             mqd_fetchers_read(r);
     }
+    if (r->relays)
+        mqd_relays_read(r);
     if (!mqd_list_empty(&r->asking))
         mqd_locals_answer(r);
     mqd_links_drain(r); /* a fetch that was just read must see what was acknowledged before it was sent: the note may have come meanwhile */
@@ -243,6 +248,8 @@ static void turn(struct mqd_reactor *r, const struct mqd_poll_event *events, int
         mqd_truncations_retry(r);
     if (r->fetchers)
         mqd_fetchers_run(r);
+    if (r->relays)
+        mqd_relays_run(r);
     mqd_reactor_refresh_clock(r);
     mqd_forward_flush(r); /* readers hear of a record before its producer does */
     answer_and_send(r);
@@ -272,6 +279,9 @@ static int64_t sleep_ns(struct mqd_reactor *r)
     int64_t fetcher_ms = r->fetchers ? mqd_fetchers_next_ms(r) : -1;
     if (fetcher_ms >= 0 && fetcher_ms * 1000000 < until_ns)
         until_ns = fetcher_ms * 1000000;
+    int64_t relay_ms = r->relays ? mqd_relays_next_ms(r) : -1;
+    if (relay_ms >= 0 && relay_ms * 1000000 < until_ns)
+        until_ns = relay_ms * 1000000;
     int64_t limit_ns = !r->serving && r->options.handoff_fd >= 0 ? SERVE_LOOK_NS : r->stop ? 1000000 : mqd_forward_pending(r) ? 100000 : !mqd_list_empty(&r->stalled) || !mqd_list_empty(&r->control_queue) || !mqd_list_empty(&r->check_queue) ? 20000000 : INT64_MAX;
     int64_t ns = until_ns - r->now_ns;
     return ns < 0 ? 0 : ns < limit_ns ? ns : limit_ns;
@@ -411,6 +421,7 @@ static void *run(void *argument)
         wind_down(r, events);
     }
     mqd_fetchers_close(r);
+    mqd_relays_close(r);
     if (r->poll)
         mqd_poll_destroy(r->poll);
     r->poll = NULL;

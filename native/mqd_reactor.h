@@ -31,6 +31,7 @@
 #include "mqd_partition_follow.h"
 #include "mqd_poll.h"
 #include "mqd_reader.h"
+#include "mqd_relay.h"
 #include "mqd_request.h"
 #include "mqd_shm_layout.h"
 #include "mqd_topics.h"
@@ -145,7 +146,8 @@ struct mqd_control_entry { struct mqd_request *request; uint32_t sequence; uint3
 enum mqd_command_kind {
     MQD_COMMAND_LOG_DIR, MQD_COMMAND_LOG_DIR_FULL, MQD_COMMAND_TOPIC_PUT, MQD_COMMAND_TOPIC_REMOVE, MQD_COMMAND_BROKERS_PUT, MQD_COMMAND_PARTITION_OPEN, MQD_COMMAND_PARTITION_CLOSE,
     MQD_COMMAND_SET_OPTIONS, MQD_COMMAND_ADVANCE_START, MQD_COMMAND_ROLL, MQD_COMMAND_SET_LEADER_EPOCH, MQD_COMMAND_ENDPOINT_DIED,
-    MQD_COMMAND_SEGMENTS_REPLACED, MQD_COMMAND_REPLICA_SET, MQD_COMMAND_IN_SYNC_ANSWER, MQD_COMMAND_FETCHER_PUT, MQD_COMMAND_FETCHER_REMOVE, MQD_COMMAND_FETCHER_RATE
+    MQD_COMMAND_SEGMENTS_REPLACED, MQD_COMMAND_REPLICA_SET, MQD_COMMAND_IN_SYNC_ANSWER, MQD_COMMAND_FETCHER_PUT, MQD_COMMAND_FETCHER_REMOVE, MQD_COMMAND_FETCHER_RATE,
+    MQD_COMMAND_RELAY_PUT, MQD_COMMAND_RELAY_REFUSE, MQD_COMMAND_RELAY_REMOVE
 };
 struct mqd_command {
     uint32_t kind;
@@ -159,6 +161,7 @@ struct mqd_command {
     struct mqd_log_options options;
     struct mqd_replica_assignment *assignment; /* malloc'd, as text and slots */
     struct mqd_fetcher_options *fetcher;
+    struct mqd_relay_options *relay;
     struct mqd_command *next;
 };
 
@@ -217,8 +220,10 @@ struct mqd_reactor {
     uint64_t heap_bytes;
 
     const struct mqd_produce_request *producing; /* while its appends are routed */
+    struct mqd_text producing_client; /* its client id */
     struct mqd_node to_write, to_wake;
     struct mqd_fetchers *fetchers;   /* NULL until the first partition follows */
+    struct mqd_relays *relays;       /* NULL until a local client writes to a partition led elsewhere */
     uint32_t truncations_waiting;    /* for a helper thread */
     bool lease_lost;                 /* this host may not lead any more; as of this turn */
     int64_t leading_tick_ms;
@@ -278,7 +283,7 @@ struct mqd_reactor {
 
 /* tokens of mqd_poll: kind in bits 56..62, the rest is the kind's own */
 enum mqd_token_kind { MQD_TOKEN_CONNECTION = 1, MQD_TOKEN_WAKE, MQD_TOKEN_COMMAND, MQD_TOKEN_HANDOFF, MQD_TOKEN_SYNC, MQD_TOKEN_SYNCFS, MQD_TOKEN_PREALLOCATE,
-                      MQD_TOKEN_READ_AHEAD, MQD_TOKEN_SNAPSHOT, MQD_TOKEN_LOCAL_END, MQD_TOKEN_FETCHER, MQD_TOKEN_TRUNCATION };
+                      MQD_TOKEN_READ_AHEAD, MQD_TOKEN_SNAPSHOT, MQD_TOKEN_LOCAL_END, MQD_TOKEN_FETCHER, MQD_TOKEN_TRUNCATION, MQD_TOKEN_RELAY };
 static inline uint64_t mqd_token(enum mqd_token_kind kind, uint64_t value) { return (uint64_t)kind << 56 | (value & 0xffffffffffffffull); }
 static inline enum mqd_token_kind mqd_token_kind_of(uint64_t token) { return (enum mqd_token_kind)(token >> 56); }
 static inline uint64_t mqd_token_value(uint64_t token) { return token & 0xffffffffffffffull; }
@@ -420,6 +425,7 @@ void mqd_describe_acceptor_died(struct mqd_reactor *r);
 /* mqd_check.c */
 int16_t mqd_check_transaction(struct mqd_reactor *r, struct mqd_request *request, const struct mqd_batch *batch, const char **message); /* 0, or why the batch cannot be of a transaction */
 bool mqd_check_keys(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_batch *batch); /* of a compacted topic; false: it is done, or the acceptor looks */
+struct mqd_refusal *mqd_refusal_new(struct mqd_reactor *r, struct mqd_append *append); /* for what is said of its records; NULL: no memory */
 void mqd_check_order(struct mqd_reactor *r, struct mqd_append *append);      /* while it is routed: later requests of its connection may not overtake it */
 void mqd_check_decided(struct mqd_reactor *r, struct mqd_append *append);    /* it is ordered no more: its place in the log is sure, or it has none */
 void mqd_check_routed(struct mqd_reactor *r, struct mqd_request *request);   /* all of a request are on their way, some undecided */

@@ -134,6 +134,7 @@ void mqd_reactor_destroy(struct mqd_reactor *r)
         if (r->log_dirs[i].fd >= 0)
             close(r->log_dirs[i].fd);
     }
+    mqd_relays_destroy(r);
     destroy_requests(r);
     for (uint32_t i = 0; i < MQD_PARTITION_SLOT_COUNT; i++) {
         if (r->owned[i])

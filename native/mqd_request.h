@@ -34,6 +34,7 @@ struct mqd_append {
     int64_t guard;               /* 0 = not verified */
     struct mqd_check *check;     /* whose answer it waits for */
     struct mqd_refusal *refusal; /* record errors for the client */
+    struct mqd_relayed *relayed; /* on its way to a leader on another host (mqd_relay.h) */
     int64_t base_offset;
     int64_t end_offset;          /* acknowledged when the high watermark reaches it */
     int64_t log_append_time_ms;

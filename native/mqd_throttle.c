@@ -38,8 +38,8 @@ void mqd_throttle_refresh(struct mqd_reactor *r)
 /* Which limits hold for the connection: those of the client id in this request's header. False: a header that cannot be read; whoever parses it says so. */
 static bool identify(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frame, uint32_t size_bytes)
 {
-    if (size_bytes < 10)
-        return false;
+    if (size_bytes < 10 || c->peer_node >= 0)
+        return false; /* who came by another host was charged there: a debt would hold up everybody that this connection serves */
     int16_t api_key = (int16_t)(frame[0] << 8 | frame[1]), length = (int16_t)(frame[8] << 8 | frame[9]);
     if (length > 0 && (uint32_t)length > size_bytes - 10)
         return false;

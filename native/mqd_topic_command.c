@@ -65,6 +65,8 @@ void mqd_topic_command_put(struct mqd_reactor *r, const struct mqd_command *comm
         forget_path(r, partitions[i].slot); /* the slot may have been another partition's */
     topic_changes(r, command);
     struct mqd_topic *topic = mqd_topics_put(&r->topics, command->topic_id, command->text, command->list, command->number);
+    if (topic && r->relays)
+        mqd_relay_topic_changed(r, topic);
     mqd_command_done(r, command->token, topic ? 0 : ENOMEM, UINT32_MAX, 0, NULL, topic ? "" : "out of memory for another topic");
 }
 

@@ -1,0 +1,230 @@
+/* tsan */
+/* Local clients that write to partitions of other hosts: what they are told, and what the leader gets. */
+#include "mqd_relay_test.h"
+
+/* Through the leader's own worker: offsets, contents, order with own partitions, acks, several partitions in a request. */
+BOTH(written_at_the_leader)
+{
+    struct bench *b = relay_bench(backend);
+    struct local local = local_open(b, 0, WISH);
+    struct client reader = client_open(b, 1);
+    struct fetched *fetched = calloc(1, sizeof *fetched);
+    struct part first = one_record(1, 41, 64);
+    submit(&local, 1, -1, first);
+    struct mqd_event wanted = relay_event(b, MQD_EVENT_RELAY_WANTED);
+    CHECK_EQUAL(wanted.offset, LEADER);
+    CHECK_EQUAL(wanted.log_dir, 1);
+    CHECK_EQUAL(wanted.level, MQD_RELAY_LANE_PLAIN);
+    relay_put(b, client_open_as(b, 1, 2).fd, MQD_RELAY_LANE_PLAIN, LIMIT_MS);
+    struct produced produced = outcome(&local);
+    CHECK_EQUAL(produced.correlation_id, 1);
+    CHECK_EQUAL(produced.error[0], 0);
+    CHECK_EQUAL(produced.base_offset[0], 0);
+    struct part four[] = {one_record(0, 50, 64), one_record(3, 53, 150000), one_record(2, 52, 64), one_record(1, 51, 64)};
+    produced = local_produce(&local, 1, four, 4);
+    CHECK_EQUAL(produced.count, 4);
+    for (int i = 0; i < 4; i++) {
+        CHECK_EQUAL(produced.error[i], 0);
+        CHECK_EQUAL(produced.base_offset[i], four[i].partition == 1);
+        struct asked asked = {four[i].partition, four[i].partition == 1};
+        client_fetch(&reader, (struct fetch){.correlation_id = 5, .bytes_max = 1 << 20, .bytes_min = 1, .wait_ms = LIMIT_MS}, &asked, 1, fetched);
+        CHECK_EQUAL(fetched->batch_count, 1);
+        CHECK_EQUAL(fetched->batches[0].mark, four[i].batch.mark);
+    }
+    CHECK_EQUAL(local_counter(b, 0, MQD_COUNT_RELAYED_BATCHES), 3);
+    CHECK(local_counter(b, 0, MQD_COUNT_RELAYED_BYTES) > 150000);
+    client_close(&reader);
+    local_close(&local);
+    local_wait_none(b);
+    free(fetched);
+    local_bench_stop(b);
+}
+
+/* Many under way: outcomes in order, every batch once and in its place. */
+BOTH(pipelined_in_order)
+{
+    enum { COUNT = 1200, UNDER_WAY = 14 };
+    struct bench *b = relay_bench(backend);
+    struct local local = local_open(b, 0, WISH);
+    relay_put(b, client_open_as(b, 1, 2).fd, MQD_RELAY_LANE_PLAIN, LIMIT_MS);
+    int64_t next[PARTITIONS] = {0};
+    for (int32_t i = 0; i < COUNT + UNDER_WAY; i++) {
+        if (i < COUNT)
+            submit(&local, i, i % 3 ? -1 : 1, one_record(i % 4, (uint64_t)i, i % 7 ? 100 : 9000));
+        if (i < UNDER_WAY)
+            continue;
+        struct produced produced = outcome(&local);
+        CHECK_OR(produced.correlation_id == i - UNDER_WAY && produced.error[0] == 0, abort());
+        CHECK_EQUAL(produced.base_offset[0], next[produced.partition[0]]++);
+    }
+    CHECK_EQUAL(local_counter(b, 0, MQD_COUNT_RELAYED_BATCHES), COUNT / 2);
+    local_close(&local);
+    local_wait_none(b);
+    local_bench_stop(b);
+}
+
+/* An idempotent batch that is sent again after its answer was lost is there once. */
+BOTH(its_own_producer_id_and_sequence)
+{
+    struct bench *b = relay_bench(backend);
+    struct local local = local_open(b, 0, WISH);
+    struct part part = {1, {.mark = 9, .producer_id = 4711, .producer_epoch = 3, .base_sequence = 0, .record_count = 5}};
+    for (int round = 0; round < 2; round++) {
+        relay_put(b, client_open_as(b, 1, 2).fd, MQD_RELAY_LANE_PLAIN, LIMIT_MS); /* the second takes the first one's place */
+        struct produced produced = local_produce(&local, -1, &part, 1);
+        CHECK_EQUAL(produced.error[0], 0);
+        CHECK_EQUAL(produced.base_offset[0], 0);
+    }
+    CHECK_EQUAL(local_counter(b, 1, MQD_COUNT_DUPLICATES), 1);
+    part.batch.base_sequence = 6;
+    CHECK_EQUAL(local_produce(&local, -1, &part, 1).error[0], 45); /* OUT_OF_ORDER_SEQUENCE_NUMBER, the leader's */
+    local_close(&local);
+    local_wait_none(b);
+    local_bench_stop(b);
+}
+
+BOTH(refused_while_the_host_cannot_be_reached)
+{
+    struct bench *b = relay_bench(backend);
+    struct local local = local_open(b, 0, WISH);
+    struct mqd_relay_options options = relay_options(MQD_RELAY_LANE_PLAIN, LIMIT_MS * 10);
+    submit(&local, 1, 1, one_record(1, 1, 64));
+    submit(&local, 2, 1, one_record(1, 2, 64));
+    relay_event(b, MQD_EVENT_RELAY_WANTED);
+    CHECK_EQUAL(mqd_reactor_relay_refuse(b->reactors[0], ++b->token, &options), 0);
+    for (int i = 0; i < 2; i++)
+        CHECK_EQUAL(outcome(&local).error[0], NOT_LEADER);
+    CHECK_EQUAL(outcome((submit(&local, 3, 1, one_record(3, 3, 64)), &local)).error[0], NOT_LEADER); /* at once */
+    CHECK_EQUAL(outcome((submit(&local, 4, 1, one_record(0, 4, 64)), &local)).error[0], 0);          /* nobody else's fault */
+    struct client leader = fake_leader(b, MQD_RELAY_LANE_PLAIN, LIMIT_MS, 0);
+    submit(&local, 5, 1, one_record(1, 5, 64));
+    answer(&leader, (struct answer){relayed(&leader).correlation_id, 1, 0, 77});
+    CHECK_EQUAL(outcome(&local).base_offset[0], 77);
+    client_close(&leader);
+    local_close(&local);
+    local_wait_none(b);
+    local_bench_stop(b);
+}
+
+/* The connection ends: what had left may be written, what had not is not. */
+BOTH(told_apart_at_the_end_of_a_connection)
+{
+    struct bench *b = relay_bench(backend);
+    struct local local = local_open(b, 0, WISH);
+    struct client leader = fake_leader(b, MQD_RELAY_LANE_PLAIN, LIMIT_MS, 8192);
+    submit(&local, 1, 1, one_record(1, 1, 64));
+    relayed(&leader);
+    submit(&local, 2, 1, one_record(1, 2, 200000)); /* more than the socket takes */
+    submit(&local, 3, 1, one_record(1, 3, 64));
+    while (local_counter(b, 0, MQD_COUNT_RELAYED_BATCHES) < 3)
+        poll(NULL, 0, 1);
+    client_close(&leader);
+    CHECK_EQUAL(outcome(&local).error[0], TIMED_OUT);
+    for (int i = 0; i < 2; i++)
+        CHECK_EQUAL(outcome(&local).error[0], NOT_LEADER);
+    relay_event(b, MQD_EVENT_RELAY_ENDED);
+    CHECK_EQUAL(local_counter(b, 0, MQD_COUNT_RELAY_FAILURES), 3);
+    submit(&local, 4, 1, one_record(1, 4, 64)); /* wanted again, at once */
+    relay_event(b, MQD_EVENT_RELAY_WANTED);
+    leader = fake_leader(b, MQD_RELAY_LANE_PLAIN, LIMIT_MS, 0);
+    answer(&leader, (struct answer){relayed(&leader).correlation_id, 1, 0, 5});
+    CHECK_EQUAL(outcome(&local).error[0], 0);
+    client_close(&leader);
+    local_close(&local);
+    local_wait_none(b);
+    local_bench_stop(b);
+}
+
+BOTH(a_leader_that_does_not_answer)
+{
+    struct bench *b = relay_bench(backend);
+    struct local local = local_open(b, 0, WISH);
+    struct client leader = fake_leader(b, MQD_RELAY_LANE_PLAIN, 50, 0);
+    submit(&local, 1, 1, one_record(1, 1, 64));
+    CHECK_EQUAL(outcome(&local).error[0], TIMED_OUT);
+    CHECK_EQUAL(relay_event(b, MQD_EVENT_RELAY_ENDED).error, ETIMEDOUT);
+    client_close(&leader);
+    local_close(&local);
+    local_wait_none(b);
+    local_bench_stop(b);
+}
+
+/* L3: another host leads by now, or this one; the old one's answer, if it comes, finds nobody. */
+BOTH(another_leader)
+{
+    struct bench *b = relay_bench(backend);
+    struct local local = local_open(b, 0, WISH);
+    struct client leader = fake_leader(b, MQD_RELAY_LANE_PLAIN, LIMIT_MS, 0);
+    submit(&local, 1, 1, one_record(1, 1, 64));
+    int32_t id = relayed(&leader).correlation_id;
+    place(b, LEADER, 6); /* the same one in another epoch: it answers by itself */
+    struct pollfd none = {local.fds[2], POLLIN, 0};
+    CHECK_EQUAL(poll(&none, 1, 0), 0);
+    place(b, 3, 7);
+    CHECK_EQUAL(outcome(&local).error[0], NOT_LEADER);
+    place(b, LEADER, 8);
+    submit(&local, 2, 1, one_record(1, 2, 64));
+    int32_t second = relayed(&leader).correlation_id;
+    answer(&leader, (struct answer){id, 1, 0, 10});
+    answer(&leader, (struct answer){second, 1, 0, 20});
+    CHECK_EQUAL(outcome(&local).base_offset[0], 20);
+    client_close(&leader);
+    local_close(&local);
+    local_wait_none(b);
+    local_bench_stop(b);
+}
+
+/* L4: a leader that takes nothing holds the client up after a bounded number of bytes; when it takes them, all of it goes on, in order. */
+BOTH(held_back_while_the_leader_takes_nothing)
+{
+    enum { BODY = 60000, COUNT = 120 };
+    struct bench *b = relay_bench(backend);
+    struct local local = local_open(b, 0, (struct local_wish){16 << 20, 1 << 16, 256});
+    struct client leader = fake_leader(b, MQD_RELAY_LANE_PLAIN, LIMIT_MS, 8192);
+    uint64_t mark = 0;
+    for (; mark < COUNT; mark++)
+        submit(&local, (int32_t)mark, 0, one_record(1, mark, BODY)); /* acks=0: no bound on those under way but bytes */
+    uint64_t seen = 0;
+    for (int still = 0; still < 20; still++, poll(NULL, 0, 5)) { /* until it moves no more */
+        uint64_t now = local_counter(b, 0, MQD_COUNT_RELAYED_BYTES);
+        still = now == seen ? still : 0;
+        seen = now;
+    }
+    CHECK(seen < MQD_RELAY_UNSENT_BYTES + 4u * BODY);
+    CHECK(seen >= 8u * BODY);
+    for (uint64_t i = 0; i < COUNT; i++) {
+        struct relayed_request request = relayed(&leader);
+        CHECK_EQUAL(request.acks, 1); /* L6 */
+        CHECK(request.records_bytes > (uint32_t)BODY);
+        answer(&leader, (struct answer){request.correlation_id, 1, i % 2 ? NOT_LEADER : 0, (int64_t)i}); /* an error of acks=0 is told to nobody */
+    }
+    submit(&local, 900, 1, one_record(1, 900, 64));
+    answer(&leader, (struct answer){relayed(&leader).correlation_id, 1, 0, 5});
+    CHECK_EQUAL(outcome(&local).correlation_id, 900);
+    client_close(&leader);
+    local_close(&local);
+    local_wait_none(b);
+    local_bench_stop(b);
+}
+
+/* A client that has gone: its batches are written, their answers find nobody. TCP clients are sent to the leader, as ever. */
+BOTH(gone_clients_and_others)
+{
+    struct bench *b = relay_bench(backend);
+    struct local local = local_open(b, 0, WISH);
+    struct client leader = fake_leader(b, MQD_RELAY_LANE_PLAIN, LIMIT_MS, 0), client = client_open(b, 0);
+    submit(&local, 1, 1, one_record(1, 1, 64));
+    int32_t id = relayed(&leader).correlation_id;
+    local_close(&local);
+    local_wait_none(b);
+    answer(&leader, (struct answer){id, 1, 0, 3});
+    struct part part = one_record(1, 1, 64);
+    CHECK_EQUAL(client_produce(&client, 1, &part, 1).error[0], NOT_LEADER);
+    local = local_open(b, 0, WISH);
+    submit(&local, 2, 1, one_record(1, 2, 64));
+    relayed(&leader); /* never answered: the broker stops */
+    client_close(&client);
+    local_bench_stop(b);
+    local_close(&local);
+    client_close(&leader);
+}
