@@ -29,6 +29,8 @@ COMMANDS = {
     "consume": ("mqd.cli.consume", "Read the records of a topic."),
     "cat": ("mqd.cli.cat", "Read, write and list with kcat's letters."),
     "log": ("mqd.cli.log", "Dump and verify segment files."),
+    "sql": ("mqd.cli.sql", "Query topics with Spark SQL."),
+    "pipeline": ("mqd.cli.pipeline", "Run a data pipeline on Spark."),
     "size": ("mqd.cli.size", "Disk, network, cores, memory and hosts that a load needs."),
     "demo": ("mqd.cli.demo", "Stream 336,776 flights through a broker and check them."),
     "completion": ("mqd.cli.completion", "Print a shell's completion script."),

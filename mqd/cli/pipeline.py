@@ -1,0 +1,63 @@
+"""`mqd pipeline`: runs a pipeline on Spark."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+
+import click
+import msgspec
+
+from mqd.cli.common import EXIT_FAILED, EXIT_USAGE, CliError, error_line
+
+
+@click.group("pipeline", context_settings={"help_option_names": ["-h", "--help"]})
+def command() -> None:
+    """Archive, replay, aggregate, deduplicate, route, join topics with Spark (docs/spark.md)."""
+
+
+@command.command("run")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("-b", "--bootstrap", metavar="HOST:PORT[,...]", help="Broker to ask; the file's by default.")
+@click.option("--master", metavar="URL", help="Spark master.  [default: the file's, or local[*]]")
+@click.option("--once", is_flag=True, help="Do what there is to do, then end.")
+@click.option("--format", "output_format", type=click.Choice(["text", "json"]), default="text", help="Form of the progress.")
+def run(file: Path, bootstrap: str | None, master: str | None, once: bool, output_format: str) -> int:
+    """Run the pipeline that FILE.toml describes, until it ends or is interrupted; started again it goes on where it was.
+
+    FILE may leave out .toml. Progress goes to stdout, a line for each batch.
+    """
+    from mqd.spark.pipelines.settings import ONCE, SettingsError, load
+
+    path = file if file.exists() else file.with_name(f"{file.name}.toml")
+    try:
+        pipeline = load(path if path.exists() else file, {"bootstrap": bootstrap, "master": master, "trigger": ONCE if once else None})
+        from mqd.spark.pipelines.running import Progress, explained
+        from mqd.spark.pipelines.running import run as run_pipeline
+        from mqd.spark.pipelines.session import session
+
+        error_line(f"{pipeline.name}: starting Spark on {pipeline.master}")
+        spark = session(pipeline.name, pipeline.master, pipeline.spark)
+    except SettingsError as error:
+        raise CliError(str(error), EXIT_USAGE) from None
+
+    def report(progress: Progress) -> None:
+        click.echo(msgspec.json.encode(progress).decode() if output_format == "json" else _line(progress))
+
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        run_pipeline(spark, pipeline, report, stop)
+    except Exception as error:
+        raise CliError(f"{pipeline.name}: {explained(error)}", EXIT_FAILED) from error
+    finally:
+        spark.stop()
+    error_line(f"{pipeline.name}: {'stopped; started again it goes on from its checkpoint' if stop.is_set() else 'done'}")
+    return 0
+
+
+def _line(progress) -> str:  # type: ignore[no-untyped-def]
+    behind = f", {progress.behind:,} behind" if progress.behind > 0 else ""
+    return f"batch {progress.batch}: {progress.rows:,} records, {progress.rows_per_s:,.0f}/s, {progress.took_ms:,} ms{behind}"

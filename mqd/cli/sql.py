@@ -1,0 +1,109 @@
+"""`mqd sql`: Spark SQL over topics."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import click
+
+from mqd.cli.common import EXIT_USAGE, CliError, Settings, error_line, options, pairs
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@click.command("sql", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("query")
+@click.option("--live", is_flag=True, help="Go on as records come, until interrupted.")
+@click.option("--from", "starting", type=click.Choice(["earliest", "latest"]), default="earliest", show_default=True, help="Where a live query begins.")
+@click.option("--schema", "schemas", multiple=True, metavar="TOPIC=DDL", help='Fields of a topic\'s values, e.g. flights="carrier STRING, dep_delay INT".  [default: found in its first 1,000 values]')
+@click.option("--max-rows", type=click.IntRange(1), default=1000, show_default=True, help="Rows shown of a query that ends.")
+@click.option("--master", default="local[*]", show_default=True, metavar="URL", help="Spark master.")
+@options
+def command(settings: Settings, query: str, live: bool, starting: str, schemas: tuple[str, ...], max_rows: int, master: str) -> int:
+    """Query topics with Spark SQL.
+
+    A topic's name is a table: fields of JSON values are columns, `record` has key, value, topic, partition, offset, timestamp. Names with dots or dashes stand in backquotes.
+
+    mqd sql "SELECT carrier, count(*) FROM flights GROUP BY carrier"
+    """
+    from mqd.cli.kafka import REQUEST_TIMEOUT_S, topic_names
+    from mqd.spark.pipelines.queries import prepared
+    from mqd.spark.pipelines.running import explained
+    from mqd.spark.pipelines.session import session
+    from mqd.spark.pipelines.settings import SettingsError
+
+    topics = topic_names(settings.bootstrap, REQUEST_TIMEOUT_S)
+    try:
+        spark = session("mqd-sql", master)
+    except SettingsError as error:
+        raise CliError(str(error), EXIT_USAGE) from None
+    try:
+        frame = prepared(spark, query, topics, settings.bootstrap, pairs(schemas, "--schema"), live, starting if live else "earliest")
+        return _follow(frame, settings.json) if live else _show(frame, settings.json, max_rows)
+    except CliError:
+        raise
+    except Exception as error:
+        raise CliError(explained(error)) from error
+    finally:
+        spark.stop()
+
+
+def _lines(frame: DataFrame, count: int) -> list[str]:
+    from pyspark.sql import functions as f
+
+    return [row[0] for row in frame.select(f.to_json(f.struct("*"), {"ignoreNullFields": "false"})).limit(count).collect()]
+
+
+def _show(frame: DataFrame, as_json: bool, max_rows: int) -> int:
+    if as_json:
+        for line in _lines(frame, max_rows):
+            click.echo(line)
+        return 0
+    found = frame.limit(max_rows + 1).collect()
+    _table(frame.columns, found[:max_rows])
+    if len(found) > max_rows:
+        error_line(f"there are more rows; --max-rows shows more than {max_rows}")
+    return 0
+
+
+def _follow(frame: DataFrame, as_json: bool) -> int:
+    from pyspark.errors import AnalysisException
+
+    def show(batch: DataFrame, _number: int) -> None:
+        if as_json:
+            for line in batch.toJSON().toLocalIterator():
+                click.echo(line)
+        elif found := batch.collect():
+            _table(batch.columns, found)
+        sys.stdout.flush()
+
+    def started(mode: str):  # type: ignore[no-untyped-def]
+        return frame.writeStream.outputMode(mode).foreachBatch(show).start()
+
+    try:
+        query = started("update")  # rows as they change, where a query counts
+    except AnalysisException:
+        query = started("append")
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        while not query.awaitTermination(0.5) and not stop.is_set():
+            pass
+    finally:
+        query.stop()
+    return 0
+
+
+def _table(columns: list[str], found: list) -> None:  # type: ignore[type-arg]
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = Table(*columns, box=None, header_style="bold", pad_edge=False)
+    for row in found:
+        shown.add_row(*["-" if cell is None else str(cell) for cell in row])
+    Console(soft_wrap=True).print(shown)

@@ -1,0 +1,1 @@
+"""Pipelines on Spark: DataFrame -> DataFrame, and what runs them (README.md)."""

@@ -1,0 +1,25 @@
+"""The first of records that are the same."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame
+
+
+def dedup(rows: DataFrame, *, by: Sequence[str], within: str, time: str = "record.timestamp") -> DataFrame:
+    """The rows without those whose `by` (SQL expressions) occurred before, at most `within` earlier by `time`. Columns as they were.
+
+    Which of several is the first is only certain among records of one partition.
+    """
+    from pyspark.sql import functions as f
+
+    names = [f"_same_{number}" for number in range(len(by))]
+    events = rows.withColumn("_event_time", f.expr(time).cast("timestamp")).withWatermark("_event_time", within)
+    for name, expression in zip(names, by, strict=True):
+        events = events.withColumn(name, f.expr(expression))
+    found = events.dropDuplicatesWithinWatermark(names) if rows.isStreaming else events.dropDuplicates(names)
+    return found.drop("_event_time", *names)

@@ -1,0 +1,214 @@
+"""Which files an archive consists of, and which offsets they hold.
+
+An archive is a directory of Parquet files, `topic=T/date=D/NAME.parquet`, which any tool can read. What makes it exact is its list of commits, `_mqd/commits/NUMBER.json`: each says which files came and which
+went. A file that no commit names does not count: it is half a batch, or was replaced.
+
+Invariants
+1. Commit N+1 is written when commit N is there; a commit appears whole (written aside, then moved).
+2. A file is in its place before the commit that names it, and is deleted only after the commit that takes it out.
+3. (query, batch) occurs in one commit at most: a batch that Spark repeats is recognised.
+4. Offsets of a topic's partition in different files do not overlap.
+
+One writer at a time. Paths are Spark's (a local path or a URI); files are reached through pyarrow.fs.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from pyarrow import fs
+
+LOG = "_mqd/commits"
+STAGING = "_mqd/staging"
+KEEP_S = 3600.0
+"""A file that no commit names is left alone for this long: somebody may still read it."""
+
+
+class ArchiveError(Exception):
+    """An archive is not what it should be; the text says which file and what to do."""
+
+
+class Span(msgspec.Struct, frozen=True):
+    """Offsets of one partition in one file: [first, end), timestamps in ms of the Unix epoch, both inclusive."""
+
+    partition: int
+    first: int
+    end: int
+    rows: int
+    min_timestamp: int
+    max_timestamp: int
+
+
+class ArchivedFile(msgspec.Struct, frozen=True):
+    path: str
+    """Below the archive's directory."""
+    topic: str
+    date: str
+    size_bytes: int
+    spans: list[Span]
+
+    @property
+    def rows(self) -> int:
+        return sum(span.rows for span in self.spans)
+
+
+class Commit(msgspec.Struct, frozen=True):
+    query: str
+    batch: int
+    """-1: a compaction."""
+    added: list[ArchivedFile]
+    removed: list[str] = []
+
+
+def filesystem(path: str) -> tuple[fs.FileSystem, str]:
+    """The file system of a path or URI, and the path in it. Raises ArchiveError."""
+    from pyarrow import fs
+
+    if "://" not in path and not path.startswith("file:"):
+        return fs.LocalFileSystem(), os.path.abspath(path)
+    uri = path.replace("s3a://", "s3://", 1).replace("gs://", "gcs://", 1)
+    try:
+        return fs.FileSystem.from_uri(uri)
+    except (OSError, ValueError, ImportError) as error:
+        raise ArchiveError(f"{path} cannot be reached: {error}") from None
+
+
+class Archive:
+    """An archive's list of files, as of the last `refresh`."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.filesystem, self.root = filesystem(path)
+        self._local = self.filesystem.type_name == "local"
+        self.files: dict[str, ArchivedFile] = {}
+        self.batches: dict[str, int] = {}
+        self._next = 0
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Reads the commits that came since."""
+        while (commit := self._read(self._next)) is not None:
+            self._apply(commit)
+            self._next += 1
+
+    def ends(self, topic: str) -> dict[int, int]:
+        """Partition to the offset after the last archived one."""
+        found: dict[int, int] = {}
+        for file in self.of(topic):
+            for span in file.spans:
+                found[span.partition] = max(found.get(span.partition, 0), span.end)
+        return found
+
+    def of(self, topic: str) -> list[ArchivedFile]:
+        return [file for file in self.files.values() if file.topic == topic]
+
+    @property
+    def topics(self) -> list[str]:
+        return sorted({file.topic for file in self.files.values()})
+
+    def commit(self, commit: Commit) -> None:
+        """Makes the commit the next one. Raises ArchiveError when somebody else wrote it meanwhile, or when it breaks an invariant."""
+        if commit.batch >= 0 and commit.batch <= self.batches.get(commit.query, -1):
+            raise ArchiveError(f"batch {commit.batch} of {commit.query} is in {self.path} already")
+        missing = [path for path in commit.removed if path not in self.files]
+        if missing:
+            raise ArchiveError(f"{self.path}: {missing[0]} is not in the archive, it cannot be taken out")
+        self._refuse_overlaps(commit)
+        target = self._commit_path(self._next)
+        if self._exists(target):
+            raise ArchiveError(f"{self.path} has another writer (commit {self._next} is there): stop one of the two")
+        self._write(target, msgspec.json.encode(commit))
+        self._apply(commit)
+        self._next += 1
+
+    def sync(self, path: str) -> None:
+        """A local file is on disk afterwards; object stores and HDFS say "written" when it is."""
+        if self._local:
+            _sync(path)
+
+    def place(self, staged: str, relative: str) -> None:
+        """Moves a file of the staging directory (a path of the file system) to its place in the archive."""
+        target = f"{self.root}/{relative}"
+        self.filesystem.create_dir(target.rsplit("/", 1)[0], recursive=True)
+        self.filesystem.move(staged, target)
+        self.sync(target.rsplit("/", 1)[0])
+
+    def full(self, files: Iterable[ArchivedFile]) -> list[str]:
+        """Paths as Spark takes them."""
+        return [f"{self.path.rstrip('/')}/{file.path}" for file in files]
+
+    def vacuum(self, now: float | None = None) -> list[str]:
+        """Deletes files that no commit names and that are older than KEEP_S, and what staging was left. Gives their paths below the archive."""
+        from pyarrow import fs
+
+        now = time.time() if now is None else now
+        gone = []
+        for info in self.filesystem.get_file_info(fs.FileSelector(self.root, recursive=True, allow_not_found=True)):
+            relative = info.path[len(self.root) :].lstrip("/")
+            stays = relative in self.files or relative.startswith(LOG) or not info.is_file
+            if not stays and (info.mtime_ns or 0) / 1e9 < now - KEEP_S:
+                self.filesystem.delete_file(info.path)
+                gone.append(relative)
+        return gone
+
+    # -- inside ----------------------------------------------------------------------------------------------------------------------
+
+    def _commit_path(self, number: int) -> str:
+        return f"{self.root}/{LOG}/{number:012}.json"
+
+    def _exists(self, path: str) -> bool:
+        return bool(self.filesystem.get_file_info(path).is_file)
+
+    def _read(self, number: int) -> Commit | None:
+        path = self._commit_path(number)
+        try:
+            with self.filesystem.open_input_stream(path) as file:
+                return msgspec.json.decode(file.read(), type=Commit)
+        except FileNotFoundError:
+            return None
+        except msgspec.DecodeError as error:
+            raise ArchiveError(f"{path} is damaged ({error}): restore it from a copy; without it the files that it names do not count") from None
+
+    def _write(self, path: str, body: bytes) -> None:
+        aside = path + ".new"
+        self.filesystem.create_dir(path.rsplit("/", 1)[0], recursive=True)
+        with self.filesystem.open_output_stream(aside) as file:
+            file.write(body)
+        self.sync(aside)
+        self.filesystem.move(aside, path)
+        self.sync(path.rsplit("/", 1)[0])
+
+    def _apply(self, commit: Commit) -> None:
+        for path in commit.removed:
+            self.files.pop(path, None)
+        self.files.update((file.path, file) for file in commit.added)
+        if commit.batch >= 0:
+            self.batches[commit.query] = commit.batch
+
+    def _refuse_overlaps(self, commit: Commit) -> None:
+        gone = set(commit.removed)
+        spans: dict[tuple[str, int], list[tuple[int, int, str]]] = {}
+        touched = {(file.topic, span.partition) for file in commit.added for span in file.spans}
+        for file in [*(file for path, file in self.files.items() if path not in gone), *commit.added]:
+            for span in file.spans:
+                if (file.topic, span.partition) in touched:
+                    spans.setdefault((file.topic, span.partition), []).append((span.first, span.end, file.path))
+        for (topic, partition), ranges in spans.items():
+            ranges.sort()
+            for (_, end, path), (first, _, other) in zip(ranges, ranges[1:], strict=False):
+                if first < end:
+                    raise ArchiveError(f"{path} and {other} both have offset {first} of {topic}-{partition}: the archive {self.path} was written by another query, or the topic was recreated; archive it elsewhere")
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,52 @@
+"""Filter and fan out, with dead letters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mqd.spark.pipelines.values import CORRUPT, RECORD, parsed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame
+
+    from mqd.spark.pipelines.settings import Rule, Value
+
+REASON_HEADER = "mqd.reason"
+FROM_HEADER = "mqd.from"
+
+
+def route(records: DataFrame, *, value: Value, rules: Sequence[Rule], dead_letters: str, otherwise: str = "") -> DataFrame:
+    """Records with the column `topic`: the first rule's that holds, `otherwise`, or the dead letters; key, value and headers as they were.
+
+    A dead letter has two headers more: `mqd.reason` (why) and `mqd.from` (topic-partition@offset). A record that no rule takes is left out when there is no `otherwise`.
+    """
+    from pyspark.sql import functions as f
+
+    found = parsed(records, value).select("value.*", RECORD, CORRUPT)
+    target = f.lit(otherwise or None).cast("string")
+    for rule in reversed(rules):
+        target = f.when(f.expr(rule.when), f.lit(rule.topic)).otherwise(target)
+    dead = f.col(CORRUPT).isNotNull()
+    return found.select(
+        f.when(dead, f.lit(dead_letters)).otherwise(target).alias("topic"),
+        f.col(f"{RECORD}.key").alias("key"),
+        f.col(f"{RECORD}.value").alias("value"),
+        f.when(dead, f.concat(_headers(records), _reasons())).otherwise(_headers(records)).alias("headers"),
+    ).where(f.col("topic").isNotNull())
+
+
+def _headers(records: DataFrame):  # type: ignore[no-untyped-def]
+    from pyspark.sql import functions as f
+
+    empty = f.array().cast("array<struct<key:string,value:binary>>")
+    return f.coalesce(f.col(f"{RECORD}.headers"), empty) if "headers" in records.columns else empty
+
+
+def _reasons():  # type: ignore[no-untyped-def]
+    from pyspark.sql import functions as f
+
+    place = f.concat_ws("", f.col(f"{RECORD}.topic"), f.lit("-"), f.col(f"{RECORD}.partition").cast("string"), f.lit("@"), f.col(f"{RECORD}.offset").cast("string"))
+    reason = f.lit("the value is not JSON of value.schema")
+    return f.array(*[f.struct(f.lit(name).alias("key"), text.cast("binary").alias("value")) for name, text in ((REASON_HEADER, reason), (FROM_HEADER, place))])

@@ -1,0 +1,189 @@
+"""From settings to running queries: the thin drivers around the pipelines' functions.
+
+Every stream resumes from its checkpoint. Sinks are exactly-once: a topic by mqd's transactions, Parquet by Spark's own file sink, an archive by its manifest.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from mqd.spark.pipelines import archive as archiving
+from mqd.spark.pipelines import compacting
+from mqd.spark.pipelines.aggregate import aggregate
+from mqd.spark.pipelines.dedup import dedup
+from mqd.spark.pipelines.manifest import Archive as ArchiveFiles
+from mqd.spark.pipelines.replay import replay
+from mqd.spark.pipelines.route import route
+from mqd.spark.pipelines.settings import ONCE, Aggregate, Archive, Dedup, Pipeline, Replay, Route, SettingsError, Sink, Source, StreamJoin, Table
+from mqd.spark.pipelines.stream_join import stream_join, timed
+from mqd.spark.pipelines.table import table
+from mqd.spark.pipelines.values import decoded, encoded, rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+
+FORMAT = "mqd"
+LOOK_S = 0.5
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """One batch of a stream, or the whole of a batch job (batch -1, then `rows` is -1 where nobody counted)."""
+
+    name: str
+    batch: int
+    rows: int
+    rows_per_s: float
+    took_ms: int
+    behind: int
+    """Records in the topics that are still to be read; -1: not known."""
+
+
+# -- reading and writing -----------------------------------------------------------------------------------------------------------------
+
+
+def stream(spark: SparkSession, source: Source, pipeline: Pipeline, headers: bool = False) -> DataFrame:
+    """The records of a pipeline's source, as a stream; its progress is published as the consumer group of the pipeline's name."""
+    reader = spark.readStream.format(FORMAT).option("kafka.bootstrap.servers", pipeline.bootstrap).option("startingOffsets", source.starting)
+    reader = reader.option("subscribe", ",".join(source.topics)) if source.topics else reader.option("subscribePattern", source.pattern)
+    reader = reader.option("groupId", pipeline.name).option("includeHeaders", str(headers).lower())
+    return reader.options(**source.options).load()
+
+
+def _to_topic(frame: DataFrame, pipeline: Pipeline, topic: str | None, options: Mapping[str, str]) -> DataStreamWriter:
+    writer = frame.writeStream.format(FORMAT).outputMode("append").option("kafka.bootstrap.servers", pipeline.bootstrap).options(**options)
+    return writer.option("topic", topic) if topic else writer
+
+
+def _to_sink(frame: DataFrame, pipeline: Pipeline, sink: Sink) -> DataStreamWriter:
+    if sink.topic:
+        return _to_topic(encoded(frame, sink.key), pipeline, sink.topic, sink.options)
+    plain = frame.drop("record") if "record" in frame.columns else frame
+    return plain.writeStream.format("parquet").outputMode("append").option("path", sink.path).options(**sink.options)
+
+
+# -- the pipelines -----------------------------------------------------------------------------------------------------------------------
+
+
+def _archive(spark: SparkSession, pipeline: Archive) -> DataStreamWriter:
+    archive = ArchiveFiles(pipeline.path)
+    archive.vacuum()
+
+    def append(batch: DataFrame, number: int) -> None:
+        archiving.append(batch, archive, pipeline.name, number)
+        for group in compacting.due(archive, pipeline.file_mb << 20, pipeline.compact_from_files):
+            compacting.compact(spark, archive, group)
+
+    return stream(spark, pipeline.source, pipeline, headers=True).writeStream.foreachBatch(append)
+
+
+def _aggregate(spark: SparkSession, pipeline: Aggregate) -> DataStreamWriter:
+    events = decoded(stream(spark, pipeline.source, pipeline), pipeline.value)
+    found = aggregate(events, time=pipeline.time, window=pipeline.window, slide=pipeline.slide, watermark=pipeline.watermark, by=pipeline.by, measures=pipeline.measures)
+    return _to_sink(found, pipeline, pipeline.sink)
+
+
+def _dedup(spark: SparkSession, pipeline: Dedup) -> DataStreamWriter:
+    records = stream(spark, pipeline.source, pipeline, headers=True)
+    found = dedup(decoded(records, pipeline.value) if pipeline.value else rows(records), by=pipeline.by, time=pipeline.time, within=pipeline.within)
+    if pipeline.sink.path:
+        return _to_sink(found.select("record.*"), pipeline, pipeline.sink)
+    return _to_topic(found.select("record.key", "record.value", "record.headers"), pipeline, pipeline.sink.topic, pipeline.sink.options)
+
+
+def _route(spark: SparkSession, pipeline: Route) -> DataStreamWriter:
+    records = stream(spark, pipeline.source, pipeline, headers=True)
+    found = route(records, value=pipeline.value, rules=pipeline.rules, dead_letters=pipeline.dead_letters, otherwise=pipeline.otherwise)
+    return _to_topic(found, pipeline, None, pipeline.options)
+
+
+def _stream_join(spark: SparkSession, pipeline: StreamJoin) -> DataStreamWriter:
+    sides = []
+    for name, side in (("left", pipeline.left), ("right", pipeline.right)):
+        named = msgspec.structs.replace(pipeline, name=f"{pipeline.name}-{name}")  # a consumer group each
+        sides.append(timed(decoded(stream(spark, side.source, named), side.value).drop("record"), time=side.time, watermark=side.watermark))
+    return _to_sink(stream_join(*sides, on=pipeline.on, how=pipeline.how, select=pipeline.select), pipeline, pipeline.sink)
+
+
+def _table(spark: SparkSession, pipeline: Table) -> DataStreamWriter:
+    def append(changes: DataFrame, number: int) -> None:
+        writer = changes.select("key", "value").write.format(FORMAT).mode("append").options(**pipeline.options)
+        writer = writer.option("kafka.bootstrap.servers", pipeline.bootstrap).option("topic", pipeline.changelog)
+        writer.option("txnAppId", pipeline.name).option("txnVersion", str(number)).save()
+
+    return table(stream(spark, pipeline.source, pipeline)).writeStream.outputMode("update").foreachBatch(append)
+
+
+def _replay(spark: SparkSession, pipeline: Replay) -> None:
+    found = replay(
+        spark, ArchiveFiles(pipeline.path), topics=pipeline.topics, to=pipeline.to, starting_timestamp=pipeline.starting_timestamp, ending_timestamp=pipeline.ending_timestamp,
+        starting_offsets=pipeline.starting_offsets, ending_offsets=pipeline.ending_offsets,
+    )  # fmt: skip
+    found.write.format(FORMAT).mode("append").option("kafka.bootstrap.servers", pipeline.bootstrap).options(**pipeline.options).save()
+
+
+_STREAMS: dict[type, Callable[[SparkSession, Any], DataStreamWriter]] = {
+    Archive: _archive, Aggregate: _aggregate, Dedup: _dedup, Route: _route, StreamJoin: _stream_join, Table: _table,
+}  # fmt: skip
+
+
+# -- running -----------------------------------------------------------------------------------------------------------------------------
+
+
+def start(spark: SparkSession, pipeline: Pipeline) -> StreamingQuery:
+    """The running query of a pipeline that is a stream."""
+    writer = _STREAMS[type(pipeline)](spark, pipeline).queryName(pipeline.name).option("checkpointLocation", pipeline.checkpoint or f"checkpoints/{pipeline.name}")
+    return (writer.trigger(availableNow=True) if pipeline.trigger == ONCE else writer.trigger(processingTime=pipeline.trigger)).start()
+
+
+def run(spark: SparkSession, pipeline: Pipeline, report: Callable[[Progress], None], stop: threading.Event) -> None:
+    """Runs a pipeline until it ends or `stop` is set; then the batch under way is given up, the next start does it again. Raises what the query died of."""
+    if isinstance(pipeline, Replay):
+        _replay(spark, pipeline)
+        return
+    query = start(spark, pipeline)
+    seen = -1
+    try:
+        while True:
+            ended = query.awaitTermination(LOOK_S)
+            for progress in query.recentProgress:
+                if progress["batchId"] > seen and progress["numInputRows"] > 0:
+                    seen = progress["batchId"]
+                    report(_told(pipeline.name, progress))
+            if ended or stop.is_set():
+                return
+    finally:
+        query.stop()
+
+
+def _told(name: str, progress: Any) -> Progress:
+    return Progress(
+        name, progress["batchId"], progress["numInputRows"], progress["processedRowsPerSecond"] or 0.0, progress["batchDuration"] or 0,
+        sum(_behind(source["endOffset"], source["latestOffset"]) for source in progress["sources"]),
+    )  # fmt: skip
+
+
+def _behind(end: str | None, latest: str | None) -> int:
+    """Records between two offsets in the source's JSON."""
+    if not end or not latest:
+        return 0
+    try:
+        at, to = (msgspec.json.decode(text, type=dict[str, dict[str, int]]) for text in (end, latest))
+    except msgspec.DecodeError:
+        return 0
+    return sum(max(0, offset - at.get(topic, {}).get(partition, 0)) for topic, partitions in to.items() for partition, offset in partitions.items())
+
+
+def explained(error: BaseException) -> str:
+    """What went wrong in a query, without Spark's and Java's stack traces."""
+    if isinstance(error, SettingsError):
+        return str(error)
+    text = str(error)
+    for marker in ("MqdOptionError:", "MqdReadError:", "MqdWriteError:", "[USER_RAISED_EXCEPTION]"):
+        if marker in text:
+            return text.split(marker, 1)[1].strip().splitlines()[0]
+    return next((line for line in text.splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,248 @@
+"""What a pipeline is told: TOML files, checked whole before anything starts.
+
+A file names its pipeline (`pipeline = "route"`) and fills that pipeline's structure below; what is not in it has the default that is written here. Fields that take an SQL expression are given to Spark as they
+are, so anything that Spark's SQL can say is allowed there. Durations are Spark's: "10 minutes", "1 hour".
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import msgspec
+
+DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
+ONCE = "available-now"
+
+
+class SettingsError(ValueError):
+    """A pipeline's settings are wrong; the text names the file, the field and what is allowed."""
+
+
+class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class Source(_Strict, frozen=True, kw_only=True):
+    """Topics to read. Exactly one of `topics` and `pattern` (a Java regular expression)."""
+
+    topics: list[str] = []
+    pattern: str = ""
+    starting: str = "earliest"
+    """earliest, latest, or JSON: {"topic":{"0":12}}. Counts when the pipeline has no checkpoint yet."""
+    options: dict[str, str] = {}
+    """Further options of format("mqd"): maxOffsetsPerTrigger, kafka.isolation.level, ..."""
+
+    def problems(self) -> list[str]:
+        if bool(self.topics) == bool(self.pattern):
+            return ["names its topics either by `topics` or by `pattern`"]
+        return []
+
+
+class Value(_Strict, frozen=True, kw_only=True):
+    """How values are decoded: JSON by a schema in Spark's DDL, e.g. "carrier STRING, dep_delay INT, time_hour TIMESTAMP"."""
+
+    schema: str
+    malformed: Literal["fail", "drop"] = "fail"
+    """fail: the pipeline stops at the first value that is not such JSON; drop: it is left out. `route` sends it to the dead letters instead."""
+
+
+class Sink(_Strict, frozen=True, kw_only=True):
+    """Where rows go. Exactly one of `topic` (values are JSON of the row) and `path` (Parquet)."""
+
+    topic: str = ""
+    path: str = ""
+    key: str = ""
+    """SQL expression over the row: the record's key. None by default."""
+    options: dict[str, str] = {}
+
+    def problems(self) -> list[str]:
+        if bool(self.topic) == bool(self.path):
+            return ["names either a `topic` or a `path`"]
+        return []
+
+
+class _Pipeline(_Strict, frozen=True, kw_only=True, tag_field="pipeline"):
+    """What every pipeline has."""
+
+    name: str = ""
+    """Names the query, its checkpoint and its consumer group. The file's name without .toml by default."""
+    bootstrap: str = DEFAULT_BOOTSTRAP
+    master: str = "local[*]"
+    trigger: str = "1 second"
+    """Time between batches, or available-now: everything there is, then end. "0 seconds": as fast as it goes."""
+    checkpoint: str = ""
+    """Directory of offsets and state; `checkpoints/NAME` by default. It is what a pipeline resumes from."""
+    spark: dict[str, str] = {}
+    """Configuration of Spark."""
+
+    places: ClassVar[tuple[str, ...]] = ("source", "sink", "left", "right")
+    streams: ClassVar[bool] = True
+
+    def problems(self) -> list[str]:
+        """What is wrong beyond types, each beginning with its field."""
+        found = []
+        for place in self.places:
+            one = getattr(self, place, None)
+            found += [f"[{place}] {problem}" for problem in one.problems()] if one is not None else []
+        return found
+
+
+class Archive(_Pipeline, frozen=True, kw_only=True, tag="archive"):
+    """Topics into Parquet below `path`, by topic and date, with offsets, headers and timestamps."""
+
+    source: Source
+    path: str
+    trigger: str = "1 minute"
+    file_mb: int = 128
+    """Size that small files are compacted to, MB."""
+    compact_from_files: int = 16
+    """Small files of a topic's day that make a compaction worth it; 0: never."""
+
+    def problems(self) -> list[str]:
+        wrong = [] if self.file_mb > 0 else ["file_mb has to be at least 1"]
+        return super().problems() + wrong + ([] if self.compact_from_files >= 0 else ["compact_from_files has to be 0 or more"])
+
+
+class Replay(_Pipeline, frozen=True, kw_only=True, tag="replay"):
+    """An archive back into topics: keys, values, headers, timestamps and the order in each partition."""
+
+    path: str
+    topics: list[str] = []
+    """Topics of the archive; all by default."""
+    to: dict[str, str] = {}
+    """Archived topic to topic; the same name by default. The topics have to exist, with as many partitions."""
+    starting_timestamp: str = ""
+    """ISO 8601, UTC unless it says else. Records from it on; all by default."""
+    ending_timestamp: str = ""
+    """Records before it."""
+    starting_offsets: dict[str, dict[str, int]] = {}
+    """Topic to partition to first offset."""
+    ending_offsets: dict[str, dict[str, int]] = {}
+    """Topic to partition to the offset after the last."""
+    options: dict[str, str] = {}
+
+    streams: ClassVar[bool] = False
+
+
+class Aggregate(_Pipeline, frozen=True, kw_only=True, tag="aggregate"):
+    """Counts, sums, percentiles over windows of event time, told once a window is over."""
+
+    source: Source
+    value: Value
+    sink: Sink
+    time: str = "record.timestamp"
+    """SQL expression: the event's time."""
+    window: str
+    slide: str = ""
+    """Distance of sliding windows; as long as the window by default (each event in one)."""
+    watermark: str
+    """How late an event may come. A window is told when the watermark has passed it; what is later is left out."""
+    by: list[str] = []
+    """SQL expressions to group by."""
+    measures: dict[str, str]
+    """Name to SQL aggregate: { flights = "count(*)", p95 = "percentile_approx(dep_delay, 0.95)" }."""
+
+    def problems(self) -> list[str]:
+        return super().problems() + ([] if self.measures else ["measures is empty: name at least one, e.g. { events = \"count(*)\" }"])
+
+
+class Dedup(_Pipeline, frozen=True, kw_only=True, tag="dedup"):
+    """The first of records that are the same, within a time."""
+
+    source: Source
+    sink: Sink
+    by: list[str] = msgspec.field(default_factory=lambda: ["record.key"])
+    """SQL expressions that say what is the same."""
+    value: Value | None = None
+    time: str = "record.timestamp"
+    within: str
+    """Repetitions are known for this long."""
+
+    def problems(self) -> list[str]:
+        return super().problems() + ([] if self.by else ["by is empty: name what makes two records the same"])
+
+
+class Rule(_Strict, frozen=True, kw_only=True):
+    when: str
+    """SQL condition over the fields of the value and `record`."""
+    topic: str
+
+
+class Route(_Pipeline, frozen=True, kw_only=True, tag="route"):
+    """Each record to the topic of the first rule that holds; values that cannot be decoded to the dead letters, with the reason in a header."""
+
+    source: Source
+    value: Value
+    rules: list[Rule]
+    otherwise: str = ""
+    """Topic of what no rule takes; left out by default."""
+    dead_letters: str
+    options: dict[str, str] = {}
+
+    def problems(self) -> list[str]:
+        return super().problems() + ([] if self.rules else ["rules is empty"])
+
+
+class Side(_Strict, frozen=True, kw_only=True):
+    """One topic of a join."""
+
+    source: Source
+    value: Value
+    time: str = "record.timestamp"
+    watermark: str
+
+    def problems(self) -> list[str]:
+        return self.source.problems()
+
+
+class StreamJoin(_Pipeline, frozen=True, kw_only=True, tag="stream_join"):
+    """Rows of two topics that belong together."""
+
+    left: Side
+    right: Side
+    on: str
+    """SQL condition over `left` and `right`; it has to bound the time between the two (`left.event_time`, `right.event_time`), or the state would grow for ever."""
+    how: Literal["inner", "left_outer", "right_outer", "full_outer"] = "inner"
+    select: list[str] = msgspec.field(default_factory=lambda: ["left.*", "right.*"])
+    sink: Sink
+
+
+class Table(_Pipeline, frozen=True, kw_only=True, tag="table"):
+    """The latest value of each key, kept as state; every change goes to the changelog topic (create it with cleanup.policy=compact)."""
+
+    source: Source
+    changelog: str
+    options: dict[str, str] = {}
+
+
+Pipeline = Archive | Replay | Aggregate | Dedup | Route | StreamJoin | Table
+KINDS: dict[str, type[_Pipeline]] = {str(kind.__struct_config__.tag): kind for kind in (Archive, Replay, Aggregate, Dedup, Route, StreamJoin, Table)}
+
+
+def load(path: Path, changes: Mapping[str, Any] | None = None) -> Pipeline:
+    """The pipeline of a TOML file, with top-level fields changed (None: not changed). Raises SettingsError."""
+    try:
+        raw = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise SettingsError(f"{path}: there is no such file; the pipelines are {', '.join(KINDS)}, and docs/spark.md has one of each") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: not TOML: {error}") from None
+    return checked({"name": path.stem, **raw, **{key: value for key, value in (changes or {}).items() if value is not None}}, str(path))
+
+
+def checked(raw: Mapping[str, Any], origin: str) -> Pipeline:
+    """The pipeline that a mapping describes. Raises SettingsError naming `origin` and the field."""
+    kind = raw.get("pipeline")
+    if kind not in KINDS:
+        raise SettingsError(f"{origin}: pipeline is {kind!r}; it has to be one of {', '.join(KINDS)}")
+    try:
+        pipeline = msgspec.convert(dict(raw), KINDS[kind])
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"{origin}: {error}") from None
+    problems = [*pipeline.problems(), *([] if pipeline.name else ["name is empty"])]
+    if problems:
+        raise SettingsError(f"{origin}: {'; '.join(problems)}")
+    return pipeline  # type: ignore[return-value]

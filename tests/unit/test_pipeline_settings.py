@@ -1,0 +1,71 @@
+"""Settings of pipelines: what a file may say, and what it is told when it is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mqd.spark.pipelines.settings import KINDS, Aggregate, Route, SettingsError, load
+
+ROUTE = """
+pipeline = "route"
+dead_letters = "flights.dead"
+[source]
+topics = ["flights"]
+[value]
+schema = "carrier STRING"
+[[rules]]
+when = "carrier = 'UA'"
+topic = "united"
+"""
+
+
+def write(folder: Path, text: str, name: str = "delays.toml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_a_file_becomes_its_pipeline(tmp_path: Path) -> None:
+    pipeline = load(write(tmp_path, ROUTE), {"bootstrap": "h:1", "master": None})
+    assert isinstance(pipeline, Route)
+    assert (pipeline.name, pipeline.bootstrap, pipeline.master, pipeline.rules[0].topic) == ("delays", "h:1", "local[*]", "united")
+
+
+def test_every_kind_has_a_tag_of_its_own() -> None:
+    assert sorted(KINDS) == ["aggregate", "archive", "dedup", "replay", "route", "stream_join", "table"]
+
+
+AGGREGATE = 'pipeline = "aggregate"\nwindow = "1 hour"\nwatermark = "1 hour"\n[value]\nschema = "a INT"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("pipeline = 'rout'", "pipeline is 'rout'; it has to be one of archive, "),
+        ("pipeline", "not TOML"),
+        (ROUTE.replace('topics = ["flights"]', ""), "[source] names its topics either by `topics` or by `pattern`"),
+        (ROUTE.replace('topics = ["flights"]', 'topics = ["flights"]\npattern = "f.*"'), "[source] names its topics either by"),
+        (ROUTE.replace('topics = ["flights"]', "topics = [7]"), "Expected `str`, got `int` - at `$.source.topics[0]`"),
+        (ROUTE.replace("dead_letters", "dead_leters"), "dead_leters"),
+        (AGGREGATE + '[source]\ntopics=["t"]\n[sink]\ntopic = "x"\npath = "y"\n[measures]\nn = "count(*)"', "[sink] names either a `topic` or a `path`"),
+        (AGGREGATE + '[source]\ntopics=["t"]\n[sink]\ntopic = "x"\n[measures]\n', "measures is empty"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        load(write(tmp_path, text))
+    assert words in str(error.value)
+    assert str(tmp_path / "delays.toml") in str(error.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="there is no such file; the pipelines are archive"):
+        load(tmp_path / "none.toml")
+
+
+def test_measures_keep_their_order(tmp_path: Path) -> None:
+    pipeline = load(write(tmp_path, AGGREGATE + '[source]\ntopics=["t"]\n[sink]\ntopic = "x"\n[measures]\nz = "count(*)"\na = "max(a)"'))
+    assert isinstance(pipeline, Aggregate)
+    assert list(pipeline.measures) == ["z", "a"]
