@@ -20,9 +20,10 @@ from mqd.coordinator.topics import GROUPS, TRANSACTIONS
 from mqd.native import ProducerView
 from mqd.protocol.errors import ErrorCode
 from mqd.transaction import checks
-from mqd.transaction.events import NEED_PRODUCER_ID, Identity
+from mqd.transaction.cores import Transactions
+from mqd.transaction.events import NEED_PRODUCER_ID, Identity, JointAnswer
 from mqd.transaction.markers import Markers, OffsetCommits
-from mqd.transaction.transaction import Settings, Transactions
+from mqd.transaction.transaction import Settings
 
 REQUEST_TIMEOUT_S = 10.0
 CHECK_PARTITION_COUNT_MAX = 1 << 16
@@ -101,17 +102,30 @@ class TransactionService:
     async def identify(self, transactional_id: str, make_event: Callable[[int, int], object]) -> Identity:
         """`make_event(request, spare producer id)`: asked again with a producer id when the core wants one. Errors of the coordinator are in the answer."""
         try:
-            answer = await self.request(transactional_id, lambda number: make_event(number, -1))
-            assert isinstance(answer, Identity)
-            if answer.error == NEED_PRODUCER_ID:
-                spare, error = await allocate(self._broker)
-                if error:
-                    return Identity(error)
-                answer = await self.request(transactional_id, lambda number: make_event(number, spare))
-                assert isinstance(answer, Identity)
-            return answer
+            answer = await self._with_spare(transactional_id, make_event)
         except CoordinatorError as error:
             return Identity(error.error_code)
+        assert isinstance(answer, Identity)
+        return answer
+
+    async def joint(self, transactional_id: str, make_event: Callable[[int, int], object]) -> JointAnswer:
+        """The same for joint transactions."""
+        try:
+            answer = await self._with_spare(transactional_id, make_event)
+        except CoordinatorError as error:
+            return JointAnswer(error.error_code)
+        if isinstance(answer, Identity):  # no producer id is to be had
+            return JointAnswer(answer.error)
+        assert isinstance(answer, JointAnswer)
+        return answer
+
+    async def _with_spare(self, transactional_id: str, make_event: Callable[[int, int], object]) -> object:
+        """Raises CoordinatorError."""
+        answer = await self.request(transactional_id, lambda number: make_event(number, -1))
+        if getattr(answer, "error", 0) != NEED_PRODUCER_ID:
+            return answer
+        spare, error = await allocate(self._broker)
+        return Identity(error) if error else await self.request(transactional_id, lambda number: make_event(number, spare))
 
     def coordinator_epoch_max(self) -> int:
         """The highest leader epoch of the partitions of __transaction_state: no coordinator has a higher one."""

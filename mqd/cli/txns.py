@@ -11,10 +11,11 @@ from mqd.cli.common import CliError
 from mqd.cli.request import Broker, check, error_text
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
-    DescribeProducersRequest, DescribeTransactionsRequest, InitProducerIdRequest, ListTransactionsRequest, WriteTxnMarkersRequest,
+    DescribeProducersRequest, DescribeTransactionsRequest, EndTxnRequest, InitProducerIdRequest, ListTransactionsRequest, WriteTxnMarkersRequest,
 )  # fmt: skip
+from mqd.transaction.joint import PREFIX as JOINT_PREFIX
 
-INIT_PRODUCER_ID, WRITE_TXN_MARKERS, DESCRIBE_PRODUCERS, DESCRIBE_TRANSACTIONS, LIST_TRANSACTIONS = 22, 27, 61, 65, 66
+INIT_PRODUCER_ID, END_TXN, WRITE_TXN_MARKERS, DESCRIBE_PRODUCERS, DESCRIBE_TRANSACTIONS, LIST_TRANSACTIONS = 22, 26, 27, 61, 65, 66
 OPEN_STATES = ("Ongoing", "PrepareCommit", "PrepareAbort")
 NOT_FOUND = (ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
 _CHUNK = 500
@@ -116,8 +117,10 @@ def known(cluster: Cluster, producer_ids: Iterable[int]) -> dict[int, Transactio
     found = {}
     for broker in cluster.nodes() if wanted else ():
         states = _list(broker, ListTransactionsRequest(producer_id_filters=wanted))
-        for one in _describe_all(broker, [state.transactional_id for state in states]):
-            found[one.producer_id] = _transaction(one, now_ms())
+        described = {one.transactional_id: one for one in _describe_all(broker, sorted({state.transactional_id for state in states}))}
+        for state in states:  # a joint transaction has many producers
+            if state.transactional_id in described:
+                found[state.producer_id] = _transaction(described[state.transactional_id], now_ms())
     return found
 
 
@@ -137,6 +140,10 @@ def _is_known(transaction: Transaction | None, one: OpenProducer) -> bool:
 def abort_by_id(cluster: Cluster, transaction: Transaction) -> None:
     """As a new instance of the producer would: its transaction is aborted, and the old one fenced. Returns when it has ended."""
     name = transaction.transactional_id
+    if name.startswith(JOINT_PREFIX):
+        end = EndTxnRequest(transactional_id=name, producer_id=-1, producer_epoch=-1, joint=EndTxnRequest.Joint(batch_id=-1))
+        check(f"transactional id {name}", cluster.ask_coordinator(TRANSACTION, name, END_TXN, end, lambda found: found.error_code).error_code, None)
+        return
     request = InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=transaction.timeout_ms)
     answer = cluster.ask_coordinator(TRANSACTION, name, INIT_PRODUCER_ID, request, lambda found: found.error_code)
     check(f"transactional id {name}", answer.error_code, None)

@@ -30,6 +30,14 @@ NOTES = """
   NOT_COORDINATOR. The first question for a group makes `__consumer_offsets`, the first for a transactional id `__transaction_state`.
 * **DescribeGroups** (from 5 on) and **ConsumerGroupDescribe** have a tagged field of our own, number 9100: `true` in the request asks for what rebalance is under way in each group,
   why, and which members hold it up, in the response's field of the same number. Who does not ask does not get it. `mqd group describe` does.
+* **InitProducerId** and **EndTxn** (5) have a tagged field of our own, number 9100, for joint transactions: those that many producers write together, and whose end says who counts
+  (`mqd/transaction/joint.py`). Their transactional ids begin with `mqd.joint.`; no other id may use the field, and these may be used in no other way. InitProducerId with
+  `batch_id` and `run_id` enlists a child of the batch's transaction, which begins with the first one: it answers with the child's own producer id and epoch. With a producer id and
+  epoch in the request that child says that it lives: the time-out counts from the last sign of life. The answer has `committed_batch_id`; when the batch asked for is not above it,
+  it is written already, and there is no producer id (-1). EndTxn has `batch_id`, `run_id` and `winners` (producer id and epoch of each child whose records count); its producer id
+  is not looked at. With an empty `run_id` and `committed` false an administrator aborts what is under way. Errors: PRODUCER_FENCED: another run has taken over;
+  INVALID_TXN_STATE: the transaction was aborted meanwhile; INVALID_PRODUCER_ID_MAPPING: a winner is not of this transaction. An answer without the field is that of a broker that
+  does not know joint transactions. Children produce with Produce 12 and up.
 * **OffsetCommit** and **OffsetFetch** name topics by id from version 10 on.
 * **Fetch** has incremental sessions (KIP-227) and long polls. A replica id counts only between hosts; a client that names one
   reads as a client. A consumer that names its rack (11 and up) is told of an in-sync replica there (KIP-392), and may read from any replica up to its high watermark.

@@ -67,19 +67,52 @@ class MarkersWritten(msgspec.Struct, frozen=True):
     attempt: int
 
 
+class Enlist(msgspec.Struct, frozen=True):
+    """Joint transactions only (joint.py): a child producer for the transaction of this batch and run, which begins with the first one. With a producer id and epoch: that child
+    says that it lives. Answer: JointAnswer, with NEED_PRODUCER_ID as for InitProducerId."""
+
+    request: int
+    batch_id: int
+    run_id: str
+    timeout_ms: int
+    producer_id: int = -1
+    producer_epoch: int = -1
+    spare_producer_id: int = -1
+
+
+class EndJoint(msgspec.Struct, frozen=True):
+    """Ends the joint transaction of this batch and run: committed, of the winners alone (producer id, epoch). Without a run: an administrator aborts what is under way.
+    Answer: JointAnswer."""
+
+    request: int
+    batch_id: int
+    run_id: str
+    committed: bool
+    winners: tuple[tuple[int, int], ...] = ()
+
+
 class Describe(msgspec.Struct, frozen=True):
     """Answer: Description, or None when there is no such transactional id."""
 
     request: int
 
 
-Event = InitProducerId | AddPartitions | VerifyPartitions | EndTransaction | AbortByAdministrator | MarkersWritten | Describe
+Event = InitProducerId | AddPartitions | VerifyPartitions | EndTransaction | AbortByAdministrator | MarkersWritten | Enlist | EndJoint | Describe
 
 
 class Identity(msgspec.Struct, frozen=True):
     error: int
     producer_id: int = -1
     producer_epoch: int = -1
+
+
+class JointAnswer(msgspec.Struct, frozen=True):
+    """`committed_batch_id`: the last batch that was committed, -1 = none. An Enlist whose batch is not above it gets no producer id: there is nothing left to write."""
+
+    error: int
+    producer_id: int = -1
+    producer_epoch: int = -1
+    committed_batch_id: int = -1
 
 
 class Description(msgspec.Struct, frozen=True):

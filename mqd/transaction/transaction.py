@@ -36,7 +36,7 @@ from mqd.coordinator.actions import Action, Persist, Reply, Timer, TimerFired
 from mqd.protocol.errors import ErrorCode
 from mqd.transaction import events
 from mqd.transaction.events import NEED_PRODUCER_ID, VERSION_2, Description, Identity, Partition, WriteMarkers
-from mqd.transaction.records import NO_PARTITIONS, NULL_PARTITIONS, STATE_NAMES, State, Value, decode_key, decode_value, encode_key, encode_partitions, encode_value
+from mqd.transaction.records import NO_PARTITIONS, NULL_PARTITIONS, STATE_NAMES, State, Value, decode_value, encode_key, encode_partitions, encode_value
 
 EPOCH_MAX = 32767
 HELD_MAX = 32
@@ -378,6 +378,10 @@ class Transaction:
             self.transactional_id, STATE_NAMES[self.state], self.producer_id, self.producer_epoch, self.timeout_ms, self.start_ms, tuple(self.partitions)
         )  # fmt: skip
 
+    def open_producers(self) -> dict[int, int]:
+        """Producer id -> epoch of who has a transaction under way."""
+        return {self.producer_id: self.producer_epoch} if self.partitions else {}
+
     # -- waiting and time --------------------------------------------------------------------------------------------------
 
     def _hold(self, event: object, now_ms: int, actions: list[Action]) -> None:
@@ -471,16 +475,3 @@ _HANDLERS: dict[type, str] = {
     events.Describe: "_on_describe",
     TimerFired: "_on_timer_fired",
 }
-
-
-class Transactions:
-    """Makes the cores of the transaction coordinator (mqd/coordinator/actions.py: Cores)."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-
-    def core_of(self, key: bytes) -> str | None:
-        return decode_key(key)
-
-    def make(self, name: str) -> Transaction:
-        return Transaction(name, self._settings)

@@ -19,7 +19,8 @@ from mqd.group.settings import ClassicSettings
 from mqd.protocol.messages import ConsumerGroupHeartbeatRequest, HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
 from mqd.transaction import events
 from mqd.transaction.records import State, Value, encode_key, encode_partitions, encode_value
-from mqd.transaction.transaction import Settings, Transactions
+from mqd.transaction.cores import Transactions
+from mqd.transaction.transaction import Settings
 from tests.unit.group_shell import GroupShell
 
 SUBSCRIPTION = b"\0\1\0\0\0\1\0\1t\0\0\0\0\0\0\0\0"

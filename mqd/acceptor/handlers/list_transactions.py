@@ -10,6 +10,7 @@ from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import ListTransactionsRequest, ListTransactionsResponse
 from mqd.transaction.events import Description
 from mqd.transaction.records import STATE_NAMES, State
+from mqd.transaction.joint import JointTransaction
 from mqd.transaction.transaction import Transaction
 
 _NAMES = {*STATE_NAMES.values(), "PrepareEpochFence"}
@@ -30,13 +31,12 @@ async def handle(context: Context, header: RequestHeader, request: ListTransacti
     now_ms = service.now_ms()
     found = []
     for _, core in service.coordinator.items():
-        assert isinstance(core, Transaction)
+        assert isinstance(core, Transaction | JointTransaction)
         description = core.description()
-        if description is not None and _is_wanted(description, request, matches, now_ms):
-            state = ListTransactionsResponse.TransactionState(
-                transactional_id=description.transactional_id, producer_id=description.producer_id, transaction_state=description.state
-            )  # fmt: skip
-            found.append(state)
+        if description is None or not _is_wanted(description, request, matches, now_ms):
+            continue
+        for producer_id in _producer_ids(core, description, request):
+            found.append(ListTransactionsResponse.TransactionState(transactional_id=description.transactional_id, producer_id=producer_id, transaction_state=description.state))
     return ListTransactionsResponse(unknown_state_filters=_unknown(request), transaction_states=found)
 
 
@@ -44,10 +44,16 @@ def _unknown(request: ListTransactionsRequest) -> list[str]:
     return [name for name in request.state_filters if name not in _NAMES]
 
 
+def _producer_ids(core: Transaction | JointTransaction, description: Description, request: ListTransactionsRequest) -> list[int]:
+    """An entry for each producer that was asked for; without a filter one for each transactional id."""
+    if not request.producer_id_filters:
+        return [description.producer_id]
+    wanted = set(request.producer_id_filters)
+    return [producer_id for producer_id in {description.producer_id: 0, **core.open_producers()} if producer_id in wanted]
+
+
 def _is_wanted(found: Description, request: ListTransactionsRequest, matches: Callable[[str], object] | None, now_ms: int) -> bool:
     if request.state_filters and found.state not in request.state_filters:
-        return False
-    if request.producer_id_filters and found.producer_id not in request.producer_id_filters:
         return False
     if request.duration_filter >= 0 and (found.state not in _UNDER_WAY or now_ms - found.start_ms <= request.duration_filter):
         return False

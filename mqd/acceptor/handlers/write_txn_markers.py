@@ -18,6 +18,7 @@ from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import WriteTxnMarkersRequest, WriteTxnMarkersResponse
 from mqd.transaction.events import VERSION_2, AbortByAdministrator, Partition
+from mqd.transaction.joint import JointTransaction
 from mqd.transaction.transaction import Transaction
 
 Marker = WriteTxnMarkersRequest.Marker
@@ -114,16 +115,19 @@ def _refusal(service: TransactionService | None, marker: Marker) -> int:
 def _ongoing(service: TransactionService, producer_ids: set[int]) -> dict[int, str]:
     """The transactional ids that have transactions of these producers under way. O(transactional ids)."""
     return {
-        core.producer_id: name
+        producer_id: name
         for name, core in service.coordinator.items()
-        if isinstance(core, Transaction) and core.partitions and core.producer_id in producer_ids
+        if isinstance(core, Transaction | JointTransaction)
+        for producer_id in core.open_producers()
+        if producer_id in producer_ids
     }  # fmt: skip
 
 
 async def _abort_known(service: TransactionService, name: str, marker: Marker, asked: list[Partition]) -> Errors:
     core = service.coordinator.core(name)
-    assert isinstance(core, Transaction)
-    if core.producer_epoch > marker.producer_epoch + 1 or (_is_bumped(marker) and core.producer_epoch >= marker.producer_epoch):
+    assert isinstance(core, Transaction | JointTransaction)
+    epoch = core.open_producers()[marker.producer_id]
+    if epoch > marker.producer_epoch + 1 or (_is_bumped(marker) and epoch >= marker.producer_epoch):
         return dict.fromkeys(asked, int(ErrorCode.INVALID_PRODUCER_EPOCH))
     error = await service.request(name, lambda number: AbortByAdministrator(number, marker.producer_id))
     assert isinstance(error, int)

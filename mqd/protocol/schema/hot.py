@@ -145,12 +145,17 @@ transactional_id: string 0+ null=0+
 transaction_timeout_ms: int32 0+
 producer_id: int64 3+ = -1
 producer_epoch: int16 3+ = -1
+joint: Joint 5+ null=5+ tag=9100
+    batch_id: int64 0+
+    run_id: string 0+
 """,
     """
 throttle_time_ms: int32 0+
 error_code: int16 0+
 producer_id: int64 0+ = -1
 producer_epoch: int16 0+
+joint: JointResult 5+ null=5+ tag=9100
+    committed_batch_id: int64 0+
 """,
 )  # fmt: skip
 

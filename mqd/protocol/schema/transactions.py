@@ -56,12 +56,20 @@ transactional_id: string 0+
 producer_id: int64 0+
 producer_epoch: int16 0+
 committed: bool 0+
+joint: Joint 5+ null=5+ tag=9100
+    batch_id: int64 0+
+    run_id: string 0+
+    winners: [Winner] 0+
+        producer_id: int64 0+
+        producer_epoch: int16 0+
 """,
     """
 throttle_time_ms: int32 0+
 error_code: int16 0+
 producer_id: int64 5+ = -1
 producer_epoch: int16 5+ = -1
+joint: JointResult 5+ null=5+ tag=9100
+    committed_batch_id: int64 0+
 """,
 )  # fmt: skip
 

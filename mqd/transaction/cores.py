@@ -1,0 +1,21 @@
+"""Makes the cores of the transaction coordinator (mqd/coordinator/actions.py: Cores): the id's name says which kind."""
+
+from mqd.transaction import joint_records
+from mqd.transaction.joint import PREFIX, JointTransaction
+from mqd.transaction.records import decode_key
+from mqd.transaction.transaction import Settings, Transaction
+
+
+class Transactions:
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def core_of(self, key: bytes) -> str | None:
+        joint = joint_records.name_of(key)
+        name = joint if joint is not None else decode_key(key)
+        if name is not None and name.startswith(PREFIX) != (joint is not None):
+            raise ValueError(f"a record of the wrong kind of transaction for {name}")
+        return name
+
+    def make(self, name: str) -> Transaction | JointTransaction:
+        return JointTransaction(name, self._settings) if name.startswith(PREFIX) else Transaction(name, self._settings)

@@ -1,0 +1,508 @@
+"""The core of one joint transaction's id: many producers write one transaction, and one request says which of them count. Pure; time and producer ids are passed in.
+
+For engines that write a batch by many tasks, repeat tasks and batches, and decide at the end whose work counts (Spark). A batch has a number, and whoever carries it out a run id
+(a new one for every start of the driver).
+
+    (none) ── Enlist ──> Ongoing ── EndJoint(commit, winners) ──> PrepareCommit ── markers written ──> CompleteCommit ──┐
+                          ^   ^ └── EndJoint(abort), time-out, another run, administrator ──> PrepareAbort ──> CompleteAbort
+                          │   └── Enlist: one child more                                                                │
+                          └────────────────────────────── Enlist of the next batch ─────────────────────────────────────┘
+
+Every task attempt enlists a child: a producer id and epoch for this transaction alone. Children write as transactional producers of this transactional id do (KIP-890: the first
+batch to a partition adds it). The end names the winners: they get commit markers, all other children abort markers; every marker's epoch is one above the child's, so that nothing
+of it can come late. The producer ids go on with that epoch in the next transaction. The decision, with the number of the batch, is one record: a batch that comes again, from
+whoever, is known by its number, and nothing of it is written twice.
+
+Invariants (check() asserts those of the state; tests/sim/test_joint_sim.py those between states)
+    J1  committed_batch_id rises only, with the very record that decides the commit; an Enlist of a batch that is not above it gets no producer id
+    J2  one transaction is under way at a time, of one batch and one run; what a commit names are children of that transaction
+    J3  a child's epoch rises from transaction to transaction; one (producer id, epoch) is given out once
+    J4  WriteMarkers come only after the Persist of their Prepare record, one for each child that has partitions; Complete after MarkersWritten of all of them
+    J5  a run that was overtaken by another gets no child and ends nothing any more (the last FENCED_RUNS_MAX of them are remembered)
+    J6  every request is answered once: at once, or when the markers are written, or when its time in the waiting list is over
+    J7  requests wait only in a Prepare state
+    J8  what was persisted, replayed in any order, gives the same state
+    J9  a transaction is Ongoing no longer than its time-out after the last sign of life: an Enlist, a partition added
+Bounds: CHILDREN_MAX children; HELD_MAX requests wait, the next is told CONCURRENT_TRANSACTIONS.
+"""
+
+import msgspec
+
+from mqd.coordinator.actions import Action, KeyValue, Persist, Reply, Timer, TimerFired
+from mqd.protocol.errors import ErrorCode
+from mqd.transaction import events
+from mqd.transaction import joint_records as records
+from mqd.transaction.events import NEED_PRODUCER_ID, Description, Identity, JointAnswer, Partition, WriteMarkers
+from mqd.transaction.records import STATE_NAMES, State
+from mqd.transaction.transaction import Settings
+
+PREFIX = "mqd.joint."  # of the transactional ids that are joint ones
+CHILDREN_MAX = 10_000
+HELD_MAX = 64
+FENCED_RUNS_MAX = 8
+RUN_ID_CHARS_MAX = 100
+EPOCH_RETIRED = 32_000  # a child that has come so far is dropped for another producer id
+TIMER = "due"
+
+_PREPARING = frozenset((State.PREPARE_COMMIT, State.PREPARE_ABORT))
+_UNDER_WAY = _PREPARING | {State.ONGOING}
+
+NONE = 0
+FENCED = int(ErrorCode.PRODUCER_FENCED)
+UNKNOWN_PRODUCER = int(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+INVALID_STATE = int(ErrorCode.INVALID_TXN_STATE)
+INVALID_REQUEST = int(ErrorCode.INVALID_REQUEST)
+CONCURRENT = int(ErrorCode.CONCURRENT_TRANSACTIONS)
+INVALID_TIMEOUT = int(ErrorCode.INVALID_TRANSACTION_TIMEOUT)
+TOO_MANY = int(ErrorCode.POLICY_VIOLATION)
+
+
+def is_valid(transactional_id: str, batch_id: int, run_id: str) -> bool:
+    """What a request may name."""
+    return transactional_id.startswith(PREFIX) and batch_id >= 0 and 0 < len(run_id) <= RUN_ID_CHARS_MAX
+
+
+class Child(msgspec.Struct):
+    """As in its record: the transaction it was enlisted in last, its epoch there, and what it wrote to."""
+
+    serial: int
+    epoch: int
+    partitions: dict[Partition, None]
+
+
+class _Held(msgspec.Struct, frozen=True):
+    until_ms: int
+    event: object
+
+
+class JointTransaction:
+    """`serial` 0: nothing is known of this id."""
+
+    __slots__ = (
+        "_active", "_armed_ms", "_attempt", "_free", "_held", "_key", "_pending", "_seen_ms", "_settings", "batch_id", "children", "committed_batch_id", "fenced_run_ids",
+        "last_update_ms", "run_id", "serial", "start_ms", "state", "timeout_ms", "transactional_id", "winners",
+    )  # fmt: skip
+
+    def __init__(self, transactional_id: str, settings: Settings) -> None:
+        self.transactional_id = transactional_id
+        self._settings = settings
+        self._key = records.TRANSACTION.encode_key(transactional_id)
+        self._attempt = 0
+        self._held: list[_Held] = []
+        self._armed_ms: int | None = None
+        self.children: dict[int, Child] = {}
+        self._forget()
+
+    def _forget(self) -> None:
+        self.state = State.EMPTY
+        self.serial = 0
+        self.batch_id = self.committed_batch_id = -1
+        self.run_id = ""
+        self.timeout_ms = 0
+        self.start_ms = self.last_update_ms = self._seen_ms = -1
+        self.winners: frozenset[int] = frozenset()
+        self.fenced_run_ids: tuple[str, ...] = ()
+        self._active: list[int] = []  # children of the transaction under way
+        self._free: list[int] = []  # the others
+        self._pending: set[int] = set()  # attempts whose markers are not written
+
+    # -- the shell's side --------------------------------------------------------------------------------------------------
+
+    def handle(self, event: object, now_ms: int) -> list[Action]:
+        actions: list[Action] = []
+        getattr(self, _HANDLERS[type(event)])(event, now_ms, actions)
+        self._arm(actions)
+        return actions
+
+    def replay(self, key: bytes, value: bytes | None) -> None:
+        """One record of the log, in any order. Raises ValueError for bytes it cannot read."""
+        kind = records.key_type_of(key)
+        if kind == records.CHILD.key_type:
+            self._replay_child(records.CHILD.decode_key(key).producer_id, value)
+        elif kind != records.TRANSACTION.key_type:
+            raise ValueError(f"a record of type {kind} under a joint transaction's id")
+        elif value is None:
+            self._forget()
+        else:
+            self._replay_transaction(records.TRANSACTION.decode_value(value))
+        self._active = [producer_id for producer_id, child in self.children.items() if self._is_active(child)]
+        self._free = [producer_id for producer_id, child in self.children.items() if not self._is_active(child)]
+
+    def _replay_child(self, producer_id: int, value: bytes | None) -> None:
+        if value is None:
+            self.children.pop(producer_id, None)
+            return
+        found = records.CHILD.decode_value(value)
+        if producer_id < 0 or not 0 <= found.producer_epoch <= EPOCH_RETIRED:
+            raise ValueError(f"a child of a joint transaction with producer id {producer_id} and epoch {found.producer_epoch}")
+        self.children[producer_id] = Child(found.serial, found.producer_epoch, {(topic.name, index): None for topic in found.topics for index in topic.partitions})
+
+    def _replay_transaction(self, found) -> None:  # noqa: ANN001  (records.TRANSACTION.value.cls)
+        state = State(found.state)
+        if state in (State.EMPTY, State.DEAD) or found.serial < 1:
+            raise ValueError(f"a joint transaction's record in state {state!r} with serial {found.serial}")
+        self.state, self.serial, self.batch_id, self.run_id = state, found.serial, found.batch_id, found.run_id
+        self.committed_batch_id, self.timeout_ms = found.committed_batch_id, found.timeout_ms
+        self.start_ms, self.last_update_ms, self._seen_ms = found.start_ms, found.last_update_ms, found.last_update_ms
+        self.winners, self.fenced_run_ids = frozenset(found.winners), tuple(found.fenced_run_ids)
+
+    def replay_pending(self, key: bytes, value: bytes | None, producer_id: int, producer_epoch: int) -> None:
+        raise ValueError("a record of a transactional id is in no transaction itself: this one is not a coordinator's")
+
+    def on_loaded(self, now_ms: int) -> list[Action]:
+        """Whoever writes could not be heard meanwhile: a time-out begins anew."""
+        self.start_ms, self.last_update_ms, self._seen_ms = min(self.start_ms, now_ms), min(self.last_update_ms, now_ms), now_ms
+        actions: list[Action] = []
+        if self.state in _PREPARING:
+            self._write_markers(actions)
+        self._arm(actions)
+        return actions
+
+    @property
+    def is_empty(self) -> bool:
+        return self.serial == 0 and not self.children and not self._held
+
+    def _is_active(self, child: Child) -> bool:
+        return child.serial == self.serial and self.state in _UNDER_WAY
+
+    def _epoch(self, child: Child) -> int:
+        """The one in force: of a child whose transaction is over, that of the next one."""
+        return child.epoch if self._is_active(child) else child.epoch + 1
+
+    # -- children ----------------------------------------------------------------------------------------------------------
+
+    def _on_enlist(self, event: events.Enlist, now_ms: int, actions: list[Action]) -> None:
+        answer = self._enlist(event, now_ms, actions)
+        if answer is not None:
+            actions.append(Reply(event.request, answer))
+
+    def _enlist(self, event: events.Enlist, now_ms: int, actions: list[Action]) -> JointAnswer | None:
+        """None: the answer comes later."""
+        if event.batch_id <= self.committed_batch_id:
+            return self._answer()  # J1
+        if not 0 < event.timeout_ms <= self._settings.max_timeout_ms:
+            return self._answer(INVALID_TIMEOUT)
+        if event.run_id in self.fenced_run_ids:
+            return self._answer(FENCED)  # J5
+        is_of_this = (event.batch_id, event.run_id) == (self.batch_id, self.run_id)
+        if event.producer_id >= 0:
+            return self._alive(event, is_of_this, now_ms)
+        if self.state in _PREPARING:
+            return self._hold(event, now_ms, actions)
+        if self.state == State.ONGOING and not is_of_this:
+            return self._overtake(event, event.batch_id, event.run_id, now_ms, actions)
+        return self._add_child(event, now_ms, actions)
+
+    def _alive(self, event: events.Enlist, is_of_this: bool, now_ms: int) -> JointAnswer:
+        child = self.children.get(event.producer_id)
+        if not is_of_this or self.state != State.ONGOING or child is None or not self._is_active(child) or child.epoch != event.producer_epoch:
+            return self._answer(FENCED)
+        self._seen_ms = now_ms
+        return JointAnswer(NONE, event.producer_id, event.producer_epoch, self.committed_batch_id)
+
+    def _overtake(self, event: object, batch_id: int, run_id: str, now_ms: int, actions: list[Action]) -> JointAnswer | None:
+        """Another batch, or another run of it, while one is under way: that one is given up, unless it is the later one."""
+        if batch_id < self.batch_id:
+            return self._answer(FENCED)
+        self._fence_run(run_id)
+        self._decide(State.PREPARE_ABORT, now_ms, actions)
+        if self.state in _PREPARING:
+            return self._hold(event, now_ms, actions)
+        getattr(self, _HANDLERS[type(event)])(event, now_ms, actions)
+        return None
+
+    def _fence_run(self, successor: str) -> None:
+        if self.run_id and self.run_id != successor and self.run_id not in self.fenced_run_ids:
+            self.fenced_run_ids = (*self.fenced_run_ids, self.run_id)[-FENCED_RUNS_MAX:]
+
+    def _add_child(self, event: events.Enlist, now_ms: int, actions: list[Action]) -> JointAnswer:
+        if not self._free and event.spare_producer_id < 0:
+            return self._answer(NEED_PRODUCER_ID if len(self.children) < CHILDREN_MAX else TOO_MANY)
+        begins = self.state != State.ONGOING
+        if self._free:
+            producer_id = self._free.pop()
+            epoch = self._epoch(self.children[producer_id])
+        else:
+            producer_id, epoch = event.spare_producer_id, 0
+        written: list[KeyValue] = []
+        if begins:
+            self._begin(event.batch_id, event.run_id, event.timeout_ms, now_ms)
+            written.append(self._record(now_ms))
+        self.children[producer_id] = Child(self.serial, epoch, {})
+        self._active.append(producer_id)
+        self._seen_ms = now_ms
+        written.append(self._child_record(producer_id))
+        actions.append(Persist(tuple(written)))
+        return JointAnswer(NONE, producer_id, epoch, self.committed_batch_id)
+
+    def _begin(self, batch_id: int, run_id: str, timeout_ms: int, now_ms: int) -> None:
+        self._fence_run(run_id)
+        self.serial += 1
+        self.state, self.batch_id, self.run_id, self.winners = State.ONGOING, batch_id, run_id, frozenset()
+        self.timeout_ms, self.start_ms = timeout_ms, now_ms
+
+    # -- partitions --------------------------------------------------------------------------------------------------------
+
+    def _on_add_partitions(self, event: events.AddPartitions, now_ms: int, actions: list[Action]) -> None:
+        error = self._producer_error(event.producer_id, event.producer_epoch)
+        if error == NONE:
+            child = self.children[event.producer_id]
+            self._seen_ms = now_ms
+            if not child.partitions.keys() >= set(event.partitions):
+                child.partitions = child.partitions | dict.fromkeys(event.partitions)
+                actions.append(Persist((self._child_record(event.producer_id),)))
+        actions.append(Reply(event.request, error))
+
+    def _on_verify_partitions(self, event: events.VerifyPartitions, now_ms: int, actions: list[Action]) -> None:
+        error = self._producer_error(event.producer_id, event.producer_epoch)
+        known = self.children[event.producer_id].partitions if error == NONE else {}
+        actions.append(Reply(event.request, tuple(error or (NONE if partition in known else INVALID_STATE) for partition in event.partitions)))
+
+    def _producer_error(self, producer_id: int, epoch: int) -> int:
+        child = self.children.get(producer_id)
+        if child is None:
+            return UNKNOWN_PRODUCER
+        return NONE if self.state == State.ONGOING and self._is_active(child) and child.epoch == epoch else FENCED
+
+    # -- the end -----------------------------------------------------------------------------------------------------------
+
+    def _on_end_joint(self, event: events.EndJoint, now_ms: int, actions: list[Action]) -> None:
+        end = self._abort_any if not event.run_id else self._commit if event.committed else self._abort
+        answer = end(event, now_ms, actions)
+        if answer is not None:
+            actions.append(Reply(event.request, answer))
+
+    def _commit(self, event: events.EndJoint, now_ms: int, actions: list[Action]) -> JointAnswer | None:
+        if event.batch_id <= self.committed_batch_id:  # J1: it was, whoever asks
+            return self._hold(event, now_ms, actions) if self.state == State.PREPARE_COMMIT else self._answer()
+        if event.run_id in self.fenced_run_ids:
+            return self._answer(FENCED)  # J5
+        is_of_this = self.state == State.ONGOING and (event.batch_id, event.run_id) == (self.batch_id, self.run_id)
+        if not is_of_this and event.winners:
+            return self._answer(INVALID_STATE)  # what they wrote is aborted
+        if self.state in _PREPARING:
+            return self._hold(event, now_ms, actions)
+        if self.state == State.ONGOING and not is_of_this:
+            return self._overtake(event, event.batch_id, event.run_id, now_ms, actions)
+        if not all(self._producer_error(producer_id, epoch) == NONE for producer_id, epoch in event.winners):
+            return self._answer(UNKNOWN_PRODUCER)  # J2
+        if self.state != State.ONGOING:
+            self._begin(event.batch_id, event.run_id, self.timeout_ms, now_ms)  # a batch without a record
+        return self._finish(event, State.PREPARE_COMMIT, frozenset(producer_id for producer_id, _ in event.winners), now_ms, actions)
+
+    def _abort(self, event: events.EndJoint, now_ms: int, actions: list[Action]) -> JointAnswer | None:
+        """Aborting what is not there is done at once."""
+        if event.batch_id <= self.committed_batch_id:
+            return self._answer(INVALID_STATE)
+        if (event.batch_id, event.run_id) != (self.batch_id, self.run_id):
+            return self._answer()
+        return self._abort_any(event, now_ms, actions)
+
+    def _abort_any(self, event: events.EndJoint, now_ms: int, actions: list[Action]) -> JointAnswer | None:
+        if self.state == State.ONGOING:
+            if not event.run_id:
+                self._fence_run("")
+            return self._finish(event, State.PREPARE_ABORT, frozenset(), now_ms, actions)
+        return self._hold(event, now_ms, actions) if self.state in _PREPARING else self._answer()
+
+    def _finish(self, event: object, state: State, winners: frozenset[int], now_ms: int, actions: list[Action]) -> JointAnswer | None:
+        self._decide(state, now_ms, actions, winners)
+        return self._hold(event, now_ms, actions) if self.state in _PREPARING else self._answer()
+
+    def _answer(self, error: int = NONE) -> JointAnswer:
+        return JointAnswer(error, committed_batch_id=self.committed_batch_id)
+
+    def _decide(self, state: State, now_ms: int, actions: list[Action], winners: frozenset[int] = frozenset()) -> None:
+        """When nothing was written it is Complete at once."""
+        self.state, self.winners = state, winners
+        if state == State.PREPARE_COMMIT:
+            self.committed_batch_id = self.batch_id
+        if any(self.children[producer_id].partitions for producer_id in self._active):
+            actions.append(Persist((self._record(now_ms),)))
+            self._write_markers(actions)
+        else:
+            actions.append(Persist(self._complete(now_ms)))
+
+    def _write_markers(self, actions: list[Action]) -> None:
+        self._pending = set()
+        for producer_id in self._active:
+            child = self.children[producer_id]
+            if child.partitions:
+                self._attempt += 1
+                self._pending.add(self._attempt)
+                actions.append(WriteMarkers(tuple(child.partitions), producer_id, child.epoch + 1, producer_id in self.winners, self._attempt, is_bumped=True))
+
+    def _on_markers_written(self, event: events.MarkersWritten, now_ms: int, actions: list[Action]) -> None:
+        """Who ended the transaction is answered before the Complete record is written: it decides nothing."""
+        if self.state not in _PREPARING or event.attempt not in self._pending:
+            return
+        self._pending.discard(event.attempt)
+        if self._pending:
+            return
+        written = self._complete(now_ms)
+        held, self._held = [one.event for one in self._held], []
+        others = []
+        for waiting in held:
+            if type(waiting) is events.EndJoint and self._is_over(waiting):
+                actions.append(Reply(waiting.request, self._answer()))
+            else:
+                others.append(waiting)
+        actions.append(Persist(written, is_lazy=True))  # lost, the markers are written once more; what comes next is written behind it
+        for other in others:
+            getattr(self, _HANDLERS[type(other)])(other, now_ms, actions)
+
+    def _complete(self, now_ms: int) -> tuple[KeyValue, ...]:
+        self.state = State.COMPLETE_COMMIT if self.state == State.PREPARE_COMMIT else State.COMPLETE_ABORT
+        written = [self._record(now_ms)]
+        for producer_id in self._active:
+            if self._epoch(self.children[producer_id]) >= EPOCH_RETIRED:
+                del self.children[producer_id]
+                written.append((records.CHILD.encode_key(self.transactional_id, producer_id), None))
+            else:
+                self._free.append(producer_id)
+        self._active = []
+        return tuple(written)
+
+    def _is_over(self, event: events.EndJoint) -> bool:
+        """Whether this end needs nothing more: a commit of what is committed, an abort of what is aborted."""
+        if event.committed:
+            return event.batch_id <= self.committed_batch_id
+        return self.state == State.COMPLETE_ABORT or not event.run_id
+
+    # -- others' requests --------------------------------------------------------------------------------------------------
+
+    def _on_ordinary(self, event: events.InitProducerId | events.EndTransaction, now_ms: int, actions: list[Action]) -> None:
+        """An ordinary producer with the id of a joint transaction."""
+        actions.append(Reply(event.request, Identity(INVALID_REQUEST)))
+
+    def _on_abort_by_administrator(self, event: events.AbortByAdministrator, now_ms: int, actions: list[Action]) -> None:
+        """All of it: what one child wrote cannot be aborted alone, for its run may have named it a winner already."""
+        child = self.children.get(event.producer_id)
+        if child is None or not self._is_active(child):
+            actions.append(Reply(event.request, UNKNOWN_PRODUCER if child is None else NONE))
+            return
+        if self.state == State.ONGOING:
+            self._fence_run("")
+            self._decide(State.PREPARE_ABORT, now_ms, actions)
+        if self.state in _PREPARING:
+            if self._hold(event, now_ms, actions) is not None:
+                actions.append(Reply(event.request, CONCURRENT))
+        else:
+            actions.append(Reply(event.request, NONE))
+
+    def _on_describe(self, event: events.Describe, now_ms: int, actions: list[Action]) -> None:
+        actions.append(Reply(event.request, self.description()))
+
+    def description(self) -> Description | None:
+        """Of all children together; the producer is one of them."""
+        if self.serial == 0:
+            return None
+        producer_id = self._active[0] if self._active else -1
+        epoch = self._epoch(self.children[producer_id]) if producer_id >= 0 else -1
+        partitions = dict.fromkeys(partition for one in self._active for partition in self.children[one].partitions)
+        start_ms = self.start_ms if self.state in _UNDER_WAY else -1
+        return Description(self.transactional_id, STATE_NAMES[self.state], producer_id, epoch, self.timeout_ms, start_ms, tuple(partitions))
+
+    def open_producers(self) -> dict[int, int]:
+        """Producer id -> epoch of those that have written in the transaction under way."""
+        bumped = self.state in _PREPARING
+        return {one: self.children[one].epoch + bumped for one in self._active if self.children[one].partitions}
+
+    # -- waiting and time --------------------------------------------------------------------------------------------------
+
+    def _hold(self, event: object, now_ms: int, actions: list[Action]) -> JointAnswer | None:
+        """Until the markers are written (J7). The answer when it cannot wait."""
+        if len(self._held) >= HELD_MAX:
+            return self._late_answer(event)
+        wait_ms = self._settings.answer_ms if type(event) is events.EndJoint else self._settings.hold_ms
+        self._held.append(_Held(now_ms + wait_ms, event))
+        return None
+
+    def _late_answer(self, event: object) -> JointAnswer:
+        """The markers take long. An end is decided all the same; anything else has to come again."""
+        is_decided = type(event) is events.EndJoint and (
+            event.batch_id <= self.committed_batch_id if event.committed else self.state == State.PREPARE_ABORT and not event.committed
+        )
+        return self._answer(NONE if is_decided else CONCURRENT)
+
+    def _on_timer_fired(self, event: TimerFired, now_ms: int, actions: list[Action]) -> None:
+        self._armed_ms = None
+        late = [held.event for held in self._held if held.until_ms <= now_ms]
+        self._held = [held for held in self._held if held.until_ms > now_ms]
+        for waiting in late:
+            answer = self._late_answer(waiting)
+            actions.append(Reply(waiting.request, answer.error if type(waiting) is events.AbortByAdministrator else answer))  # type: ignore[attr-defined]
+        if self.state == State.ONGOING:
+            if now_ms >= self._seen_ms + self.timeout_ms:
+                self._decide(State.PREPARE_ABORT, now_ms, actions)  # J9
+        elif self.serial and self.state not in _PREPARING and now_ms >= self.last_update_ms + self._settings.expiration_ms:
+            gone = [(self._key, None), *((records.CHILD.encode_key(self.transactional_id, one), None) for one in self.children)]
+            self.children.clear()
+            self._forget()
+            actions.append(Persist(tuple(gone)))
+
+    def _due_ms(self) -> int | None:
+        if self._held:
+            return min(held.until_ms for held in self._held)
+        if self.serial == 0 or self.state in _PREPARING:
+            return None
+        return self._seen_ms + self.timeout_ms if self.state == State.ONGOING else self.last_update_ms + self._settings.expiration_ms
+
+    def _arm(self, actions: list[Action]) -> None:
+        """A timer that fires too early is looked at and armed again."""
+        due = self._due_ms()
+        if due is not None and (self._armed_ms is None or due < self._armed_ms):
+            self._armed_ms = due
+            actions.append(Timer(TIMER, due))
+
+    # -- records -----------------------------------------------------------------------------------------------------------
+
+    def _record(self, now_ms: int) -> KeyValue:
+        self.last_update_ms = now_ms
+        value = records.TRANSACTION.value.cls(
+            serial=self.serial, state=int(self.state), batch_id=self.batch_id, run_id=self.run_id, committed_batch_id=self.committed_batch_id, timeout_ms=self.timeout_ms,
+            start_ms=self.start_ms, last_update_ms=now_ms, winners=sorted(self.winners), fenced_run_ids=list(self.fenced_run_ids),
+        )  # fmt: skip
+        return self._key, records.TRANSACTION.encode_value(value)
+
+    def _child_record(self, producer_id: int) -> KeyValue:
+        child = self.children[producer_id]
+        topics: dict[str, list[int]] = {}
+        for name, index in child.partitions:
+            topics.setdefault(name, []).append(index)
+        kind = records.CHILD.value.cls
+        value = kind(serial=child.serial, producer_epoch=child.epoch, topics=[kind.Topic(name=name, partitions=indexes) for name, indexes in topics.items()])
+        return records.CHILD.encode_key(self.transactional_id, producer_id), records.CHILD.encode_value(value)
+
+    def durable(self) -> tuple[object, ...]:
+        """What a replay of the log must give (J8)."""
+        children = tuple(sorted((one, self._epoch(child), tuple(sorted(child.partitions)) if self._is_active(child) else ()) for one, child in self.children.items()))
+        return (
+            self.state, self.serial, self.batch_id, self.run_id, self.committed_batch_id, self.timeout_ms, self.start_ms, self.last_update_ms, self.winners,
+            self.fenced_run_ids, children,
+        )  # fmt: skip
+
+    def check(self) -> None:
+        """Raises AssertionError."""
+        assert sorted((*self._active, *self._free)) == sorted(self.children), "J3: a child is neither active nor free, or both"
+        assert all(self._is_active(self.children[one]) for one in self._active) and not any(self._is_active(self.children[one]) for one in self._free), "J2"
+        assert self.state not in (State.ONGOING, State.PREPARE_ABORT) or self.batch_id > self.committed_batch_id, "J1: a committed batch is under way"
+        assert self.state not in (State.PREPARE_COMMIT, State.COMPLETE_COMMIT) or self.batch_id == self.committed_batch_id, "J1: decided, not remembered"
+        assert self.state != State.ONGOING or self.run_id not in self.fenced_run_ids, "J5: an overtaken run writes"
+        assert not self._held or self.state in _PREPARING, f"J7: requests wait in {self.state!r}"
+        assert (self.state in _PREPARING) or not self._pending, "J4: markers of nothing"
+        assert len(self._held) <= HELD_MAX and len(self.children) <= CHILDREN_MAX and len(self.fenced_run_ids) <= FENCED_RUNS_MAX
+
+
+_HANDLERS: dict[type, str] = {
+    events.Enlist: "_on_enlist",
+    events.EndJoint: "_on_end_joint",
+    events.AddPartitions: "_on_add_partitions",
+    events.VerifyPartitions: "_on_verify_partitions",
+    events.InitProducerId: "_on_ordinary",
+    events.EndTransaction: "_on_ordinary",
+    events.AbortByAdministrator: "_on_abort_by_administrator",
+    events.MarkersWritten: "_on_markers_written",
+    events.Describe: "_on_describe",
+    TimerFired: "_on_timer_fired",
+}

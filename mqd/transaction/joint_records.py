@@ -1,0 +1,46 @@
+"""Records of joint transactions in __transaction_state: types of key of this project's own, which Kafka's tools and older brokers pass over.
+
+    key type   record              one for each
+    9100       JointTransaction    transactional id: its current or last transaction, and what was committed last
+    9101       JointChild          transactional id and producer id: the transaction it was enlisted in last, and the partitions it wrote there
+
+A child is rewritten when it is enlisted and when it gets partitions; that its transaction is over, and its epoch one higher, follows from the transaction's own record (its
+serial and state): so a transaction of a thousand children begins and ends by one record.
+"""
+
+from mqd.coordinator.schema import RecordType, key_type_of
+
+TRANSACTION = RecordType(
+    9100, "JointTransaction", "transactional_id: string 0+\n",
+    """
+serial: int64 0+
+state: int8 0+
+batch_id: int64 0+
+run_id: string 0+
+committed_batch_id: int64 0+
+timeout_ms: int32 0+
+start_ms: int64 0+
+last_update_ms: int64 0+
+winners: [int64] 0+
+fenced_run_ids: [string] 0+
+""",
+)  # fmt: skip
+CHILD = RecordType(
+    9101, "JointChild", "transactional_id: string 0+\nproducer_id: int64 0+\n",
+    """
+serial: int64 0+
+producer_epoch: int16 0+
+topics: [Topic] 0+
+    name: string 0+
+    partitions: [int32] 0+
+""",
+)  # fmt: skip
+KEY_TYPES = frozenset((TRANSACTION.key_type, CHILD.key_type))
+
+
+def name_of(key: bytes) -> str | None:
+    """The transactional id of a key of these types; None for another type. Raises ValueError for bytes that are no key."""
+    kind = key_type_of(key)
+    if kind == TRANSACTION.key_type:
+        return TRANSACTION.decode_key(key).transactional_id
+    return CHILD.decode_key(key).transactional_id if kind == CHILD.key_type else None
