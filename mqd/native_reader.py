@@ -83,6 +83,12 @@ class SegmentReader:
         """One .log file by itself, without a broker."""
         return cls(lib.mqd_segment_reader_open_file(os.fsencode(path), base_offset, offset, isolation_level))
 
+    @classmethod
+    def of_memory(cls, batches: bytes | bytearray | memoryview, offset: int = 0, isolation_level: int = 0) -> SegmentReader:
+        """Record batches in memory, which the reader keeps; they may not change while it, or what it gave out, is used."""
+        pointer = ffi.from_buffer("uint8_t[]", batches)
+        return cls(lib.mqd_segment_reader_open_memory(pointer, len(pointer), offset, isolation_level), pointer)
+
     def _open(self) -> object:
         if self._reader is None:
             raise NativeError(lib.MQD_E_INVALID, "this reader was closed")
@@ -179,6 +185,14 @@ def fill_from_records(block: Block, start: int, header: bytes | memoryview, reco
     check(lib.mqd_segment_records(ffi.from_buffer("uint8_t[]", header), ffi.from_buffer("uint8_t[]", records), len(records), from_offset, view))
     block.view.leader_epoch, block.view.timestamp_type = view.leader_epoch, view.timestamp_type
     return view.count
+
+
+def batches_extent(batches: bytes | bytearray | memoryview) -> tuple[int, int | None]:
+    """The whole batches at the begin of a Fetch answer's records: (their size in bytes, the offset behind them; None without any). Raises NativeError (E_CORRUPT)."""
+    next_offset = ffi.new("int64_t *", -1)
+    pointer = ffi.from_buffer("uint8_t[]", batches)
+    size = check(lib.mqd_batches_extent(pointer, len(pointer), next_offset))
+    return size, next_offset[0] if size else None
 
 
 def gather(base: memoryview, positions: np.ndarray, sizes: np.ndarray, with_offsets: bool = False) -> tuple[np.ndarray, np.ndarray | None]:

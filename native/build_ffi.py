@@ -7,7 +7,7 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
-HEADERS = ("mqd_native.h", "mqd_replica.h", "mqd_compact_api.h", "mqd_client.h", "mqd_client_reader.h")
+HEADERS = ("mqd_native.h", "mqd_replica.h", "mqd_compact_api.h", "mqd_client.h", "mqd_client_reader.h", "mqd_columns.h")
 
 
 def declarations() -> str:

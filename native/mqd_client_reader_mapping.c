@@ -70,6 +70,14 @@ struct mqd_segment_mapping *mqd_mapping_of_memory(const void *bytes, uint64_t si
     return mapping;
 }
 
+struct mqd_segment_mapping *mqd_mapping_of_borrowed(const void *bytes, uint64_t size_bytes)
+{
+    struct mqd_segment_mapping *mapping = mapping_new(bytes, size_bytes, false);
+    if (mapping)
+        mapping->borrowed = true;
+    return mapping;
+}
+
 bool mqd_mapping_is_of_fd(const struct mqd_segment_mapping *mapping, int fd, uint64_t map_bytes)
 {
     struct stat status;
@@ -87,7 +95,7 @@ void mqd_mapping_release(struct mqd_segment_mapping *mapping)
         return;
     if (mapping->mapped)
         munmap((void *)mapping->bytes, mapping->map_bytes);
-    else
+    else if (!mapping->borrowed)
         free((void *)mapping->bytes);
     free(mapping);
 }

@@ -23,11 +23,13 @@ struct mqd_segment_mapping {
     uint64_t populated_bytes; /* up to here, as far as it was asked for; S1 */
     uint64_t let_go_bytes;    /* pages up to here are not this process's any more; who still holds a view there gets them back from the page cache */
     uint64_t device, inode;
-    bool mapped;              /* by mmap; else memory of malloc (tests) */
+    bool mapped;              /* by mmap; else memory of malloc (tests), or borrowed */
+    bool borrowed;            /* somebody else's memory, who keeps it for as long as it is used */
 };
 
 struct mqd_segment_mapping *mqd_mapping_of_fd(int fd, uint64_t map_bytes);
 struct mqd_segment_mapping *mqd_mapping_of_memory(const void *bytes, uint64_t size_bytes); /* a copy, of exactly that size */
+struct mqd_segment_mapping *mqd_mapping_of_borrowed(const void *bytes, uint64_t size_bytes);
 bool mqd_mapping_is_of_fd(const struct mqd_segment_mapping *mapping, int fd, uint64_t map_bytes);
 void mqd_mapping_hold(struct mqd_segment_mapping *mapping);
 void mqd_mapping_release(struct mqd_segment_mapping *mapping); /* NULL is fine. Any thread */

@@ -270,6 +270,12 @@ class RecordBatchView:
         return self._headers is not None
 
     @property
+    def header_sections(self) -> Blobs | None:
+        """The headers of every record as they lie in the log (count varint first), in the bytes that keys and values count from; None: no record has any."""
+        self._held()
+        return self._headers
+
+    @property
     def next_offset(self) -> int:
         """The offset behind the last record: what to commit when all of them were dealt with."""
         return int(self._held()[-1]) + 1

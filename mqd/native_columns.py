@@ -1,0 +1,172 @@
+"""Records into Arrow's buffers (native/mqd_columns.h): what Spark's reads are made of.
+
+    rows = ArrowRows(65536, 8 << 20, {"key", "value", "offset", "timestamp", "timestampType", "headers"})
+    taken = rows.append(view, start)      # a RecordBatchView of mqd.client; fewer than there are: full, finish() and go on
+    arrays = rows.finish()                # {"key": pyarrow.Array...}; the rows begin anew
+
+Buffers are used again as soon as nobody holds an array over them (BUFFER_SETS_MAX are kept): new memory for each batch would cost more than filling it.
+Concurrency: one thread at a time.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+
+from mqd.native.core import check, enumeration, ffi, lib
+
+BUFFER_SETS_MAX = 4
+DATA_BYTES_MAX = 2**31 - 1
+_FULL = {number: name for name, number in enumeration("mqd_arrow_full", "MQD_ARROW_").items()}
+_BLOBS = ("keys", "values", "header_keys", "header_values")
+_ALIGNMENT = 64
+
+
+class _Buffers:
+    """One set: an array of memory, and a struct mqd_arrow_rows that points into it."""
+
+    def __init__(self, row_count: int, sizes: dict[str, int], columns: Collection[str]) -> None:
+        self.sizes, self.columns = dict(sizes), columns
+        self.rows = ffi.new("struct mqd_arrow_rows *")
+        self.rows.row_capacity = row_count
+        self.views: dict[str, np.ndarray] = {}
+        plan: list[tuple[str, int]] = []
+        for name, wanted in (("offset", "offsets"), ("timestamp", "timestamps_us")):
+            if name in columns:
+                plan.append((wanted, 8 * row_count))
+        if "timestampType" in columns:
+            plan.append(("timestamp_types", 4 * row_count))
+        for column, name in (("key", "keys"), ("value", "values")):
+            if column in columns:
+                plan += self._blobs(name, row_count)
+        if "headers" in columns:
+            self.rows.header_capacity = sizes["headers"]
+            plan += [("header_ends", 4 * (row_count + 1)), ("header_validity", row_count // 8 + 1)]
+            plan += self._blobs("header_keys", sizes["headers"]) + self._blobs("header_values", sizes["headers"])
+        self.memory = np.empty(sum(-(-size // _ALIGNMENT) * _ALIGNMENT for _, size in plan) or 1, np.uint8)
+        self._pointer = ffi.from_buffer("uint8_t[]", self.memory)
+        at = 0
+        for name, size in plan:
+            self.views[name] = self.memory[at : at + size]
+            self._point(name, self._pointer + at)
+            at += -(-size // _ALIGNMENT) * _ALIGNMENT
+        self.idle_references = sys.getrefcount(self.memory)
+        lib.mqd_arrow_begin(self.rows)
+
+    def _blobs(self, name: str, count: int) -> list[tuple[str, int]]:
+        getattr(self.rows, name).data_capacity = self.sizes[name]
+        return [(f"{name}.ends", 4 * (count + 1)), (f"{name}.validity", count // 8 + 1), (f"{name}.data", self.sizes[name])]
+
+    def _point(self, name: str, pointer: Any) -> None:
+        owner, _, field = name.rpartition(".")
+        target = getattr(self.rows, owner) if owner else self.rows
+        kinds = {"ends": "int32_t *", "header_ends": "int32_t *", "timestamp_types": "int32_t *", "offsets": "int64_t *", "timestamps_us": "int64_t *"}
+        setattr(target, field, ffi.cast(kinds.get(field, "uint8_t *"), pointer))
+
+    @property
+    def is_free(self) -> bool:
+        return sys.getrefcount(self.memory) <= self.idle_references
+
+
+class ArrowRows:
+    """See the module. `data_bytes` bounds keys and values of one batch, each; a single larger record gets what it needs. Raises NativeError (E_CORRUPT) for damaged headers."""
+
+    def __init__(self, row_count: int, data_bytes: int, columns: Collection[str]) -> None:
+        self._row_count, self._columns = row_count, frozenset(columns)
+        self._sizes = {"keys": data_bytes, "values": data_bytes, "headers": 2 * row_count, "header_keys": data_bytes // 2, "header_values": data_bytes // 2}
+        self._kept: list[_Buffers] = []
+        self._buffers = self._take()
+        self._view = ffi.new("struct mqd_record_view *")
+
+    def __len__(self) -> int:
+        return self._buffers.rows.row_count
+
+    def _take(self) -> _Buffers:
+        for buffers in self._kept:
+            if buffers.sizes == self._sizes and buffers.is_free:
+                lib.mqd_arrow_begin(buffers.rows)
+                return buffers
+        buffers = _Buffers(self._row_count, self._sizes, self._columns)
+        self._kept = [one for one in self._kept if one.sizes == self._sizes][-(BUFFER_SETS_MAX - 1) :] + [buffers]
+        return buffers
+
+    def append(self, view: Any, start: int = 0) -> int:
+        """Records of a RecordBatchView from `start` on; returns how many were taken. Fewer than there are: finish() first. With no rows yet at least one is taken."""
+        count = len(view)
+        native = self._fill(view, count)
+        while True:
+            taken = check(lib.mqd_arrow_append(self._buffers.rows, native, start, count))
+            if taken or len(self) or start == count:
+                return taken
+            self._grow()
+
+    def _fill(self, view: Any, count: int) -> Any:
+        """Arrays of a view that begins and ends with the call of append."""
+        native, keys, values, headers = self._view, view.keys, view.values, view.header_sections
+        base = ffi.from_buffer("uint8_t[]", keys.buffer)
+        self._held = arrays = [
+            np.ascontiguousarray(array, kind)
+            for array, kind in ((view.offsets, np.int64), (view.timestamps, np.int64), (keys.positions, np.int64), (keys.sizes, np.int32), (values.positions, np.int64), (values.sizes, np.int32))
+        ]
+        if headers is not None:
+            arrays += [np.ascontiguousarray(headers.positions, np.int64), np.ascontiguousarray(headers.sizes, np.int32)]
+        native.capacity = native.count = count
+        native.base, native.base_bytes = base, len(base)
+        native.timestamp_type = 1 if view.timestamp_type == 2 else 0
+        names = ("offsets", "timestamps_ms", "key_positions", "key_bytes", "value_positions", "value_bytes", "header_positions", "header_bytes")
+        for place, name in enumerate(names):
+            kind = "int32_t *" if name.endswith("_bytes") else "uint64_t *" if name.endswith("positions") else "int64_t *"
+            setattr(native, name, ffi.cast(kind, ffi.from_buffer(arrays[place])) if place < len(arrays) else ffi.NULL)
+        return native
+
+    def _grow(self) -> None:
+        """For one record that is larger than a buffer."""
+        rows = self._buffers.rows
+        name = {"KEYS": "keys", "VALUES": "values", "HEADERS": "headers", "HEADER_KEYS": "header_keys", "HEADER_VALUES": "header_values"}[_FULL[rows.full]]
+        self._sizes[name] = min(max(int(rows.needed), 2 * self._sizes[name]), DATA_BYTES_MAX)
+        self._buffers = self._take()
+
+    def finish(self) -> tuple[int, dict[str, Any]]:
+        """(rows, pyarrow arrays by column: key, value, offset, timestamp, timestampType, headers as far as they are wanted). Begins anew."""
+        import pyarrow as pa
+
+        buffers, rows = self._buffers, self._buffers.rows
+        count, out = rows.row_count, {}
+        for column, view, kind, width in (
+            ("offset", "offsets", pa.int64(), 8), ("timestamp", "timestamps_us", pa.timestamp("us", tz="UTC"), 8), ("timestampType", "timestamp_types", pa.int32(), 4),
+        ):  # fmt: skip
+            if column in self._columns:
+                out[column] = pa.Array.from_buffers(kind, count, [None, pa.py_buffer(buffers.views[view][: width * count])], 0)
+        for column, name in (("key", "keys"), ("value", "values")):
+            if column in self._columns:
+                out[column] = _blobs(pa, buffers, name, count, pa.binary())
+        if "headers" in self._columns:
+            out["headers"] = _headers(pa, buffers, count)
+        self._buffers = self._take()
+        return count, out
+
+
+def _bitmap(pa: Any, buffers: _Buffers, name: str, nulls: int, count: int) -> Any:
+    return pa.py_buffer(buffers.views[name][: (count + 7) // 8]) if nulls else None
+
+
+def _blobs(pa: Any, buffers: _Buffers, name: str, count: int, kind: Any) -> Any:
+    column, views = getattr(buffers.rows, name), buffers.views
+    parts = [_bitmap(pa, buffers, f"{name}.validity", column.nulls, count), pa.py_buffer(views[f"{name}.ends"][: 4 * (count + 1)]), pa.py_buffer(views[f"{name}.data"][: column.data_bytes])]
+    return pa.Array.from_buffers(kind, count, parts, column.nulls)
+
+
+def _headers(pa: Any, buffers: _Buffers, count: int) -> Any:
+    rows, total = buffers.rows, buffers.rows.header_count
+    keys = _blobs(pa, buffers, "header_keys", total, pa.binary())
+    if rows.damaged_keys:  # as Kafka's client reads them: what is no UTF-8 becomes U+FFFD
+        keys = pa.array([key.decode("utf-8", "replace") for key in keys.to_pylist()], pa.string())
+    else:
+        keys = keys.view(pa.string())
+    values = _blobs(pa, buffers, "header_values", total, pa.binary())
+    header = pa.StructArray.from_arrays([keys, values], fields=[pa.field("key", pa.string()), pa.field("value", pa.binary())])
+    parts = [_bitmap(pa, buffers, "header_validity", rows.row_header_nulls, count), pa.py_buffer(buffers.views["header_ends"][: 4 * (count + 1)])]
+    return pa.Array.from_buffers(pa.list_(header.type), count, parts, rows.row_header_nulls, children=[header])
