@@ -1,0 +1,235 @@
+"""What the driver asks of the brokers: which partitions there are, offsets at either end and by time, sizes, and a group's offsets published. Made into plans of a batch here, of a stream in progress.py.
+
+    D1  one Driver is one process's; it connects when it is first asked, and anew after an error
+    D2  what is retriable is tried again for kafka.default.api.timeout.ms; everything else is an MqdReadError that names topic and partition
+    D3  what is not there any more is told by lost(): an error with failOnDataLoss, a warning without
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping
+
+from mqd.protocol.messages import DescribeLogDirsRequest, FindCoordinatorRequest, ListOffsetsRequest, OffsetCommitRequest
+from mqd.spark.options import EARLIEST, LATEST, Limit, Offsets, SourceOptions
+from mqd.spark.planning import Key, Range, split
+from mqd.spark.wire import BrokerError, Cluster, Metadata, MqdReadError, Topic, check
+
+log = logging.getLogger("mqd.spark")
+
+_COMMIT_VERSION_MAX = 9  # topics by name
+_NO_MATCH = -1
+
+
+def list_offsets(cluster: Cluster, timestamps: Mapping[Key, int], isolation: int, leaders: Metadata | None = None) -> dict[Key, int]:
+    """EARLIEST, LATEST (the last stable offset with `isolation` 1) or by time in ms: the first record that late, -1 = none is. Raises BrokerError, OSError: try again."""
+    metadata = leaders or cluster.metadata(sorted({topic for topic, _ in timestamps}))
+    by_node: dict[int, dict[str, list[int]]] = {}
+    for topic, partition in timestamps:
+        info = metadata.topics.get(topic)
+        check(3 if info is None else info.error, topic)
+        leader = info.leaders.get(partition)
+        if leader is None:
+            raise BrokerError(3, f"{topic}-{partition}")
+        if leader < 0:
+            raise BrokerError(5, f"{topic}-{partition}")
+        by_node.setdefault(leader, {}).setdefault(topic, []).append(partition)
+    found: dict[Key, int] = {}
+    for node, topics in by_node.items():
+        wanted = [
+            ListOffsetsRequest.Topic(name=topic, partitions=[ListOffsetsRequest.Partition(partition_index=index, timestamp=timestamps[topic, index]) for index in indexes])
+            for topic, indexes in topics.items()
+        ]
+        response = cluster.link_to(node).ask(ListOffsetsRequest(isolation_level=isolation, topics=wanted, timeout_ms=int(cluster.settings.request_timeout_s * 1000)))
+        for topic in response.topics:
+            for one in topic.partitions:
+                check(one.error_code, f"offsets of {topic.name}-{one.partition_index}")
+                found[topic.name, one.partition_index] = one.offset
+    missing = [f"{topic}-{partition}" for topic, partition in timestamps if (topic, partition) not in found]
+    if missing:
+        raise BrokerError(3, ", ".join(missing))
+    return found
+
+
+class Driver:
+    """See the module."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.options = options
+        self.cluster = Cluster(options.kafka)
+        self.isolation = int(options.kafka.read_committed)
+        self.topics: dict[str, Topic] = {}  # as last seen
+
+    def close(self) -> None:
+        self.cluster.close()
+
+    def lost(self, text: str) -> None:
+        """D3."""
+        report_loss(self.options, text)
+
+    # -- partitions ---------------------------------------------------------------------------------------------------------------------
+
+    def partitions(self, missing_is_lost: bool = False) -> list[Key]:
+        """Of the topics asked for, as they are now. `missing_is_lost`: a subscribed topic that is not there was there before, and is left out; else it is an error."""
+        options = self.options
+        names = None if options.pattern is not None else options.topics
+        metadata = self.cluster.patiently(f"topics {', '.join(options.topics) or options.pattern}", lambda: self._metadata(names, missing_is_lost), options.retry_interval_s)
+        if options.pattern is not None:
+            pattern = re.compile(options.pattern)
+            self.topics = {name: topic for name, topic in metadata.topics.items() if not topic.error and pattern.search(name)}
+        else:
+            self.topics = {name: topic for name, topic in metadata.topics.items() if not topic.error}
+        if options.assigned is None:
+            return sorted((name, index) for name, topic in self.topics.items() for index in topic.leaders)
+        for name, indexes in options.assigned.items():
+            there = self.topics[name].leaders if name in self.topics else {}
+            unknown = [index for index in indexes if index not in there]
+            if unknown and not missing_is_lost:
+                raise MqdReadError(f"option assign: topic {name} has no partition {', '.join(map(str, unknown))}; there are {len(there)}")
+        return sorted((name, index) for name, indexes in options.assigned.items() if name in self.topics for index in indexes if index in self.topics[name].leaders)
+
+    def _metadata(self, names: Iterable[str] | None, missing_is_lost: bool) -> Metadata:
+        metadata = self.cluster.metadata(names)
+        for topic in metadata.topics.values():
+            if topic.error and not (missing_is_lost and topic.error in (3, 100)):
+                check(topic.error, f"topic {topic.name}")
+        return metadata
+
+    def ids(self) -> dict[str, bytes]:
+        return {name: topic.topic_id for name, topic in self.topics.items()}
+
+    # -- offsets --------------------------------------------------------------------------------------------------------------------------
+
+    def list(self, keys: Iterable[Key], timestamp: int) -> dict[Key, int]:
+        return self.list_at({key: timestamp for key in keys})
+
+    def list_at(self, timestamps: Mapping[Key, int]) -> dict[Key, int]:
+        if not timestamps:
+            return {}
+        names = ", ".join(sorted({topic for topic, _ in timestamps}))
+        return self.cluster.patiently(f"offsets of {names}", lambda: list_offsets(self.cluster, timestamps, self.isolation), self.options.retry_interval_s)
+
+    def resolve(self, limit: Limit, keys: list[Key], word: str) -> dict[Key, int]:
+        """`word`: starting or ending."""
+        if limit.at is not None:
+            return self.list(keys, limit.at)
+        if limit.offsets is not None:
+            return self._resolve_offsets(limit.offsets, keys, f"{word}Offsets")
+        if limit.timestamp is not None:
+            wanted = dict.fromkeys(keys, limit.timestamp)
+        else:
+            wanted = self._named(limit.timestamps or {}, keys, f"{word}OffsetsByTimestamp")
+        found = self.list_at(wanted)
+        late = [key for key in keys if found[key] == _NO_MATCH]
+        if late and word == "starting" and self.options.timestamp_without_match == "error":
+            topic, partition = late[0]
+            raise MqdReadError(
+                f"No offset matched from request of topic-partition {topic}-{partition} and timestamp {wanted[late[0]]}: no record is that late. "
+                "startingOffsetsByTimestampStrategy=latest begins at the end instead"
+            )
+        return {**found, **self.list(late, LATEST)}
+
+    def _resolve_offsets(self, given: Offsets, keys: list[Key], option: str) -> dict[Key, int]:
+        wanted = self._named(given, keys, option)
+        symbolic = {key: offset for key, offset in wanted.items() if offset in (EARLIEST, LATEST)}
+        return {**wanted, **self.list_at(symbolic)}
+
+    @staticmethod
+    def _named(given: Offsets, keys: list[Key], option: str) -> dict[Key, int]:
+        flat = {(topic, partition): number for topic, partitions in given.items() for partition, number in partitions.items()}
+        if set(flat) != set(keys):
+            raise MqdReadError(
+                f"If {option} contains specific offsets, you must specify all TopicPartitions. Use -1 for latest, -2 for earliest. "
+                f"Specified: {_written(flat)} Assigned: {_written(keys)}"
+            )
+        return flat
+
+    def bytes_per_offset(self, keys: Iterable[Key]) -> dict[Key, float]:
+        """By each leader's log directories; what cannot be told is left out, and tasks are cut by offsets then."""
+        by_node: dict[int, dict[str, list[int]]] = {}
+        for topic, partition in keys:
+            if topic in self.topics:
+                by_node.setdefault(self.topics[topic].leaders.get(partition, -1), {}).setdefault(topic, []).append(partition)
+        sizes: dict[Key, int] = {}
+        try:
+            for node, topics in by_node.items():
+                asked = [DescribeLogDirsRequest.Topic(topic=topic, partitions=indexes) for topic, indexes in topics.items()]
+                for result in self.cluster.link_to(node).ask(DescribeLogDirsRequest(topics=asked)).results:
+                    for topic in result.topics:
+                        sizes |= {(topic.name, one.partition_index): one.partition_size for one in topic.partitions if not one.is_future_key}
+        except (OSError, BrokerError, MqdReadError) as error:
+            log.warning("sizes of partitions are not known (%s): tasks are cut by offsets", error)
+            self.cluster.close()
+            return {}
+        earliest, latest = self.list(sizes, EARLIEST), self.list(sizes, LATEST)
+        return {key: size / (latest[key] - earliest[key]) for key, size in sizes.items() if latest[key] > earliest[key] and size > 0}
+
+    def tasks(self, ranges: list[Range]) -> list[Range]:
+        options = self.options
+        weights = self.bytes_per_offset({(one.topic, one.partition) for one in ranges}) if options.min_partitions and options.min_partitions > len(ranges) else {}
+        return split(ranges, options.min_partitions, options.max_records_per_partition, weights)
+
+    # -- a group's offsets ------------------------------------------------------------------------------------------------------------------
+
+    def publish(self, group_id: str, offsets: Mapping[Key, int]) -> None:
+        """As committed offsets of a group without members. Raises BrokerError, OSError, MqdReadError; tried once."""
+        response = self.cluster.any_link().ask(FindCoordinatorRequest(key_type=0, coordinator_keys=[group_id]))
+        (coordinator,) = response.coordinators
+        check(coordinator.error_code, f"coordinator of group {group_id}")
+        self.cluster.brokers = {**self.cluster.brokers, coordinator.node_id: (coordinator.host, coordinator.port)}
+        Topic_, Partition = OffsetCommitRequest.Topic, OffsetCommitRequest.Partition
+        by_topic: dict[str, list[int]] = {}
+        for topic, partition in sorted(offsets):
+            by_topic.setdefault(topic, []).append(partition)
+        topics = [
+            Topic_(name=topic, partitions=[Partition(partition_index=index, committed_offset=offsets[topic, index], committed_metadata="") for index in indexes]) for topic, indexes in by_topic.items()
+        ]
+        answer = self.cluster.link_to(coordinator.node_id).ask(OffsetCommitRequest(group_id=group_id, member_id="", topics=topics), _COMMIT_VERSION_MAX)
+        for topic in answer.topics:
+            for one in topic.partitions:
+                check(one.error_code, f"group {group_id}, offset of {topic.name}-{one.partition_index}")
+
+
+def _written(keys: Iterable[Key]) -> str:
+    return "{" + ", ".join(f"{topic}-{partition}" for topic, partition in sorted(keys)) + "}"
+
+
+def report_loss(options: SourceOptions, text: str) -> None:
+    if options.fail_on_data_loss:
+        raise MqdReadError(
+            f"{text}. Some data may have been lost because they are not available in mqd any more. To let the query go on without them set failOnDataLoss to false"
+        )
+    log.warning("%s; failOnDataLoss is false: going on without them", text)
+
+
+# -- a batch -------------------------------------------------------------------------------------------------------------------------------
+
+
+def plan_batch(options: SourceOptions) -> list[Range]:
+    """The tasks of spark.read. Raises MqdReadError."""
+    driver = Driver(options)
+    try:
+        keys = driver.partitions()
+        starts, ends = driver.resolve(options.starting, keys, "starting"), driver.resolve(options.ending, keys, "ending")
+        earliest, latest = driver.list(keys, EARLIEST), driver.list(keys, LATEST)
+        ranges = []
+        for key in keys:
+            start, end = _within(driver, key, starts[key], ends[key], earliest[key], latest[key])
+            if end > start:
+                ranges.append(Range(*key, start, end, driver.topics[key[0]].topic_id))
+        return driver.tasks(ranges)
+    finally:
+        driver.close()
+
+
+def _within(driver: Driver, key: Key, start: int, end: int, earliest: int, latest: int) -> tuple[int, int]:
+    """What of [start, end) there is; the rest is lost."""
+    name = f"{key[0]}-{key[1]}"
+    if end > latest:
+        driver.lost(f"{name}: the ending offset {end} is beyond the log's end {latest}")
+    if start > latest:
+        driver.lost(f"{name}: the starting offset {start} is beyond the log's end {latest}")
+    if start < earliest and start < end:
+        driver.lost(f"{name}: offsets {start} to {min(earliest, end) - 1} are gone (retention or DeleteRecords): the log starts at {earliest}")
+    return max(start, earliest), min(end, latest)

@@ -1,0 +1,291 @@
+"""A partition's records over TCP: one Fetch behind the other, the next under way while this one's records are used. Nothing is done record by record.
+
+    for view in TcpViews(cluster, one, memory...).views(): ...       # RecordBatchViews, in order, up to the range's end
+
+    F1  `position` is behind everything that was given out; a connection that breaks, or a leader that moves, costs a Fetch and nothing else
+    F2  the records of an answer are used where they were received: what was given out is good until the next one is taken
+    F3  an answer is a peer's: every length is compared with what remains before it is believed
+    F4  whoever gets nothing for poll_timeout_s, though there should be something, says so: nothing is skipped
+Sources: the public protocol guide's Fetch, versions 13 to 17; KIP-74 (the first batch comes whole), KIP-392 (the nearest replica), KIP-98 (aborted transactions).
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from mqd.client.reading import BlockPool, PartitionReader
+from mqd.native import NativeError
+from mqd.native_reader import SegmentReader, batches_extent
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.messages import FetchRequest
+from mqd.spark.options import SourceOptions
+from mqd.spark.planning import Range
+from mqd.spark.wire import NOT_THERE, BrokerError, Cluster, Link, MqdReadError, is_retriable
+
+log = logging.getLogger("mqd.spark")
+
+VERSION_MIN, VERSION_MAX = 13, 17
+MAX_WAIT_MS = 500
+FRAME_ROOM_BYTES = 64 << 10  # of an answer beside its records
+RECORDS_MAX, BYTES_MAX = 16384, 2 << 20  # of one view: its columns stay in the cache
+PAUSE_S = 0.05
+FETCH = 1
+
+
+class Answer(msgspec.Struct):
+    """What a Fetch for one partition was answered."""
+
+    error: int
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    aborted: list[tuple[int, int]]  # (producer id, first offset)
+    preferred_replica: int
+    records: memoryview
+
+
+class _Cursor:
+    """Over a frame; ValueError where it ends too early (F3)."""
+
+    def __init__(self, view: memoryview) -> None:
+        self.view, self.at = view, 0
+
+    def take(self, form: struct.Struct) -> tuple[Any, ...]:
+        if form.size > len(self.view) - self.at:
+            raise ValueError(f"cut off at byte {self.at}")
+        found = form.unpack_from(self.view, self.at)
+        self.at += form.size
+        return found
+
+    def unsigned(self) -> int:
+        value = shift = 0
+        while True:
+            if self.at >= len(self.view) or shift > 28:
+                raise ValueError(f"a length at byte {self.at} has no end")
+            byte = self.view[self.at]
+            self.at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+            shift += 7
+
+    def bytes(self, size: int) -> memoryview:
+        if not 0 <= size <= len(self.view) - self.at:
+            raise ValueError(f"{size} bytes at byte {self.at}, where {len(self.view) - self.at} remain")
+        self.at += size
+        return self.view[self.at - size : self.at]
+
+    def skip_tags(self) -> None:
+        for _ in range(self.unsigned()):
+            self.unsigned()
+            self.bytes(self.unsigned())
+
+
+_HEAD, _FRONT, _PARTITION, _PAIR, _INT32 = struct.Struct(">i"), struct.Struct(">ihi"), struct.Struct(">ihqqq"), struct.Struct(">qq"), struct.Struct(">i")
+
+
+def parse_answer(frame: memoryview, correlation_id: int, topic_id: bytes, partition: int) -> Answer:
+    """The answer to a Fetch of version 13 to 17 for one partition; its records are a slice of the frame. Raises ValueError for what is none, BrokerError for an error of the whole request."""
+    cursor = _Cursor(frame)
+    (number,) = cursor.take(_HEAD)
+    if number != correlation_id:
+        raise ValueError(f"an answer to request {number} where {correlation_id} was asked")
+    cursor.skip_tags()
+    _, error, _ = cursor.take(_FRONT)
+    if error:
+        raise BrokerError(error, "fetch")
+    if cursor.unsigned() != 2 or bytes(cursor.bytes(16)) != topic_id or cursor.unsigned() != 2:
+        raise ValueError("an answer about other partitions than the one that was asked for")
+    index, error, high_watermark, last_stable_offset, log_start_offset = cursor.take(_PARTITION)
+    if index != partition:
+        raise ValueError(f"an answer about partition {index} where {partition} was asked")
+    aborted = []
+    for _ in range(max(0, cursor.unsigned() - 1)):
+        aborted.append(cursor.take(_PAIR))
+        cursor.skip_tags()
+    (preferred,) = cursor.take(_INT32)
+    return Answer(error, high_watermark, last_stable_offset, log_start_offset, aborted, preferred, cursor.bytes(max(0, cursor.unsigned() - 1)))
+
+
+class _Again(Exception):
+    """Look for the leader once more, then go on; the text is told when that does not help."""
+
+
+class TcpViews:
+    """See the module. `lost(where, text)`: what is gone, for failOnDataLoss; it raises, or the range goes on at `where`."""
+
+    def __init__(self, cluster: Cluster, options: SourceOptions, one: Range, lost: Callable[[int, str], None], pool: BlockPool | None = None) -> None:
+        self._cluster, self._options, self._range, self._lost = cluster, options, one, lost
+        self._pool = pool or BlockPool()
+        self._link: Link | None = None
+        self._isolation = int(options.kafka.read_committed)
+        self._topic_id = one.topic_id
+        self._replica = -1
+        room = min(options.kafka.fetch_bytes_max, 64 << 20) + FRAME_ROOM_BYTES
+        self._memory = [bytearray(room), bytearray(room)]
+        self._since = time.monotonic()
+        self.position = one.start
+
+    @property
+    def name(self) -> str:
+        return f"{self._range.topic}-{self._range.partition}"
+
+    def close(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    def views(self) -> Iterator[Any]:
+        """From `position` on to the range's end. Raises MqdReadError."""
+        pause = PAUSE_S
+        while self.position < self._range.end:
+            before = self.position
+            try:
+                if self._link is None:
+                    self._connect()
+                yield from self._read()
+            except (_Again, OSError, BrokerError) as error:
+                self.close()
+                pause = PAUSE_S if self.position > before else min(2 * pause, 1.0)
+                self._out_of_patience(str(error))
+                time.sleep(pause)  # between attempts: nothing tells when the broker is back
+
+    def _out_of_patience(self, text: str) -> None:
+        if time.monotonic() - self._since > self._options.poll_timeout_s:
+            raise MqdReadError(
+                f"{self.name}: no records from offset {self.position} on (of {self._range.start} to {self._range.end}) within {self._options.poll_timeout_s:g} s: {text or 'the broker answers with none'}. "
+                "kafkaConsumer.pollTimeoutMs says how long is waited"
+            )
+
+    # -- who is asked ---------------------------------------------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        """To the leader, or the replica it named. A topic that is not there, or another one by now, is lost."""
+        metadata = self._cluster.metadata([self._range.topic])
+        topic = metadata.topics.get(self._range.topic)
+        if topic is not None and not topic.error and not self._topic_id:
+            self._topic_id = topic.topic_id
+        if topic is None or topic.error in NOT_THERE or (not topic.error and topic.topic_id != self._topic_id) or (not topic.error and self._range.partition not in topic.leaders):
+            was = "is another one of the same name by now" if topic is not None and not topic.error and self._range.partition in topic.leaders else "is not there any more"
+            self._lost(self._range.end, f"the topic or partition {was}: offsets {self.position} to {self._range.end} cannot be read")
+            self.position = self._range.end
+            raise _Again
+        leader = topic.leaders[self._range.partition] if not topic.error else -1
+        if leader < 0:
+            raise _Again("the partition has no leader just now")
+        node = self._replica if self._replica in metadata.brokers else leader
+        self._link = self._cluster.new_link(node)
+        self._version = self._link.pick(FETCH, VERSION_MAX)
+        if self._version < VERSION_MIN:
+            raise MqdReadError(f"the broker {self._link.host}:{self._link.port} speaks Fetch up to version {self._version}; format mqd needs {VERSION_MIN} (topics by id): read it by format(\"kafka\")")
+        self._link.set_timeout(self._options.kafka.request_timeout_s + MAX_WAIT_MS / 1000)
+
+    def _ask(self, offset: int) -> int:
+        assert self._link is not None
+        size = self._options.kafka.fetch_bytes_max
+        part = FetchRequest.Partition(partition=self._range.partition, fetch_offset=offset, partition_max_bytes=size)
+        request = FetchRequest(
+            max_wait_ms=MAX_WAIT_MS, min_bytes=1, max_bytes=size, isolation_level=self._isolation, topics=[FetchRequest.Topic(topic_id=self._topic_id, partitions=[part])],
+            rack_id=self._options.kafka.rack,
+        )  # fmt: skip
+        return self._link.send(request, self._version)
+
+    # -- what is answered -------------------------------------------------------------------------------------------------------------------
+
+    def _read(self) -> Iterator[Any]:
+        """One connection, for as long as it goes well. The next Fetch is sent before this one's records are looked at."""
+        asked, turn = self._ask(self.position), 0
+        while self.position < self._range.end:
+            frame = self._link.receive(self._memory[turn])
+            try:
+                answer = parse_answer(frame, asked, self._topic_id, self._range.partition)
+            except ValueError as error:
+                raise _Again(f"broker {self._link.host}:{self._link.port} does not answer as a Kafka broker does: {error}") from error
+            self._judge(answer)
+            size, following = self._extent(answer)
+            if following is None:
+                self._out_of_patience(f"the log ends at {answer.high_watermark}, read_committed at {answer.last_stable_offset}")
+                asked = self._ask(self.position)
+                continue
+            if following < self._range.end:
+                asked, turn = self._ask(max(following, self.position)), 1 - turn
+            yield from self._records(answer, size, following)
+            self.position = max(self.position, following)
+            self._since = time.monotonic()
+
+    def _judge(self, answer: Answer) -> None:
+        """Raises _Again; an offset that is not there is lost."""
+        if answer.preferred_replica >= 0 and not len(answer.records) and not answer.error and answer.preferred_replica != self._replica:
+            self._replica = answer.preferred_replica
+            raise _Again
+        if not answer.error:
+            return
+        self._replica = -1
+        if answer.error == ErrorCode.OFFSET_OUT_OF_RANGE:
+            self._out_of_range()
+            raise _Again
+        error = BrokerError(answer.error, f"fetching {self.name} at offset {self.position}")
+        if answer.error in NOT_THERE or is_retriable(answer.error):  # metadata tell whether it is gone for good
+            raise _Again(str(error))
+        raise MqdReadError(str(error))
+
+    def _out_of_range(self) -> None:
+        earliest, latest = (list_offset(self._cluster, self._range, at, self._isolation) for at in (-2, -1))
+        if self.position < earliest:
+            self._lost(earliest, f"offsets {self.position} to {min(earliest, self._range.end) - 1} are gone (retention or DeleteRecords): the log starts at {earliest}")
+            self.position = min(earliest, self._range.end)
+        elif self.position > latest:
+            self._lost(self._range.end, f"offset {self.position} is beyond the log's end {latest}: the log was cut, or the topic made anew")
+            self.position = self._range.end
+
+    def _extent(self, answer: Answer) -> tuple[int, int | None]:
+        """(bytes of whole batches, the offset behind them)."""
+        try:
+            size, following = batches_extent(answer.records) if len(answer.records) else (0, None)
+        except NativeError as error:
+            raise self._corrupt(str(error.strerror)) from error
+        if len(answer.records) and following is None:
+            raise self._corrupt(f"{len(answer.records)} bytes that are no whole record batch")
+        if following is not None and following <= self.position:
+            raise self._corrupt(f"batches that end at offset {following}")
+        return size, following
+
+    def _corrupt(self, text: str) -> MqdReadError:
+        return MqdReadError(f"{self.name}: a damaged record batch at offset {self.position}: {text}. `mqd logs dump` shows it; startingOffsets behind it leaves it out")
+
+    def _records(self, answer: Answer, size: int, following: int) -> Iterator[Any]:
+        reader = PartitionReader(SegmentReader.of_memory(answer.records[:size], self.position, self._isolation), self._range.topic, self._topic_id, self._range.partition, self.position, pool=self._pool)
+        reader.set_aborted(answer.aborted, 2**63 - 1)
+        try:
+            while True:
+                view = reader.read(RECORDS_MAX, BYTES_MAX)
+                if view is None:
+                    problem = reader.take_problem()
+                    if problem is not None:
+                        raise self._corrupt(problem.text)
+                    if reader.position >= following:
+                        return
+                    if reader.position <= self.position:  # it says there is no more, and the batches' headers that there is
+                        raise self._corrupt(f"batches up to offset {following} whose records end at {reader.position}")
+                    self.position = reader.position
+                    continue
+                self.position = reader.position
+                yield view
+        finally:
+            reader.close()
+
+
+def list_offset(cluster: Cluster, one: Range, timestamp: int, isolation: int) -> int:
+    """Earliest (-2) or latest (-1) of one partition, from its leader."""
+    from mqd.spark.driver import list_offsets
+
+    def attempt() -> int:
+        return list_offsets(cluster, {(one.topic, one.partition): timestamp}, isolation)[one.topic, one.partition]
+
+    return cluster.patiently(f"offsets of {one.topic}-{one.partition}", attempt)

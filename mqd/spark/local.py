@@ -1,0 +1,191 @@
+"""A partition's records from this host's broker, out of its mapped segments: no socket, no copy before Arrow's.
+
+    views = open_views(options, cluster, one, lost, pool)     # NotHere says why it must be TCP
+    for view in views.views(): ...                            # until the range's end, or until it cannot go on: then `position` < the range's end, and TCP takes over
+
+    L1  the attachment belongs to this process (a worker that Spark forked makes its own) and is kept; one that has ended is thrown away
+    L2  with read_committed the aborted transactions are asked for on the attachment, when the reader says that it needs them
+    L3  nothing for WAIT_S where there should be records (the leader moved, the partition is being taken over): not here any more
+Concurrency: one thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from mqd.client.reading import BlockPool, PartitionReader
+from mqd.native import NativeError
+from mqd.native_client import Client
+from mqd.protocol.api import decode_response, encode_request
+from mqd.protocol.errors import ProtocolError
+from mqd.protocol.messages import FetchRequest
+from mqd.shm import rendezvous
+from mqd.spark.options import SourceOptions
+from mqd.spark.planning import Range
+from mqd.spark.wire import Cluster, MqdReadError
+
+log = logging.getLogger("mqd.spark")
+
+RECORDS_MAX, BYTES_MAX = 16384, 2 << 20  # of one view: its columns stay in the cache
+WAIT_S, LOOK_S = 0.5, 0.002
+ATTACH_TIMEOUT_MS = 3000
+ANSWER_TIMEOUT_S = 10.0
+FETCH, VERSION = 1, 13
+_numbers = itertools.count(1)
+_kept: dict[tuple[int, str], Client] = {}  # L1; by process and socket
+
+
+class NotHere(Exception):
+    """Why a partition cannot be read from this host's memory."""
+
+
+def _attach(path: str, client_id: str) -> Client:
+    found = _kept.get((os.getpid(), path))
+    if found is None:
+        try:
+            found = Client(path, client_id=client_id, data_bytes=64 << 10, request_bytes=64 << 10, timeout_ms=ATTACH_TIMEOUT_MS)
+        except NativeError as error:
+            raise NotHere(f"{path}: {error}") from error
+        _kept[os.getpid(), path] = found
+    return found
+
+
+def _forget(client: Client) -> None:
+    for key, kept in list(_kept.items()):
+        if kept is client:
+            del _kept[key]
+            client.close()
+
+
+def _find(options: SourceOptions, cluster: Cluster, one: Range) -> str:
+    """The client socket of the broker that leads the partition."""
+    found = rendezvous.find(options.kafka.bootstrap_servers)
+    if found.path is not None and not rendezvous.is_clustered(found.path):
+        return found.path
+    if found.path is None and options.kafka.transport == "auto" and not _any_here():
+        raise NotHere(found.reason)
+    try:
+        metadata = cluster.metadata([one.topic])
+    except OSError as error:
+        raise NotHere(str(error)) from error
+    topic = metadata.topics.get(one.topic)
+    address = metadata.brokers.get(topic.leaders.get(one.partition, -1)) if topic is not None else None
+    if address is None:
+        raise NotHere("the partition's leader is not known")
+    host, port = address
+    found = rendezvous.find(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    if found.path is None:
+        raise NotHere(found.reason)
+    return found.path
+
+
+def _any_here() -> bool:
+    """May there be a broker on this host at all? Asked before metadata are."""
+    return any(place.is_dir() for place in rendezvous.directories())
+
+
+def open_views(options: SourceOptions, cluster: Cluster, one: Range, lost: Callable[[int, str], None], pool: BlockPool) -> LocalViews:
+    """Raises NotHere."""
+    client = _attach(_find(options, cluster, one), options.kafka.client_id)
+    try:
+        return LocalViews(client, int(options.kafka.read_committed), one, lost, pool)
+    except NativeError as error:
+        _forget(client)
+        raise NotHere(str(error)) from error
+
+
+class LocalViews:
+    """See the module."""
+
+    def __init__(self, client: Client, isolation: int, one: Range, lost: Callable[[int, str], None], pool: BlockPool) -> None:
+        self._client, self._isolation, self._range, self._lost = client, isolation, one, lost
+        self._reader: PartitionReader | None = PartitionReader(client, one.topic, one.topic_id, one.partition, one.start, isolation, pool=pool)
+        self.position = one.start
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def views(self) -> Iterator[Any]:
+        """Ends early where TCP must go on. Raises MqdReadError for what no other way would read either."""
+        reader = self._reader
+        assert reader is not None
+        waited_since: float | None = None
+        while reader.position < self._range.end:
+            try:
+                view = reader.read(RECORDS_MAX, BYTES_MAX)
+            except OSError as error:
+                log.info("%s-%d: the attachment has ended (%s): going on over TCP at offset %d", self._range.topic, self._range.partition, error, self.position)
+                _forget(self._client)
+                return
+            if view is not None:
+                self.position, waited_since = reader.position, None
+                yield view
+                continue
+            if self.position < reader.position:  # control batches, aborted transactions
+                self.position, waited_since = reader.position, None
+            problem = reader.take_problem()
+            if problem is None:
+                waited_since = waited_since or time.monotonic()
+                if time.monotonic() - waited_since > WAIT_S:  # L3
+                    return
+                time.sleep(LOOK_S)  # the range ends below the log's end: this is a leader that changes, or a turn that found nothing
+            elif problem.kind == "aborted":
+                if not self._ask_aborted():
+                    return
+            elif problem.kind == "corrupt":
+                raise MqdReadError(
+                    f"{self._range.topic}-{self._range.partition}: a damaged record batch at offset {self.position}: {problem.text}. `mqd logs dump` shows it; startingOffsets behind it leaves it out"
+                )
+            else:  # out of range, gone: the leader tells what it is about, over TCP
+                return
+
+    def _ask_aborted(self) -> bool:
+        """L2. False: no answer that helps."""
+        reader, one = self._reader, self._range
+        assert reader is not None
+        part = FetchRequest.Partition(partition=one.partition, fetch_offset=reader.position, partition_max_bytes=1 << 20)
+        request = FetchRequest(max_wait_ms=0, min_bytes=0, max_bytes=0, isolation_level=1, topics=[FetchRequest.Topic(topic_id=one.topic_id, partitions=[part])])
+        try:
+            response = _ask(self._client, request)
+        except (OSError, ProtocolError) as error:
+            log.info("%s-%d: aborted transactions could not be asked for (%s): going on over TCP", one.topic, one.partition, error)
+            _forget(self._client)
+            return False
+        for topic in response.responses:
+            for data in topic.partitions:
+                if not data.error_code and data.last_stable_offset > reader.position:
+                    reader.set_aborted([(entry.producer_id, entry.first_offset) for entry in data.aborted_transactions or []], data.last_stable_offset)
+                    return True
+        return False
+
+
+def _ask(client: Client, request: Any) -> Any:
+    """One request on an attachment that nobody else uses. Raises OSError, ProtocolError."""
+    number = next(_numbers) % (1 << 29) + 1
+    frame = encode_request(request, VERSION, number, "spark-mqd")
+    deadline = time.monotonic() + ANSWER_TIMEOUT_S
+    while not client.submit(frame):
+        client.wait(1000)
+        client.poll()
+        if time.monotonic() > deadline:
+            raise TimeoutError("the broker takes no request")
+    client.flush()
+    while True:
+        answer = client.response()
+        if answer is not None:
+            got, response = decode_response(answer, FETCH, VERSION)
+            if got == number:
+                return response
+            continue
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"no answer within {ANSWER_TIMEOUT_S:g} s")
+        if client.wait(int(left * 1e6)):
+            client.poll()

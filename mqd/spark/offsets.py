@@ -1,0 +1,46 @@
+"""Offsets of a stream as Spark keeps them: JSON, Kafka's form, with the topics' ids beside.
+
+    {"orders": {"0": 12, "1": 7}, "@topic_ids": {"orders": "q83vASNFZ4mrze8BI0VniQ"}}        the next offset to read of every partition
+
+    O1  the text of equal offsets is equal (Spark compares texts): topics by name, partitions by number
+    O2  topic ids are what tells a topic that was deleted and made anew from one that has grown; "@" begins no topic's name
+Kafka's own offsets (without ids) are read as well: then a new topic of the same name is not told from the old one. Pure; nothing is asked of anybody.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+IDS = "@topic_ids"
+
+
+class Position(msgspec.Struct, frozen=True):
+    """`offsets`: (topic, partition) -> next offset; `ids`: topic -> its id, 16 bytes, of those known."""
+
+    offsets: dict[tuple[str, int], int]
+    ids: dict[str, bytes]
+
+    def to_json(self) -> dict[str, Any]:
+        """For Spark: plain, in order (O1)."""
+        out: dict[str, Any] = {}
+        for topic, partition in sorted(self.offsets):
+            out.setdefault(topic, {})[str(partition)] = self.offsets[topic, partition]
+        ids = {topic: base64.urlsafe_b64encode(self.ids[topic]).rstrip(b"=").decode() for topic in out if topic in self.ids}
+        return {**out, IDS: ids} if ids else out
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Position:
+        """Raises ValueError: it is in a checkpoint, and somebody has changed it."""
+        try:
+            offsets = {(topic, int(partition)): int(offset) for topic, partitions in found.items() if topic != IDS for partition, offset in partitions.items()}
+            ids = {topic: base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)) for topic, text in found.get(IDS, {}).items()}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ValueError(f'these are no offsets of format mqd, like {{"topic":{{"0":12}}}}: {found!r}: {error}') from None
+        return cls(offsets, ids)
+
+    def topics(self) -> list[str]:
+        return list(dict.fromkeys(topic for topic, _ in sorted(self.offsets)))

@@ -1,0 +1,176 @@
+"""A streaming read's way from trigger to trigger: where it begins, how far a batch goes, what is published.
+
+Spark keeps the offsets in the query's checkpoint; this object lives as long as the query's run and remembers only what it may forget.
+
+    S1  a batch's records depend on its start and end alone: what is planned again after a restart is the same, as long as the log holds it
+    S2  `latest` is settled once, by Spark's own checkpoint. A query that begins at the end of the log makes its first batch empty, [end, end): Spark writes that down before anything is read.
+        A restart before the first batch was committed asks for the beginning anew, which is later by then; but the batch it repeats ends where the log ended the first time, and the next one
+        begins there. So nothing between is left out, though the source is never told where its checkpoint is.
+    S3  nothing is left out silently: a topic that went, or was made anew, offsets that went back, a log that begins later than the query stands, are losses (failOnDataLoss)
+    S4  a partition that is found later begins at its earliest offset
+    S5  what is published as the group's offsets was carried through: the end of a batch that Spark has committed. Spark says commit(end) for all but a run's last batch; the start of the next
+        batch says the same, and is published, too. That it failed is a warning: nothing rests on it
+Source: the rules of Spark's Kafka source in its integration guide.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from mqd.spark.driver import Driver
+from mqd.spark.offsets import Position
+from mqd.spark.options import EARLIEST, LATEST, SourceOptions
+from mqd.spark.planning import Key, Range, rate_limited
+from mqd.spark.wire import BrokerError, MqdReadError
+
+log = logging.getLogger("mqd.spark")
+
+
+class Progress:
+    """See the module. Raises MqdReadError."""
+
+    def __init__(self, options: SourceOptions, driver: Driver, now: Any = time.monotonic) -> None:
+        self.options, self._driver, self._now = options, driver, now
+        self._initial: Position | None = None
+        self._pin_due = False  # S2
+        self._target: Position | None = None  # Trigger.AvailableNow
+        self._latest: Position | None = None  # as last seen
+        self._last_trigger: float | None = None
+        self._published: dict[Key, int] = {}
+
+    def close(self) -> None:
+        self._driver.close()
+
+    # -- where it begins --------------------------------------------------------------------------------------------------------------------
+
+    def initial(self) -> dict[str, Any]:
+        if self._initial is None:
+            keys = self._driver.partitions()
+            starts = self._driver.resolve(self.options.starting, keys, "starting")
+            given = self.options.starting
+            self._pin_due = given.at == LATEST or any(LATEST in partitions.values() for partitions in (given.offsets or {}).values()) or self._by_late_time()
+            self._initial = Position(starts, self._driver.ids())
+        return self._initial.to_json()
+
+    def _by_late_time(self) -> bool:
+        """A time that no record has yet is the end of the log, too."""
+        return self.options.timestamp_without_match == "latest" and (self.options.starting.timestamp is not None or self.options.starting.timestamps is not None)
+
+    # -- how far a batch goes -----------------------------------------------------------------------------------------------------------------
+
+    def prepare_available_now(self) -> None:
+        keys = self._driver.partitions(missing_is_lost=True)
+        self._target = self._latest = Position(self._driver.list(keys, LATEST), self._driver.ids())
+
+    def latest(self, start: dict[str, Any], unlimited: bool) -> dict[str, Any]:
+        """The end of the next batch; `start` itself: nothing to do yet."""
+        position = Position.from_json(start)
+        is_first = self._initial is not None and position == self._initial
+        if is_first and self._pin_due:
+            self._pin_due = False
+            return start
+        if not is_first:
+            self._publish_quietly(position)
+        available = self._target or self._look(position)
+        starts, ends = self._joined(position, available)
+        if not unlimited:
+            if self._target is None and self._waits_for_more(starts, ends):
+                return start
+            if self.options.max_offsets_per_trigger is not None:
+                ends = rate_limited(starts, ends, self.options.max_offsets_per_trigger)
+        return Position(ends, available.ids).to_json()
+
+    def _look(self, position: Position) -> Position:
+        keys = self._driver.partitions(missing_is_lost=bool(position.offsets))
+        self._latest = Position(self._driver.list(keys, LATEST), self._driver.ids())
+        return self._latest
+
+    def _joined(self, start: Position, available: Position) -> tuple[dict[Key, int], dict[Key, int]]:
+        """(where each partition begins, where it could end), by what is there now. Tells losses."""
+        anew = self._tell_gone(start, available)
+        starts = {key: offset for key, offset in start.offsets.items() if key in available.offsets and key not in anew}
+        found = [key for key in available.offsets if key not in starts]
+        starts |= self._new_starts(found, start, anew)
+        ends = dict(available.offsets)
+        for key, begin in starts.items():
+            if ends[key] < begin:
+                self._driver.lost(f"{key[0]}-{key[1]}: the log ends at {ends[key]}, before offset {begin} where the query stands: it was cut")
+                ends[key] = begin
+        return starts, ends
+
+    def _tell_gone(self, start: Position, available: Position) -> set[Key]:
+        """Returns the partitions of topics that were made anew."""
+        anew = set()
+        for topic in start.topics():
+            before, now = start.ids.get(topic), available.ids.get(topic)
+            gone = [partition for name, partition in start.offsets if name == topic and (name, partition) not in available.offsets]
+            if before is not None and now is not None and before != now:
+                self._driver.lost(f"topic {topic} was deleted and made anew since the last batch, which ended at {_ends(start, topic)}")
+                anew |= {key for key in start.offsets if key[0] == topic}
+            elif gone:
+                self._driver.lost(f"{topic}-{', '.join(map(str, sorted(gone)))} {'is' if len(gone) == 1 else 'are'} gone; the last batch ended at {_ends(start, topic)}")
+        return anew
+
+    def _new_starts(self, keys: list[Key], start: Position, anew: set[Key]) -> dict[Key, int]:
+        earliest = self._driver.list(keys, EARLIEST)
+        for (topic, partition), offset in earliest.items():
+            if offset > 0 and start.offsets and (topic, partition) not in anew:
+                self._driver.lost(f"the new partition {topic}-{partition} begins at {offset} instead of 0")
+        return earliest
+
+    def _waits_for_more(self, starts: Mapping[Key, int], ends: Mapping[Key, int]) -> bool:
+        """minOffsetsPerTrigger, for maxTriggerDelay at the longest; the first batch does not wait."""
+        least = self.options.min_offsets_per_trigger
+        now, last = self._now(), self._last_trigger
+        count = sum(ends[key] - starts[key] for key in ends)
+        if least is not None and count < least and last is not None and (now - last) * 1000 < self.options.max_trigger_delay_ms:
+            return True
+        self._last_trigger = now
+        return False
+
+    # -- tasks ------------------------------------------------------------------------------------------------------------------------------
+
+    def plan(self, start: dict[str, Any], end: dict[str, Any]) -> list[Range]:
+        begin, stop = Position.from_json(start), Position.from_json(end)
+        if not self._driver.topics and stop.offsets:
+            self._driver.partitions(missing_is_lost=True)  # after a restart: who leads, for what tasks weigh
+        anew = self._tell_gone(begin, stop)
+        starts = {key: offset for key, offset in begin.offsets.items() if key in stop.offsets and key not in anew}
+        starts |= self._new_starts([key for key in stop.offsets if key not in starts], begin, anew)
+        ranges = []
+        for key, until in sorted(stop.offsets.items()):
+            if starts[key] > until and not (self._initial is not None and begin == self._initial):  # S2: the first batch again, from a later "latest"
+                self._driver.lost(f"{key[0]}-{key[1]}: the batch ends at {until}, before its beginning {starts[key]}")
+            if until > starts[key]:
+                ranges.append(Range(*key, starts[key], until, stop.ids.get(key[0], b"")))
+        return self._driver.tasks(ranges)
+
+    # -- what is told ------------------------------------------------------------------------------------------------------------------------
+
+    def report(self) -> dict[str, Any] | None:
+        return None if self._latest is None else self._latest.to_json()
+
+    def publish(self, end: dict[str, Any]) -> None:
+        self._publish_quietly(Position.from_json(end))
+
+    def _publish_quietly(self, position: Position) -> None:
+        """S5."""
+        if self.options.group_id is None:
+            return
+        changed = {key: offset for key, offset in position.offsets.items() if self._published.get(key) != offset}
+        if not changed:
+            return
+        try:
+            self._driver.publish(self.options.group_id, changed)
+        except (OSError, BrokerError, MqdReadError) as error:
+            self._driver.close()
+            log.warning("the query's progress could not be published as group %s: %s; it goes on, and the next batch says it again", self.options.group_id, error)
+        else:
+            self._published |= changed
+
+
+def _ends(position: Position, topic: str) -> str:
+    return ", ".join(f"{partition}: {offset}" for (name, partition), offset in sorted(position.offsets.items()) if name == topic)

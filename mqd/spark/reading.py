@@ -1,0 +1,125 @@
+"""An executor's task: the records of one offset range as Arrow batches.
+
+    for batch in read_range(options, ("key", "value", ...), one): ...       # pyarrow.RecordBatch of at most ROWS_MAX rows
+
+Two ways in, one way out. On the host of the broker that leads the partition records are read from its mapped segments (local.py), elsewhere by Fetch (fetching.py); both give views, positions
+in bytes that lie where they lay. A view is copied once, into Arrow's buffers, by native/mqd_columns.c; topic and partition are made here, once for a task.
+
+    R1  the batches hold the range's records, in order, each once: those of control batches and, with read_committed, of aborted transactions left out
+    R2  what begins locally may go on over TCP at the same offset (the worker died, the leader moved, nothing came); it never goes back
+    R3  a batch that was given out keeps its buffers; memory for others is not taken from it
+Concurrency: one thread. A worker process keeps its attachment for the tasks that follow.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from mqd.client.reading import BlockPool
+from mqd.native import NativeError
+from mqd.native_columns import ArrowRows
+from mqd.spark import local
+from mqd.spark.driver import report_loss
+from mqd.spark.fetching import TcpViews
+from mqd.spark.options import SourceOptions
+from mqd.spark.planning import Range
+from mqd.spark.schema import arrow_schema
+from mqd.spark.wire import Cluster, MqdReadError
+
+log = logging.getLogger("mqd.spark")
+
+ROWS_MAX = 65536
+DATA_BYTES_MAX = 16 << 20  # keys, and values, of a batch
+_FROM_RECORDS = ("key", "value", "offset", "timestamp", "timestampType", "headers")
+
+
+class Assembly:
+    """Rows into batches of the wanted columns."""
+
+    def __init__(self, names: Sequence[str], topic: str, partition: int, rows_max: int = ROWS_MAX) -> None:
+        self._names, self._schema = names, arrow_schema(names)
+        self._rows = ArrowRows(rows_max, DATA_BYTES_MAX, [name for name in names if name in _FROM_RECORDS])
+        self._constant = {"topic": lambda: _repeated(topic.encode(), rows_max), "partition": lambda: pa.array(np.full(rows_max, partition, np.int32))}
+        self._columns: dict[str, Any] = {}
+
+    def add(self, view: Any) -> Iterator[pa.RecordBatch]:
+        """Batches that became full. Raises NativeError (E_CORRUPT): headers are damaged."""
+        start = 0
+        while start < len(view):
+            start += self._rows.append(view, start)
+            if start < len(view):
+                yield self._batch()
+
+    def rest(self) -> Iterator[pa.RecordBatch]:
+        if len(self._rows):
+            yield self._batch()
+
+    def _batch(self) -> pa.RecordBatch:
+        count, columns = self._rows.finish()
+        for name, make in self._constant.items():
+            if name in self._names:
+                if name not in self._columns:
+                    self._columns[name] = make()
+                columns[name] = self._columns[name].slice(0, count)
+        return pa.RecordBatch.from_arrays([columns[name] for name in self._names], schema=self._schema)
+
+
+def _repeated(text: bytes, count: int) -> Any:
+    """A string column of one value."""
+    ends = np.arange(count + 1, dtype=np.int32) * len(text)
+    return pa.StringArray.from_buffers(count, pa.py_buffer(ends), pa.py_buffer(text * count))
+
+
+def read_range(options: SourceOptions, names: Sequence[str], one: Range) -> Iterator[pa.RecordBatch]:
+    """See the module. Raises MqdReadError."""
+    assembly = Assembly(names, one.topic, one.partition)
+    cluster = Cluster(options.kafka)
+    try:
+        for view in _views(options, cluster, one):
+            last = len(view) - 1
+            if view.offsets[last] >= one.end:
+                view = view[: int(np.searchsorted(view.offsets, one.end))]  # the batch goes on behind the range
+            try:
+                yield from assembly.add(view)
+            except NativeError as error:
+                raise MqdReadError(f"{one.topic}-{one.partition}: {error.strerror}. startingOffsets behind it leaves it out") from error
+        yield from assembly.rest()
+    finally:
+        cluster.close()
+
+
+def _views(options: SourceOptions, cluster: Cluster, one: Range) -> Iterator[Any]:
+    """From the range's start to its end, perhaps some records beyond."""
+    pool = BlockPool()
+
+    def lost(_: int, text: str) -> None:
+        report_loss(options, f"{one.topic}-{one.partition}: {text}")
+
+    far = TcpViews(cluster, options, one, lost, pool)
+    try:
+        near = _local(options, cluster, one, lost, pool)
+        if near is not None:
+            yield from near.views()
+            far.position = near.position  # R2
+            near.close()
+        yield from far.views()
+    finally:
+        far.close()
+
+
+def _local(options: SourceOptions, cluster: Cluster, one: Range, lost: Callable[[int, str], None], pool: BlockPool) -> local.LocalViews | None:
+    """None: over TCP, because the broker is elsewhere, or transport says so."""
+    if options.kafka.transport == "tcp" or not one.topic_id:
+        return None
+    try:
+        return local.open_views(options, cluster, one, lost, pool)
+    except local.NotHere as reason:
+        if options.kafka.transport == "shm":
+            raise MqdReadError(f"{one.topic}-{one.partition}: transport is shm, but {reason}. transport=auto reads over TCP what is not on this host") from None
+        log.debug("%s-%d is read over TCP: %s", one.topic, one.partition, reason)
+        return None

@@ -1,0 +1,258 @@
+"""Requests to brokers over TCP, blocking, one at a time on a connection: what the driver asks, and the executors' Fetch.
+
+    cluster = Cluster(settings)                                   # KafkaSettings; connects when it is first asked
+    metadata = cluster.metadata(["orders"])                       # leaders, topic ids
+    response = cluster.link_to(node_id).ask(request)              # mqd.protocol's messages
+    cluster.patiently("offsets of orders", attempt)               # tries again what may come right: a broker that restarts, a leader that moves
+
+    W1  a connection that failed, or whose answer does not fit, is closed and never used again: answers keep their order, a lost one would shift all later ones
+    W2  an answer is as long as the broker says, at most FRAME_BYTES_MAX
+    W3  patience ends: after `api_timeout_s` the last problem is raised, with what was asked and of whom
+Concurrency: one thread. After fork nothing of the parent's may be used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import msgspec
+
+from mqd.protocol import codec
+from mqd.protocol.api import decode_response, encode_request, with_length
+from mqd.protocol.errors import ERRORS, ErrorCode, ProtocolError, is_retriable
+from mqd.protocol.framing import KNOWN
+from mqd.protocol.messages import ApiVersionsRequest, MetadataRequest
+from mqd.spark.options import KafkaSettings
+
+FRAME_BYTES_MAX = 256 << 20
+CONNECT_TIMEOUT_S = 10.0
+PAUSE_MIN_S, PAUSE_MAX_S = 0.05, 1.0
+API_TIMEOUT_S = 60.0  # kafka.default.api.timeout.ms
+PORT_DEFAULT = 9092
+_ANY_TOPIC = bytes(16)
+
+T = TypeVar("T")
+
+
+class MqdReadError(RuntimeError):
+    """Records, or what is to be known about them, cannot be had; the text names topic, partition and offset, the cause and the way out."""
+
+
+class BrokerError(Exception):
+    """A broker's refusal: `code` is Kafka's."""
+
+    def __init__(self, code: int, doing: str = "") -> None:
+        known = ERRORS.get(code)
+        text = f"{known.name} ({known.message})" if known else f"error {code}"
+        super().__init__(f"{doing}: {text}" if doing else text)
+        self.code = code
+
+    @property
+    def retriable(self) -> bool:
+        return is_retriable(self.code)
+
+
+def check(code: int, doing: str) -> None:
+    if code:
+        raise BrokerError(code, doing)
+
+
+def parse_servers(text: str) -> list[tuple[str, int]]:
+    """bootstrap.servers. Raises MqdReadError."""
+    found = []
+    for word in filter(None, (part.strip() for part in text.split(","))):
+        host, colon, port = word.rpartition(":") if not word.endswith("]") else (word, "", "")
+        if colon and not port.isdigit():
+            raise MqdReadError(f"kafka.bootstrap.servers: {word!r} is no host:port")
+        found.append(((host or word).strip("[]"), int(port) if colon else PORT_DEFAULT))
+    if not found:
+        raise MqdReadError(f"kafka.bootstrap.servers: {text!r} names nobody; host:port, several by commas")
+    return found
+
+
+class Link:
+    """One connection. Raises OSError when the broker cannot be reached or the connection ends, ProtocolError when what it says is not Kafka's protocol."""
+
+    def __init__(self, host: str, port: int, client_id: str, timeout_s: float) -> None:
+        self.host, self.port, self._client_id = host, port, client_id
+        self._numbers = itertools.count(1)
+        self.versions: dict[int, tuple[int, int]] = {}
+        try:
+            self._socket = socket.create_connection((host, port), min(CONNECT_TIMEOUT_S, timeout_s))
+        except OSError as error:
+            raise ConnectionError(f"broker {host}:{port} cannot be reached: {error}") from error
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.settimeout(timeout_s)
+        try:
+            response = self.ask(ApiVersionsRequest(client_software_name="mqd-spark", client_software_version="0.1.0"), version=3)
+        except BaseException:
+            self.close()
+            raise
+        check(response.error_code, f"versions of {host}:{port}")
+        self.versions = {one.api_key: (one.min_version, one.max_version) for one in response.api_keys}
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.close()
+
+    def pick(self, api_key: int, at_most: int = 1 << 14) -> int:
+        """The newest version both speak. Raises MqdReadError."""
+        spec, (first, last) = KNOWN[api_key], self.versions.get(api_key, (0, -1))
+        version = min(spec.max_version, last, at_most)
+        if version < max(spec.min_version, first):
+            raise MqdReadError(f"the broker {self.host}:{self.port} does not speak {spec.name} as this client does: {first} to {last} there, up to {min(spec.max_version, at_most)} here")
+        return version
+
+    def ask(self, request: Any, at_most: int = 1 << 14, version: int | None = None) -> Any:
+        """The response's struct."""
+        api_key = codec.owner_of(type(request))[0].api_key
+        number = self.send(request, version if version is not None else self.pick(api_key, at_most))
+        frame = self.receive()
+        try:
+            got, response = decode_response(frame, api_key, version if version is not None else self.pick(api_key, at_most))
+        except ProtocolError as error:
+            raise self._broken(str(error)) from error
+        if got != number:
+            raise self._broken(f"an answer to request {got} where {number} was asked")
+        return response
+
+    def send(self, request: Any, version: int) -> int:
+        """Returns the correlation id."""
+        number = next(self._numbers)
+        try:
+            self._socket.sendall(with_length(encode_request(request, version, number, self._client_id)))
+        except OSError as error:
+            raise self._ended(error) from error
+        return number
+
+    def receive(self, memory: bytearray | None = None) -> memoryview:
+        """The next frame, without its length: in `memory` when it has room for it, else in new memory. Read-only in spirit."""
+        head = bytearray(4)
+        self._fill(memoryview(head))
+        (size,) = struct.unpack(">i", head)
+        if not 4 <= size <= FRAME_BYTES_MAX:
+            raise self._broken(f"a frame of {size} bytes")
+        view = memoryview(memory if memory is not None and len(memory) >= size else bytearray(size))[:size]
+        self._fill(view)
+        return view
+
+    def set_timeout(self, seconds: float) -> None:
+        self._socket.settimeout(seconds)
+
+    def _fill(self, view: memoryview) -> None:
+        at = 0
+        while at < len(view):
+            try:
+                got = self._socket.recv_into(view[at:])
+            except OSError as error:
+                raise self._ended(error) from error
+            if not got:
+                raise self._ended(None)
+            at += got
+
+    def _ended(self, error: OSError | None) -> ConnectionError:
+        self.close()
+        return ConnectionError(f"broker {self.host}:{self.port}: {error or 'it has closed the connection'}")
+
+    def _broken(self, problem: str) -> ConnectionError:
+        self.close()
+        return ConnectionError(f"broker {self.host}:{self.port} does not answer as a Kafka broker does: {problem}")
+
+
+class Topic(msgspec.Struct, frozen=True):
+    """`leaders` by partition index: node ids, -1 = none just now."""
+
+    name: str
+    topic_id: bytes
+    leaders: dict[int, int]
+    error: int = 0
+
+
+class Metadata(msgspec.Struct, frozen=True):
+    brokers: dict[int, tuple[str, int]]
+    topics: dict[str, Topic]
+
+
+class Cluster:
+    """See the module."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self.settings = settings
+        timeout = settings.others.get("default.api.timeout.ms", "")
+        self.api_timeout_s = int(timeout) / 1000 if timeout.isdigit() else API_TIMEOUT_S
+        self._servers = parse_servers(settings.bootstrap_servers)
+        self._links: dict[tuple[str, int], Link] = {}
+        self.brokers: dict[int, tuple[str, int]] = {}
+
+    def close(self) -> None:
+        links, self._links = self._links, {}
+        for link in links.values():
+            link.close()
+
+    def new_link(self, node_id: int) -> Link:
+        """A connection of the caller's own."""
+        address = self.brokers.get(node_id)
+        if address is None:
+            raise ConnectionError(f"broker {node_id} is not in the metadata")
+        return Link(*address, self.settings.client_id, self.settings.request_timeout_s)
+
+    def link_to(self, node_id: int) -> Link:
+        address = self.brokers.get(node_id)
+        if address is None:
+            raise ConnectionError(f"broker {node_id} is not in the metadata")
+        return self._link(address)
+
+    def any_link(self) -> Link:
+        """Whoever can be reached: those of the metadata, then bootstrap.servers."""
+        problems = []
+        for address in dict.fromkeys([*self._links, *self._servers, *self.brokers.values()]):
+            try:
+                return self._link(address)
+            except OSError as error:
+                problems.append(str(error))
+        raise ConnectionError("; ".join(problems))
+
+    def _link(self, address: tuple[str, int]) -> Link:
+        link = self._links.get(address)
+        if link is None:
+            link = self._links[address] = Link(*address, self.settings.client_id, self.settings.request_timeout_s)
+        return link
+
+    def metadata(self, names: Iterable[str] | None) -> Metadata:
+        """None: of all topics. A topic that is not there has an `error`."""
+        topics = None if names is None else [MetadataRequest.Topic(name=name, topic_id=_ANY_TOPIC) for name in names]
+        response = self.any_link().ask(MetadataRequest(topics=topics, allow_auto_topic_creation=False))
+        self.brokers = {broker.node_id: (broker.host, broker.port) for broker in response.brokers}
+        found = {
+            topic.name: Topic(topic.name, topic.topic_id, {one.partition_index: one.leader_id for one in sorted(topic.partitions, key=lambda one: one.partition_index)}, topic.error_code)
+            for topic in response.topics
+            if not (names is None and topic.is_internal)
+        }
+        return Metadata(self.brokers, found)
+
+    def patiently(self, what: str, attempt: Callable[[], T], pause_s: float = PAUSE_MIN_S) -> T:
+        """attempt(), again while what it raises may come right. Raises MqdReadError."""
+        deadline, pause = time.monotonic() + self.api_timeout_s, max(pause_s, 0.001)
+        while True:
+            try:
+                return attempt()
+            except (OSError, BrokerError) as error:
+                if isinstance(error, BrokerError) and not error.retriable:
+                    raise MqdReadError(f"{what}: {error}") from error
+                self.close()
+                if time.monotonic() + pause >= deadline:
+                    raise MqdReadError(
+                        f"{what}: no answer within {self.api_timeout_s:g} s from {self.settings.bootstrap_servers}: {error}. "
+                        "Is the broker running and kafka.bootstrap.servers right? kafka.default.api.timeout.ms says how long is waited"
+                    ) from error
+            time.sleep(pause)  # between attempts at another process; nothing tells when it is back
+            pause = min(2 * pause, PAUSE_MAX_S)
+
+
+NOT_THERE = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID, ErrorCode.INVALID_TOPIC_EXCEPTION})
