@@ -7,6 +7,8 @@ Invariants
     A1  a lease is granted only while the controller's own lease is valid, and only to a broker that is unfenced in the committed state, in the tail, and all the way between
     A2  a broker whose session is not over is fenced only by proof: its own host's, its own new incarnation's, or its own wish to end
     A3  what was judged of a proposal is judged once (in_sync_rules)
+    A4  a proof of death counts only when this controller knows of every lease that may have been granted after it: those that it granted itself are counted from `_sent`, and nobody else
+        has granted any, if the proof names this epoch, or if it says that the controller of the last epoch before this one died with the broker
 Bounds: one entry per broker, per partition with a judged proposal, per wanted move (placement.BALANCE_MOVES_MAX).
 """
 
@@ -48,10 +50,10 @@ def grouped(changes: Iterable[tuple[TopicState, PartitionChange]]) -> list[Recor
 class ActiveController:
     """`state` in every call: the metadata core's tail. Times: CLOCK_BOOTTIME, milliseconds."""
 
-    def __init__(self, epoch: int, state: MetadataState, options: ControllerOptions, now_ms: int, clustered: bool, own: int = -1) -> None:
-        """`clustered` False: a host alone without a quorum; nobody has a session, so nobody's ends. `own`: this host; once it was heard its session does not end
+    def __init__(self, epoch: int, state: MetadataState, options: ControllerOptions, now_ms: int, clustered: bool, own: int = -1, before: int = -1) -> None:
+        """`before`: the last epoch in which another controller can have been active. `clustered` False: a host alone without a quorum; nobody has a session, so nobody's ends. `own`: this host; once it was heard its session does not end
         by silence, for that would be this process's own, and its lease has no end while it is the only voter."""
-        self.epoch = epoch
+        self.epoch, self._before = epoch, before
         self._own = own
         self._options = options
         self.sessions = BrokerSessions(options.session_ms)
@@ -209,10 +211,12 @@ class ActiveController:
         return [BrokerChanged(node, state.brokers[node].epoch, in_controlled_shutdown=False)]
 
     def proof_of_death(self, state: MetadataState, message: peer.ProofOfDeath, now_ms: int) -> list[Record]:
-        broker = state.brokers.get(message.node_id)
-        if broker is None or broker.epoch != message.broker_epoch or broker.fenced:
+        broker, mutants = state.brokers.get(message.node_id), self._options.mutants
+        if broker is None or broker.fenced or (broker.epoch != message.broker_epoch and "PROOF_BROKER" not in mutants):
             return []
-        if message.controller_epoch != self.epoch or message.sent_ms <= self._sent.get(message.node_id, -1):
+        if message.controller_epoch != self.epoch and not (message.led and message.controller_epoch == self._before) and "PROOF_CONTROLLER" not in mutants:
+            return []  # somebody else may have granted it a lease since
+        if message.sent_ms <= self._sent.get(message.node_id, -1):
             return []  # late: it may be back
         return self.fence(state, [message.node_id], now_ms)
 

@@ -97,6 +97,7 @@ class BrokerCore:
         self._applied = self._told = self._committed = -1
         self._register_at_ms = self._heartbeat_at_ms = 0
         self._sent_ms = self._answered_ms = -1  # newest heartbeat, newest answered one
+        self._started_ms = -1  # what was sent before this process is not its own: a proof of death may lie between (A4)
         self._heartbeats = 0
         self._directories: tuple[peer.DirectoryReport, ...] | None = None  # not yet reported
         self._shutdown_since_ms = -1
@@ -144,7 +145,7 @@ class BrokerCore:
     # -- registration and heartbeats ---------------------------------------------------------------------------------------
 
     def _on_started(self, event: Started, now_ms: int) -> list[Action]:
-        self._registration, self._process = event.registration, event.process
+        self._registration, self._process, self._started_ms = event.registration, event.process, now_ms
         self._directories = tuple(event.registration.directories)
         self._inherited = (event.broker_epoch, event.lease_until_ms)
         return self._register(now_ms)
@@ -170,7 +171,7 @@ class BrokerCore:
             return []
         if message.error == 0:
             self.broker_epoch = message.broker_epoch
-            self._lease_until_ms, self._sent_ms, self._answered_ms = 0, -1, -1
+            self._lease_until_ms, self._sent_ms, self._answered_ms = 0, -1, self._started_ms - 1
             if self._inherited[0] == message.broker_epoch and self._inherited[1] > now_ms:
                 self._lease_until_ms, self.fenced = self._inherited[1], False
                 self.ready = True  # only a broker that is has a lease written for it
@@ -195,7 +196,7 @@ class BrokerCore:
         )
 
     def _on_heartbeat_answer(self, message: peer.HeartbeatAnswer, now_ms: int) -> list[Action]:
-        """Only of a heartbeat that was sent in this registration, and newer than the last one answered."""
+        """Only of a heartbeat that this process sent in this registration, and newer than the last one answered."""
         if message.broker_epoch != self.broker_epoch or not self._answered_ms < message.sent_ms <= self._sent_ms:
             return []
         if message.error == ErrorCode.NOT_CONTROLLER:

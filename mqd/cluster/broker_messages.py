@@ -74,13 +74,15 @@ class HeartbeatAnswer(msgspec.Struct, tag=True, frozen=True):
 
 
 class ProofOfDeath(msgspec.Struct, tag=True, frozen=True):
-    """The sender's keeper saw all broker processes of its own host end (pidfd): nobody there acts for this broker epoch any more. Only the same host can prove it. It proves
-    nothing to another controller than the one it was sent to, nor after a heartbeat that was sent later: the host may be back and hold a lease."""
+    """The sender's keeper saw all broker processes of its own host end (pidfd): nobody there acts for this broker epoch any more. Only the same host can prove it. It proves nothing after a
+    heartbeat that was sent later: the host may be back and hold a lease; so nor to another controller than that of `controller_epoch`, who may have granted it, unless that one is `led`
+    there: then it has ended with the others."""
 
     node_id: int
     broker_epoch: int
     controller_epoch: int = -1
     sent_ms: int = -1  # as in Heartbeat
+    led: bool = False  # the active controller of that epoch was one of the processes that have ended
 
 
 class WorkersDied(msgspec.Struct, tag=True, frozen=True):

@@ -20,7 +20,7 @@ class ControllerOptions(msgspec.Struct, frozen=True):
     retire_barrier_ms: int = 10_000  # how long producers to retired partitions wait for consumers before their records go elsewhere
     retire_grace_ms: int = 600_000  # how long emptied partitions, hidden from Metadata, still take in what producers with old metadata send
     register_retry_ms: int = 200  # a broker asks again
-    mutants: frozenset[str] = frozenset()  # R6 R6b R8_ELR R9 R10 KIP903 UNCLEAN R14 L2_SESSION (see the rules' heads)
+    mutants: frozenset[str] = frozenset()  # R6 R6b R8_ELR R9 R10 KIP903 UNCLEAN R14 L2_SESSION PROOF_BROKER PROOF_CONTROLLER (see the rules' heads)
 
 
 DEFAULTS = ControllerOptions()

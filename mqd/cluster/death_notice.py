@@ -1,9 +1,17 @@
-"""Proof of death where nobody is left to bring it but the keeper: its controller and all its workers have ended at once, so no process of that host acts for its broker epoch any more.
+"""Proof of death where nobody is left to bring it but the keeper, as a sealed datagram to the other hosts, from the socket that the keeper holds for gossip.
 
-The controller leaves orders behind while it lives (`Orders`, a file in run/): whom to tell, and the epochs that count. When the keeper has seen all of them end, it takes the host's
-lease back and sends a `Notice` as a sealed datagram, from the socket that it holds for gossip, to the active controller: the broker is fenced and its leaderships go to others without
-waiting for its session to end. What a notice is worth is decided there (broker_messages.ProofOfDeath): it counts for one broker epoch, one controller epoch, and not after a heartbeat that
-was sent later. So one that is repeated, late or lost changes nothing.
+The controller leaves orders behind while it lives (`Orders`, a file in run/): whom to tell, and the epochs that count. The keeper tells two things, each when the kernel has proven it:
+
+    the controller has ended     if it led the metadata quorum, that epoch is over: the voters need not wait for their promise to it to run out (quorum_events.LeaderDied)
+    and all workers have, too    no process acts for that broker epoch: the host's lease is taken back, then the active controller fences the broker (broker_messages.ProofOfDeath), also one
+                                 that is elected because of the first; the leaderships go to others without waiting for a session to end
+
+Invariants
+    N1  a process that led an epoch of the quorum never leads it again, nor does its successor: that an epoch is over stays true, however late or often it is said
+    N2  the proof of a broker's death counts for one broker epoch, and only while no lease can have been granted on a heartbeat sent after it: by the controller of the epoch that it names; or,
+        where that controller died with it, by the next one that became active (A4 in active_controller.py); and by neither after a later heartbeat
+So one that is repeated, late or lost changes nothing. The seal proves that whoever says it has the cluster's key, as every message between hosts does; that it is that very host's keeper is
+its word, as the node id in a handshake is. What the others make of it: death_proofs.py.
 
     offset  bytes  what
     0       4      b"mqp1"
@@ -26,14 +34,17 @@ ORDERS_NAME = "death-orders"
 
 
 class Notice(msgspec.Struct, array_like=True, frozen=True):
+    """What follows a field that is not known is left out by older versions, and what they do not say has the default."""
+
     node_id: int
-    broker_epoch: int
+    broker_epoch: int  # -1: nothing is proven of the broker, only its controller process has ended
     controller_epoch: int
     sent_ms: int  # CLOCK_BOOTTIME of the host that died, when all had ended; the same in each repetition
+    led: bool = False  # the controller process that has ended led the metadata quorum in `controller_epoch`
 
 
 class Orders(msgspec.Struct, frozen=True):
-    """`incarnation`: of the keeper that may follow them. `addresses`: numbers, not names; the keeper looks nothing up."""
+    """`incarnation`: of the keeper that may follow them. `addresses`: of the other hosts, voters first; numbers, not names: the keeper looks nothing up."""
 
     incarnation: int
     node_id: int
@@ -41,6 +52,7 @@ class Orders(msgspec.Struct, frozen=True):
     controller_epoch: int
     cluster_id: str
     addresses: tuple[tuple[str, int], ...]
+    led: bool = False  # the process that wrote this led the quorum in `controller_epoch`; true for ever (N1)
 
 
 def _mac(secret: bytes, cluster_id: str, body: bytes) -> bytes:

@@ -348,7 +348,7 @@ class MetadataCore:
         self.committed.version = max(self.committed.version, event.version)
         self.tail = self.committed.copy()
         self._attempt += 1
-        self._active = ActiveController(event.epoch, self.tail, self._options, now_ms, clustered=True, own=self.node_id)
+        self._active = ActiveController(event.epoch, self.tail, self._options, now_ms, clustered=True, own=self.node_id, before=event.before)
         self._active.report(self.node_id, self._directories)
         return []
 

@@ -89,6 +89,7 @@ class BecameActive(msgspec.Struct, frozen=True):
 
     epoch: int
     version: int  # the log's end: the next proposed record gets this offset
+    before: int = -1  # the last epoch before this one whose controller can have been active
 
 
 class ClusterFounded(msgspec.Struct, frozen=True):

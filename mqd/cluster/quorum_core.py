@@ -4,7 +4,7 @@
     UNATTACHED   hearing of a leader -> FOLLOWER; a voter's patience ends -> PROSPECTIVE. Asks around by Fetch meanwhile
     PROSPECTIVE  a majority would vote for it (pre-vote) -> CANDIDATE; time is up -> again after a while (KIP-996)
     CANDIDATE    a majority has voted -> LEADER; time is up -> PROSPECTIVE
-    FOLLOWER     its leader silent for P -> PROSPECTIVE (a voter) or UNATTACHED (an observer); EndEpoch -> UNATTACHED
+    FOLLOWER     its leader silent for P -> PROSPECTIVE (a voter) or UNATTACHED (an observer); EndEpoch, or the proof that its leader has died -> UNATTACHED
     LEADER       a newer epoch, a majority silent, removal, transfer, a refusing disk -> UNATTACHED
 
 quorum_election.py, quorum_leader.py and quorum_follower.py hold what a replica does in these roles, quorum_replica.py what it has in all of them; here it goes from one to the other.
@@ -284,6 +284,26 @@ class QuorumCore(QuorumReplica):
         place = message.successors.index(self.key.node_id) if self.key.node_id in message.successors else len(message.successors)
         self.unattach(now_ns, now_ns + self.settings.handover_ns + place * self.settings.backoff_ns[1])
 
+    def _on_leader_died(self, event: events.LeaderDied, now_ns: int) -> None:
+        """As if it had resigned, only that nobody knows who has the newest log: the others try in the order of their node ids, and one whose log is too old is told so. It is said again and
+        again, for whoever has not heard it refuses; the first in that order then tries again, the others keep the time that they have given it."""
+        if event.node_id == self.key.node_id or not self.is_newest_epoch(event.epoch) or (event.epoch == self.epoch and self.leader not in (-1, event.node_id)):
+            return
+        self.promise.release(event.epoch)
+        if event.epoch > self.epoch:
+            self.adopt(event.epoch, now_ns)
+        elif self.election is not None:
+            return
+        again = self._ended_epoch == self.epoch and self.leader < 0
+        others = sorted(voter.node_id for voter in self.log.voters if voter.node_id != event.node_id)
+        place = others.index(self.key.node_id) if self.key.node_id in others else len(others)
+        if not again or place == 0:
+            self.end_epoch()
+            self.unattach(now_ns, now_ns + self.settings.handover_ns + place * self.settings.backoff_ns[0])
+
+    def is_newest_epoch(self, epoch: int) -> bool:
+        return epoch >= self.epoch
+
     def _on_fetch(self, sender: int, fetch: Fetch, now_ns: int) -> None:
         if fetch.replica.node_id != sender:
             return
@@ -455,6 +475,7 @@ _HANDLERS = {
     events.RemoveVoter: QuorumCore._on_voter_change,
     events.UpdateVoter: QuorumCore._on_voter_change,
     events.TransferLeadership: QuorumCore._on_transfer,
+    events.LeaderDied: QuorumCore._on_leader_died,
     events.PeersKnown: QuorumCore._on_peers_known,
 }
 

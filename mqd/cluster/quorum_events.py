@@ -147,6 +147,13 @@ class TransferLeadership(msgspec.Struct, frozen=True):
     to: int | None = None
 
 
+class LeaderDied(msgspec.Struct, frozen=True):
+    """The process that led `epoch` on `node_id` has ended, and its host's keeper has proven it (death_notice.py): its lease has ended with it, and nobody ever leads that epoch again."""
+
+    node_id: int
+    epoch: int
+
+
 class PeersKnown(msgspec.Struct, frozen=True):
     """Node ids that may know a leader, for a host that knows no voters yet (seeds)."""
 
@@ -154,7 +161,7 @@ class PeersKnown(msgspec.Struct, frozen=True):
 
 
 Event = (
-    Start | Received | Tick | DiskDone | DiskRefused | Propose | SnapshotStored | SnapshotRead | AddVoter | RemoveVoter | UpdateVoter | TransferLeadership | PeersKnown
+    Start | Received | Tick | DiskDone | DiskRefused | Propose | SnapshotStored | SnapshotRead | AddVoter | RemoveVoter | UpdateVoter | TransferLeadership | LeaderDied | PeersKnown
 )
 
 
@@ -211,6 +218,7 @@ class BecameActive(msgspec.Struct, frozen=True):
 
     epoch: int
     next_offset: int
+    before: int = -1  # the last epoch before this one whose leader can have been active; 0 = none
 
 
 class Deposed(msgspec.Struct, frozen=True):

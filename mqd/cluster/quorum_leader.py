@@ -76,6 +76,7 @@ class Leadership:
         self.began_ns = now_ns
         self.is_active = False
         self.epoch_start_offset = core.log.end_offset
+        self.epoch_before = core.log.last_epoch  # whoever was active has committed a record of its own epoch first, and this log has it (I3)
         self.replicas: dict[ReplicaKey, Replica] = {}
         self.changes = self.changes_class(self)
         self._exposed_offset = core.log.end_offset  # below it others may have our records
@@ -207,7 +208,7 @@ class Leadership:
     def on_applied(self) -> None:
         if not self.is_active and self.core.applied_offset > self.epoch_start_offset:
             self.is_active = True
-            self.core.emit(BecameActive(self.epoch, self.core.log.end_offset))
+            self.core.emit(BecameActive(self.epoch, self.core.log.end_offset, self.epoch_before))
 
     def on_disk_refused(self, end_offset: int, reason: str, now_ns: int) -> None:
         """Only `end_offset` records are on our disk. What nobody else has seen is as if never proposed; else a new epoch must sort it out."""

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mqd.base import clock, cluster_config, logging
-from mqd.cluster import death_notice, quorum_events
+from mqd.cluster import death_notice, death_proofs, quorum_events
 from mqd.cluster import gossip_events as events
-from mqd.cluster.broker_messages import ProofOfDeath
 from mqd.cluster.gossip_events import MemberView, Profile
 from mqd.cluster.quorum_messages import ReplicaKey
 from mqd.controller import gossip
@@ -71,8 +70,11 @@ class HostGossip:
         self._seeds = self._own_seeds
         self._cluster_id, self._run_dir = cluster_id, run_dir
         self._secret = cluster_config.load_key(config)
-        self._place, self._numbers = ("", 0), ()
+        self._places: tuple[tuple[str, int], ...] = ()  # of the other voters, and as numbers
+        self._numbers: tuple[tuple[str, int], ...] = ()
         self._noticed: death_notice.Notice | None = None
+        self._proofs = death_proofs.DeathProofs(key.node_id)
+        self._last_words: death_notice.Notice | None = None
         self._orders: death_notice.Orders | None = None
         death_notice.write_orders(run_dir, None)
         profile = Profile(
@@ -84,6 +86,7 @@ class HostGossip:
         self.gossip.on_other = self._on_notice
         self._incarnation = incarnation
         self._feeding: asyncio.Task[None] | None = None
+        shell.on_leader_changed = self._on_leader_changed
 
     async def start(self) -> None:
         await self.gossip.start()
@@ -167,31 +170,48 @@ class HostGossip:
     # -- proof of death --------------------------------------------------------------------------------------------------------
 
     async def _leave_orders(self) -> None:
-        """Whom the keeper is to tell when all of this host's processes end at once."""
-        orders = await self._current_orders()
+        """Whom the keeper is to tell when this process ends without a word. Addresses that are names are looked up here, at leisure."""
+        places = death_proofs.told(self._shell.quorum.core, self._shell.core.committed)
+        if places != self._places:
+            found = [await asyncio.get_running_loop().getaddrinfo(*place, type=socket.SOCK_DGRAM) for place in places]
+            self._places, self._numbers = places, tuple(dict.fromkeys((entry[4][0], entry[4][1]) for entries in found for entry in entries))
+        self._write_orders()
+
+    def _write_orders(self) -> None:
+        shell = self._shell
+        words = self._last_words = death_proofs.last_words(shell.quorum.core, shell.core.committed, self._incarnation, self._last_words)
+        orders = None
+        if words is not None and self._numbers:
+            orders = death_notice.Orders(self._incarnation, words.node_id, words.broker_epoch, words.controller_epoch, self._cluster_id, self._numbers, words.led)
         if orders != self._orders:
             self._orders = orders
             death_notice.write_orders(self._run_dir, orders)
 
-    async def _current_orders(self) -> death_notice.Orders | None:
-        core, broker = self._shell.quorum.core, self._shell.core.committed.brokers.get(self._shell.node_id)
-        leader = self._shell.core.committed.brokers.get(core.leader)
-        if broker is None or leader is None or core.leader == self._shell.node_id or not leader.controller_host or broker.incarnation != self._incarnation:
-            return None
-        place = (leader.controller_host, leader.controller_port)
-        known = self._orders
-        if known is None or self._place != place:
-            found = await asyncio.get_running_loop().getaddrinfo(*place, type=socket.SOCK_DGRAM)
-            self._place, self._numbers = place, tuple(dict.fromkeys((entry[4][0], entry[4][1]) for entry in found))
-        return death_notice.Orders(self._incarnation, self._shell.node_id, broker.epoch, core.epoch, self._cluster_id, self._numbers)
+    def _on_leader_changed(self) -> None:
+        """At once: in the moments after an election the wrong last words would be left."""
+        try:
+            self._write_orders()
+        except OSError as error:
+            log.warning("the keeper was left no orders", error=error.strerror)  # it is tried again; without them a session has to end
+        if self._shell.core.active:
+            for proof in self._proofs.on_active():
+                self._shell.on_peer(proof.node_id, proof)
 
     def _on_notice(self, data: bytes) -> None:
         notice = death_notice.unseal(self._secret, self._cluster_id, data)
-        if notice is not None and self._shell.core.active and notice.node_id != self._shell.node_id:
-            if notice != self._noticed:
-                self._noticed = notice
-                log.info("a keeper says that all processes of its broker have ended", node=notice.node_id, broker_epoch=notice.broker_epoch)
-            self._shell.on_peer(notice.node_id, ProofOfDeath(notice.node_id, notice.broker_epoch, notice.controller_epoch, notice.sent_ms))
+        if notice is None:
+            return
+        if notice != self._noticed:
+            self._noticed = notice
+            log.info(
+                "a keeper says that processes of its host have ended", node=notice.node_id, all=notice.broker_epoch >= 0, led=notice.led, broker_epoch=notice.broker_epoch,
+                controller_epoch=notice.controller_epoch,
+            )  # fmt: skip
+        died, proof = self._proofs.on_notice(notice)
+        if died is not None:
+            self._shell.quorum.handle(died)
+        if proof is not None and self._shell.core.active:
+            self._shell.on_peer(proof.node_id, proof)
 
     # -- hints -----------------------------------------------------------------------------------------------------------------
 

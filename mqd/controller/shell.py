@@ -64,6 +64,7 @@ class Shell:
         self.node_id = metadata.node_id
         self.server: Server | None = None
         self.on_registered: Callable[[int], None] = lambda broker_epoch: None  # off the loop; once for each registration
+        self.on_leader_changed: Callable[[], None] = lambda: None  # of the quorum, or this host has become active
         self.on_doubt: Callable[[int], None] = lambda broker_epoch: None  # off the loop; a partition is not served: its disk may have dropped what was written to it
         self.failed: asyncio.Future[str] = loop.create_future()
         self.in_service: asyncio.Future[None] = loop.create_future()
@@ -329,6 +330,7 @@ class Shell:
 
     def _leader(self) -> int:
         """The active controller; -1 = not known, or not yet able to answer."""
+        self.on_leader_changed()
         leader = self.quorum.core.leader
         return leader if leader != self.node_id or self.core.active else -1
 

@@ -88,6 +88,11 @@ class Keeper:
         self._waiting = ""  # for what, while it is not ready
         self._ending: str | None = None  # why
         self._done = False
+        self._prove: Callable[..., bool] | None = None
+        if resources.cluster is not None:
+            from mqd.keeper import proof  # now: when it is needed there is no time; and a host alone has no use for it
+
+            self._prove = proof.prove
         self.exit_status = 0
 
     # -- the loop ----------------------------------------------------------------------------------------------------------
@@ -392,17 +397,17 @@ class Keeper:
             self.shut_down(self._leaving)
         if self._ending is None:
             log.warning("process died", process=process.name, pid=process.pid, generation=death.generation)
-            self._maybe_prove_death()
+            self._maybe_prove_death(process)
         self._publish()
         self._maybe_end()
 
-    def _maybe_prove_death(self) -> None:
-        """A host among others whose controller and workers have all ended: nobody else can tell."""
-        if self.resources.cluster is None or self._leaving or any(process.pidfd >= 0 for process in self.processes if process.role != "acceptor"):
+    def _maybe_prove_death(self, ended: Process) -> None:
+        """A host among others whose controller has ended, and perhaps all workers: nobody else can tell."""
+        if self._prove is None or self.resources.cluster is None or self._leaving or ended.role == "acceptor":
             return
-        from mqd.keeper import proof  # here: a host alone has no use for it
-
-        proof.prove(self.settings.config, self.settings.places.run_dir, self.resources.control, self.resources.cluster.gossip, self._after)
+        all_ended = all(process.pidfd < 0 for process in self.processes if process.role != "acceptor")
+        if all_ended or ended.role == "controller":
+            self._prove(self.settings.config, self.settings.places.run_dir, self.resources.control, self.resources.cluster.gossip, self._after, all_ended)
 
     # -- notices -----------------------------------------------------------------------------------------------------------
 

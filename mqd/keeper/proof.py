@@ -1,4 +1,4 @@
-"""Tells the active controller on another host that every process of this one which acts as a broker has ended (mqd/cluster/death_notice.py). Only the keeper can know, and it alone is left."""
+"""Tells the voters on other hosts that processes of this one have ended (mqd/cluster/death_notice.py): its controller, or all that act as a broker. Only the keeper can know, and it alone is left."""
 
 from __future__ import annotations
 
@@ -9,23 +9,34 @@ from pathlib import Path
 from mqd import native
 from mqd.base import clock, cluster_config, logging
 from mqd.cluster import death_notice
-from mqd.cluster.death_notice import Notice
+from mqd.cluster.death_notice import Notice, Orders
 
 log = logging.get("keeper")
+After = Callable[[float, Callable[[], None]], None]
 
 
-def prove(config: Mapping[str, str], run_dir: Path, control: native.Control, datagrams: socket.socket, after: Callable[[float, Callable[[], None]], None]) -> bool:
-    """At once, and repeated a few times; False when there is nobody to tell. Never raises, never blocks: it is the keeper's own loop."""
+def prove(config: Mapping[str, str], run_dir: Path, control: native.Control, datagrams: socket.socket, after: After, all_ended: bool = True) -> bool:
+    """At once, and repeated a few times; False when there is nobody to tell, or nothing. Never raises, never blocks: it is the keeper's own loop. `all_ended`: controller and workers; else the
+    controller alone, which concerns others only when it led the metadata quorum."""
     orders = death_notice.read_orders(run_dir, control.generation)
-    if orders is None or orders.broker_epoch != control.broker_epoch:
+    if orders is None or (orders.broker_epoch != control.broker_epoch if all_ended else not orders.led):
         return False
-    control.set_broker(orders.broker_epoch, control.broker_incarnation, 0)  # first: whoever comes back does not act on what was granted before
+    if all_ended:
+        control.set_broker(orders.broker_epoch, control.broker_incarnation, 0)  # first: whoever comes back does not act on what was granted before
     try:
         secret = cluster_config.load_key(config)
     except cluster_config.ConfigError:
         return False
-    data = death_notice.seal(secret, orders.cluster_id, Notice(orders.node_id, orders.broker_epoch, orders.controller_epoch, clock.boottime_ns() // 1_000_000))
+    notice = Notice(orders.node_id, orders.broker_epoch if all_ended else -1, orders.controller_epoch, clock.boottime_ns() // 1_000_000, orders.led)
+    _repeat(death_notice.seal(secret, orders.cluster_id, notice), orders, datagrams, after)
+    if all_ended:
+        log.warning("all processes that act as the broker have ended; the voters are told", broker_epoch=orders.broker_epoch, controller_epoch=orders.controller_epoch, led=orders.led)
+    else:
+        log.warning("the controller that led the metadata quorum has ended; the voters are told", controller_epoch=orders.controller_epoch)
+    return True
 
+
+def _repeat(data: bytes, orders: Orders, datagrams: socket.socket, after: After) -> None:
     def send() -> None:
         for host, port in orders.addresses:
             try:
@@ -38,5 +49,3 @@ def prove(config: Mapping[str, str], run_dir: Path, control: native.Control, dat
             after(wait_ms / 1000, send)
         else:
             send()
-    log.warning("all processes that act as the broker have ended; the active controller is told", broker_epoch=orders.broker_epoch, controller_epoch=orders.controller_epoch)
-    return True

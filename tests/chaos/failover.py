@@ -1,39 +1,50 @@
-"""How long writes stand still when a leader goes: `python -m tests.chaos.failover [--kills 30] [--only killed,cut,...]`.
+"""How long writes stand still when a leader goes: `python -m tests.chaos.failover [--kills 30] [--minutes 40] [--only killed,cut,...]`.
 
-A writer sends one acks=all record after the other to one partition, PACE_MS apart. A gap is the time between two acknowledgements that follow each other, the longest around each
-fault. Before each fault all replicas are in sync. The writer asks the hosts itself (raw_writer.py), so that the cluster is measured; with --client librdkafka it is that library, which looks
-for a new leader once a second, and whose records that failed are counted.
+A writer sends one acks=all record after the other to one partition of three replicas, PACE_MS apart. A gap is the time between two acknowledgements that follow each other, the longest around
+each fault. Before each fault all hosts are ready and all replicas in sync. The writer does what a client does, without a client library's own waits (raw_writer.py), so that the cluster is
+measured; with --client librdkafka it is that library.
 
-    killed      kill -9 of acceptor, controller and workers of the leader's host; its keeper lives and proves it
-    stopped     controlled shutdown of the leader's host; errors that the writer sees are counted too
+    killed      kill -9 of acceptor, controller and workers of the leader's host; its keeper lives and proves it. In turn the leader's host is the active controller's, or is not
+    stopped     controlled shutdown of the leader's host, in turn as above; what the writer was refused is counted too
     lost        kill -9 of everything on the leader's host: found out by its session's end
-    cut         the leader's host is cut off from the other hosts and from the writer, which gives an answer up after 2 s (socket.timeout.ms; librdkafka's own default is a minute)
-    controller  kill -9 of the active controller's process: writes should not stand still at all
+    cut         the leader's host is cut off from the other hosts and from the writer
+    controller  kill -9 of the active controller's process, the leader being elsewhere: writes should not stand still; and how long it takes until another one is active
+
+`lost` and `cut` are measured with the broker's own session and then, on another cluster, with one of 2 s. Prints a line for each fault (stderr) and at the end a table (Markdown), with the
+machine's load: on a machine with other work these are upper bounds. With its defaults it takes about half an hour, and never begins another fault after --minutes.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
+import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
+from typing import NamedTuple
 
 from tests.chaos import network
+from tests.chaos.asking import Asking, Told
 from tests.chaos.faults import PROCESSES
-from tests.chaos.hosts import ChaosCluster, ChaosHost
-from tests.chaos.run import CREATE, IN_SYNC
+from tests.chaos.hosts import PORT, ChaosCluster, ChaosHost
+from tests.chaos.run import CREATE
 
 ROOT = Path(__file__).resolve().parents[2]
 PACE_MS = 2
 WAIT_SECONDS = 60.0
+CALM_SECONDS = 0.5  # between two faults, after everything is back
+SHORT_SESSION_MS = 2_000
+KINDS = ("killed", "stopped", "controller", "lost", "cut")
 WRITER = """
-import json, sys, time, collections
+import json, sys, time
 from confluent_kafka import Producer
 bootstrap, pace_ms = json.loads(sys.argv[1])
 log = open(sys.argv[2], "w", buffering=1)
@@ -53,50 +64,67 @@ while True:
         p.poll(0.05)
     time.sleep(pace_ms / 1000)
 """
-LEADER_OF = """
-import json, sys
-from confluent_kafka.admin import AdminClient
-bootstrap, topic = json.loads(sys.argv[1])
-print(AdminClient({"bootstrap.servers": bootstrap, "log_level": 0}).list_topics(topic, timeout=20).topics[topic].partitions[0].leader)
-"""
+ACTIVE = re.compile(r"^(\S+ \S+) .* this host is the active controller ")
+
+
+class Found(NamedTuple):
+    gap_ms: float
+    refused: int  # answers to Produce with an error; with librdkafka: records that failed
+    load: float  # of the machine (loadavg, one minute)
+    controller_ms: float = -1.0  # until another controller was active
 
 
 class Measure:
     def __init__(self, net: network.Network, cluster: ChaosCluster, directory: Path, client: str) -> None:
         self.network, self.cluster, self.log = net, cluster, directory / "writer.log"
-        self.script(CREATE, cluster.bootstrap, {"t": 1}, {})
-        words = ["-m", "tests.chaos.raw_writer"] if client == "raw" else ["-c", WRITER]
-        command = net.run("client", [sys.executable, *words, json.dumps([cluster.bootstrap, PACE_MS]), str(self.log)])
-        self.writer = subprocess.Popen(command, cwd=ROOT)
-
-    def script(self, code: str, *arguments: object) -> str:
-        done = subprocess.run(self.network.run("client", [sys.executable, "-c", code, json.dumps(arguments)]), capture_output=True, text=True, timeout=60)
+        done = subprocess.run(net.run("client", [sys.executable, "-c", CREATE, json.dumps([cluster.bootstrap, {"t": 1}, {}])]), capture_output=True, text=True, timeout=60)
         if done.returncode:
             raise RuntimeError(done.stderr[-500:])
-        return done.stdout
+        self.asking = Asking(net.namespace("client"), {host.node_id: (host.address, PORT) for host in cluster})
+        words = ["-m", "tests.chaos.raw_writer"] if client == "raw" else ["-c", WRITER]
+        self.writer = subprocess.Popen(net.run("client", [sys.executable, *words, json.dumps([cluster.bootstrap, PACE_MS]), str(self.log)]), cwd=ROOT)
 
-    def leader(self) -> ChaosHost:
+    def _until(self, what: str, condition: Callable[[], bool]) -> None:
         until = time.monotonic() + WAIT_SECONDS
-        while (node := int(self.script(LEADER_OF, self.cluster.bootstrap, "t"))) < 0:
-            assert time.monotonic() < until, self.cluster.logs()
-        return self.cluster.hosts[node]
+        while not condition():
+            assert time.monotonic() < until, f"{what}\n{self.cluster.logs()}"
+            time.sleep(0.05)  # other processes
 
-    def wait_in_sync(self) -> None:
-        until = time.monotonic() + WAIT_SECONDS
-        while json.loads(self.script(IN_SYNC, self.cluster.bootstrap, {"t": 1})):
-            assert time.monotonic() < until, self.cluster.logs()
-            time.sleep(0.2)  # other hosts copy
+    def told(self) -> Told:
+        """When all hosts say the same, with everybody in sync."""
+        seen: list[Told] = []
 
-    def acknowledged(self) -> list[tuple[int, int]]:
+        def calm() -> bool:
+            told = [self.asking.told("t", [node]) for node in self.cluster.hosts]
+            seen[:] = [one for one in told if one is not None]
+            first = seen[0] if seen else None
+            return first is not None and len(seen) == len(told) and len({(one.controller, one.leader) for one in seen}) == 1 and min(first[:2]) >= 0 and set(first.in_sync) == set(first.replicas)
+
+        self._until("the hosts do not agree, or not all are in sync", calm)
+        return seen[0]
+
+    def prepare(self, on_active: bool | None) -> tuple[ChaosHost, ChaosHost]:
+        """The leader's host and the active controller's, when everything is calm; the same one if `on_active`, two if not, as it happens if None."""
+        self.cluster.wait_whole()
+        told = self.told()
+        if on_active is not None and (told.leader == told.controller) != on_active:
+            wanted = told.controller if on_active else next(node for node in told.replicas if node != told.controller)
+            self.asking.lead("t", wanted, told.replicas)
+            self._until("the leadership does not move", lambda: self.told().leader == wanted)
+            told = self.told()
+        time.sleep(CALM_SECONDS)
+        return self.cluster.hosts[told.leader], self.cluster.hosts[told.controller]
+
+    def answers(self) -> list[tuple[int, int]]:
         """(when, error code) of every record whose fate is known."""
         lines = self.log.read_text().split("\n")[:-1]
-        return [(int(when), int(code)) for when, code in (line.split() for line in lines)]
+        return [(int(when), int(code)) for when, _, code in (line.partition(" ") for line in lines) if not code.startswith("#")]
 
     def gap_ms(self, since_ns: int) -> tuple[float, int]:
-        """The longest stretch without an acknowledgement that ends after `since_ns`, once writes flow again; and how many records failed."""
+        """The longest stretch without an acknowledgement that ends after `since_ns`, once writes flow again; and how many answers were errors."""
         until = time.monotonic() + WAIT_SECONDS
         while True:
-            seen = self.acknowledged()
+            seen = self.answers()
             flowing = [when for when, code in seen if code == 0]
             if len(flowing) > 20 and flowing[-20] > since_ns + 1_000_000_000 and flowing[-1] > time.monotonic_ns() - 500_000_000:
                 around = [when for when in flowing if when >= since_ns - 50_000_000]
@@ -106,23 +134,25 @@ class Measure:
             assert time.monotonic() < until, f"writes do not flow again\n{self.cluster.logs()}"
             time.sleep(0.1)  # the writer goes on by itself
 
-    def around(self, fault: Callable[[ChaosHost], None], after: Callable[[ChaosHost], None]) -> tuple[float, int]:
-        self.cluster.wait_whole()
-        self.wait_in_sync()
-        victim = self.leader()
-        began = time.monotonic_ns()
-        fault(victim)
-        found = self.gap_ms(began)
-        after(victim)
-        return found
+    def active_since(self, moment: float) -> float:
+        """time.time() at which a host became the active controller, the first after `moment`."""
+        found: list[float] = []
+
+        def seen() -> bool:
+            for host in self.cluster:
+                for line in host.logs(400).splitlines():
+                    if match := ACTIVE.match(line):
+                        found.append(datetime.datetime.fromisoformat(match[1]).replace(tzinfo=datetime.UTC).timestamp())
+            found[:] = [one for one in found if one >= moment]
+            return bool(found)
+
+        self._until("nobody becomes the active controller", seen)
+        return min(found)
 
     def stop(self) -> None:
         self.writer.kill()
         self.writer.wait()
-
-
-def _nothing(host: ChaosHost) -> None:
-    pass
+        self.asking.close()
 
 
 def _start(host: ChaosHost) -> None:
@@ -130,64 +160,97 @@ def _start(host: ChaosHost) -> None:
         host.start()
 
 
-def _kinds(measure: Measure) -> dict[str, tuple[Callable[[ChaosHost], None], Callable[[ChaosHost], None]]]:
-    net, cluster = measure.network, measure.cluster
+def once(measure: Measure, kind: str, on_active: bool | None) -> Found:
+    net = measure.network
+    leader, active = measure.prepare(on_active)
+    load, moment, began = os.getloadavg()[0], time.time(), time.monotonic_ns()
+    controller_ms = -1.0
+    if kind == "killed":
+        leader.kill(PROCESSES)
+    elif kind == "stopped":
+        leader.stop()
+    elif kind == "lost":
+        leader.kill_all()
+    elif kind == "cut":
+        net.split([leader.name], [other for other in net.names if other != leader.name])
+    else:
+        active.kill(["mqd-controller"])
+        controller_ms = (measure.active_since(moment) - moment) * 1000
+    gap_ms, refused = measure.gap_ms(began)
+    net.heal()
+    _start(leader)
+    return Found(gap_ms, refused, load, controller_ms)
 
-    def killed(host: ChaosHost) -> None:
-        host.kill(PROCESSES)
 
-    def cut(host: ChaosHost) -> None:
-        net.split([host.name], [other for other in net.names if other != host.name])
-
-    def heal(host: ChaosHost) -> None:
-        net.heal()
-
-    def controller(host: ChaosHost) -> None:
-        active = [one for one in cluster if "this host is the active controller" in one.logs(400)]
-        newest = max(active, key=lambda one: max((line for line in one.logs(400).splitlines() if "this host is the active controller" in line), default=""))
-        newest.kill(["mqd-controller"])
-
-    return {
-        "killed": (killed, _nothing), "stopped": (lambda host: host.stop() and None, _start), "lost": (lambda host: host.kill_all(), _start), "cut": (cut, heal),
-        "controller": (controller, _nothing),
-    }  # fmt: skip
+def _row(name: str, values: list[float], found: list[Found]) -> str:
+    ordered = sorted(values)
+    p95 = ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
+    return f"| {name} | {len(ordered)} | {median(ordered):,.0f} | {p95:,.0f} | {ordered[-1]:,.0f} | {sum(one.refused for one in found)} | {mean(one.load for one in found):.1f} |"
 
 
-def _line(kind: str, found: list[tuple[float, int]]) -> dict:
-    gaps = sorted(gap for gap, _ in found)
-    return {
-        "fault": kind, "count": len(gaps), "median_ms": round(median(gaps), 1), "p95_ms": round(gaps[min(len(gaps) - 1, int(0.95 * len(gaps)))], 1), "longest_ms": round(gaps[-1], 1),
-        "failed_records": sum(failed for _, failed in found),
-    }  # fmt: skip
+def table(results: dict[str, list[Found]]) -> str:
+    rows = ["| fault | count | median ms | p95 ms | longest ms | refused | load |", "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"]
+    for name, found in results.items():
+        rows.append(_row(name, [one.gap_ms for one in found], found))
+        if found[0].controller_ms >= 0:
+            rows.append(_row(f"{name}: until another one is active", [one.controller_ms for one in found], found))
+    return "\n".join(rows)
+
+
+def _runs(kinds: list[str], kills: int) -> Iterator[tuple[str, str, bool | None]]:
+    """(name of the row, kind, whether on the active controller's host), in the order in which they are done."""
+    for kind in kinds:
+        if kind in ("killed", "stopped"):
+            for _ in range(kills):
+                yield f"{kind}, another host is the controller", kind, False
+                yield f"{kind}, the active controller's host", kind, True
+        else:
+            for _ in range(kills if kind == "controller" else max(1, kills // 3)):
+                yield kind, kind, False if kind == "controller" else None
+
+
+def measure_all(kinds: list[str], kills: int, client: str, session_ms: int, until: float, results: dict[str, list[Found]]) -> None:
+    config = {"broker.session.timeout.ms": str(session_ms), "broker.heartbeat.interval.ms": str(session_ms // 6)} if session_ms else {}
+    names = ("n1", "n2", "n3", "client")
+    with tempfile.TemporaryDirectory(prefix="mqd-failover-") as directory, network.Network(names) as net, ChaosCluster(net, Path(directory) / "hosts", config=config) as cluster:
+        cluster.wait_whole()
+        measure = Measure(net, cluster, Path(directory), client)
+        try:
+            for name, kind, on_active in _runs(kinds, kills):
+                if time.monotonic() > until:
+                    print("  no time is left", file=sys.stderr)
+                    break
+                name = f"{name}, session {session_ms / 1000:g} s" if session_ms else name
+                found = once(measure, kind, on_active)
+                results.setdefault(name, []).append(found)
+                more = f", another controller after {found.controller_ms:.0f} ms" if found.controller_ms >= 0 else ""
+                print(f"  {name}: {found.gap_ms:.0f} ms, {found.refused} refused{more}, load {found.load:.1f}", file=sys.stderr, flush=True)
+        finally:
+            measure.stop()
 
 
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.failover", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=30, help="of `killed`; the others a third of that")
-    parser.add_argument("--only", default="killed,stopped,lost,cut,controller")
+    parser.add_argument("--kills", type=int, default=30, help="of `killed`, `stopped` (on either kind of host) and `controller`; the others a third of that")
+    parser.add_argument("--minutes", type=float, default=40.0)
+    parser.add_argument("--only", default=",".join(KINDS))
     parser.add_argument("--client", choices=("raw", "librdkafka"), default="raw")
-    parser.add_argument("--session-ms", type=int, default=0, help="broker.session.timeout.ms (default: the broker's own)")
+    parser.add_argument("--session-ms", type=int, default=-1, help="broker.session.timeout.ms of all clusters (default: 0, the broker's own; and `lost` and `cut` once more with 2000)")
     arguments = parser.parse_args(words)
     if reason := network.why_not():
         print(f"not measured here: {reason}")
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    config = {"broker.session.timeout.ms": str(arguments.session_ms), "broker.heartbeat.interval.ms": str(arguments.session_ms // 6)} if arguments.session_ms else {}
-    names = ("n1", "n2", "n3", "client")
-    with tempfile.TemporaryDirectory(prefix="mqd-failover-") as directory, network.Network(names) as net, ChaosCluster(net, Path(directory) / "hosts", config=config) as cluster:
-        cluster.wait_whole()
-        measure = Measure(net, cluster, Path(directory), arguments.client)
-        try:
-            for kind in arguments.only.split(","):
-                fault, after = _kinds(measure)[kind]
-                count = arguments.kills if kind == "killed" else max(1, arguments.kills // 3)
-                found = []
-                for _ in range(count):
-                    found.append(measure.around(fault, after))
-                    print(f"  {kind}: {found[-1][0]:.0f} ms, {found[-1][1]} failed", file=sys.stderr, flush=True)
-                print(json.dumps(_line(kind, found)), flush=True)
-        finally:
-            measure.stop()
+    kinds, until = arguments.only.split(","), time.monotonic() + 60 * arguments.minutes
+    results: dict[str, list[Found]] = {}
+    try:
+        measure_all(kinds, arguments.kills, arguments.client, max(0, arguments.session_ms), until, results)
+        short = [kind for kind in ("lost", "cut") if kind in kinds]
+        if short and arguments.session_ms < 0 and time.monotonic() < until:
+            measure_all(short, arguments.kills, arguments.client, SHORT_SESSION_MS, until, results)
+    finally:
+        if results:
+            print(table(results), flush=True)
     return 0
 
 

@@ -1,44 +1,106 @@
-"""Writes one acks=all record after the other to partition 0 of topic "t", without a client library's own waits: asks one host after the other until one takes the record.
+"""Writes one acks=all record after the other to partition 0 of topic "t" as a client does, without a client library's own waits: to the host that Metadata names as its leader.
 
     python -m tests.chaos.raw_writer '["10.77.0.11:9092,...", PACE_MS]' FILE
 
-A line for each acknowledgement: CLOCK_MONOTONIC nanoseconds, 0. A host that does not answer within ANSWER_S, or cannot be connected to within CONNECT_S, is left for the next one.
+A line for each answer to Produce: CLOCK_MONOTONIC nanoseconds, Kafka's error code (0: acknowledged). A line for everything else that happened: the same, "#", what.
+
+Each host has a thread that writes while that host leads, and one that asks it who leads, every ASK_S, while nothing is acknowledged. So a host that takes connections and does not answer
+(its kernel lives, its processes do not) holds nobody up: what waits there is given up when another host says that it leads, as clients do.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 
+from mqd.protocol.messages import MetadataRequest
 from tests.crash.workload import produce
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
 
-CONNECT_S, ANSWER_S = 0.25, 1.0
-ASK_AGAIN_S = 0.01
+TOPIC = "t"
+CONNECT_S, ANSWER_S = 0.25, 2.0
+ASK_S = 0.01
+QUIET_S = 0.02  # without an acknowledgement: who leads is asked
+
+
+class Writer:
+    """What the threads share, below `changed`."""
+
+    def __init__(self, hosts: list[tuple[str, int]], pace_s: float, path: str) -> None:
+        self.hosts, self.pace_s = hosts, pace_s
+        self.changed = threading.Condition()
+        self.leader, self.epoch = ("", 0), -1
+        self.acknowledged = 0.0  # time.monotonic() of the newest
+        self.doubted = False  # the leader has refused, or its connection has ended
+        self._log = open(path, "w", buffering=1)
+
+    def say(self, text: object) -> None:
+        self._log.write(f"{time.monotonic_ns()} {text}\n")
+
+    # -- one thread for each host ------------------------------------------------------------------------------------------
+
+    def ask(self, host: tuple[str, int]) -> None:
+        kafka = None
+        while True:
+            with self.changed:
+                quiet = self.doubted or time.monotonic() - self.acknowledged > QUIET_S
+            if quiet:
+                try:
+                    kafka = kafka or KafkaConnection(*host, timeout_s=CONNECT_S)
+                    self._learn(host, kafka.call(3, 12, MetadataRequest(topics=[MetadataRequest.Topic(name=TOPIC)])))
+                except (OSError, ConnectionEnded):
+                    kafka = None
+            time.sleep(ASK_S)
+
+    def _learn(self, asked: tuple[str, int], answer: object) -> None:
+        brokers = {broker.node_id: (broker.host, broker.port) for broker in answer.brokers}
+        partitions = [one for topic in answer.topics for one in topic.partitions]
+        if not partitions or partitions[0].leader_id not in brokers:
+            return
+        leader, epoch = brokers[partitions[0].leader_id], partitions[0].leader_epoch
+        with self.changed:
+            if epoch > self.epoch:
+                self.leader, self.epoch, self.doubted = leader, epoch, False
+                self.say(f"# {asked[0]} says that {leader[0]} leads in epoch {epoch}")
+                self.changed.notify_all()
+
+    def write(self, host: tuple[str, int]) -> None:
+        kafka = None
+        while True:
+            with self.changed:
+                while self.leader != host:
+                    self.changed.wait()
+                epoch = self.epoch
+            error = -1
+            try:
+                if kafka is None:
+                    kafka = KafkaConnection(*host, timeout_s=CONNECT_S)
+                    kafka.socket.settimeout(ANSWER_S)
+                error, _ = produce(kafka, TOPIC, 0, b"x" * 100)
+            except (OSError, ConnectionEnded) as problem:
+                kafka = None
+                self.say(f"# {host[0]}: {problem or type(problem).__name__}")
+            else:
+                self.say(error)
+            with self.changed:
+                if error == 0:
+                    self.acknowledged = time.monotonic()
+                elif self.epoch == epoch:
+                    self.doubted = True
+            time.sleep(self.pace_s if error == 0 else ASK_S)
 
 
 def main() -> int:
     bootstrap, pace_ms = json.loads(sys.argv[1])
     hosts = [(host, int(port)) for host, port in (entry.rsplit(":", 1) for entry in bootstrap.split(","))]
-    number, connection = 0, None
-    with open(sys.argv[2], "w", buffering=1) as log:
-        while True:
-            try:
-                if connection is None:
-                    connection = KafkaConnection(*hosts[number], timeout_s=CONNECT_S)
-                    connection.socket.settimeout(ANSWER_S)
-                error, _ = produce(connection, "t", 0, b"x" * 100)
-            except (OSError, ConnectionEnded):
-                error = -1
-            if error == 0:
-                log.write(f"{time.monotonic_ns()} 0\n")
-                time.sleep(pace_ms / 1000)
-                continue
-            if connection is not None:
-                connection.close()
-            connection, number = None, (number + 1) % len(hosts)
-            time.sleep(ASK_AGAIN_S)
+    writer = Writer(hosts, pace_ms / 1000, sys.argv[2])
+    for work in (writer.ask, writer.write):
+        for host in hosts:
+            threading.Thread(target=work, args=(host,), daemon=True).start()
+    threading.Event().wait()
+    return 0
 
 
 if __name__ == "__main__":
