@@ -162,12 +162,12 @@ class Reactor:
         """`slots` by partition index."""
         check(lib.mqd_reactor_topic_put(self._reactor, token, checked_topic_id(topic_id), name.encode(), list(slots), len(slots)))
 
-    def topic_place(self, token: int, topic_id: bytes, name: str, partitions: Sequence[tuple[int, int, int, int, int]]) -> None:
-        """By partition index: (slot of this host's replica or -1, leader's node id or -1, leader epoch, redirect or -1, retiring)."""
+    def topic_place(self, token: int, topic_id: bytes, name: str, partitions: Sequence[tuple[int, int, int, int, int, int]]) -> None:
+        """By partition index: (slot of this host's replica or -1, leader's node id or -1, leader epoch, redirect or -1, retiring, which worker of the leader's host owns it)."""
         places = ffi.new("struct mqd_topic_partition[]", max(1, len(partitions)))
-        for place, (slot, leader, leader_epoch, redirect, retiring) in zip(places, partitions, strict=False):
+        for place, (slot, leader, leader_epoch, redirect, retiring, leader_worker) in zip(places, partitions, strict=False):
             place.slot = slot if slot >= 0 else SLOT_NONE
-            place.leader, place.leader_epoch, place.redirect, place.retiring = leader, leader_epoch, redirect, retiring
+            place.leader, place.leader_epoch, place.redirect, place.retiring, place.leader_worker = leader, leader_epoch, redirect, retiring, leader_worker
         check(lib.mqd_reactor_topic_place(self._reactor, token, checked_topic_id(topic_id), name.encode(), places, len(partitions)))
 
     def brokers_put(self, token: int, node_id: int, brokers: Sequence[tuple[int, str, int, str | None]]) -> None:
@@ -208,6 +208,18 @@ class Reactor:
         """Of all catch-up lanes together; 0 = no bound."""
         check(lib.mqd_reactor_fetcher_rate(self._reactor, token, bytes_per_second_max))
 
+    def relay_put(self, token: int, fd: int, leader_node: int, leader_worker: int, lane: int, timeout_ms: int) -> None:
+        """A connection to a worker of another host, proven on both sides, for what local clients write to partitions led there; the reactor owns `fd` from here on, whatever
+        happens. RELAY_ENDED comes with this token."""
+        check(lib.mqd_reactor_relay_put(self._reactor, token, fd, _relay(leader_node, leader_worker, lane, timeout_ms)))
+
+    def relay_refuse(self, token: int, leader_node: int, leader_worker: int, lane: int, refuse_ms: int) -> None:
+        """There is none: what waits for it, and what comes within refuse_ms, is refused."""
+        check(lib.mqd_reactor_relay_refuse(self._reactor, token, _relay(leader_node, leader_worker, lane, refuse_ms)))
+
+    def relay_remove(self, token: int, leader_node: int) -> None:
+        check(lib.mqd_reactor_relay_remove(self._reactor, token, leader_node))
+
     def topic_remove(self, token: int, topic_id: bytes) -> None:
         check(lib.mqd_reactor_topic_remove(self._reactor, token, checked_topic_id(topic_id)))
 
@@ -243,6 +255,12 @@ class Reactor:
 
     def endpoint_died(self, token: int, endpoint: int) -> None:
         check(lib.mqd_reactor_endpoint_died(self._reactor, token, endpoint))
+
+
+def _relay(leader_node: int, leader_worker: int, lane: int, timeout_ms: int) -> Any:
+    options = ffi.new("struct mqd_relay_options *")
+    options.leader_node, options.leader_worker, options.lane, options.timeout_ms = leader_node, leader_worker, lane, timeout_ms
+    return options
 
 
 def _taken(proposal: Any) -> Proposal:

@@ -78,8 +78,13 @@ def settings_of(topic: TopicImage, cluster: Cluster, broker_config: Mapping[str,
     )
 
 
-def assignment_of(topic: TopicImage, partition: PartitionImage, cluster: Cluster, settings: Settings) -> Assignment:
+def leader_worker(topic: TopicImage, partition: PartitionImage, cluster: Cluster) -> int:
+    """Which worker of the leader's host owns the partition; 0 when nobody leads, or the host is not known."""
     leader = cluster.brokers.get(partition.leader)
+    return owner_of(topic.topic_id, partition.index, leader.worker_count) if leader is not None and leader.worker_count > 0 else 0
+
+
+def assignment_of(topic: TopicImage, partition: PartitionImage, cluster: Cluster, settings: Settings) -> Assignment:
     own = cluster.brokers.get(cluster.node_id)
     return Assignment(
         node_id=cluster.node_id,
@@ -92,6 +97,6 @@ def assignment_of(topic: TopicImage, partition: PartitionImage, cluster: Cluster
         lag_records_max=settings.lag_records_max,
         flush_on_ack=settings.flush_on_ack,
         members=tuple(_member(node, partition, cluster.brokers) for node in partition.replicas),
-        leader_worker=owner_of(topic.topic_id, partition.index, leader.worker_count) if leader is not None and leader.worker_count > 0 else 0,
+        leader_worker=leader_worker(topic, partition, cluster),
         recovering=partition.recovering,
     )

@@ -27,7 +27,7 @@ from mqd.log.checkpoints import Entry
 from mqd.log.files import Files
 from mqd.log.compaction import CompactionPolicy
 from mqd.log.retention import RetentionPolicy
-from mqd.worker.assignments import Assignment
+from mqd.worker.assignments import Assignment, leader_worker
 from mqd.worker.background import Background
 from mqd.worker.catalog import Catalog, Changes, Key, Owned
 from mqd.worker.commands import ReactorCommands
@@ -122,7 +122,8 @@ class PartitionSet:
         if all(partition.slot >= 0 and not partition.retiring and partition.leader in (node_id, partition.replicas[0]) for partition in topic.partitions) and not self._clustered:
             await self._commands.run(self._reactor.topic_put, topic.topic_id, topic.name, [partition.slot for partition in topic.partitions])
             return
-        places = [(partition.slot, partition.leader, partition.leader_epoch, partition.redirect, partition.retiring) for partition in topic.partitions]
+        cluster = self._catalog.cluster
+        places = [(one.slot, one.leader, one.leader_epoch, one.redirect, one.retiring, leader_worker(topic, one, cluster)) for one in topic.partitions]
         await self._commands.run(self._reactor.topic_place, topic.topic_id, topic.name, places)
 
     # -- opening -----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ Concurrency: the event loop's thread.
 
 import asyncio
 import contextlib
-import os
 import random
 import socket
 from collections.abc import Coroutine, Mapping
@@ -28,11 +27,11 @@ from mqd.cluster.handshake import HandshakeFailed, Identity
 from mqd.worker.assignments import Assignment, Cluster
 from mqd.worker.catalog import Key
 from mqd.worker.commands import ReactorCommands
+from mqd.worker.dialing import dial
 
 CONNECT_S_MAX = 3.0
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.05, 1.0
 LIVED_S = 5.0  # a connection that lasted so long was a good one
-LOST_MS_MAX = 10_000  # a peer that does not acknowledge bytes for so long is disconnected by the kernel
 IN_SYNC, CATCH_UP = range(2)  # enum mqd_fetcher_lane
 _FORGOTTEN_MAX = 1024
 
@@ -183,33 +182,10 @@ class Replication:
                 await asyncio.wait_for(connection.changed.wait(), backoff_s * random.uniform(0.5, 1.0))
 
     async def _connect(self, link: Link, target: Target) -> socket.socket:
-        """Proven on both sides, not a byte beyond the handshake read. Raises OSError (TimeoutError among them), EOFError, HandshakeFailed."""
+        """Raises OSError (TimeoutError among them), EOFError, HandshakeFailed."""
         if self._identity is None:
             raise OSError("this host is not registered yet")
-        loop = asyncio.get_running_loop()
-        connection: socket.socket | None = None
-        done = False
-        try:
-            async with asyncio.timeout(CONNECT_S_MAX):
-                family, kind, protocol, _, address = (await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM))[0]
-                connection = socket.socket(family, kind, protocol)
-                _set_options(connection)
-                await loop.sock_connect(connection, address)
-                side = handshake.Initiator(self._key, "data", self._identity, os.urandom(handshake.NONCE_BYTES), link.leader_worker)
-                await loop.sock_sendall(connection, side.opening())
-                while side.wanted:
-                    data = await loop.sock_recv(connection, side.wanted)
-                    if not data:
-                        raise EOFError("the leader closed the connection in the handshake")
-                    if out := side.feed(data):
-                        await loop.sock_sendall(connection, out)
-            if side.peer is None or side.peer.node_id != link.leader:
-                raise HandshakeFailed(f"{target.host}:{target.port} is not host {link.leader}")
-            done = True
-            return connection
-        finally:
-            if connection is not None and not done:
-                connection.close()
+        return await dial(self._key, self._identity, target.host, target.port, link.leader, link.leader_worker, CONNECT_S_MAX)
 
     async def _give(self, link: Link, connection: _Connection, made: socket.socket) -> None:
         connection.token = 0
@@ -232,13 +208,3 @@ class Replication:
 
 def _number(config: Mapping[str, str], name: str) -> int:
     return int(broker_value(config, name))  # type: ignore[arg-type]
-
-
-def _set_options(connection: socket.socket) -> None:
-    connection.setblocking(False)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_MS_MAX)

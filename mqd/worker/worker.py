@@ -44,6 +44,7 @@ from mqd.worker.catalog import Catalog, Changes
 from mqd.worker.commands import ReactorCommands
 from mqd.worker.compaction import Compactor
 from mqd.worker.controller_link import ControllerLink
+from mqd.worker.forwarding import Forwarding
 from mqd.worker.local import LocalBudget
 from mqd.worker.log_directory import LogDirectory
 from mqd.worker.moving import Mover
@@ -140,6 +141,7 @@ class Worker:
         self._mover = Mover(self._log_dirs, self._control, self._partitions, self._catalog, self._background, files, self._link.send, self._applying)
         self._telling = Telling(self._control, self._reactor, self._commands, self._partitions, self._catalog, self._link.send, self._aside)
         self._replication = Replication(self._reactor, self._commands, self._catalog.assigned, config, cluster_config.load_key(config))
+        self._forwarding = Forwarding(self._reactor, self._commands, config, cluster_config.load_key(config))
         self._files = files
 
     async def _start_and_follow(self) -> None:
@@ -161,6 +163,7 @@ class Worker:
     async def _end(self) -> None:
         """Clean: the reactor answers what it can and ends; a stopped one carries out commands in this thread, so the partitions come back."""
         await self._replication.close()
+        await self._forwarding.close()
         await self._mover.close()
         await self._compactor.close()
         await self._background.urgent(self._reactor.stop)
@@ -211,6 +214,7 @@ class Worker:
     async def _apply(self, changes: Changes, version: int, image: bool = False) -> None:
         await self._partitions.apply(changes)
         self._replication.update(self._catalog.cluster, self._cluster_id, self._catalog.broker_config)
+        self._forwarding.update(self._catalog.cluster, self._cluster_id)
         if not self._looked_behind and self._catalog.caught_up:
             await self._look_behind()
         await self._mover.on_applied(image)
@@ -273,6 +277,10 @@ class Worker:
             self._aside(self._upkeep.on_leader_log_start(event.slot, event.offset))
         elif kind == native.EventKind.FETCHER_ENDED:
             self._replication.on_ended(event)
+        elif kind == native.EventKind.RELAY_WANTED:
+            self._forwarding.on_wanted(event)
+        elif kind == native.EventKind.RELAY_ENDED:
+            self._forwarding.on_ended(event)
         elif event.proposal is not None:
             self._telling.on_proposal(event)
         elif kind == native.EventKind.LOG_DIR_FAILED:

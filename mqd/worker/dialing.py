@@ -1,0 +1,51 @@
+"""Connections to the workers of other hosts: made, and proven on both sides (mqd/cluster/handshake.py), before a byte of anything else is read.
+
+Concurrency: the event loop's thread.
+"""
+
+import asyncio
+import os
+import socket
+
+from mqd.cluster import handshake
+from mqd.cluster.handshake import HandshakeFailed, Identity
+
+LOST_MS_MAX = 10_000  # a peer that does not acknowledge bytes for so long is disconnected by the kernel
+
+
+async def dial(key: bytes, identity: Identity, host: str, port: int, node_id: int, worker: int, timeout_s: float) -> socket.socket:
+    """To `worker` of the host `node_id`: a non-blocking socket, not a byte beyond the handshake read. Raises OSError (TimeoutError among them), EOFError, HandshakeFailed."""
+    loop = asyncio.get_running_loop()
+    connection: socket.socket | None = None
+    done = False
+    try:
+        async with asyncio.timeout(timeout_s):
+            family, kind, protocol, _, address = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
+            connection = socket.socket(family, kind, protocol)
+            _set_options(connection)
+            await loop.sock_connect(connection, address)
+            side = handshake.Initiator(key, "data", identity, os.urandom(handshake.NONCE_BYTES), worker)
+            await loop.sock_sendall(connection, side.opening())
+            while side.wanted:
+                data = await loop.sock_recv(connection, side.wanted)
+                if not data:
+                    raise EOFError("the leader closed the connection in the handshake")
+                if out := side.feed(data):
+                    await loop.sock_sendall(connection, out)
+        if side.peer is None or side.peer.node_id != node_id:
+            raise HandshakeFailed(f"{host}:{port} is not host {node_id}")
+        done = True
+        return connection
+    finally:
+        if connection is not None and not done:
+            connection.close()
+
+
+def _set_options(connection: socket.socket) -> None:
+    connection.setblocking(False)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_MS_MAX)

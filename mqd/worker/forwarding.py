@@ -1,0 +1,115 @@
+"""Connections over which the batches of local clients go to leaders on other hosts: made when the reactor wants one, proven, given to it; refused when the host cannot be reached.
+
+    MQD_EVENT_RELAY_WANTED -> dial -> mqd_reactor_relay_put -> ... -> MQD_EVENT_RELAY_ENDED: the reactor asks again when there is something to send
+                                   -> mqd_reactor_relay_refuse: for the length of the back-off batches are refused at once; their clients try again, by then perhaps at another leader
+
+What goes over them, and what is told when they end, is native (native/mqd_relay.h). Nothing is dialled that nobody writes to.
+
+Bounds: one dialling for each (host, worker, lane).
+Concurrency: the event loop's thread.
+"""
+
+import asyncio
+import random
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+import msgspec
+
+from mqd import native
+from mqd.base import logging
+from mqd.base.config import broker_value
+from mqd.cluster import handshake
+from mqd.cluster.handshake import HandshakeFailed, Identity
+from mqd.worker.assignments import Cluster
+from mqd.worker.commands import ReactorCommands
+from mqd.worker.dialing import dial
+
+CONNECT_S_MAX = 1.0  # clients wait meanwhile
+BACKOFF_MS_MIN, BACKOFF_MS_MAX = 50, 1000
+
+
+class Way(msgspec.Struct, frozen=True, order=True):
+    leader: int  # node id
+    leader_worker: int
+    lane: int  # enum mqd_relay_lane
+
+
+class Forwarding:
+    """`secret`: the cluster's."""
+
+    def __init__(self, reactor: native.Reactor, commands: ReactorCommands, config: Mapping[str, str], secret: bytes) -> None:
+        self._reactor = reactor
+        self._commands = commands
+        self._timeout_ms = int(broker_value(config, "replica.socket.timeout.ms"))  # type: ignore[arg-type]
+        self._key = handshake.derive_key(secret, "handshake")
+        self._identity: Identity | None = None
+        self._cluster = Cluster()
+        self._lives: dict[int, tuple[int, str, int]] = {}  # of hosts that were dialled: epoch and place
+        self._dialling: dict[Way, asyncio.Task[None]] = {}
+        self._backoff_ms: dict[Way, int] = {}
+        self._ways: dict[int, Way] = {}  # by token, of connections that the reactor has
+        self._endings: set[asyncio.Task[None]] = set()
+        self._log = logging.get("worker.forwarding")
+
+    def update(self, cluster: Cluster, cluster_id: str) -> None:
+        """After every change of metadata. Connections to a life of a host that is over end now."""
+        own = cluster.brokers.get(cluster.node_id)
+        self._identity = Identity(cluster.node_id, own.directory_id, cluster_id) if own is not None and cluster_id else None
+        self._cluster = cluster
+        for node_id, life in list(self._lives.items()):
+            if self._life(node_id) != life:
+                del self._lives[node_id]
+                self._later(self._run(self._reactor.relay_remove, node_id))
+
+    def _life(self, node_id: int) -> tuple[int, str, int] | None:
+        broker = self._cluster.brokers.get(node_id)
+        return (broker.epoch, broker.inter_broker_host, broker.inter_broker_port) if broker is not None and broker.inter_broker_host else None
+
+    def on_wanted(self, event: native.Event) -> None:
+        """MQD_EVENT_RELAY_WANTED."""
+        way = Way(event.offset, event.log_dir, event.level)
+        if way not in self._dialling:
+            task = self._dialling[way] = asyncio.get_running_loop().create_task(self._make(way))
+            task.add_done_callback(lambda _: self._dialling.pop(way, None))
+
+    def on_ended(self, event: native.Event) -> None:
+        """MQD_EVENT_RELAY_ENDED."""
+        way = self._ways.pop(event.token, None)
+        if way is not None:
+            self._log.info("connection to a leader ended", leader=way.leader, worker=way.leader_worker, reason=event.text)
+
+    async def close(self) -> None:
+        tasks = [*self._dialling.values(), *self._endings]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- one connection ----------------------------------------------------------------------------------------------------
+
+    async def _make(self, way: Way) -> None:
+        try:
+            life = self._life(way.leader)
+            if self._identity is None or life is None:
+                raise OSError("the leader's host is not registered, or listens for no other hosts")
+            self._lives[way.leader] = life
+            workers = max(self._cluster.brokers[way.leader].worker_count, 1)  # it may have fewer by now than when the partition was placed
+            connection = await dial(self._key, self._identity, life[1], life[2], way.leader, way.leader_worker % workers, CONNECT_S_MAX)
+            event = await self._commands.run(self._reactor.relay_put, connection.detach(), way.leader, way.leader_worker, way.lane, self._timeout_ms)
+            self._ways[event.token] = way
+            self._backoff_ms.pop(way, None)
+        except (OSError, EOFError, HandshakeFailed, native.NativeError) as error:
+            backoff_ms = self._backoff_ms[way] = min(self._backoff_ms.get(way, BACKOFF_MS_MIN // 2) * 2, BACKOFF_MS_MAX)
+            self._log.info("leader cannot be reached: clients on this host are told to try again", leader=way.leader, worker=way.leader_worker, reason=str(error) or type(error).__name__)
+            await self._run(self._reactor.relay_refuse, way.leader, way.leader_worker, way.lane, int(backoff_ms * random.uniform(0.5, 1.0)))
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
+
+    async def _run(self, command: Any, *arguments: Any) -> None:
+        try:
+            await self._commands.run(command, *arguments)
+        except native.NativeError as error:
+            self._log.warning("reactor refused a command for other hosts", reason=str(error))
