@@ -10,7 +10,7 @@ import click
 
 from mqd.cli.common import CliError, Settings, emit_json, emit_table, options
 
-_DESCRIBE_QUORUM, _DESCRIBE_CLUSTER, _UNREGISTER, _ADD_VOTER, _REMOVE_VOTER = 55, 60, 64, 80, 81
+_API_VERSIONS, _UPDATE_FEATURES, _DESCRIBE_QUORUM, _DESCRIBE_CLUSTER, _UNREGISTER, _ADD_VOTER, _REMOVE_VOTER = 18, 57, 55, 60, 64, 80, 81
 _TOPIC = "__cluster_metadata"
 _TIMEOUT_MS = 30_000
 
@@ -268,6 +268,80 @@ def _done(settings: Settings, text: str) -> None:
         emit_json({"voters": _Seen(settings).voters})
     else:
         click.echo(text)
+
+
+# -- versions --------------------------------------------------------------------------------------------------------------------
+
+
+class _Versions:
+    """Which levels of which features the hosts in service support, each asked itself, and which are in force. Raises CliError."""
+
+    def __init__(self, settings: Settings) -> None:
+        from mqd.cli.request import Broker
+        from mqd.protocol.messages import ApiVersionsRequest
+
+        asked = ApiVersionsRequest(client_software_name="mqd-cli", client_software_version="1")
+        seen = _Seen(settings)
+        self.fenced = [one.broker_id for one in seen.brokers if one.is_fenced]
+        self.supported: dict[int, dict[str, tuple[int, int]]] = {}
+        for one in seen.brokers:
+            if one.is_fenced:
+                continue
+            with Broker(_address(one.host, one.port)) as broker:
+                answer = broker.ask(_API_VERSIONS, asked)
+            self.supported[one.broker_id] = {feature.name: (feature.min_version, feature.max_version) for feature in answer.supported_features}
+        with Broker(settings.bootstrap) as broker:
+            self.in_force = {feature.name: feature.max_version_level for feature in broker.ask(_API_VERSIONS, asked).finalized_features}
+        names = sorted({name for ranges in self.supported.values() for name in ranges})
+        self.newest = {name: max(self.of(node, name)[1] for node in self.supported) for name in names}
+
+    def of(self, node: int, name: str) -> tuple[int, int]:
+        return self.supported[node].get(name, (0, 0))
+
+    def raised(self) -> dict[str, int]:
+        return {name: level for name, level in self.newest.items() if level > self.in_force.get(name, 0)}
+
+    def behind(self) -> list[str]:
+        found = []
+        for node in self.supported:
+            lacking = [f"{name} {level} (it can do {self.of(node, name)[0]} to {self.of(node, name)[1]})" for name, level in self.raised().items() if self.of(node, name)[1] < level]
+            if lacking:
+                found.append(f"node {node} does not support {', '.join(lacking)}")
+        return found
+
+    def table(self) -> list[tuple[str, ...]]:
+        ranges = {name: [f"{self.of(node, name)[0]}-{self.of(node, name)[1]}" for node in self.supported] for name in self.newest}
+        return [(name, str(self.in_force.get(name, 0)), *ranges[name]) for name in self.newest]
+
+
+@command.command("upgrade")
+@options
+@click.option("--dry-run", is_flag=True, help="Show what each host supports and what would be raised, raise nothing.")
+def upgrade(settings: Settings, dry_run: bool) -> None:
+    """Put in force what only the newest version of mqd can do, when every host runs it. Until then hosts of two versions work together; after it none of the older one is let in.
+
+    Each feature is raised to the newest level that any host supports; refused, with their names, while there are hosts that do not.
+    """
+    from mqd.cli.request import Broker, check
+    from mqd.protocol.messages import UpdateFeaturesRequest
+
+    versions = _Versions(settings)
+    raised = versions.raised()
+    if not settings.json:
+        emit_table(("FEATURE", "IN FORCE", *(f"NODE {node}" for node in versions.supported)), versions.table())
+    if versions.behind():
+        raise CliError(f"{'; '.join(versions.behind())}. Upgrade first, then try again; a host that is gone for good: mqd cluster forget")
+    if raised:
+        updates = [UpdateFeaturesRequest.FeatureUpdateKey(feature=name, max_version_level=level, upgrade_type=1) for name, level in raised.items()]
+        with Broker(settings.bootstrap) as broker:
+            answer = broker.ask(_UPDATE_FEATURES, UpdateFeaturesRequest(timeout_ms=_TIMEOUT_MS, feature_updates=updates, validate_only=dry_run))
+        check("the levels", answer.error_code, answer.error_message)
+    if settings.json:
+        emit_json({"in_force": versions.in_force, "raised": raised, "supported": {str(node): ranges for node, ranges in versions.supported.items()}, "dry_run": dry_run})
+    elif raised:
+        click.echo(f"{'would be' if dry_run else 'are'} in force now: {', '.join(f'{name} {level}' for name, level in raised.items())}")
+    else:
+        click.echo("nothing to raise: all that these hosts support is in force")
 
 
 # -- the last resort -------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import msgspec
 
 from mqd.cluster.broker_messages import RegisterBroker
 from mqd.cluster.cluster_view import View
-from mqd.cluster.features import levels
+from mqd.cluster.features import unsupported
 from mqd.cluster.metadata_records import BrokerChanged, BrokerRegistered, BrokerState, BrokerUnregistered, PartitionChange, PartitionsChanged, PartitionState, Record, TopicState
 from mqd.cluster.metadata_state import INTERNAL_TOPICS, MetadataState
 from mqd.cluster.partition_rules import Target, effective_min_in_sync, without
@@ -115,13 +115,9 @@ def _registered(message: RegisterBroker, epoch: int, old: BrokerState | None) ->
 
 
 def _check_features(state: MetadataState, message: RegisterBroker) -> None:
-    for name, level in sorted(levels(state.features).items()):
-        first, last = message.features.get(name, (0, 0))
-        if message.features and not first <= level <= last:
-            raise Refusal(
-                ErrorCode.UNSUPPORTED_VERSION,
-                f"The cluster runs {name} at level {level}; this version of mqd can do {first} to {last}. Install the version that the other hosts run.",
-            )
+    lacking = unsupported(state.features, message.features)
+    if message.features and lacking:
+        raise Refusal(ErrorCode.UNSUPPORTED_VERSION, f"Node {message.node_id} runs a version of mqd that this cluster has left behind: {lacking}. Install the version that the other hosts run.")
 
 
 def _placed_anew(state: MetadataState, message: RegisterBroker) -> list[Record]:

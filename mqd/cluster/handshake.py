@@ -56,6 +56,7 @@ class Identity(msgspec.Struct, frozen=True):
     feature_last: int = 0
     host: str = ""  # where its controller listens for other hosts; "" = nowhere
     port: int = 0
+    features: dict[str, tuple[int, int]] = {}  # levels that it supports, inclusive
 
 
 class Hello(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ Invariants (check())
     C2  an answer waits for every record it may rest on: also a refusal, which rests on the tail
     C3  a change is answered after it is committed and, when it touches partitions, applied by the workers; or after APPLY_WAIT_MS_MAX with REQUEST_TIMED_OUT
     C4  versions of batches rise; what was published is a prefix of what was committed
+    C5  no record is written that the level of mqd.version in force does not know (features.RECORD_LEVELS)
 Bounds: REQUESTS_WAITING_MAX requests; more are refused with a retriable error.
 """
 
@@ -17,7 +18,7 @@ from collections.abc import Callable, Hashable
 
 import msgspec
 
-from mqd.cluster import broker_messages, changes, settings_rules
+from mqd.cluster import broker_messages, changes, features, settings_rules
 from mqd.cluster import controller_messages as messages
 from mqd.cluster import metadata_rules as rules
 from mqd.cluster.active_controller import ActiveController
@@ -227,7 +228,14 @@ class MetadataCore:
             decision = changes.decide(self.tail, self._active, request, place, self._rules, self._new_id)
         except rules.Refusal as refusal:
             return messages.Answer(request.request_id, refusal.error, refusal.message), None, []
+        needed = max(map(features.needed, decision.records), default=0)
+        if needed > self._level():
+            text = f"This needs {features.MQD_VERSION} {needed}, in force is {self._level()}: hosts of an older version could not read it. When all are upgraded, mqd cluster upgrade makes it possible."
+            return messages.Answer(request.request_id, ErrorCode.INVALID_UPDATE_VERSION, text), None, []
         return decision.answer, decision.topic_name, decision.records
+
+    def _level(self) -> int:
+        return features.in_force(self.tail.features)[features.MQD_VERSION]
 
     def _on_move_completed(self, event: MoveCompleted, now_ms: int) -> list[Action]:
         return self._persist(settings_rules.move_completed(self.tail, event.topic_id, event.index, self.node_id, event.directory))
@@ -247,6 +255,7 @@ class MetadataCore:
             return []
         base_offset = self.tail.version
         for record in records:
+            assert not features.needed(record) or features.needed(record) <= self._level(), f"C5: {record} at {features.MQD_VERSION} {self._level()}"
             self.tail.apply(record)
         self._pending.append(_Batch(tuple(records), self.tail.version))
         return [Persist(tuple(records), base_offset, self.tail.version, self._attempt)]
@@ -274,7 +283,7 @@ class MetadataCore:
         partial: dict[str, dict[int, None]] = {}  # topics of which only these partitions changed
         whole: set[str] = set()
         broker_config, brokers_changed, groups = None, False, []
-        quotas = features = False
+        quotas = levels = False
         for record in batch.records:
             match record:
                 case TopicCreated():
@@ -283,7 +292,7 @@ class MetadataCore:
                 case ClientQuotaSet():
                     quotas = True
                 case FeatureLevelSet():
-                    features = True
+                    levels = True
                 case PartitionsAdded() | TopicConfigured() | PartitionsVanished():
                     name = self._name_of(record.topic_id)
                     if name is not None:  # else removed in the same batch
@@ -302,7 +311,7 @@ class MetadataCore:
                     groups.append(record.group_id)
         topics = tuple(self.committed.topics[name] for name in names)
         changed = tuple((name, tuple(sorted(indexes))) for name, indexes in partial.items() if name not in whole) if self._quorum else ()
-        return Publish(batch.version, topics, removed, broker_config, brokers_changed, tuple(groups), quotas, features, changed, vanishing)
+        return Publish(batch.version, topics, removed, broker_config, brokers_changed, tuple(groups), quotas, levels, changed, vanishing)
 
     def _name_of(self, topic_id: bytes) -> str | None:
         return self.committed.topics_by_id.get(topic_id)
@@ -353,7 +362,9 @@ class MetadataCore:
         return []
 
     def _on_cluster_founded(self, event: ClusterFounded, now_ms: int) -> list[Action]:
-        return self._persist([ClusterCreated(event.cluster_id, event.created_ms)]) if not self.tail.cluster_id else []
+        if self.tail.cluster_id:
+            return []
+        return self._persist([ClusterCreated(event.cluster_id, event.created_ms), *(FeatureLevelSet(name, level) for name, level in features.founding_levels().items())])
 
     def _on_resigned(self, event: Resigned, now_ms: int) -> list[Action]:
         """Whether what was proposed will be committed is not known: NOT_CONTROLLER is retriable, and says no more than that."""

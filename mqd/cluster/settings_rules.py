@@ -5,7 +5,7 @@ Pure functions of the state and the change, as in metadata_rules; Refusal carrie
 
 import math
 from mqd.cluster import controller_messages as messages
-from mqd.cluster.features import FEATURES, levels
+from mqd.cluster.features import FEATURES, MQD_VERSION, levels
 from mqd.cluster.metadata_records import ClientQuotaSet, Entity, FeatureLevelSet, Record, ReplicaMoved
 from mqd.cluster.metadata_state import MetadataState
 from mqd.cluster.refusal import Refusal
@@ -101,6 +101,8 @@ def _check_update(update: messages.FeatureUpdate, current: int) -> None:
         raise Refusal(ErrorCode.INVALID_UPDATE_VERSION, f"{what} The upgrade type {update.upgrade_type} is not known.")
     if not feature.first <= update.level <= feature.last:
         raise Refusal(ErrorCode.INVALID_UPDATE_VERSION, f"{what} The controller supports versions {feature.first} to {feature.last}.")
+    if update.level < current and update.name == MQD_VERSION:
+        raise Refusal(ErrorCode.INVALID_UPDATE_VERSION, f"{what} Can't downgrade from version {current}: what that version brought may be stored already.")
     if update.level < current and update.upgrade_type == UPGRADE:
         raise Refusal(ErrorCode.INVALID_UPDATE_VERSION, f"{what} Can't downgrade from version {current} without setting the upgrade type to safe or unsafe downgrade.")
     if update.level < current and update.name == "metadata.version" and update.upgrade_type == SAFE_DOWNGRADE:
@@ -110,14 +112,17 @@ def _check_update(update: messages.FeatureUpdate, current: int) -> None:
 
 
 def _check_brokers(state: MetadataState, update: messages.FeatureUpdate) -> None:
-    """During a rolling upgrade hosts of two versions live together: a level is in force only when each can do it."""
+    """During a rolling upgrade hosts of two versions live together: a level is in force only when each can do it, those that are down at the moment included (V1)."""
+    lacking = []
     for node_id, broker in sorted(state.brokers.items()):
         first, last = broker.features.get(update.name, (0, 0))
         if broker.features and not first <= update.level <= last:
-            raise Refusal(
-                ErrorCode.INVALID_UPDATE_VERSION,
-                f"Invalid update version {update.level} for feature {update.name}. Broker {node_id} only supports versions {first} to {last}; upgrade it, or unregister it if it is gone.",
-            )
+            lacking.append(f"{node_id} at {broker.host} ({first} to {last})")
+    if lacking:
+        raise Refusal(
+            ErrorCode.INVALID_UPDATE_VERSION,
+            f"Invalid update version {update.level} for feature {update.name}. Not supported by broker {', '.join(lacking)}: upgrade it first, or have it forgotten if it is gone for good.",
+        )
 
 
 # -- replicas ------------------------------------------------------------------------------------------------------------------

@@ -177,7 +177,7 @@ class Process:
             inter_broker_host=inter_broker[0], inter_broker_port=inter_broker[1], controller_host=controller[0], controller_port=controller[1],
             worker_count=welcome.worker_count, directories=list(reports(settled)),
             clean_epoch=session.clean_epoch(self.session_path, directory_id, session.boot_id(), session.devices(self.log_dirs)),
-            features={feature.name: (feature.first, feature.last) for feature in features.FEATURES.values()},
+            features=features.supported(),
             flush_on_ack=bool(configuration.broker_value(self.config, "log.flush.on.ack")),
         )  # fmt: skip
 
@@ -211,6 +211,9 @@ class Process:
         if shell.failed.done():
             return await self._finish()
         state = shell.core.committed
+        lacking = features.unsupported(state.features, features.supported())
+        if lacking:
+            raise Refused(f"this version of mqd is one that the cluster has left behind: {lacking}. Install the version that the other hosts run")
         settled = self.settle_directories(cluster_id, state)
         index_of = {directory.directory_id: index for index, directory in enumerate(settled) if directory.directory_id and directory.usable}
         host = HostCore(self.node_id, -1, self.client.welcome.worker_count, native.PARTITION_SLOT_COUNT, index_of)

@@ -45,7 +45,7 @@ class Membership:
         metadata = features.FEATURES["metadata.version"]
         return Identity(
             self._key.node_id, directory_text(self._key.directory_id), self._cluster_id, self._shell.quorum.core.generation if self._shell is not None else 0, not self._cluster_id,
-            metadata.first, metadata.last, *self.address,
+            metadata.first, metadata.last, *self.address, features.supported(),
         )  # fmt: skip
 
     def _member(self) -> Member:
@@ -114,6 +114,9 @@ class Membership:
             return Refusal(handshake.REFUSED_CLUSTER, f"it is of cluster {own.cluster_id}, this host of {theirs.cluster_id}")
         if theirs.feature_first > own.feature_last or theirs.feature_last < own.feature_first:
             return Refusal(handshake.REFUSED_FEATURES, f"it reads metadata of levels {own.feature_first} to {own.feature_last}, this host {theirs.feature_first} to {theirs.feature_last}")
+        lacking = features.unsupported(self._shell.core.committed.features, theirs.features) if self._shell is not None and own.cluster_id else ""
+        if lacking:
+            return Refusal(handshake.REFUSED_FEATURES, f"it runs a version of mqd that this cluster has left behind: {lacking}. Install the version that the other hosts run")
         return own
 
     def _on_message(self, connection: Connection, message: msgspec.Struct) -> None:

@@ -28,7 +28,7 @@ from mqd.cluster.metadata_state import MetadataState
 
 OPTIONS = ControllerOptions(replication_delay_ms=60_000, balance_check_ms=20_000, balance_stable_ms=5_000, retire_barrier_ms=2_000, retire_grace_ms=5_000)
 LEASE_MS = 1_500
-FEATURES = {"metadata.version": (25, 29), "transaction.version": (0, 2), "group.version": (0, 1)}
+FEATURES = {"metadata.version": (25, 29), "transaction.version": (0, 2), "group.version": (0, 1)}  # of a version that did not know mqd.version
 
 
 class Leader:
@@ -58,6 +58,8 @@ class Host:
         self.leaders: dict[tuple[bytes, int], Leader] = {}
         self.lost: dict[tuple[bytes, int], int] = {}
         self.said: broker_core.SetBroker | None = None
+        self.features = FEATURES
+        self.refused = ""
         self.core: metadata_core.MetadataCore
         self.broker: broker_core.BrokerCore
 
@@ -106,7 +108,7 @@ class World:
         self.metadata(host, metadata_core.DirectoriesSeen(tuple(Directory(entry.directory_id, entry.path, entry.free_bytes, entry.usable) for entry in reports)))
         self.clean[(host.node, host.incarnation)] = host.clean_epoch
         registration = broker_messages.RegisterBroker(
-            host.node, host.directory_id, host.incarnation, f"host{host.node}", 9092, host.rack, f"host{host.node}", 9093, f"host{host.node}", 9094, 2, reports, host.clean_epoch, FEATURES
+            host.node, host.directory_id, host.incarnation, f"host{host.node}", 9092, host.rack, f"host{host.node}", 9093, f"host{host.node}", 9094, 2, reports, host.clean_epoch, host.features
         )  # fmt: skip
         self.on_broker(host, broker_core.Started(registration, self.now_ms))
         self.on_broker(host, broker_core.MetadataCommitted(state.version, state.version))
@@ -231,7 +233,8 @@ class World:
                 case broker_core.ShutDown():
                     host.ended = True
                 case broker_core.Refused():
-                    raise AssertionError(action.message)
+                    assert host.features != FEATURES or self.hosts[max(self.active, 1)].features != FEATURES, action.message
+                    host.refused = action.message
         host.broker.check()
 
     def send(self, source: int, target: int, message: object) -> None:

@@ -503,7 +503,7 @@ def test_a_feature_level_waits_for_the_last_host() -> None:
     state.apply(BrokerRegistered(msgspec.structs.replace(state.brokers[2], features={"metadata.version": (25, 28)})))
     with pytest.raises(Refusal) as refused:
         settings_rules.update_features(state, messages.UpdateFeatures([messages.FeatureUpdate("metadata.version", 29, 1)]))
-    assert refused.value.error == E.INVALID_UPDATE_VERSION and "Broker 2" in refused.value.message
+    assert refused.value.error == E.INVALID_UPDATE_VERSION and "broker 2 at h2 (25 to 28)" in refused.value.message
 
 
 def test_records_of_the_version_before_clusters_are_read() -> None:

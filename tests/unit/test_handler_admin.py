@@ -11,7 +11,7 @@ from mqd import native
 from mqd.acceptor import throttle
 from mqd.cluster import controller_messages as messages
 from mqd.cluster.config_rules import RESOURCE_BROKER, RESOURCE_TOPIC
-from mqd.cluster.features import FEATURES, levels
+from mqd.cluster.features import FEATURES, founding_levels, levels
 from mqd.cluster.quorum_events import QuorumSettings
 from mqd.controller import quotas
 from mqd.native import QuotaKind
@@ -179,7 +179,7 @@ def test_quotas_and_features_outlive_a_restart(tmp_path: Path, monkeypatch: pyte
     async def again(broker: HandlerBroker) -> None:
         view = native.Quotas(broker.control)
         assert view.refresh() == 1 << QuotaKind.PRODUCE  # before any client asks
-        assert await described(broker, []) == {"c": {PRODUCE: 7.0}} and broker.metadata.features == {"metadata.version": 28}
+        assert await described(broker, []) == {"c": {PRODUCE: 7.0}} and broker.metadata.features == {"metadata.version": 28, **founding_levels()}
         view.close()
 
     run(first, tmp_path)
@@ -276,7 +276,7 @@ def test_features_are_told_by_api_versions_and_change_by_update_features(tmp_pat
         return {f.name: f.max_version_level for f in response.finalized_features}
 
     async def scenario(broker: HandlerBroker) -> None:
-        told = {name: level for name, level in levels({}).items() if level > 0}
+        told = {name: level for name, level in levels(founding_levels()).items() if level > 0}
         assert await finalized(broker) == told
         for request in (update("metadata.version", feature.last + 1), update("metadata.version", feature.first - 1), update("warp.drive", 1), update("metadata.version", feature.first, 1)):
             for version in (1, 2):

@@ -262,7 +262,7 @@ def test_cluster_and_coordinators(tmp_path: Path) -> None:
 def test_api_versions(tmp_path: Path) -> None:
     async def run() -> None:
         async with HandlerBroker(tmp_path) as broker:
-            bodies = api_versions.bodies({}, broker.metadata.features_version)
+            bodies = api_versions.bodies(broker.metadata.features, broker.metadata.features_version)
             for version in versions(18):
                 request = ApiVersionsRequest(client_software_name="test", client_software_version="1")
                 response = await broker.ask(request, version)
