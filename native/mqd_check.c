@@ -24,6 +24,7 @@
 #include <string.h>
 
 #include "mqd_check.h"
+#include "mqd_redirect.h"
 
 #define COPY_BYTES_MAX MQD_EXTENT_BYTES /* a window holds no more */
 
@@ -215,6 +216,8 @@ int16_t mqd_check_transaction(struct mqd_reactor *r, struct mqd_request *request
 void mqd_check_verify(struct mqd_reactor *r, struct mqd_append *append, int64_t guard)
 {
     struct mqd_request *request = append->request;
+    if (append->handed_on)
+        mqd_redirect_take_back(append); /* with its guard it goes the same way again: the owner of the retired partition first */
     if (append->guard || !append->ordered || !request->connection) {
         append->message = "the partition's transaction changed while it was verified; the client may send the batch again";
         mqd_append_done(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS);

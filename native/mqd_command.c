@@ -12,6 +12,7 @@
 
 #include "mqd_compact_api.h"
 #include "mqd_reactor.h"
+#include "mqd_redirect.h"
 
 /* ---- events ---- */
 
@@ -97,6 +98,7 @@ static void partition_open(struct mqd_reactor *r, const struct mqd_command *comm
     mqd_store_release(&slot->owner_generation, r->generation);
     mqd_partition_set_leader_epoch(owned->partition, mqd_load_relaxed(&slot->leader_epoch));
     mqd_store_release(&slot->compacted, (uint8_t)mqd_partition_options(owned->partition)->compacted);
+    mqd_redirect_opened(r, owned);
     mqd_owner_publish(r, owned);
     mqd_store_release(&slot->state, (uint8_t)MQD_SLOT_ONLINE);
     if (mqd_partition_dirty(owned->partition))

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "mqd_reactor.h"
+#include "mqd_redirect.h"
 
 static bool overflow_push(struct mqd_reactor *r, uint32_t to, const struct mqd_descriptor *descriptor)
 {
@@ -119,6 +120,10 @@ void mqd_forward_append(struct mqd_reactor *r, struct mqd_append *append, uint16
     struct mqd_descriptor produce = {.kind = MQD_LINK_PRODUCE, .flags = append->acks_all ? MQD_PRODUCE_ACKS_ALL : 0, .slot = append->slot,
                                      .token = (r->generation & 0xffff) << 48 | (uint64_t)entry->sequence << 24 | append->forward_index,
                                      .offset = offset, .size_bytes = size_bytes, .a = leader_epoch, .b = append->guard, .c = (int64_t)owner_generation};
+    if (__builtin_expect(append->handed_on, 0)) {
+        produce.flags |= MQD_PRODUCE_REDIRECTED | (append->control & MQD_STAGE_KNOWN ? MQD_PRODUCE_KNOWN : 0);
+        produce.error = append->partition_index;
+    }
     mqd_forward_send(r, owner, &produce);
     mqd_stat(r, MQD_COUNT_BATCHES_FORWARDED, 1);
 }
@@ -145,6 +150,12 @@ static void on_produced(struct mqd_reactor *r, const struct mqd_descriptor *desc
         mqd_forward_forget(r, append);
         mqd_list_remove(&append->node);
         mqd_check_verify(r, append, descriptor->a);
+        return;
+    }
+    if (descriptor->error == MQD_STAGE_REDIRECT) {
+        mqd_forward_forget(r, append);
+        mqd_list_remove(&append->node);
+        mqd_redirect_hand_on(r, append, (uint32_t)descriptor->offset, (int16_t)descriptor->b, descriptor->a);
         return;
     }
     append->base_offset = descriptor->a;
@@ -190,6 +201,10 @@ static void on_produce(struct mqd_reactor *r, const struct mqd_descriptor *descr
     if (!inside || mqd_batch_decode(bytes, descriptor->size_bytes, &batch) < 0 || (uint32_t)batch.size_bytes != descriptor->size_bytes) {
         mqd_append_done(r, append, MQD_KAFKA_CORRUPT_MESSAGE);
         return;
+    }
+    if (__builtin_expect(descriptor->flags & MQD_PRODUCE_REDIRECTED, 0)) {
+        append->control = MQD_STAGE_REDIRECTED | (descriptor->flags & MQD_PRODUCE_KNOWN ? MQD_STAGE_KNOWN : 0);
+        batch.producer_id = mqd_redirect_producer(batch.producer_id, descriptor->error);
     }
     mqd_owner_stage(r, append, &batch, bytes, false);
 }

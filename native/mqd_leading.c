@@ -13,6 +13,7 @@
 #include <time.h>
 
 #include "mqd_reactor.h"
+#include "mqd_redirect.h"
 
 #define TICK_MS 250
 
@@ -88,6 +89,7 @@ void mqd_leading_published(struct mqd_reactor *r, struct mqd_owned *owned, const
 void mqd_leading_assigned(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     owned->replicated = mqd_partition_replicated(owned->partition);
+    mqd_redirect_led(owned);
     mqd_fetch_wake_followers(r, owned); /* those of another epoch are refused */
     mqd_owner_publish(r, owned);
     tell_slot(r, owned);
@@ -97,9 +99,10 @@ void mqd_leading_assigned(struct mqd_reactor *r, struct mqd_owned *owned)
 
 /* ---- followers ---- */
 
+/* A follower reads beyond the high watermark and what is stable. The latter tells it where this log ends: one that is beyond that, told OFFSET_OUT_OF_RANGE, cuts its log there. */
 static void read_to_the_end(struct mqd_positions *positions)
 {
-    positions->high_watermark = positions->log_end_offset;
+    positions->high_watermark = positions->last_stable_offset = positions->log_end_offset;
     positions->high_watermark_segment = positions->log_end_segment;
     positions->high_watermark_position = positions->log_end_position;
 }

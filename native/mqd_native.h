@@ -106,7 +106,7 @@ enum mqd_counter {
     MQD_COUNT_CONNECTIONS_CLOSED, MQD_COUNT_CONNECTIONS_REFUSED, MQD_COUNT_PROTOCOL_ERRORS, MQD_GAUGE_ARENA_EXTENTS_USED, MQD_GAUGE_ARENA_EXTENTS_TOTAL,
     MQD_GAUGE_HEAP_BYTES, MQD_GAUGE_SESSIONS, MQD_GAUGE_PRODUCERS, MQD_COUNT_ARENA_STALLS, MQD_COUNT_LINK_STALLS, MQD_COUNT_THROTTLED,
     MQD_GAUGE_LOCAL_ATTACHMENTS, MQD_GAUGE_LOCAL_BYTES, MQD_COUNT_LOCAL_ATTACHED, MQD_COUNT_LOCAL_REFUSED, MQD_COUNT_LOCAL_REQUESTS, MQD_COUNT_LOCAL_ASKS,
-    MQD_COUNT_REPLICA_BYTES, MQD_COUNT_RELAYED_BATCHES, MQD_COUNT_RELAYED_BYTES, MQD_COUNT_RELAY_FAILURES, MQD_COUNTER_COUNT
+    MQD_COUNT_REPLICA_BYTES, MQD_COUNT_RELAYED_BATCHES, MQD_COUNT_RELAYED_BYTES, MQD_COUNT_RELAY_FAILURES, MQD_COUNT_BATCHES_REDIRECTED, MQD_COUNTER_COUNT
 };
 enum mqd_histogram { MQD_TIME_PRODUCE, MQD_TIME_FETCH, MQD_TIME_LOOP, MQD_TIME_SYNC, MQD_TIME_CONTROL, MQD_HISTOGRAM_COUNT };
 /* copies out counters[MQD_COUNTER_COUNT] and histograms[MQD_HISTOGRAM_COUNT][128] of one worker */
@@ -161,6 +161,9 @@ enum mqd_descriptor_kind {
 #define MQD_PRODUCE_ACKS_ALL 2
 #define MQD_PRODUCE_ACKS_NONE 4
 #define MQD_PRODUCE_MARKER_BUMPED 8 /* with CONTROL: a marker of transactions v2, whose producer epoch is above that of what it ends (KIP-890) */
+#define MQD_PRODUCE_REDIRECTED 16 /* for the partition that takes the records of a retired one, whose index is in `error`: the producer id is rewritten (mqd_redirect.h) */
+#define MQD_PRODUCE_KNOWN 32      /* with REDIRECTED: only when the partition knows the producer and the batch is its next, or one that it has */
+#define MQD_PRODUCED_REDIRECTED 1 /* flags of PRODUCED, of a coordinator's batch: the partition is retired, the same is to be written to the one whose index is in size_bytes */
 #define MQD_CHECK_TRANSACTION 1   /* flags of CHECK: payload is struct mqd_check_transaction, partition_count entries, the transactional id's bytes */
 #define MQD_CHECK_RECORDS 2       /* payload is one compressed batch for a compacted topic: every record needs a key */
 #define MQD_RECORD_ERROR_COUNT_MAX 64
@@ -179,7 +182,8 @@ struct mqd_descriptor {
     uint64_t token;      /* sender's name for the thing; answers echo it */
     uint64_t offset;     /* payload: byte offset in the lender's arena */
     uint32_t size_bytes; /* payload size */
-    int32_t error;       /* PRODUCED: Kafka error code, or -2 (MQD_STAGE_VERIFY): not staged, verify and send again with the guard in `a`. REQUEST: low 31 bits of the acceptor's generation that is asked */
+    int32_t error;       /* PRODUCED: Kafka error code, or -2 (MQD_STAGE_VERIFY): not staged, verify and send again with the guard in `a`; -3 (MQD_STAGE_REDIRECT): not staged, send it to
+                            the slot in `offset`, with the verdict in `b` and `a`; -4 (MQD_STAGE_UNKNOWN): not staged, the verdict stands. PRODUCE: see REDIRECTED. REQUEST: low 31 bits of the acceptor's generation that is asked */
     int64_t a;           /* PRODUCE: leader epoch the sender expects or -1. PRODUCED: base_offset. REQUEST: listener id. RESPONSE: metadata version of a cacheable body */
     int64_t b;           /* PRODUCE: verification guard or 0. PRODUCED: log_append_time_ms or -1. REQUEST: connection id (for logs) */
     int64_t c;           /* PRODUCED: log_start_offset. REQUEST: local IPv4 address, the peer's in the high half (network order, 0 = not IPv4) */

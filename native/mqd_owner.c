@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "mqd_reactor.h"
+#include "mqd_redirect.h"
 
 static struct mqd_owned *owned_of(struct mqd_reactor *r, uint32_t slot)
 {
@@ -52,7 +53,12 @@ void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const str
         mqd_append_done(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
         return;
     }
-    int16_t error = __builtin_expect(owned->replicated | r->lease_lost, 0) ? mqd_leading_may_append(r, owned, append) : 0;
+    int16_t error = 0;
+    if (__builtin_expect(owned->replicated | owned->retiring | r->lease_lost, 0)) {
+        error = mqd_leading_may_append(r, owned, append);
+        if (!error && owned->retiring && mqd_redirect_take(r, owned, append, batch))
+            return;
+    }
     if (error) {
         mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
         mqd_append_done(r, append, error);
@@ -81,7 +87,7 @@ void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const str
     }
     if (error) {
         mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
-        mqd_append_done(r, append, error > 0 ? error : MQD_KAFKA_STORAGE_ERROR);
+        mqd_append_done(r, append, error > 0 || error == MQD_STAGE_UNKNOWN ? error : MQD_KAFKA_STORAGE_ERROR);
         return;
     }
     append->base_offset = result.base_offset;

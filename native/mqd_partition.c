@@ -18,6 +18,7 @@
 #define AT_CRC 17
 #define AT_ATTRIBUTES 21
 #define AT_MAX_TIMESTAMP 35
+#define AT_PRODUCER_ID 43
 
 /* ---- staging area ------------------------------------------------------------------------------------------------- */
 
@@ -116,32 +117,34 @@ static int16_t stage_check(const struct mqd_partition *partition, const struct m
 }
 
 /* The CRC begins behind itself and covers the header's rest and the records, which stay where they are. */
-static void patch_append_time(uint8_t *header, const uint8_t *bytes, const struct mqd_batch *batch)
+static void patch_checked(uint8_t *header, const uint8_t *bytes, const struct mqd_batch *batch)
 {
     uint16_t attributes = htobe16((uint16_t)batch->attributes);
-    uint64_t timestamp = htobe64((uint64_t)batch->max_timestamp_ms);
+    uint64_t timestamp = htobe64((uint64_t)batch->max_timestamp_ms), producer_id = htobe64((uint64_t)batch->producer_id);
     memcpy(header + AT_ATTRIBUTES, &attributes, sizeof attributes);
     memcpy(header + AT_MAX_TIMESTAMP, &timestamp, sizeof timestamp);
+    memcpy(header + AT_PRODUCER_ID, &producer_id, sizeof producer_id);
     uint32_t crc = mqd_crc32c(0, header + AT_ATTRIBUTES, MQD_BATCH_HEADER_BYTES - AT_ATTRIBUTES);
     crc = htobe32(mqd_crc32c(crc, bytes + MQD_BATCH_HEADER_BYTES, (size_t)batch->size_bytes - MQD_BATCH_HEADER_BYTES));
     memcpy(header + AT_CRC, &crc, sizeof crc);
 }
 
-static void stage_patch(struct mqd_staged *staged, bool patch_in_place, bool append_time)
+/* `checked`: bytes that the CRC covers change too. */
+static void stage_patch(struct mqd_staged *staged, bool patch_in_place, bool checked)
 {
     uint8_t *header = staged->bytes;
     staged->header_bytes = 0;
     if (!patch_in_place) {
         header = staged->header;
-        staged->header_bytes = append_time ? MQD_BATCH_HEADER_BYTES : 16;
+        staged->header_bytes = checked ? MQD_BATCH_HEADER_BYTES : 16;
         memcpy(header, staged->bytes, staged->header_bytes);
     }
     uint64_t base_offset = htobe64((uint64_t)staged->batch.base_offset);
     uint32_t leader_epoch = htobe32((uint32_t)staged->batch.partition_leader_epoch);
     memcpy(header, &base_offset, sizeof base_offset);
     memcpy(header + AT_LEADER_EPOCH, &leader_epoch, sizeof leader_epoch);
-    if (append_time)
-        patch_append_time(header, staged->bytes, &staged->batch);
+    if (checked)
+        patch_checked(header, staged->bytes, &staged->batch);
 }
 
 /* A transactional batch that would begin a transaction: does the coordinator know of it (KIP-890)? */
@@ -161,6 +164,8 @@ static int16_t check_producer(struct mqd_partition *partition, const struct mqd_
                               struct mqd_stage_result *result)
 {
     int16_t error = mqd_producers_check(&partition->producers, batch, kind, &result->duplicate, &result->base_offset);
+    if (__builtin_expect(kind.known, 0) && !error && !result->duplicate && !mqd_producers_sequenced(&partition->producers, batch))
+        return MQD_STAGE_UNKNOWN;
     if (error || result->duplicate || kind.coordinator || !(batch->attributes & ATTRIBUTE_TRANSACTIONAL) || !partition->options.transaction_verification ||
         mqd_producers_ongoing(&partition->producers, batch))
         return error;
@@ -202,7 +207,8 @@ int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_ba
         error = mqd_marker_parse(bytes, batch, &marker) < 0 ? MQD_KAFKA_INVALID_RECORD : 0;
     }
     if (error == 0 && batch->producer_id >= 0)
-        error = check_producer(partition, batch, (struct mqd_producer_batch_kind){is_marker, coordinator, (flags & MQD_STAGE_MARKER_BUMPED) != 0}, guard, now_ms, result);
+        error = check_producer(partition, batch, (struct mqd_producer_batch_kind){is_marker, coordinator, (flags & MQD_STAGE_MARKER_BUMPED) != 0, (flags & MQD_STAGE_KNOWN) != 0},
+                               guard, now_ms, result);
     if (error || result->duplicate)
         return error;
     struct mqd_staged *staged = mqd_partition_stage_next(partition);
@@ -216,7 +222,7 @@ int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_ba
         staged->batch.attributes |= ATTRIBUTE_LOG_APPEND_TIME;
         staged->batch.max_timestamp_ms = result->log_append_time_ms = now_ms;
     }
-    stage_patch(staged, patch_in_place, partition->options.log_append_time);
+    stage_patch(staged, patch_in_place, partition->options.log_append_time || (flags & MQD_STAGE_REDIRECTED));
     result->base_offset = partition->staged_end_offset;
     partition->staged_end_offset = mqd_batch_end_offset(&staged->batch);
     partition->staged_count++;
@@ -226,6 +232,34 @@ int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_ba
 uint32_t mqd_partition_staged_count(const struct mqd_partition *partition)
 {
     return partition->staged_count;
+}
+
+/* ---- retired (mqd_redirect.h) -------------------------------------------------------------------------------------- */
+
+int16_t mqd_partition_look(const struct mqd_partition *partition, const struct mqd_batch *batch, bool *duplicate, int64_t *base_offset)
+{
+    return mqd_producers_check(&partition->producers, batch, (struct mqd_producer_batch_kind){0}, duplicate, base_offset);
+}
+
+void mqd_partition_note_refused(struct mqd_partition *partition, const struct mqd_batch *batch, int64_t now_ms)
+{
+    mqd_verifications_ask(&partition->verifications, batch, now_ms);
+}
+
+bool mqd_partition_refused_before(const struct mqd_partition *partition, const struct mqd_batch *batch)
+{
+    const struct mqd_verification *refused = mqd_verifications_of(&partition->verifications, batch);
+    return refused && batch->base_sequence > refused->lowest_sequence;
+}
+
+bool mqd_partition_in_transaction(const struct mqd_partition *partition, int64_t producer_id)
+{
+    return mqd_producers_in_transaction(&partition->producers, producer_id);
+}
+
+int64_t mqd_partition_staged_end(const struct mqd_partition *partition)
+{
+    return partition->staged_end_offset;
 }
 
 /* ---- positions ---------------------------------------------------------------------------------------------------- */

@@ -23,9 +23,14 @@
 #define MQD_STAGE_FULL (-1)     /* as many are staged: write first, then stage again */
 #define MQD_STAGE_VERIFY (-2)   /* nothing was staged: ask the transaction's coordinator, then stage again with result->guard */
 
+#define MQD_STAGE_REDIRECT (-3) /* of a retired partition's owner, not of the partition: mqd_redirect.h */
+#define MQD_STAGE_UNKNOWN (-4)  /* nothing was staged: MQD_STAGE_KNOWN, and the producer is not known */
+
 enum mqd_stage_flags {
     MQD_STAGE_COORDINATOR = 1,   /* from a coordinator: control batches are allowed, sequences and verification are not asked for */
-    MQD_STAGE_MARKER_BUMPED = 2  /* a marker of transactions v2 (KIP-890): its producer epoch must be above the known one, not at it */
+    MQD_STAGE_MARKER_BUMPED = 2, /* a marker of transactions v2 (KIP-890): its producer epoch must be above the known one, not at it */
+    MQD_STAGE_REDIRECTED = 4,    /* batch->producer_id is not that of the bytes, and goes into the log instead of it */
+    MQD_STAGE_KNOWN = 8          /* an idempotent producer's batch is staged only when sequences of its producer, in its epoch, are known here */
 };
 
 struct mqd_stage_result {
@@ -42,11 +47,21 @@ struct mqd_stage_result {
  * 19 NOT_ENOUGH_REPLICAS (a guard that is not, or no more, the partition's: the transaction may have ended since it was verified; the client tries again);
  * 48 INVALID_TXN_STATE (a batch outside of the producer's ongoing transaction); 52 TRANSACTION_COORDINATOR_FENCED (a marker of an older coordinator);
  * 56 KAFKA_STORAGE_ERROR when fenced; 87 INVALID_RECORD (a control batch from a client, or one that is no transaction marker);
- * or MQD_STAGE_FULL, MQD_STAGE_VERIFY. flags: enum mqd_stage_flags. guard: 0 = not verified, else the result->guard that was verified for this very batch.
+ * or MQD_STAGE_FULL, MQD_STAGE_VERIFY, MQD_STAGE_UNKNOWN. flags: enum mqd_stage_flags. guard: 0 = not verified, else the result->guard that was verified for this very batch.
  * now_ms: wall clock, for LogAppendTime and timestamp limits. */
 int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_batch *batch, uint8_t *bytes, bool patch_in_place, uint32_t flags, int64_t guard,
                             int64_t now_ms, struct mqd_stage_result *result);
 uint32_t mqd_partition_staged_count(const struct mqd_partition *partition);
+
+/* Of a retired partition (mqd_redirect.h): what its producer state says of an idempotent producer's batch. 0: it would be staged; 45, 46, 47, 48; *duplicate: it has it, at
+ * *base_offset. Nothing is staged, nobody is verified. */
+int16_t mqd_partition_look(const struct mqd_partition *partition, const struct mqd_batch *batch, bool *duplicate, int64_t *base_offset);
+/* This batch of an idempotent producer was refused for the moment; was one before it refused, so that this one may not come first? Bounded: the oldest is forgotten, then another
+ * producer's any sequence is taken. */
+void mqd_partition_note_refused(struct mqd_partition *partition, const struct mqd_batch *batch, int64_t now_ms);
+bool mqd_partition_refused_before(const struct mqd_partition *partition, const struct mqd_batch *batch);
+bool mqd_partition_in_transaction(const struct mqd_partition *partition, int64_t producer_id); /* staged batches count */
+int64_t mqd_partition_staged_end(const struct mqd_partition *partition); /* the log's end when what is staged is written */
 /* Writes what is staged; rolls first or in between where needed. 0; -1 with errno (ENOSPC, EDQUOT, EMFILE, ENFILE, ENOMEM: retriable, state is as before, unless
  * the partition is fenced; others: the caller fences the log directory). *rolled is set when a new segment was started. */
 int mqd_partition_write(struct mqd_partition *partition, int64_t now_ms, bool *rolled);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "mqd_reactor.h"
+#include "mqd_redirect.h"
 
 #define ZSTD_SINCE_VERSION 7 /* KIP-110 */
 #define ATTRIBUTE_TRANSACTIONAL 0x10
@@ -92,11 +93,6 @@ static void route(struct mqd_reactor *r, struct mqd_request *request, struct mqd
         return;
     if (topic->slots[partition->partition_index] == MQD_SLOT_NONE) { /* another host's, all of it */
         mqd_append_done(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
-        return;
-    }
-    if (topic->places[partition->partition_index].retiring) { /* clients try again, until the step is over */
-        append->message = "the partition is being retired: it takes no new records";
-        mqd_append_done(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS);
         return;
     }
     int16_t error = check_batch(r, partition, request, &batch, &append->message);
@@ -247,11 +243,12 @@ void mqd_append_done(struct mqd_reactor *r, struct mqd_append *append, int16_t e
     if (append->done)
         return;
     append->done = 1;
-    append->error = error;
+    append->error = __builtin_expect(append->handed_on && error, 0) ? mqd_redirect_outcome(append, error) : error;
     mqd_list_remove(&append->node);
     struct mqd_request *request = append->request;
     if (!request) { /* a peer's: tell it; the sender may let go of the bytes */
-        struct mqd_descriptor answer = {.kind = MQD_LINK_PRODUCED, .slot = append->slot, .token = append->peer_token, .error = error, .a = append->base_offset,
+        struct mqd_descriptor answer = {.kind = MQD_LINK_PRODUCED, .flags = append->redirected ? MQD_PRODUCED_REDIRECTED : 0, .slot = append->slot, .token = append->peer_token,
+                                        .offset = append->home_slot, .size_bytes = append->redirect_index, .error = error, .a = append->base_offset,
                                         .b = append->log_append_time_ms, .c = append->log_start_offset};
         mqd_forward_send(r, append->peer, &answer);
         append->node.next = (struct mqd_node *)r->free_appends;

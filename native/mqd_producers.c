@@ -182,6 +182,18 @@ bool mqd_producers_ongoing(const struct mqd_producers *producers, const struct m
     return index != MQD_PRODUCER_NONE && producers->entries[index].transaction && producers->entries[index].epoch == batch->producer_epoch;
 }
 
+bool mqd_producers_sequenced(const struct mqd_producers *producers, const struct mqd_batch *batch)
+{
+    uint32_t index = mqd_producers_find(producers, batch->producer_id);
+    return index != MQD_PRODUCER_NONE && producers->entries[index].epoch == batch->producer_epoch && producers->entries[index].count > 0;
+}
+
+bool mqd_producers_in_transaction(const struct mqd_producers *producers, int64_t producer_id)
+{
+    uint32_t index = mqd_producers_find(producers, producer_id);
+    return index != MQD_PRODUCER_NONE && producers->entries[index].transaction;
+}
+
 int mqd_producers_begin(struct mqd_producers *producers, uint32_t index, int64_t first_offset)
 {
     struct mqd_producer *entry = &producers->entries[index];

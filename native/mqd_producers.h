@@ -88,12 +88,16 @@ struct mqd_producer_batch_kind { /* what the header of a batch does not tell */
     const struct mqd_marker *marker; /* NULL: a data batch */
     bool coordinator;                /* not a client's: without a sequence */
     bool bumped;                     /* the marker bumps the producer's epoch */
+    bool known;                      /* MQD_STAGE_KNOWN; mqd_producers_check does not look at it */
 };
 /* 0, 45, 46, 47, 48, 52; *duplicate when it is one (then 0), with the original base offset. Batches without a producer id must not come here. */
 int16_t mqd_producers_check(const struct mqd_producers *producers, const struct mqd_batch *batch, struct mqd_producer_batch_kind kind, bool *duplicate,
                             int64_t *base_offset);
 /* Is this batch a part of a transaction that its producer has begun here? */
 bool mqd_producers_ongoing(const struct mqd_producers *producers, const struct mqd_batch *batch);
+/* Are sequences of the batch's producer, in its epoch, known? */
+bool mqd_producers_sequenced(const struct mqd_producers *producers, const struct mqd_batch *batch);
+bool mqd_producers_in_transaction(const struct mqd_producers *producers, int64_t producer_id);
 /* Notes a batch that passed the check (or that is in the log already). -1: no memory, nothing changed. */
 int mqd_producers_add(struct mqd_producers *producers, const struct mqd_batch *batch, const struct mqd_marker *marker, int64_t base_offset, int64_t now_ms,
                       struct mqd_producer_undo *undo);

@@ -113,6 +113,10 @@ struct mqd_owned {
     uint8_t closing, preallocating, in_syncfs, snapshotting;
     uint8_t resting;              /* enum mqd_rest; commands for it wait in `deferred` meanwhile */
     uint8_t replicated;           /* as mqd_partition_replicated: has, or may have, other replicas (mqd_leading.c) */
+    uint8_t retiring;             /* enum mqd_retiring; then the next four count (mqd_redirect.h) */
+    int32_t retired_epoch;        /* leader epoch of the step */
+    uint32_t redirect_slot, redirect_index; /* of the partition that takes its records; MQD_SLOT_NONE: it is not on this host */
+    int64_t sealed_end;           /* what was taken before it was sealed ends at or before it */
     uint64_t close_token;
     struct mqd_node followers_waiting; /* mqd_fetch_entry.waiter of followers' fetches */
     int64_t told_log_start, told_log_end; /* when these were woken last */

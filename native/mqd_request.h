@@ -43,6 +43,12 @@ struct mqd_append {
     uint32_t forward_index;      /* in reactor->forwards while a peer has it; UINT32_MAX = not forwarded */
     uint64_t peer_generation;
     const char *message;         /* static text for the client, NULL = none */
+    uint8_t handed_on;           /* for a retired partition, and on its way to the one that takes its records, in `slot` (mqd_redirect.h) */
+    uint8_t redirected;          /* owner's side: the coordinator is to write the same to partition redirect_index */
+    int16_t verdict;             /* handed on: of the retired partition's owner, with verdict_offset */
+    uint32_t home_slot;          /* of the retired partition; at its owner's side the slot that the answer names */
+    uint32_t redirect_index;
+    int64_t verdict_offset;
 };
 
 struct mqd_forward_entry { struct mqd_append *append; uint32_t sequence, next_free; };

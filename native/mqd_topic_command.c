@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "mqd_reactor.h"
+#include "mqd_redirect.h"
 
 #define BROKER_COUNT_MAX 65536
 
@@ -67,6 +68,8 @@ void mqd_topic_command_put(struct mqd_reactor *r, const struct mqd_command *comm
     struct mqd_topic *topic = mqd_topics_put(&r->topics, command->topic_id, command->text, command->list, command->number);
     if (topic && r->relays)
         mqd_relay_topic_changed(r, topic);
+    if (topic)
+        mqd_redirect_topic(r, topic);
     mqd_command_done(r, command->token, topic ? 0 : ENOMEM, UINT32_MAX, 0, NULL, topic ? "" : "out of memory for another topic");
 }
 

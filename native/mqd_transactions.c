@@ -227,6 +227,12 @@ const struct mqd_verification *mqd_verifications_find(const struct mqd_verificat
     return entry && entry->guard == guard && entry->epoch == batch->producer_epoch ? entry : NULL;
 }
 
+const struct mqd_verification *mqd_verifications_of(const struct mqd_verifications *verifications, const struct mqd_batch *batch)
+{
+    const struct mqd_verification *entry = entry_of(verifications, batch->producer_id);
+    return entry && entry->epoch == batch->producer_epoch ? entry : NULL;
+}
+
 void mqd_verifications_forget(struct mqd_verifications *verifications, int64_t producer_id)
 {
     struct mqd_verification *entry = entry_of(verifications, producer_id);

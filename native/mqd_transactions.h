@@ -76,6 +76,8 @@ void mqd_verifications_free(struct mqd_verifications *verifications);
 int64_t mqd_verifications_ask(struct mqd_verifications *verifications, const struct mqd_batch *batch, int64_t now_ms);
 /* The entry that this batch asked for, or NULL when the guard is not, or no more, its own. */
 const struct mqd_verification *mqd_verifications_find(const struct mqd_verifications *verifications, const struct mqd_batch *batch, int64_t guard);
+/* ... whatever its guard. */
+const struct mqd_verification *mqd_verifications_of(const struct mqd_verifications *verifications, const struct mqd_batch *batch);
 void mqd_verifications_forget(struct mqd_verifications *verifications, int64_t producer_id);
 void mqd_verifications_expire(struct mqd_verifications *verifications, int64_t before_ms);
 

@@ -63,6 +63,7 @@ _HELP = {
     "RELAYED_BATCHES": "Record batches of local clients, sent on to leaders on other hosts",
     "RELAYED_BYTES": "Bytes of the requests that brought them there",
     "RELAY_FAILURES": "Record batches of local clients whose leader on another host could not be reached, or did not answer: tried again",
+    "BATCHES_REDIRECTED": "Record batches for retired partitions, given to the partitions that take their records",
     "LOCAL_ATTACHMENTS": "Local clients attached now",
     "LOCAL_BYTES": "Shared memory of local clients",
     "ARENA_EXTENTS_USED": "Extents of the receive arena in use",
