@@ -287,7 +287,7 @@ class QuorumCore(QuorumReplica):
     def _on_leader_died(self, event: events.LeaderDied, now_ns: int) -> None:
         """As if it had resigned, only that nobody knows who has the newest log: the others try in the order of their node ids, and one whose log is too old is told so. It is said again and
         again, for whoever has not heard it refuses; the first in that order then tries again, the others keep the time that they have given it."""
-        if event.node_id == self.key.node_id or not self.is_newest_epoch(event.epoch) or (event.epoch == self.epoch and self.leader not in (-1, event.node_id)):
+        if event.node_id == self.key.node_id or event.epoch < self.epoch or (event.epoch == self.epoch and self.leader not in (-1, event.node_id)):
             return
         self.promise.release(event.epoch)
         if event.epoch > self.epoch:
@@ -300,9 +300,6 @@ class QuorumCore(QuorumReplica):
         if not again or place == 0:
             self.end_epoch()
             self.unattach(now_ns, now_ns + self.settings.handover_ns + place * self.settings.backoff_ns[0])
-
-    def is_newest_epoch(self, epoch: int) -> bool:
-        return epoch >= self.epoch
 
     def _on_fetch(self, sender: int, fetch: Fetch, now_ns: int) -> None:
         if fetch.replica.node_id != sender:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from mqd.cluster import quorum_events as events
+from mqd.cluster.death_notice import REPEATS_MS
 from mqd.cluster.quorum_core import QuorumCore
 from mqd.cluster.quorum_events import NO_DEADLINE
 from mqd.cluster.quorum_messages import Batch, ReplicaKey, SnapshotMeta
@@ -38,6 +39,7 @@ class Host:
         self.version, self.digest = 0, b""  # of the state machine
         self.lease_until_ns = 0  # of this host as a broker
         self.outdated = False
+        self.led_epoch = -1  # the last one that this process led: what its keeper knows of it
         self.deposed()
 
     def deposed(self) -> None:
@@ -60,6 +62,7 @@ class Host:
         self.core = world.core_class(self.key, stored, world.settings, Random(world.kernel.random.getrandbits(64)))
         self._tick_at = NO_DEADLINE
         self._depth = 0  # of events handled while effects are carried out
+        self.led_epoch = -1
         self.deposed()
         self.lease_until_ns = 0
         self.handle(events.Start())
@@ -72,6 +75,17 @@ class Host:
             self.process = self.core = None
             self.disk.crash(self.world.kernel.random, keeps)
             self.deposed()
+
+    def prove(self, epoch: int) -> None:
+        """The keeper tells the others that the process has ended which led `epoch` (death_notice.py)."""
+        world = self.world
+        for wait_ms in REPEATS_MS if epoch >= 0 else ():
+            for other in world.hosts.values():
+                if other is not self:
+                    world.kernel.after(wait_ms * MILLISECOND, None, self._tell, other, events.LeaderDied(self.node_id, epoch))
+
+    def _tell(self, other: Host, died: events.LeaderDied) -> None:
+        self.world.network.send(self.node_id - 1, other.node_id - 1, other.process, other.handle, died)
 
     def wipe(self) -> None:
         self.world.graves[self.key] = self.disk
@@ -87,6 +101,8 @@ class Host:
         effects = core.handle(event, self.clock.now())
         if core.epoch < before:
             raise Violation("I6", f"node {self.node_id} falls from epoch {before} to {core.epoch}")
+        if core.is_leader:
+            self.led_epoch = core.epoch
         grown = core.log.end_offset - log[1]
         core.check(log_too=core.log.start_offset != log[0] or grown < 0 or (grown > 0 and core.log.end_offset % 8 == 0))
         world.after_event(self)

@@ -6,7 +6,7 @@ import msgspec
 
 from mqd.cluster.quorum_core import QuorumCore
 from mqd.cluster.quorum_election import Election
-from mqd.cluster.quorum_events import NO_DEADLINE, AppendLog, Committed, DiskDone, InstallSnapshot, PersistVote, QuorumSettings, TruncateLog
+from mqd.cluster.quorum_events import NO_DEADLINE, AppendLog, Committed, DiskDone, InstallSnapshot, LeaderDied, PersistVote, QuorumSettings, TruncateLog
 from mqd.cluster.quorum_follower import Following
 from mqd.cluster.quorum_leader import Leadership, Replica
 from mqd.cluster.quorum_messages import EndEpoch, Fetch
@@ -113,6 +113,15 @@ class TransferWithLease(QuorumCore):
     """The successor may begin while the predecessor goes on."""
 
     leadership_class = SpeaksTooSoon
+
+
+class ProofOfAnyEpoch(QuorumCore):
+    """That the leader of an epoch has died is taken for the death of whoever leads now."""
+
+    def handle(self, event, now_ns):
+        if isinstance(event, LeaderDied) and self.leader not in (-1, self.key.node_id):
+            event = LeaderDied(self.leader, self.epoch)
+        return super().handle(event, now_ns)
 
 
 # -- the log -------------------------------------------------------------------------------------------------------------------
@@ -239,3 +248,21 @@ class DeadlineFromReceipt(Host):
 
     def on_granted(self, stamp_ns: int) -> None:
         super().on_granted(self.clock.now())
+
+
+# -- keepers -------------------------------------------------------------------------------------------------------------------
+
+
+class ProvesTooSoon(Host):
+    """A keeper that says so when the controller's connection has ended: the process may go on."""
+
+    def deposed(self) -> None:
+        super().deposed()
+        if self.process is None and self.core is None:
+            return
+        self.world.kernel.after(0, self.process, self._doubt)
+
+    def _doubt(self) -> None:
+        if self.world.kernel.random.random() < 0.05:
+            self.prove(self.led_epoch)
+        self.world.kernel.after(300_000, self.process, self._doubt)

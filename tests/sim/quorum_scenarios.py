@@ -106,6 +106,44 @@ def failover(seed: int, core_class: type[QuorumCore]) -> float:
     return (world.kernel.now - before) / 1e6
 
 
+def proven(seed: int, core_class: type[QuorumCore], restarted: bool = False) -> float:
+    """Seconds until somebody else is active after the leader's processes were killed; its keeper tells the others. `restarted`: a successor of the controller is there before they hear of it."""
+    world, leader, others = led(seed, core_class)
+    epoch = leader.core.epoch
+    leader.stop(1)
+    leader.prove(epoch)
+    if restarted:
+        leader.start()
+    before = world.kernel.now
+    if not world.until(lambda: any(host.is_active for host in world.hosts.values()), 3):
+        raise Violation("failover", "no controller within 3 seconds")
+    taken = (world.kernel.now - before) / 1e6
+    world.seconds(2)  # it is said again and again
+    if world.active is None or max(host.core.epoch for host in others) > epoch + 4:
+        raise Violation("stable", f"epoch {epoch}, then one after the other to {max(host.core.epoch for host in others)}")
+    return taken
+
+
+def old_proof(seed: int, core_class: type[QuorumCore]) -> None:
+    """Three voters of five hear late, when somebody else leads whom they do not hear at the moment, that a leader has died: that concerns nobody any more."""
+    world, leader, others = led(seed, core_class, hosts=5, voters=5)
+    epoch = leader.core.epoch
+    leader.stop(1)
+    world.until(lambda: world.active is not None, 10)
+    leader.start()
+    world.clients_work = False
+    world.seconds(1)
+    successor = world.active
+    now = successor.core.epoch
+    world.cut_off(successor.node_id)
+    leader.prove(epoch)
+    world.seconds(1)
+    world.network.heal()
+    world.seconds(3)
+    if world.active is not successor or successor.core.epoch != now:
+        raise Violation("stable", f"epoch {now} was disturbed")
+
+
 def formation(seed: int, core_class: type[QuorumCore]) -> float:
     """Seconds until three hosts that were never anything else have a controller."""
     world = quiet(seed, core_class)

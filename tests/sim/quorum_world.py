@@ -291,7 +291,10 @@ class World:
 
     def _crash(self, host: Host, kind: str) -> None:
         random = self.kernel.random
+        led_epoch = host.led_epoch
         host.stop(0.9 if kind == "kill" else 0.3)
+        if kind == "kill":  # of the process; the keeper lives
+            host.prove(led_epoch)
         if kind == "power":
             host.clock = self.new_clock()
         self.kernel.after(random.choice((5, 50, 400, 4_000)) * MILLISECOND, None, self._back, host)

@@ -83,6 +83,7 @@ DIRECTED = (
     scenarios.rumours,
     scenarios.forced,
     scenarios.removal_not_committed,
+    scenarios.old_proof,
 )
 
 
@@ -94,7 +95,7 @@ def test_directed_traces_hold(scenario) -> None:
 
 @pytest.mark.parametrize(
     ("scenario", "seconds_max"),
-    [(scenarios.failover, 3), (scenarios.formation, 1), (scenarios.handover, 0.1), (scenarios.all_restarted, 3)],
+    [(scenarios.failover, 3), (scenarios.proven, 0.25), (scenarios.formation, 1), (scenarios.handover, 0.1), (scenarios.all_restarted, 3)],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_how_long_there_is_no_controller(scenario, seconds_max: float) -> None:
@@ -112,6 +113,7 @@ def test_how_long_there_is_no_controller(scenario, seconds_max: float) -> None:
         (scenarios.lonely_leader, mutants.NoCheckQuorum, "check-quorum"),
         (scenarios.figure_eight, mutants.CommitOfOlderEpoch, "I3"),
         (scenarios.two_leaders_in_turn, mutants.SingleServerChangeBug, "I3"),
+        (scenarios.old_proof, mutants.ProofOfAnyEpoch, "L1"),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
@@ -140,6 +142,7 @@ def test_directed_traces_show_planted_bugs(scenario, planted: type[QuorumCore], 
         (mutants.LeaseFromReceipt, LEASE_PLAN, 300, ("L1",)),
         (mutants.LeaseIsPromise, LEASE_PLAN, 300, ("L1",)),
         (mutants.TransferWithLease, LEASE_PLAN, 300, ("L1",)),
+        (mutants.ProofOfAnyEpoch, LEASE_PLAN, 300, ("L1",)),
     ],
     ids=lambda value: getattr(value, "__name__", None) or ("lease" if isinstance(value, Plan) else "-"),
 )
@@ -154,6 +157,14 @@ def test_chance_finds_planted_bugs(planted: type[QuorumCore], plan: Plan | None,
 )
 def test_chance_finds_planted_bugs_in_the_lease_of_brokers(planted, plan: Plan, seeds: int) -> None:
     assert found(seeds, plan, host_class=planted) == "L2"
+
+
+def test_chance_finds_a_proof_of_what_has_not_happened() -> None:
+    assert found(100, LEASE_PLAN, host_class=mutants.ProvesTooSoon) == "L1"
+
+
+def test_a_death_that_is_proven_need_not_be_waited_for_when_the_dead_is_back_at_once() -> None:
+    assert max(scenarios.proven(seed, QuorumCore, restarted=True) for seed in range(20)) < 0.4
 
 
 def test_a_late_grant_shows_a_deadline_that_counts_from_receipt() -> None:
