@@ -337,3 +337,12 @@ def records_encode(columns: Columns, out: Any, records_max: int = 0) -> tuple[in
     size = check(lib.mqd_records_encode(native, records_max, memory, len(memory), taken))
     held.clear()
     return size, taken[0]
+
+
+def partitions_for(partitioner: int, columns: Columns, partition_count: int, without_key: int, partitions: Any) -> None:
+    """Fills what is below 0 in `partitions` (int32, one for each record) by the keys of `columns`. A partitioner that goes by the key: MURMUR2_RANDOM, FNV1A_RANDOM."""
+    native, held = columns.native()
+    if len(partitions) != columns.count:
+        raise NativeError(E_INVALID, f"{len(partitions)} partitions for {columns.count} records")
+    check(lib.mqd_partitions_for(partitioner, native.keys, native.key_bytes, columns.count, partition_count, without_key, ffi.from_buffer("int32_t[]", partitions, require_writable=True)))
+    held.clear()

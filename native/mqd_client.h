@@ -89,6 +89,9 @@ enum mqd_partitioner { /* librdkafka's names */
     MQD_PARTITIONER_FNV1A, MQD_PARTITIONER_FNV1A_RANDOM
 };
 int32_t mqd_partition_for(uint32_t partitioner, const uint8_t *key, int32_t key_bytes, int32_t partition_count, uint64_t *random_state); /* key_bytes -1 = no key */
+/* The same for a column of keys, one after another (key_bytes NULL: none has one): fills what is below 0 in `partitions`. without_key: where records without key go. -1: MQD_E_INVALID,
+ * a partitioner that does not go by the key alone, or a wrong size or count. */
+int mqd_partitions_for(uint32_t partitioner, const uint8_t *keys, const int32_t *key_bytes, uint32_t count, int32_t partition_count, int32_t without_key, int32_t *partitions);
 
 struct mqd_producer;
 /* One at a time on an attachment. MQD_E_FULL: what a producer before it has sent is still being read; wait, then again. */

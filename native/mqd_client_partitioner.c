@@ -10,6 +10,8 @@
 
 #include <string.h>
 
+#include "mqd_error.h"
+
 static uint32_t crc32_table[256];
 
 __attribute__((constructor)) static void fill(void)
@@ -92,4 +94,21 @@ int32_t mqd_partition_for(uint32_t partitioner, const uint8_t *key, int32_t key_
     case MQD_PARTITIONER_FNV1A: return (int32_t)(fnv1a(key, size) % count);
     default: return anywhere(partition_count, random_state);
     }
+}
+
+int mqd_partitions_for(uint32_t partitioner, const uint8_t *keys, const int32_t *key_bytes, uint32_t count, int32_t partition_count, int32_t without_key, int32_t *partitions)
+{
+    bool by_key = partitioner == MQD_PARTITIONER_MURMUR2_RANDOM || partitioner == MQD_PARTITIONER_FNV1A_RANDOM;
+    if (!by_key || partition_count < 1 || without_key < 0 || without_key >= partition_count)
+        return mqd_error_set(MQD_E_INVALID, "partitioner %u over %d partitions, without a key %d", partitioner, partition_count, without_key);
+    for (uint32_t i = 0; i < count; i++) {
+        int32_t size_bytes = key_bytes ? key_bytes[i] : -1;
+        if (size_bytes < -1)
+            return mqd_error_set(MQD_E_INVALID, "a key of %d bytes", size_bytes);
+        if (partitions[i] < 0)
+            partitions[i] = size_bytes < 0 ? without_key : mqd_partition_for(partitioner, keys, size_bytes, partition_count, NULL);
+        if (size_bytes > 0)
+            keys += size_bytes;
+    }
+    return 0;
 }

@@ -1,0 +1,227 @@
+"""Rows as record batches: Arrow columns in, encoded batches of one partition each out. The bytes are made by the C core (mqd_records_encode), rows are sorted by partition by Arrow.
+
+    encoder.add(arrow_batch)       rows are kept until there are enough for batches of a good size
+    encoder.ready(), .rest()       Batch objects: topic, partition, bytes without sequence and producer
+
+    E1  rows of one partition keep their order
+    E2  a batch is at most options.batch_bytes before compression, unless it is one row
+    E3  a key goes to the partition the Java client's default partitioner takes it to (murmur2); rows without key stay on one partition for one round of batches, and go to
+        another in the next (KIP-480); the column `partition` wins
+Concurrency: one task's. PyArrow and the native core are imported when the first row comes.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mqd.client import columns
+from mqd.client.columns import Column
+from mqd.client.messages import encode_headers
+from mqd.native import crc32c
+from mqd.native_client import Columns, Partitioner, partitions_for, records_encode
+from mqd.protocol.compression import compress
+from mqd.spark.sink_options import COLUMNS, SinkOptions, position
+
+HEADER_BYTES = 61
+GATHER_BYTES = 4 << 20  # Arrow bytes of a topic that are encoded together: a partition's batches fill better
+RECORD_OVERHEAD_MAX = 40
+_TRANSACTIONAL = 1 << 4
+_IDENTITY = struct.Struct(">qhi")  # producer id, epoch, base sequence: from byte 43 on
+_NO_HEADERS = b"\0"
+
+
+class MqdWriteError(RuntimeError):
+    """Rows cannot be written; the text names the topic, the cause and the way out."""
+
+
+class Rows:
+    """Columns of rows of one topic, sorted by partition. See Batch."""
+
+    __slots__ = ("headers", "keys", "timestamp_ms", "timestamps", "values")
+
+    def __init__(self, values: Column, keys: Column | None, headers: Column | None, timestamps: np.ndarray | None, timestamp_ms: int) -> None:
+        self.values, self.keys, self.headers, self.timestamps, self.timestamp_ms = values, keys, headers, timestamps, timestamp_ms
+
+    def native(self, start: int, end: int) -> Columns:
+        found = Columns(count=end - start, timestamp_ms=self.timestamp_ms)
+        values = self.values.part(start, end)
+        found.values, found.value_bytes, found.fixed_value_bytes = values.data, values.sizes, values.fixed_bytes
+        if self.keys is not None:
+            keys = self.keys.part(start, end)
+            found.keys, found.key_bytes = keys.data, keys.each_size()
+        if self.headers is not None:
+            headers = self.headers.part(start, end)
+            found.headers, found.header_bytes = headers.data, headers.each_size()
+        if self.timestamps is not None:
+            found.timestamps_ms = self.timestamps[start:end]
+        return found
+
+    def size_bytes(self, start: int, end: int) -> int:
+        """Encoded, at most."""
+        each = [column for column in (self.values, self.keys, self.headers) if column is not None]
+        return sum(column.position(end) - column.position(start) for column in each) + (end - start) * RECORD_OVERHEAD_MAX
+
+
+class Batch:
+    """One record batch: rows start .. end - 1. `first_sent` and `sequence` are the sender's."""
+
+    __slots__ = ("data", "end", "first_sent", "partition", "rows", "sequence", "start", "topic")
+
+    def __init__(self, topic: str, partition: int, rows: Rows, start: int, end: int, data: bytearray) -> None:
+        self.topic, self.partition, self.rows, self.start, self.end, self.data = topic, partition, rows, start, end, data
+        self.sequence = -1
+        self.first_sent = 0.0
+
+    @property
+    def count(self) -> int:
+        return self.end - self.start
+
+    def stamp(self, producer_id: int, producer_epoch: int, sequence: int, transactional: bool) -> None:
+        if transactional:
+            self.data[22] |= _TRANSACTIONAL
+        self.sequence = sequence
+        _IDENTITY.pack_into(self.data, 43, producer_id, producer_epoch, sequence)
+        struct.pack_into(">I", self.data, 17, crc32c(memoryview(self.data)[21:]))
+
+    def halves(self, codec: int) -> list[Batch]:
+        middle = (self.start + self.end) // 2
+        return [one for first, last in ((self.start, middle), (middle, self.end)) for one in encode(self.topic, self.partition, self.rows, first, last, 1 << 30, codec)]
+
+
+def encode(topic: str, partition: int, rows: Rows, start: int, end: int, batch_bytes: int, codec: int) -> Iterator[Batch]:
+    """Rows start .. end - 1 of one partition."""
+    buffer = bytearray(min(batch_bytes, HEADER_BYTES + rows.size_bytes(start, end)))
+    while start < end:
+        size, taken = records_encode(rows.native(start, end), buffer)
+        if not taken:  # one row is larger than a batch is wanted
+            large = bytearray(HEADER_BYTES + rows.size_bytes(start, start + 1))
+            size, taken = records_encode(rows.native(start, start + 1), large)
+            yield Batch(topic, partition, rows, start, start + taken, _packed(large, size, codec))
+        else:
+            yield Batch(topic, partition, rows, start, start + taken, _packed(buffer, size, codec))
+        start += taken
+
+
+def _packed(buffer: bytearray, size: int, codec: int) -> bytearray:
+    """Memory of its own."""
+    if codec:
+        records = bytes(memoryview(buffer)[HEADER_BYTES:size])
+        packed = compress(codec, records)
+        if len(packed) < len(records):
+            data = bytearray(buffer[:HEADER_BYTES])
+            struct.pack_into(">i", data, 8, HEADER_BYTES - 12 + len(packed))
+            struct.pack_into(">h", data, 21, codec)
+            data += packed
+            return data
+    return bytearray(memoryview(buffer)[:size])
+
+
+class Encoder:
+    """`partition_count(topic)`: asked once for each round of batches. Raises MqdWriteError."""
+
+    def __init__(self, options: SinkOptions, partition_count: Callable[[str], int]) -> None:
+        self._options = options
+        self._partition_count = partition_count
+        self._names = {name: position(options, name) for name in COLUMNS}
+        self._kept: dict[str, list[pa.RecordBatch]] = {}
+        self._kept_bytes: dict[str, int] = {}
+        self.row_count = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self.row_count += batch.num_rows
+        for topic, rows in self._by_topic(batch):
+            self._kept.setdefault(topic, []).append(rows)
+            self._kept_bytes[topic] = self._kept_bytes.get(topic, 0) + rows.nbytes
+
+    def ready(self) -> Iterator[Batch]:
+        """Batches of those topics of which there is enough."""
+        for topic in [topic for topic, size in self._kept_bytes.items() if size >= GATHER_BYTES]:
+            yield from self._encode(topic)
+
+    def rest(self) -> Iterator[Batch]:
+        for topic in list(self._kept):
+            yield from self._encode(topic)
+
+    def _by_topic(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+        if not batch.num_rows:
+            return
+        if self._options.topic is not None:
+            yield self._options.topic, batch
+            return
+        topics = batch.column(batch.schema.get_field_index(self._names["topic"]))
+        if topics.null_count:
+            raise MqdWriteError(f"{topics.null_count} rows have a null topic: give the option topic, which is for all rows, or filter them out")
+        found = pc.unique(topics).to_pylist()
+        for topic in found:
+            yield topic, batch if len(found) == 1 else batch.filter(pc.equal(topics, topic))
+
+    # -- one topic ---------------------------------------------------------------------------------------------------------
+
+    def _encode(self, topic: str) -> Iterator[Batch]:
+        kept = self._kept.pop(topic)
+        del self._kept_bytes[topic]
+        batch = kept[0] if len(kept) == 1 else pa.Table.from_batches(kept).combine_chunks().to_batches()[0]
+        partitions = self._partitions(topic, batch)
+        first = int(partitions[0])
+        if (partitions == first).all():
+            spans = [(first, 0, len(partitions))]
+        else:
+            order = np.argsort(partitions, kind="stable")
+            batch = batch.take(pa.array(order))
+            found, starts = np.unique(partitions[order], return_index=True)
+            ends = [*starts[1:].tolist(), len(partitions)]
+            spans = list(zip(found.tolist(), starts.tolist(), ends, strict=True))
+        rows = self._rows(batch)
+        for partition, start, end in spans:
+            yield from encode(topic, partition, rows, start, end, self._options.batch_bytes, self._options.compression)
+
+    def _column(self, batch: pa.RecordBatch, name: str) -> pa.Array | None:
+        called = self._names[name]
+        return None if called is None else batch.column(batch.schema.get_field_index(called))
+
+    def _keys(self, batch: pa.RecordBatch) -> Column | None:
+        keys = self._column(batch, "key")
+        return None if keys is None or keys.null_count == len(keys) else columns.pack(keys, "key")
+
+    def _partitions(self, topic: str, batch: pa.RecordBatch) -> np.ndarray:
+        """int32, of every row."""
+        count = self._partition_count(topic)
+        told = self._column(batch, "partition")
+        partitions = np.full(batch.num_rows, -1, np.int32) if told is None else np.array(told.fill_null(-1), np.int32)
+        if told is not None and len(partitions) and (partitions.max() >= count or partitions.min() < -1 or (partitions < 0).sum() != told.null_count):
+            wrong = next(one for one in partitions.tolist() if one >= count or one < 0)
+            raise MqdWriteError(f"topic {topic} has partitions 0 to {count - 1}; a row has {wrong} in the column partition. Null lets the key decide")
+        keys = self._keys(batch)
+        native = Columns(count=batch.num_rows, fixed_value_bytes=0)
+        if keys is not None:
+            native.keys, native.key_bytes = keys.data, keys.each_size()
+        partitions_for(Partitioner.MURMUR2_RANDOM, native, count, random.randrange(count), partitions)
+        return partitions
+
+    def _rows(self, batch: pa.RecordBatch) -> Rows:
+        now_ms = time.time_ns() // 1_000_000
+        values = self._column(batch, "value")
+        timestamps = self._column(batch, "timestamp")
+        times = None
+        if timestamps is not None:
+            moments = pc.cast(timestamps, pa.timestamp("ms", tz=timestamps.type.tz), safe=False).cast(pa.int64())
+            times = np.array(moments.fill_null(now_ms), np.int64)
+        return Rows(columns.pack(values, "value"), self._keys(batch), self._headers(batch), times, now_ms)
+
+    def _headers(self, batch: pa.RecordBatch) -> Column | None:
+        headers = self._column(batch, "headers")
+        if headers is None or headers.null_count == len(headers):
+            return None
+        try:
+            sections = [encode_headers([(one["key"], one["value"]) for one in row]) if row else _NO_HEADERS for row in headers.to_pylist()]
+        except TypeError as error:
+            raise MqdWriteError(f"column headers: {error}; a header needs a key") from None
+        return Column(len(sections), b"".join(sections), np.fromiter(map(len, sections), np.int32, len(sections)))

@@ -1,0 +1,125 @@
+"""A query's joint transaction, as a sink asks for it: children enlisted, the end told (mqd/transaction/joint.py; docs/protocol.md).
+
+    J1  every request may be sent again: a lost answer to enlist() costs a child that is aborted with the others, end() knows its batch
+    J2  what is answered "again" is asked again, of whoever coordinates now, for kafka.default.api.timeout.ms
+Concurrency: one thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from mqd.protocol.errors import ERRORS, ErrorCode
+from mqd.protocol.messages import EndTxnRequest, FindCoordinatorRequest, InitProducerIdRequest
+from mqd.spark.encoding import MqdWriteError
+from mqd.spark.wire import BrokerError, Cluster, Link, check
+
+FIND_VERSION = 6
+TRANSACTION = 1
+_AGAIN = frozenset((
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR, ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.REQUEST_TIMED_OUT,
+    ErrorCode.NETWORK_EXCEPTION,
+))  # fmt: skip
+
+
+class Child(NamedTuple):
+    producer_id: int
+    producer_epoch: int
+
+
+class Joint:
+    """The transaction of one batch and run."""
+
+    def __init__(self, cluster: Cluster, transactional_id: str, batch_id: int, run_id: str, timeout_ms: int) -> None:
+        self._cluster = cluster
+        self.transactional_id, self.batch_id, self.run_id = transactional_id, batch_id, run_id
+        self._timeout_ms = timeout_ms
+        self._node_id = -1
+
+    def enlist(self) -> Child | None:
+        """A child for this task attempt. None: the batch is committed. Raises MqdWriteError."""
+        response = self._ask(self._enlisting(Child(-1, -1)), f"taking part in the transaction of batch {self.batch_id}")
+        self._require_known(response)
+        return None if response.producer_id < 0 else Child(response.producer_id, response.producer_epoch)
+
+    def alive(self, child: Child) -> None:
+        """Raises MqdWriteError when the transaction is not this child's any more."""
+        self._ask(self._enlisting(child), f"going on with the transaction of batch {self.batch_id}")
+
+    def commit(self, winners: Iterable[Child]) -> None:
+        """Of a batch that was committed before: nothing happens. Raises MqdWriteError."""
+        self._require_known(self._ask(self._ending(True, winners), f"committing batch {self.batch_id}"))
+
+    def abort(self) -> None:
+        """Raises MqdWriteError."""
+        self._ask(self._ending(False, ()), f"aborting batch {self.batch_id}")
+
+    # -- requests ----------------------------------------------------------------------------------------------------------
+
+    def _enlisting(self, child: Child) -> InitProducerIdRequest:
+        joint = InitProducerIdRequest.Joint(batch_id=self.batch_id, run_id=self.run_id)
+        return InitProducerIdRequest(
+            transactional_id=self.transactional_id, transaction_timeout_ms=self._timeout_ms, producer_id=child.producer_id, producer_epoch=child.producer_epoch, joint=joint
+        )  # fmt: skip
+
+    def _ending(self, committed: bool, winners: Iterable[Child]) -> EndTxnRequest:
+        named = [EndTxnRequest.Winner(producer_id=one.producer_id, producer_epoch=one.producer_epoch) for one in winners]
+        joint = EndTxnRequest.Joint(batch_id=self.batch_id, run_id=self.run_id, winners=named)
+        return EndTxnRequest(transactional_id=self.transactional_id, producer_id=-1, producer_epoch=-1, committed=committed, joint=joint)
+
+    def _require_known(self, response: Any) -> None:
+        if response.joint is None:
+            raise MqdWriteError(
+                "the brokers do not know joint transactions, which write a batch exactly once: they are not mqd's, or of an older version. Set the option delivery to at-least-once"
+            )
+
+    def _ask(self, request: Any, doing: str) -> Any:
+        """The response, when it is one. Raises MqdWriteError."""
+        deadline = time.monotonic() + self._cluster.api_timeout_s
+        pause, problem = 0.005, ""
+        while True:
+            try:
+                response = self._coordinator().ask(request)
+                if not response.error_code:
+                    return response
+                if response.error_code not in _AGAIN:
+                    raise MqdWriteError(f"{doing}: {self._explained(response.error_code)}")
+                problem = str(BrokerError(response.error_code))
+                if response.error_code != ErrorCode.CONCURRENT_TRANSACTIONS:
+                    self._node_id = -1
+            except (OSError, BrokerError) as error:
+                if isinstance(error, BrokerError) and not error.retriable:
+                    raise MqdWriteError(f"{doing}: {error}") from error
+                problem = str(error)
+                self._node_id = -1
+                self._cluster.close()
+            if time.monotonic() + pause >= deadline:
+                raise MqdWriteError(
+                    f"{doing}: no outcome within {self._cluster.api_timeout_s:g} s (kafka.default.api.timeout.ms) from {self._cluster.settings.bootstrap_servers}: {problem}"
+                )
+            time.sleep(pause)  # nothing tells when another coordinator is ready
+            pause = min(2 * pause, 0.5)
+
+    def _explained(self, code: int) -> str:
+        known = ERRORS.get(code)
+        text = f"{known.message} ({known.name})" if known else f"error {code}"
+        if code == ErrorCode.PRODUCER_FENCED:
+            return f"{text}: another run of this query has taken over, or `mqd txn abort` has ended it. Two queries must not share a checkpoint"
+        if code in (ErrorCode.INVALID_TXN_STATE, ErrorCode.INVALID_PRODUCER_ID_MAPPING):
+            return f"{text}: it was aborted meanwhile; nothing was heard of it for {self._timeout_ms} ms (kafka.transaction.timeout.ms), or `mqd txn abort` has ended it. The batch comes again"
+        if code == ErrorCode.INVALID_TRANSACTION_TIMEOUT:
+            return f"{text}: kafka.transaction.timeout.ms is {self._timeout_ms}; the broker's transaction.max.timeout.ms is the most"
+        if code == ErrorCode.POLICY_VIOLATION:
+            return f"{text}: a joint transaction has at most 10000 tasks and attempts; write with fewer partitions (coalesce)"
+        return text
+
+    def _coordinator(self) -> Link:
+        """Raises OSError, BrokerError."""
+        if self._node_id < 0:
+            found = self._cluster.any_link().ask(FindCoordinatorRequest(key_type=TRANSACTION, coordinator_keys=[self.transactional_id]), FIND_VERSION).coordinators[0]
+            check(found.error_code, f"the coordinator of {self.transactional_id}")
+            self._cluster.brokers[found.node_id] = (found.host, found.port)
+            self._node_id = found.node_id
+        return self._cluster.link_to(self._node_id)

@@ -1,0 +1,308 @@
+"""Record batches to the leaders of their partitions over TCP, idempotent or as a child of a joint transaction.
+
+    S1  the batches of a partition are sent in order, one at a time; what is sent again has the sequence that it had: the broker writes it once
+    S2  a batch is done when its leader has acknowledged it; after flush() all are, or an exception was raised
+    S3  an answer may be lost, a leader may move, a broker may restart: that is tried again, until delivery.timeout.ms after the batch was sent first; then MqdWriteError names topic,
+        partition and the last problem
+    S4  memory: what waits is at most QUEUED_BYTES_MAX and one round of batches
+Concurrency: one task's. Connections outlive the task (a worker of Spark does many), but none on which an answer is outstanding.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from mqd.protocol import decode_response
+from mqd.protocol.errors import ERRORS, ErrorCode, ProtocolError, is_retriable
+from mqd.protocol.messages import MetadataRequest, ProduceRequest
+from mqd.spark.encoding import Batch, MqdWriteError
+from mqd.spark.sink_options import SinkOptions
+from mqd.spark.wire import BrokerError, Cluster, Link, Topic
+
+PRODUCE, VERSION = 0, 12  # topics by name; partitions join the transaction by being written
+QUEUED_BYTES_MAX = 8 << 20
+REQUEST_BYTES = 8 << 20
+BROKER_TIMEOUT_MS = 30_000
+METADATA_AGE_S = 300.0
+AGAIN_S = 0.05
+_ABSENT_S = 5.0  # how long a topic may take to appear once it was asked for
+_WRITTEN = frozenset((0, int(ErrorCode.DUPLICATE_SEQUENCE_NUMBER)))
+_FENCED = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_ID_MAPPING, ErrorCode.TRANSACTION_ABORTABLE, ErrorCode.INVALID_TXN_STATE))
+_MOVED = frozenset((ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.FENCED_LEADER_EPOCH))
+_ABSENT = frozenset((ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE))
+
+Key = tuple[str, int]
+_connections: dict[tuple[int, str, str], "Connections"] = {}  # of this process, by bootstrap servers and client id
+
+
+class Connections:
+    """The cluster's metadata, and a connection to each leader for Produce alone."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self.cluster = Cluster(options.kafka)
+        self._links: dict[int, Link] = {}
+
+    def link(self, node_id: int) -> Link:
+        """Raises OSError."""
+        link = self._links.get(node_id)
+        if link is None:
+            link = self._links[node_id] = self.cluster.new_link(node_id)
+        return link
+
+    def drop(self, node_id: int) -> None:
+        link = self._links.pop(node_id, None)
+        if link is not None:
+            link.close()
+
+
+def connections(options: SinkOptions) -> Connections:
+    """Those of this process: never a parent's."""
+    key = (os.getpid(), options.kafka.bootstrap_servers, options.kafka.client_id)
+    found = _connections.get(key)
+    if found is None:
+        found = _connections[key] = Connections(options)
+    return found
+
+
+class _Flight:
+    """A request that is not answered."""
+
+    __slots__ = ("batches", "link", "node_id", "number", "version")
+
+    def __init__(self, node_id: int, link: Link, version: int, number: int, batches: list[Batch]) -> None:
+        self.node_id, self.link, self.version, self.number, self.batches = node_id, link, version, number, batches
+
+
+class Producer:
+    """`transactional_id` with the identity of a child, or None with that of an idempotent producer."""
+
+    def __init__(self, options: SinkOptions, identity: tuple[int, int], transactional_id: str | None) -> None:
+        self._options, self._identity, self._transactional_id = options, identity, transactional_id
+        self._connections = connections(options)
+        self._topics: dict[str, Topic] = {}
+        self._asked_at = 0.0
+        self._queues: dict[Key, collections.deque[Batch]] = {}
+        self._next_sequence: dict[Key, int] = {}
+        self._not_before: dict[Key, float] = {}
+        self._problems: dict[Key, str] = {}
+        self._flights: dict[int, _Flight] = {}
+        self._queued_bytes = 0
+        self.record_count = self.byte_count = 0
+
+    # -- topics ------------------------------------------------------------------------------------------------------------
+
+    def partition_count(self, name: str) -> int:
+        return len(self._topic(name).leaders)
+
+    def _topic(self, name: str) -> Topic:
+        topic = self._topics.get(name)
+        if topic is None or topic.error or time.monotonic() - self._asked_at > METADATA_AGE_S:
+            self._refresh([*self._topics, name])
+            topic = self._topics[name]
+        if topic.error:
+            topic = self._wait_for(name)
+        return topic
+
+    def _refresh(self, names: Iterable[str]) -> None:
+        cluster = self._connections.cluster
+        found = cluster.patiently("metadata of " + ", ".join(names), lambda: cluster.metadata(names))
+        self._topics.update(found.topics)
+        self._asked_at = time.monotonic()
+
+    def _wait_for(self, name: str) -> Topic:
+        """Asked in the way that lets a broker make the topic, where it does that. Raises MqdWriteError."""
+        cluster = self._connections.cluster
+        deadline = time.monotonic() + min(_ABSENT_S, self._options.topic_timeout_s)
+        asked = MetadataRequest(topics=[MetadataRequest.Topic(name=name, topic_id=bytes(16))], allow_auto_topic_creation=True)
+        while True:
+            cluster.patiently(f"metadata of {name}", lambda: cluster.any_link().ask(asked))
+            self._refresh([name])
+            topic = self._topics[name]
+            if not topic.error and topic.leaders:
+                return topic
+            if topic.error not in _ABSENT or time.monotonic() >= deadline:
+                known = ERRORS.get(topic.error)
+                way_out = f"make it first: mqd topic create {name}" if topic.error in _ABSENT else "see the broker's log"
+                raise MqdWriteError(f"topic {name} cannot be written: {known.message if known else topic.error} ({known.name if known else 'unknown error'}); {way_out}")
+            time.sleep(AGAIN_S)  # nothing tells when a topic is made
+
+    # -- sending -----------------------------------------------------------------------------------------------------------
+
+    def send(self, batches: Iterable[Batch]) -> None:
+        """Returns when there is room for more. Raises MqdWriteError."""
+        for batch in batches:
+            self._queues.setdefault((batch.topic, batch.partition), collections.deque()).append(batch)
+            self._queued_bytes += len(batch.data)
+            while self._queued_bytes > QUEUED_BYTES_MAX:
+                self._turn()
+        self._launch()
+
+    def flush(self) -> None:
+        """Returns when everything is acknowledged. Raises MqdWriteError."""
+        while self._queues:
+            self._turn()
+
+    def close(self) -> None:
+        """Gives up what is under way: a connection with an outstanding answer is of no use to anybody."""
+        for flight in self._flights.values():
+            self._connections.drop(flight.node_id)
+        self._flights = {}
+
+    def _turn(self) -> None:
+        self._launch()
+        if self._flights:
+            self._land(next(iter(self._flights.values())))
+        else:
+            now = time.monotonic()
+            wait = min((self._not_before.get(key, now) for key in self._queues), default=now) - now
+            time.sleep(max(wait, 0.001))  # every partition waits for its next try
+            self._look_again()
+
+    def _launch(self) -> None:
+        """A request to every leader that has none under way."""
+        now = time.monotonic()
+        by_node: dict[int, list[Batch]] = {}
+        busy = {(batch.topic, batch.partition) for flight in self._flights.values() for batch in flight.batches}
+        for key, queue in self._queues.items():
+            leader = self._topic(key[0]).leaders.get(key[1], -1)
+            if leader < 0:
+                self._later(key, queue[0], "it has no leader")
+            elif leader not in self._flights and key not in busy and self._not_before.get(key, 0.0) <= now:
+                by_node.setdefault(leader, []).append(queue[0])
+        for node_id, batches in by_node.items():
+            self._request(node_id, batches)
+
+    def _request(self, node_id: int, batches: list[Batch]) -> None:
+        chosen, size = [], 0
+        for batch in batches:
+            if size and size + len(batch.data) > REQUEST_BYTES:
+                break
+            chosen.append(batch)
+            size += len(batch.data)
+            self._prepare(batch)
+        topics: dict[str, list[Any]] = {}
+        for batch in chosen:
+            topics.setdefault(batch.topic, []).append(ProduceRequest.PartitionData(index=batch.partition, records=batch.data))
+        data = [ProduceRequest.TopicData(name=name, partition_data=partitions) for name, partitions in topics.items()]
+        request = ProduceRequest(transactional_id=self._transactional_id, acks=self._options.acks, timeout_ms=BROKER_TIMEOUT_MS, topic_data=data)
+        try:
+            link = self._connections.link(node_id)
+            version = link.pick(PRODUCE, VERSION)
+            if self._transactional_id is not None and version < VERSION:
+                raise MqdWriteError(f"the broker {link.host}:{link.port} does not know transactions of version 2 (KIP-890): set the option delivery to at-least-once")
+            self._flights[node_id] = _Flight(node_id, link, version, link.send(request, version), chosen)
+        except OSError as error:
+            self._lost(node_id, chosen, str(error))
+
+    def _prepare(self, batch: Batch) -> None:
+        if batch.sequence < 0:
+            key = (batch.topic, batch.partition)
+            sequence = self._next_sequence.get(key, 0)
+            self._next_sequence[key] = (sequence + batch.count) & 0x7FFFFFFF
+            batch.stamp(*self._identity, sequence, self._transactional_id is not None)
+            batch.first_sent = time.monotonic()
+
+    def _land(self, flight: _Flight) -> None:
+        try:
+            frame = flight.link.receive()
+            number, response = decode_response(frame, PRODUCE, flight.version)
+            if number != flight.number:
+                raise ConnectionError(f"an answer to request {number} where {flight.number} was asked")
+        except (OSError, ProtocolError) as error:
+            del self._flights[flight.node_id]
+            self._lost(flight.node_id, flight.batches, str(error))
+            return
+        del self._flights[flight.node_id]
+        answers = {(topic.name, one.index): one for topic in response.responses for one in topic.partition_responses}
+        moved = False
+        for batch in flight.batches:
+            answer = answers.get((batch.topic, batch.partition))
+            code = answer.error_code if answer is not None else int(ErrorCode.UNKNOWN_SERVER_ERROR)
+            moved |= code in _MOVED
+            self._answered(batch, code, answer.error_message if answer is not None else "the broker left it out of its answer")
+        if moved:
+            self._look_again()
+
+    def _answered(self, batch: Batch, code: int, message: str | None) -> None:
+        key = (batch.topic, batch.partition)
+        if code in _WRITTEN:
+            self._done(key)
+            self.record_count += batch.count
+            self.byte_count += len(batch.data)
+            return
+        known = ERRORS.get(code)
+        text = f"{message or (known.message if known else 'unknown error')} ({known.name if known else code})"
+        if code == ErrorCode.MESSAGE_TOO_LARGE and batch.count > 1:
+            self._halve(key, batch)
+        elif code == ErrorCode.MESSAGE_TOO_LARGE:
+            raise MqdWriteError(
+                f"topic {batch.topic}, partition {batch.partition}: a row of {len(batch.data)} bytes is larger than the topic takes: {text}. "
+                f"Raise its max.message.bytes (mqd config set topic/{batch.topic} max.message.bytes=...), or write smaller rows"
+            )
+        elif code in _FENCED:
+            raise MqdWriteError(
+                f"topic {batch.topic}, partition {batch.partition}: this task's part of the transaction is over: {text}. Another run of the query has taken over, the batch was "
+                "committed or aborted meanwhile, or nothing was heard of it for kafka.transaction.timeout.ms"
+            )
+        elif is_retriable(code):
+            self._later(key, batch, text)
+        else:
+            raise MqdWriteError(f"topic {batch.topic}, partition {batch.partition}: {batch.count} rows are refused: {text}")
+
+    def _done(self, key: Key) -> None:
+        queue = self._queues[key]
+        self._queued_bytes -= len(queue.popleft().data)
+        self._not_before.pop(key, None)
+        if not queue:
+            del self._queues[key]
+
+    def _halve(self, key: Key, batch: Batch) -> None:
+        """Nothing of it was written: its sequences are those of the halves."""
+        queue = self._queues[key]
+        queue.popleft()
+        self._queued_bytes -= len(batch.data)
+        sequence = batch.sequence
+        for half in reversed(halves := batch.halves(self._options.compression)):
+            queue.appendleft(half)
+            self._queued_bytes += len(half.data)
+        for half in halves:
+            half.stamp(*self._identity, sequence, self._transactional_id is not None)
+            half.first_sent = batch.first_sent
+            sequence = (sequence + half.count) & 0x7FFFFFFF
+
+    # -- trying again ------------------------------------------------------------------------------------------------------
+
+    def _later(self, key: Key, batch: Batch, problem: str) -> None:
+        """Raises MqdWriteError when its time is over."""
+        now = time.monotonic()
+        if batch.first_sent == 0.0:
+            batch.first_sent = now
+        if now >= batch.first_sent + self._options.delivery_timeout_s:
+            raise MqdWriteError(
+                f"topic {key[0]}, partition {key[1]}: {batch.count} rows were not acknowledged within {self._options.delivery_timeout_s:g} s (kafka.delivery.timeout.ms): {problem}"
+            )
+        self._not_before[key] = now + AGAIN_S
+
+    def _lost(self, node_id: int, batches: list[Batch], problem: str) -> None:
+        self._connections.drop(node_id)
+        for batch in batches:
+            self._later((batch.topic, batch.partition), batch, problem)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """Who leads now; a cluster that cannot be asked is asked again with the next try."""
+        names = sorted({name for name, _ in self._queues})
+        cluster = self._connections.cluster
+        try:
+            found = cluster.metadata(names).topics
+        except (OSError, BrokerError):
+            cluster.close()
+            return
+        for name, topic in found.items():
+            if not topic.error:
+                self._topics[name] = topic
+        self._asked_at = time.monotonic()

@@ -1,0 +1,150 @@
+"""The sink of `format("mqd")`: what Spark calls to write, on the driver and in executors.
+
+    batch_writer(options, schema, overwrite)     df.write                 MqdBatchWriter
+    stream_writer(options, schema, overwrite)    df.writeStream           MqdStreamWriter
+
+Exactly once: every task attempt that has a row enlists a child in the batch's joint transaction and writes as that child; its commit message names the child. commit() ends the
+transaction with the children that Spark has chosen as winners; all others are aborted. A batch whose number was committed before gives no children: its rows are dropped, and its
+commit does nothing.
+At least once: an idempotent producer for each task attempt; rows can be read from write() on.
+
+1. Objects of this module are pickled to other processes: they hold options and plain values.
+2. write() leaves nothing behind but connections on which no answer is outstanding (producing.py); it starts no thread.
+3. A message names its batch: commit() is called in another process, on an object made anew, without a task's context.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from mqd.spark.options import MqdOptionError
+from mqd.spark.sink_options import SinkOptions, sink_options
+from mqd.transaction.joint import PREFIX as JOINT
+
+if TYPE_CHECKING:
+    import pyarrow
+
+log = logging.getLogger("mqd.spark")
+
+PREFIX = JOINT + "spark."
+SIGNS_OF_LIFE = 4  # within transaction.timeout.ms
+
+
+class Place(NamedTuple):
+    """The transaction that a task writes in."""
+
+    transactional_id: str
+    batch_id: int
+    run_id: str
+
+
+class Written(WriterCommitMessage):
+    """Of one task attempt. `child` None: it wrote nothing in a transaction; `dropped`: its batch was committed before."""
+
+    def __init__(self, place: Place | None, child: tuple[int, int] | None, row_count: int, byte_count: int, dropped: bool = False) -> None:
+        self.place, self.child, self.row_count, self.byte_count, self.dropped = place, child, row_count, byte_count, dropped
+
+
+def batch_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> MqdBatchWriter:
+    """Raises MqdOptionError."""
+    if overwrite:
+        raise MqdOptionError('mode overwrite: a topic cannot be overwritten, records are only added: use .mode("append"). mqd topic delete, or mqd topic trim, removes what is there')
+    return MqdBatchWriter(sink_options(options, schema, streaming=False))
+
+
+def stream_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> MqdStreamWriter:
+    """Output mode complete (`overwrite`) writes all rows of every batch as new records, as Kafka's sink does. Raises MqdOptionError."""
+    return MqdStreamWriter(sink_options(options, schema, streaming=True))
+
+
+def _write(options: SinkOptions, place: Place, batches: Iterator[pyarrow.RecordBatch]) -> Written:
+    first = next((batch for batch in batches if batch.num_rows), None)
+    if first is None:
+        return Written(place, None, 0, 0)
+    from mqd.spark import writing
+
+    return writing.write(options, place, first, batches)
+
+
+def _end(options: SinkOptions, messages: Sequence[WriterCommitMessage | None], commit: bool, place: Place | None) -> None:
+    """The end of a batch, by what its tasks have said. `place` where the driver knows it."""
+    from mqd.spark import writing
+
+    written = [message for message in messages if isinstance(message, Written)]
+    places = {message.place for message in written if message.place is not None} or ({place} if place is not None else set())
+    if not places or not options.is_exactly_once:
+        return
+    if len(places) > 1:
+        raise RuntimeError(f"tasks of one batch name {len(places)} transactions: {sorted(places)}")
+    joint = writing.joint(options, places.pop())
+    if commit:
+        if any(message.dropped for message in written):
+            log.warning("batch %d of %s was committed before: what came again is dropped", joint.batch_id, joint.transactional_id)
+        joint.commit([writing.Child(*message.child) for message in written if message.child is not None])
+    else:
+        joint.abort()
+
+
+class MqdBatchWriter(DataSourceArrowWriter):
+    """One job, one transaction."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self.options = options
+        run_id = uuid.uuid4().hex
+        if options.app_id is None:
+            self.place = Place(f"{PREFIX}job.{run_id}", 0, run_id)
+        else:
+            self.place = Place(f"{PREFIX}app.{options.app_id}", options.app_version, run_id)
+
+    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Written:
+        return _write(self.options, self.place, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        _end(self.options, messages, True, self.place)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        with _told():
+            _end(self.options, messages, False, self.place)
+
+
+class MqdStreamWriter(DataSourceStreamArrowWriter):
+    """Micro-batches, each a transaction of the query. Made anew for every batch, and once more to commit it."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self.options = options
+        self.planned = uuid.uuid4().hex
+
+    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Written:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None, "write() runs in a task"
+        query, batch = context.getLocalProperty("sql.streaming.queryId"), context.getLocalProperty("streaming.sql.batchId")
+        if not query or batch is None:
+            raise RuntimeError("Spark has not told the query's id and batch (sql.streaming.queryId, streaming.sql.batchId): is this a streaming query?")
+        run = context.getLocalProperty("spark.jobGroup.id") or self.planned  # a query's jobs are its run's
+        return _write(self.options, Place(f"{PREFIX}query.{query}", int(batch), run[:100]), iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  (Spark's name)
+        _end(self.options, messages, True, None)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        with _told():
+            _end(self.options, messages, False, None)
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """An abort that fails is no harm: the transaction ends by its time-out, or when the batch comes again. What Spark shows is why it wanted the abort."""
+    began = time.monotonic()
+    try:
+        yield
+    except Exception as error:
+        log.warning("the batch's transaction could not be aborted in %.1f s, and will be by its time-out: %s", time.monotonic() - began, error)

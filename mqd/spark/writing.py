@@ -1,0 +1,69 @@
+"""A task's rows into topics: enlisted, encoded, sent, acknowledged. What sink.py calls in an executor, and for the end of a batch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from mqd.protocol.messages import InitProducerIdRequest
+from mqd.spark import sink
+from mqd.spark.encoding import Encoder
+from mqd.spark.joint import Child, Joint
+from mqd.spark.producing import Producer, connections
+from mqd.spark.wire import check
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from mqd.spark.sink_options import SinkOptions
+
+__all__ = ["Child", "joint", "write"]
+
+
+def joint(options: SinkOptions, place: sink.Place) -> Joint:
+    return Joint(connections(options).cluster, *place, options.transaction_timeout_ms)
+
+
+def write(options: SinkOptions, place: sink.Place, first: pyarrow.RecordBatch, others: Iterator[pyarrow.RecordBatch]) -> sink.Written:
+    """Raises MqdWriteError, MqdReadError."""
+    own = joint(options, place) if options.is_exactly_once else None
+    child = own.enlist() if own is not None else _identity(options)
+    if child is None:
+        for _ in others:  # Spark waits for a reader of all it sends
+            pass
+        return sink.Written(place, None, 0, 0, dropped=True)
+    producer = Producer(options, child, None if own is None else own.transactional_id)
+    try:
+        _write_all(options, own, child, producer, first, others)
+    finally:
+        producer.close()
+    return sink.Written(place if own is not None else None, tuple(child) if own is not None else None, producer.record_count, producer.byte_count)
+
+
+def _write_all(options: SinkOptions, own: Joint | None, child: Child, producer: Producer, first: pyarrow.RecordBatch, others: Iterator[pyarrow.RecordBatch]) -> None:
+    encoder = Encoder(options, producer.partition_count)
+    every_s = options.transaction_timeout_ms / 1000 / sink.SIGNS_OF_LIFE
+    said_at = time.monotonic()
+    batch: Any = first
+    while batch is not None:
+        encoder.add(batch)
+        producer.send(encoder.ready())
+        if own is not None and time.monotonic() - said_at > every_s:
+            own.alive(child)
+            said_at = time.monotonic()
+        batch = next(others, None)
+    producer.send(encoder.rest())
+    producer.flush()
+
+
+def _identity(options: SinkOptions) -> Child:
+    """Of an idempotent producer."""
+    cluster = connections(options).cluster
+
+    def ask() -> Child:
+        response = cluster.any_link().ask(InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=0))
+        check(response.error_code, "a producer id")
+        return Child(response.producer_id, response.producer_epoch)
+
+    return cluster.patiently("a producer id", ask)
