@@ -1,0 +1,77 @@
+"""A rolling upgrade between hosts that support different levels, under load. The tree has one version, so the "older" hosts are this one with a cap on what they support
+(MQD_TEST_FEATURES, mqd/cluster/features.py): this shows the negotiation - what is in force, who is let in, what refuses to start - and not that an older version's code reads what a newer one's writes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.broker import BrokerFailed
+from tests.cluster import Cluster
+from tests.interaction.cluster_clients import all_in_sync, create, read, run, until
+from tests.interaction.test_cluster_moves import Load
+
+OLDER = {"MQD_TEST_FEATURES": "mqd.version=0"}
+PARTITIONS = 3
+
+
+def roll(cluster: Cluster, node_id: int, environment: dict[str, str]) -> None:
+    """Stopped, installed, started; then whole again."""
+    member = cluster.brokers[node_id]
+    member.stop()
+    member.environment = environment
+    member.start()
+    until("all replicas are in sync", lambda: all_in_sync(cluster, "rolled"), cluster)
+
+
+def upgrade(cluster: Cluster) -> tuple[int, str]:
+    done = run("cluster", "upgrade", "-b", cluster.bootstrap)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_rolling_upgrade_under_load(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    for member in cluster:
+        member.environment = OLDER
+    with cluster:
+        create(cluster, "rolled", PARTITIONS)
+        with Load(cluster, "rolled", PARTITIONS) as load:
+            code, said = upgrade(cluster)
+            assert code == 0 and "nothing to raise" in said, said
+            for node_id in (1, 2):
+                roll(cluster, node_id, {})
+                code, said = upgrade(cluster)
+                assert code == 1 and "node 3 does not support mqd.version 1 (it can do 0 to 0)" in said, said
+                assert ("node 2 does not" in said) == (node_id == 1)
+            roll(cluster, 3, {})
+            code, said = upgrade(cluster)
+            assert code == 0 and "are in force now: mqd.version 1" in said, said
+            assert "nothing to raise" in upgrade(cluster)[1]
+            refused_at_the_start(cluster, 3)
+            refused_as_a_newcomer(cluster, 4)
+            roll(cluster, 3, {})
+        for index, values in load.sent.items():
+            assert read(cluster, "rolled", len(values), index) == values
+
+
+def refused_at_the_start(cluster: Cluster, node_id: int) -> None:
+    member = cluster.brokers[node_id]
+    member.stop()
+    member.environment = OLDER
+    with pytest.raises(BrokerFailed) as failed:
+        member.start()
+    assert "this version of mqd is one that the cluster has left behind: mqd.version 1 is in force, it supports 0 to 0. Install the version that the other hosts run" in str(failed.value)
+    member.environment = {}
+    member.start()
+
+
+def refused_as_a_newcomer(cluster: Cluster, node_id: int) -> None:
+    member = cluster._member(node_id)
+    member.environment = OLDER
+    with pytest.raises(BrokerFailed) as failed:
+        member.start()
+    assert "it runs a version of mqd that this cluster has left behind: mqd.version 1 is in force, it supports 0 to 0" in str(failed.value), failed.value
