@@ -8,7 +8,6 @@
 
 #define FRAME_BYTES_MIN 16
 #define COMPLAIN_MS 10000   /* of one partition, at most this often */
-#define DISK_PAUSE_MS 1000  /* after a disk that took nothing */
 
 /* ---- one partition ------------------------------------------------------------------------------------------------ */
 
@@ -103,7 +102,7 @@ static void on_partition(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
         return;
     }
     if (r->log_dirs[followed->owned->log_dir].full) {
-        mqd_followed_put_off(r, followed, DISK_PAUSE_MS);
+        mqd_followed_put_off(r, followed, MQD_FETCHER_DISK_PAUSE_MS);
         return;
     }
     followed->leader_high_watermark = partition->high_watermark;
@@ -157,7 +156,7 @@ void mqd_fetcher_written(struct mqd_reactor *r, struct mqd_owned *owned, int err
         if (followed->fetcher && followed->fetcher->filling == followed)
             followed->fetcher->filling = NULL;
         mqd_followed_settle(followed);
-        mqd_followed_put_off(r, followed, DISK_PAUSE_MS);
+        mqd_followed_put_off(r, followed, MQD_FETCHER_DISK_PAUSE_MS);
         return;
     }
     mqd_replication_log(r, owned);

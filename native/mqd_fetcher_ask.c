@@ -42,6 +42,8 @@ static bool items_room(struct mqd_fetchers *fetchers, uint32_t count)
 static uint32_t look_at(struct mqd_reactor *r, struct mqd_fetcher *fetcher, struct mqd_followed *followed, uint32_t count)
 {
     struct mqd_replica_fetch fetch;
+    if (r->log_dirs[followed->owned->log_dir].full && followed->put_off_ms <= r->now_ms)
+        followed->put_off_ms = r->now_ms + MQD_FETCHER_DISK_PAUSE_MS; /* who fetches counts as one that keeps up */
     if (!wanted(r, followed, &fetch)) {
         mqd_followed_leave_session(followed);
         if (followed->put_off_ms > r->now_ms)

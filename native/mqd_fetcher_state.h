@@ -8,6 +8,7 @@
 #define MQD_FETCHER_RECEIVE_BYTES (128u << 10) /* of one call: what is received is checked and written while it is in the L2 */
 #define MQD_FETCHER_BUFFER_BYTES (256u << 10)  /* at first; a larger batch makes it grow */
 #define MQD_FETCHER_TURN_BYTES (512u << 10)    /* of one fetcher in a turn; others are served too */
+#define MQD_FETCHER_DISK_PAUSE_MS 1000         /* after a disk that took nothing */
 
 /* A partition that follows. */
 struct mqd_followed {

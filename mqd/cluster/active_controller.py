@@ -261,7 +261,8 @@ class ActiveController:
         broker = state.brokers.get(message.node_id)
         if broker is None or broker.epoch != message.broker_epoch:
             return []
-        return broker_rules.failed(state, message.node_id, message.partitions, self._options.mutants)
+        failed = broker_rules.failed(state, message.node_id, message.partitions, self._options.mutants)
+        return failed or broker_rules.full(state, message.node_id, message.full, self._options.mutants)
 
     # -- in-sync sets ------------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from mqd.cluster.broker_events import (
     ChangeRequested,
     ClientGone,
     ControllerKnown,
+    DirectoriesFull,
     DirectoriesSeen,
     Event,
     HostDied,
@@ -50,7 +51,7 @@ from mqd.cluster.metadata_state import MetadataState
 from mqd.protocol.errors import ErrorCode
 
 __all__ = [
-    "Action", "BrokerCore", "ChangeRequested", "ClientGone", "ControllerKnown", "DirectoriesSeen", "Event", "HostDied", "INT64_MAX", "InSyncProposed", "LeadershipsLost",
+    "Action", "BrokerCore", "ChangeRequested", "ClientGone", "ControllerKnown", "DirectoriesFull", "DirectoriesSeen", "Event", "HostDied", "INT64_MAX", "InSyncProposed", "LeadershipsLost",
     "MetadataApplied", "MetadataCommitted", "PartitionEmptied", "PeerReceived", "Refused", "ReplicaMoved", "ReplicasFailed", "Reply", "SendPeer", "SetBroker", "ShutDown", "ShutdownRequested", "Started",
     "Tick", "ToWorker",
 ]  # fmt: skip
@@ -96,8 +97,8 @@ class BrokerCore:
         self._said: SetBroker | None = None
         self._applied = self._told = self._committed = -1
         self._register_at_ms = self._heartbeat_at_ms = 0
-        self._sent_ms = self._answered_ms = -1  # newest heartbeat, newest answered one
         self._started_ms = -1  # what was sent before this process is not its own: a proof of death may lie between (A4)
+        self._sent_ms = self._answered_ms = -1  # newest heartbeat, newest answered one
         self._heartbeats = 0
         self._directories: tuple[peer.DirectoryReport, ...] | None = None  # not yet reported
         self._shutdown_since_ms = -1
@@ -111,6 +112,7 @@ class BrokerCore:
         self._moved: dict[tuple[bytes, int], str] = {}
         self._emptied: dict[tuple[bytes, int], int] = {}
         self._failed: dict[int, tuple[tuple[bytes, int], ...]] = {}  # worker -> what it does not serve
+        self._full: dict[int, frozenset[str]] = {}  # worker -> directories that it writes nothing to at present
         self._repeat_at_ms = 0
 
     def handle(self, event: Event, now_ms: int) -> list[Action]:
@@ -412,6 +414,24 @@ class BrokerCore:
         self._failed[event.worker] = event.partitions
         return self._repeat(now_ms)
 
+    def _on_directories_full(self, event: DirectoriesFull, now_ms: int) -> list[Action]:
+        self._full.pop(event.worker, None)
+        if not event.directories:
+            return []
+        self._full[event.worker] = event.directories
+        return self._repeat(now_ms)
+
+    def _waited_for(self) -> list[tuple[bytes, int]]:
+        """What lies in a full directory of its owner, is counted on, and could do without this host: the controller judges the same."""
+        state, node = self._state, self.node_id
+        return [
+            (topic.topic_id, partition.index)
+            for topic in state.topics.values()
+            for partition in topic.partitions
+            if node in partition.in_sync_replicas and len(partition.in_sync_replicas) > state.min_in_sync(topic, partition)
+            and partition.directories[partition.replicas.index(node)] in self._full.get(self._owner(topic.topic_id, partition.index), ())
+        ]
+
     def _look_at_directories(self) -> None:
         """What lies in a directory that cannot be used, or is not there any more, no worker is asked to serve: that fails too."""
         broker = self._state.brokers.get(self.node_id)
@@ -448,8 +468,9 @@ class BrokerCore:
         if self._emptied:
             emptied = [(topic_id, index, epoch) for (topic_id, index), epoch in self._emptied.items()]
             actions += self._to_controller(peer.PartitionsEmptied(self.node_id, self.broker_epoch, emptied))
-        if self._failed and (failed := self._counted_on()):
-            actions += self._to_controller(peer.ReplicasFailed(self.node_id, self.broker_epoch, failed))
+        failed, full = self._counted_on() if self._failed else [], self._waited_for() if self._full else []
+        if failed or full:
+            actions += self._to_controller(peer.ReplicasFailed(self.node_id, self.broker_epoch, failed, full))
         for (topic_id, index), directory in self._moved.items():
             actions += self._to_controller(peer.ReplicaPlaced(self.node_id, self.broker_epoch, topic_id, index, directory))
         if self._dead:
@@ -535,6 +556,7 @@ _HANDLERS = {
     LeadershipsLost: BrokerCore._on_leaderships_lost,
     ReplicaMoved: BrokerCore._on_replica_moved,
     ReplicasFailed: BrokerCore._on_replicas_failed,
+    DirectoriesFull: BrokerCore._on_directories_full,
     PartitionEmptied: BrokerCore._on_partition_emptied,
     DirectoriesSeen: BrokerCore._on_directories_seen,
     HostDied: BrokerCore._on_host_died,

@@ -84,6 +84,13 @@ class ReplicasFailed(msgspec.Struct, frozen=True):
     partitions: tuple[tuple[bytes, int], ...]
 
 
+class DirectoriesFull(msgspec.Struct, frozen=True):
+    """The log directories (ids) that one worker writes nothing to at present: all of them, each time."""
+
+    worker: int
+    directories: frozenset[str]
+
+
 class PartitionEmptied(msgspec.Struct, frozen=True):
     """A worker says that a retired partition that it leads has no records any more."""
 
@@ -111,7 +118,7 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 Event = (
-    Started | ControllerKnown | PeerReceived | MetadataApplied | MetadataCommitted | InSyncProposed | ChangeRequested | ClientGone | LeadershipsLost | ReplicaMoved | ReplicasFailed | PartitionEmptied
+    Started | ControllerKnown | PeerReceived | MetadataApplied | MetadataCommitted | InSyncProposed | ChangeRequested | ClientGone | LeadershipsLost | ReplicaMoved | ReplicasFailed | DirectoriesFull | PartitionEmptied
     | DirectoriesSeen | HostDied | ShutdownRequested | Tick
 )  # fmt: skip
 

@@ -174,11 +174,13 @@ class ReplicaPlaced(msgspec.Struct, tag=True, frozen=True):
 
 
 class ReplicasFailed(msgspec.Struct, tag=True, frozen=True):
-    """The sender cannot serve its replicas of these partitions: their disk failed, or what is on it is not sound. Others lead them, if there is anybody. Repeated until they do."""
+    """The sender cannot serve its replicas of these partitions: their disk failed, or what is on it is not sound. Others lead them, if there is anybody. Repeated until they do.
+    `full`: it has all of them and can write nothing more to them at present. Others lead them, and nobody waits for it, where enough are in sync without it."""
 
     node_id: int
     broker_epoch: int
     partitions: list[tuple[bytes, int]]
+    full: list[tuple[bytes, int]] = []
 
 
 class PartitionsEmptied(msgspec.Struct, tag=True, frozen=True):

@@ -173,6 +173,26 @@ def failed(state: MetadataState, node: int, partitions: Iterable[tuple[bytes, in
     return view.changes(wanted(), leaving=node)
 
 
+def full(state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]], mutants: frozenset[str]) -> list[Record]:
+    """The broker has these and can write nothing more to them at present. It leaves where enough are in sync without it: elsewhere acks=all is refused either way, and nothing would be won.
+    It has forgotten nothing: once there is space it fetches, and is taken in again. Not before: in a new leader epoch nobody is known to have the log who has not fetched in it."""
+    view = View(state, mutants)
+
+    def wanted() -> Iterator[tuple[TopicState, Target]]:
+        for topic_id, index in dict.fromkeys(partitions):
+            found = view.partition(topic_id, index)
+            if found is None or node not in found[1].in_sync_replicas:
+                continue
+            topic, partition = found
+            others = without(partition.in_sync_replicas, (node,))
+            if len(others) >= state.min_in_sync(topic, partition) and any(view.may_lead(other) for other in others):
+                target = Target(partition)
+                target.in_sync, target.new_epoch = others, True
+                yield topic, target
+
+    return view.changes(wanted(), leaving=node)
+
+
 # -- controlled shutdown -------------------------------------------------------------------------------------------------------
 
 

@@ -186,6 +186,13 @@ class MoveCompleted(msgspec.Struct, tag=True, frozen=True):
     log_dir: int
 
 
+class FullDirectories(msgspec.Struct, tag=True, frozen=True):
+    """From a worker: the log directories that it writes nothing to until there is space again; all of them, each time. Said after every subscription and whenever it changes."""
+
+    worker: int
+    log_dirs: list[int]  # indexes in log.dirs
+
+
 class PartitionEmptied(msgspec.Struct, tag=True, frozen=True):
     """From the worker that leads it: a retiring partition has no record any more. Said again until the partition is gone."""
 
@@ -405,5 +412,5 @@ class Answer(msgspec.Struct, tag=True, frozen=True):
     quorum: QuorumImage | None = None  # DescribeQuorum
 
 
-ToController = Subscribe | Applied | CommandDone | MoveCompleted | PartitionEmptied | ProposeInSync | Request
+ToController = Subscribe | Applied | CommandDone | MoveCompleted | FullDirectories | PartitionEmptied | ProposeInSync | Request
 FromController = Image | TopicPut | PartitionsPut | TopicRemoved | BrokersPut | BrokerConfigPut | GroupConfigPut | SettingsPut | Several | InSyncAnswer | Command | Answer

@@ -225,6 +225,9 @@ class Shell:
                 self.on_host(host_core.CommandEnded(connection.number, message))
             case messages.MoveCompleted():
                 self.on_host(host_core.MoveEnded(connection.number, message))
+            case messages.FullDirectories():
+                found = frozenset(self.directories[index].directory_id for index in message.log_dirs if index < len(self.directories))
+                self.on_broker(broker_core.DirectoriesFull(message.worker, found))
             case messages.PartitionEmptied():
                 self.on_broker(broker_core.PartitionEmptied(message.topic_id, message.index, message.leader_epoch))
             case messages.ProposeInSync():
@@ -327,10 +330,10 @@ class Shell:
         if self._started:
             self.on_broker(broker_core.ControllerKnown(leader, core.epoch, core.is_alone))
             self.on_host(ControllerChanged(leader))
+        self.on_leader_changed()
 
     def _leader(self) -> int:
         """The active controller; -1 = not known, or not yet able to answer."""
-        self.on_leader_changed()
         leader = self.quorum.core.leader
         return leader if leader != self.node_id or self.core.active else -1
 

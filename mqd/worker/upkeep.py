@@ -75,6 +75,7 @@ class Upkeep:
         self._wake_checkpoints = asyncio.Event()
         self._settle_at: int | None = None
         self._asked_space: dict[int, asyncio.Future[int]] = {}
+        self.on_space: Callable[[], None] = lambda: None  # a log directory has become full, or is not full any more
         self._log = logging.get("worker.upkeep")
 
     def tasks(self) -> list[Awaitable[None]]:
@@ -132,6 +133,7 @@ class Upkeep:
     async def _tell_space(self, log_dir: LogDirectory, free_bytes: int) -> None:
         full = log_dir.guard.full
         await self._commands.run(self._reactor.log_dir_full, log_dir.index, full)
+        self.on_space()
         if full:
             self._log.error(
                 "log directory is full: Produce is refused until space returns; free some, or shorten retention", log_dir=str(log_dir.path), free_bytes=free_bytes,

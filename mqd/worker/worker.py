@@ -26,6 +26,7 @@ from mqd.cluster.controller_messages import (
     Command,
     CommandDone,
     FromController,
+    FullDirectories,
     Image,
     InSyncAnswer,
     PartitionsPut,
@@ -140,6 +141,7 @@ class Worker:
         self._link = ControllerLink(self._run_dir / "controller.sock", Subscribe("worker", self._index, client.generation), self._on_message)
         self._mover = Mover(self._log_dirs, self._control, self._partitions, self._catalog, self._background, files, self._link.send, self._applying)
         self._telling = Telling(self._control, self._reactor, self._commands, self._partitions, self._catalog, self._link.send, self._aside)
+        self._upkeep.on_space = self._tell_full
         self._replication = Replication(self._reactor, self._commands, self._catalog.assigned, config, cluster_config.load_key(config))
         self._forwarding = Forwarding(self._reactor, self._commands, config, cluster_config.load_key(config))
         self._files = files
@@ -204,6 +206,7 @@ class Worker:
             for log_dir, path in doomed:
                 self._partitions.delete_later(log_dir, path)
         await self._apply(changes, image.version, image=True)
+        self._tell_full()
         self._upkeep.settle_when_applied(image.version)
         if not self._ready:
             await self._mover.unmark_all()
@@ -220,6 +223,9 @@ class Worker:
         await self._mover.on_applied(image)
         self._version = version
         self._link.send(Applied(version, dict(self._partitions.failures)))
+
+    def _tell_full(self) -> None:
+        self._link.send(FullDirectories(self._index, [log_dir.index for log_dir in self._log_dirs if log_dir.guard.full]))
 
     async def _look_behind(self) -> None:
         """W5 of the catalog: replicas that left this host before this life of it."""

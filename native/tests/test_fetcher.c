@@ -251,6 +251,53 @@ TEST(positions_are_told_when_they_are_flushed)
     CHECK_EQUAL(mqd_file_watch(NULL, NULL), 0);
 }
 
+/* What the leader has proposed since the last look: how many in sync; 0 = nothing. */
+static uint32_t proposed(struct two *two)
+{
+    struct mqd_event event;
+    uint32_t count = 0;
+    while (mqd_reactor_next_event(two->b->reactors[0], &event))
+        if (event.proposal) {
+            count = event.proposal->member_count;
+            mqd_proposal_free(event.proposal);
+        }
+    return count;
+}
+
+static void follower_full(struct two *two, int full)
+{
+    CHECK_EQUAL(mqd_reactor_log_dir_full(two->b->reactors[1], ++two->b->token, 0, full), 0);
+    CHECK_EQUAL(done(two, two->b->token).error, 0);
+}
+
+/* Nothing is written to either partition: who fetches at their end keeps up, for all that the leader sees. */
+BOTH(a_follower_on_a_full_disk_is_not_one_that_keeps_up)
+{
+    struct two *two = two_start(backend, NULL);
+    struct role role = {.leader = 1, .leader_epoch = 1, .partition_epoch = 1, .min_insync = 1, .in_sync = 2};
+    follower_open(two, 0);
+    assign_follower(two, 0, role);
+    assign_leader(two, 0, role);
+    follower_full(two, 1);
+    connect_to_leader(two);
+    usleep(200000); /* without the disk's state it is proposed at once */
+    CHECK_EQUAL(proposed(two), 0);
+    follower_full(two, 0);
+    UNTIL(proposed(two) == 2);
+    role.in_sync = 6, role.partition_epoch = 2;
+    assign_follower(two, 0, role);
+    assign_leader(two, 0, role);
+    follower_full(two, 1);
+    role.in_sync = 2, role.partition_epoch = 3, role.leader_epoch = 2; /* its host has said so to the controller */
+    assign_leader(two, 0, role);
+    assign_follower(two, 0, role);
+    usleep(500000); /* no request waits so long for news */
+    CHECK_EQUAL(proposed(two), 0);
+    follower_full(two, 0);
+    UNTIL(proposed(two) == 2);
+    two_stop(two);
+}
+
 /* The catch-up lane is bounded; the other is not. */
 BOTH(catching_up_is_throttled)
 {

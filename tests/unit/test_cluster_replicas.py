@@ -14,6 +14,7 @@ from mqd.cluster import broker_core, broker_messages, broker_rules, election_rul
 from mqd.cluster import controller_messages as messages
 from mqd.cluster.cluster_view import View
 from mqd.cluster.config_rules import ConfigRules
+from mqd.cluster.host_core import owner_of
 from mqd.cluster.metadata_records import BrokerRegistered, PartitionChange, PartitionsChanged, PartitionState, TopicConfigured, TopicCreated, decode_record
 from mqd.cluster.metadata_state import MetadataState
 from mqd.cluster.placement import Directories, Directory, Loads, balance, choose
@@ -479,6 +480,36 @@ def test_a_failed_disk_is_told_until_others_lead() -> None:
     world.hosts[2].broker.handle(broker_core.ReplicasFailed(0, ()), world.now_ms)
     run(world, 2_000)
     assert all(2 in partitions(world)[index].in_sync_replicas for index in led)
+
+
+def test_a_replica_on_a_full_disk_leaves_where_enough_are_in_sync_without_it() -> None:
+    state = topic(cluster(), config={"flush.on.ack": "false"})
+    after = do(state, broker_rules.full(state, 1, [(b"t" * 16, 0), (b"t" * 16, 0), (b"x" * 16, 0), (b"t" * 16, 9)], NONE))
+    assert (after.leader, after.leader_epoch, after.in_sync_replicas, after.eligible_leader_replicas) == (2, 6, (2, 3), ())
+    before = state.copy()
+    for node in (1, 2, 3):
+        assert broker_rules.full(state, node, [(b"t" * 16, 0)], NONE) == [] and state == before, "acks=all would be refused either way"
+    state = topic(cluster(), config={"min.insync.replicas": "1"}, in_sync_replicas=(1, 2))
+    after = do(state, broker_rules.full(state, 2, [(b"t" * 16, 0)], NONE))
+    assert (after.leader, after.leader_epoch, after.in_sync_replicas) == (1, 6, (1,)), "a follower that nobody waits for, and that is not taken back for what it had before"
+
+
+def test_full_directories_are_left_by_their_owners_replicas_until_there_is_space() -> None:
+    world = World(7, 3)
+    world.settle(20)
+    assert world.ask(messages.CreateTopic("t", 12, 3, {}, {})).error == 0
+    topic_id, host = world.unlogged.topics["t"].topic_id, world.hosts[2]
+    mine = [partition.index for partition in partitions(world) if partition.directories[partition.replicas.index(2)] == "meta-2-a" and owner_of(topic_id, partition.index, 2) == 1]
+    host.broker.handle(broker_core.DirectoriesFull(1, frozenset({"meta-2-a"})), world.now_ms)  # the link lost it
+    fetch, world.fetch = world.fetch, lambda other, key: None if other is host and key[1] in mine else fetch(other, key)
+    run(world, 1_500)
+    assert 0 < len(mine) < 12
+    for partition in partitions(world):
+        assert (2 in partition.in_sync_replicas) == (partition.index not in mine) and partition.leader >= 0, partition
+    world.fetch = fetch
+    host.broker.handle(broker_core.DirectoriesFull(1, frozenset()), world.now_ms)
+    run(world, 2_000)
+    assert all(2 in partition.in_sync_replicas for partition in partitions(world))
 
 
 def test_what_lies_in_a_directory_that_is_gone_is_led_by_others() -> None:
