@@ -1,0 +1,129 @@
+"""Topics, records and reads for the tests of format("mqd")."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+
+from tests.broker import Broker
+
+_numbers = itertools.count(1)
+Row = tuple[int, int, Any, Any]
+
+
+def admin(broker: Broker) -> AdminClient:
+    return AdminClient({"bootstrap.servers": broker.bootstrap})
+
+
+def new_topic(broker: Broker, partitions: int = 1, name: str | None = None, config: dict[str, str] | None = None) -> str:
+    name = name or f"spark-{next(_numbers)}"
+    client = admin(broker)
+    client.create_topics([NewTopic(name, partitions, 1, config=config or {})])[name].result(30)
+    return name
+
+
+def delete_topic(broker: Broker, name: str) -> None:
+    client = admin(broker)
+    client.delete_topics([name])[name].result(30)
+
+
+def add_partitions(broker: Broker, name: str, count: int) -> None:
+    client = admin(broker)
+    client.create_partitions([NewPartitions(name, count)])[name].result(30)
+
+
+def delete_records(broker: Broker, name: str, partition: int, before: int) -> None:
+    client = admin(broker)
+    for future in client.delete_records([TopicPartition(name, partition, before)]).values():
+        future.result(30)
+
+
+def produce(broker: Broker, topic: str, records: Iterable[Any], partition: int = 0, **config: Any) -> None:
+    """`records`: values, or dictionaries of produce()'s arguments."""
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 20, **config})
+    failed: list[Any] = []
+    for record in records:
+        arguments = record if isinstance(record, dict) else {"value": record}
+        producer.produce(topic, partition=arguments.pop("partition", partition), on_delivery=lambda error, _: error and failed.append(error), **arguments)
+        producer.poll(0)
+    assert producer.flush(60) == 0 and not failed, failed
+
+
+def numbered(first: int, count: int) -> list[bytes]:
+    return [b"%d" % number for number in range(first, first + count)]
+
+
+def options(broker: Broker, topic: str, **more: Any) -> dict[str, str]:
+    return {"kafka.bootstrap.servers": broker.bootstrap, "subscribe": topic, **{name.replace("__", "."): str(value) for name, value in more.items()}}
+
+
+def read(spark: Any, broker: Broker, topic: str, **more: Any) -> Any:
+    return spark.read.format("mqd").options(**options(broker, topic, **more)).load()
+
+
+def rows(frame: Any) -> list[Row]:
+    """(partition, offset, key, value) in order."""
+    found = [(row.partition, row.offset, _plain(row.key), _plain(row.value)) for row in frame.select("partition", "offset", "key", "value").collect()]
+    return sorted(found, key=lambda row: row[:2])
+
+
+def values(frame: Any) -> list[Any]:
+    return [row[3] for row in rows(frame)]
+
+
+def _plain(blob: Any) -> bytes | None:
+    return None if blob is None else bytes(blob)
+
+
+class Stream:
+    """A streaming read of format("mqd") into a table in memory, with a checkpoint of its own: every run() goes on where the last one ended."""
+
+    def __init__(self, spark: Any, place: Path, given: dict[str, str]) -> None:
+        self._spark, self.checkpoint, self.given = spark, place / "checkpoint", given
+        self.seen: list[Row] = []
+        self.batches: list[int] = []  # rows of each
+        self.progress: list[Any] = []
+
+    def _note(self, frame: Any, _: int) -> None:
+        found = rows(frame)
+        self.seen += found
+        self.batches.append(len(found))
+
+    def start(self, available_now: bool = True, fail_on: int | None = None) -> Any:
+        """`fail_on`: the batch that ends with an exception, before it is committed."""
+
+        def each(frame: Any, number: int) -> None:
+            if number == fail_on:
+                raise RuntimeError("this batch is not to be committed")
+            self._note(frame, number)
+
+        stream = self._spark.readStream.format("mqd").options(**self.given).load()
+        writer = stream.writeStream.foreachBatch(each).option("checkpointLocation", str(self.checkpoint))
+        return (writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime="0 seconds")).start()
+
+    def run(self) -> list[Row]:
+        """All there is; the rows of this run."""
+        before = len(self.seen)
+        query = self.start()
+        query.awaitTermination()
+        self.progress = query.recentProgress
+        return self.seen[before:]
+
+    def offsets(self, batch: int) -> dict[str, Any]:
+        """What Spark wrote down as the end of a batch."""
+        return json.loads((self.checkpoint / "offsets" / str(batch)).read_text().splitlines()[2])
+
+
+def committed(broker: Broker, group: str, topic: str, partitions: Sequence[int]) -> list[int]:
+    from confluent_kafka import ConsumerGroupTopicPartitions
+
+    client = admin(broker)
+    asked = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition) for partition in partitions])
+    found = client.list_consumer_group_offsets([asked])[group].result(30)
+    return [one.offset for one in sorted(found.topic_partitions, key=lambda one: one.partition)]
