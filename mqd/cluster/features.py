@@ -67,6 +67,11 @@ def supported() -> dict[str, tuple[int, int]]:
     return {feature.name: (feature.first, feature.last) for feature in FEATURES.values()}
 
 
+def told(ranges: Ranges) -> Ranges:
+    """What a peer supports that says nothing of it: a host of a version that did not know of mqd.version. (It names the others when it registers.)"""
+    return ranges or {feature.name: (feature.unset, feature.unset) for feature in FEATURES.values()}
+
+
 def levels(finalized: Mapping[str, int]) -> dict[str, int]:
     """The level in force of every feature; `finalized`: what the metadata log says. A stored level that this version does not know counts as the nearest it does (only on a host that does not serve: V3)."""
     return {name: min(max(finalized.get(name, feature.unset), feature.first), feature.last) for name, feature in FEATURES.items()}

@@ -114,7 +114,7 @@ class Membership:
             return Refusal(handshake.REFUSED_CLUSTER, f"it is of cluster {own.cluster_id}, this host of {theirs.cluster_id}")
         if theirs.feature_first > own.feature_last or theirs.feature_last < own.feature_first:
             return Refusal(handshake.REFUSED_FEATURES, f"it reads metadata of levels {own.feature_first} to {own.feature_last}, this host {theirs.feature_first} to {theirs.feature_last}")
-        lacking = features.unsupported(self._shell.core.committed.features, theirs.features) if self._shell is not None and own.cluster_id else ""
+        lacking = features.unsupported(self._shell.core.committed.features, features.told(theirs.features)) if self._shell is not None and own.cluster_id else ""
         if lacking:
             return Refusal(handshake.REFUSED_FEATURES, f"it runs a version of mqd that this cluster has left behind: {lacking}. Install the version that the other hosts run")
         return own

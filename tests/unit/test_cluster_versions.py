@@ -142,6 +142,8 @@ def test_a_field_of_a_newer_version_is_passed_over_in_a_record_and_an_unknown_re
 def test_what_is_in_force_and_not_supported_is_named() -> None:
     assert features.unsupported({}, {}) == "; ".join(f"{one.name} {one.unset} is in force, it supports 0 to 0" for one in sorted(FEATURES.values()) if one.unset)
     assert features.unsupported({MQD_VERSION: 1}, NEW) == "" and features.unsupported({}, OLD) == ""
+    assert features.unsupported({}, features.told({})) == "", "a peer of the first version says nothing of levels"
+    assert features.unsupported({MQD_VERSION: 1}, features.told({})) == "mqd.version 1 is in force, it supports 0 to 0" and features.told(OLD) == OLD
     assert features.unsupported({MQD_VERSION: 2}, NEW) == "mqd.version 2 is in force, it supports 0 to 1"
     assert features.unsupported({"of.a.newer.version": 1}, NEW) == "of.a.newer.version 1 is in force, it supports 0 to 0"
     assert features.unsupported({"of.a.newer.version": 0}, NEW) == ""
