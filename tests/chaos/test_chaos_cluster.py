@@ -13,7 +13,7 @@ import pytest
 
 from tests.chaos import network, replicas
 from tests.chaos.hosts import PORT, ChaosCluster
-from tests.chaos.run import CREATE, IN_SYNC, Plan, Run
+from tests.chaos.run import CREATE, DISK_BYTES, IN_SYNC, Plan, Run
 
 ROOT = Path(__file__).resolve().parents[2]
 REASON = network.why_not()
@@ -93,6 +93,37 @@ def test_the_minority_refuses_writes_and_serves_what_was_committed(bench: Bench)
     for host in bench.cluster:
         host.stop()
     assert replicas.compare({host.name: host.data_dir for host in bench.cluster}, [("t", 0)]) == []
+
+
+@needs_namespaces
+@pytest.mark.slow
+def test_a_full_disk_is_left_by_what_it_led_and_comes_back(tmp_path: Path) -> None:
+    """The disk of a leader fills up: the others take its partition over at once and wait for it no more; when there is space, it is in sync again. Nobody does anything."""
+    with network.Network(("n1", "n2", "n3", "client")) as net, ChaosCluster(net, tmp_path / "hosts", disk_bytes=DISK_BYTES) as cluster:
+        cluster.wait_whole()
+        bench = Bench(net, cluster)
+        bench.script(CREATE, cluster.bootstrap, {"t": 1}, {})
+        for round_, host_of in enumerate(("leader", "follower")):
+            leader = bench.leader([1, 2, 3])
+            full = leader if host_of == "leader" else next(node for node in (1, 2, 3) if node != leader)
+            others = [node for node in (1, 2, 3) if node != full]
+            bench.wait_write(leader, f"before-{round_}")
+            cluster.hosts[full].fill_disk()
+            until = time.monotonic() + 8  # much sooner than replica.lag.time.max.ms
+            while f"in sync {sorted(others)}" not in (behind := str(json.loads(bench.script(IN_SYNC, cluster.bootstrap, {"t": 1})))).replace(str(others[::-1]), str(others)):
+                assert time.monotonic() < until, f"{host_of}: {behind}\n{cluster.logs()}"
+                time.sleep(0.1)  # another host decides
+            new = bench.leader(others)
+            assert new in others
+            for number in range(5):
+                bench.wait_write(new, f"during-{round_}-{number}")
+            cluster.hosts[full].free_disk()
+            until = time.monotonic() + 60
+            while behind := json.loads(bench.script(IN_SYNC, cluster.bootstrap, {"t": 1})):
+                assert time.monotonic() < until, f"{behind}\n{cluster.logs()}"
+                time.sleep(0.2)  # it fetches again
+        values = bench.probe(bench.leader([1, 2, 3]))["values"]
+        assert values == [value for round_ in (0, 1) for value in (f"before-{round_}", *(f"during-{round_}-{number}" for number in range(5)))]
 
 
 @needs_namespaces
