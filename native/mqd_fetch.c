@@ -76,6 +76,7 @@ static int fetch_accept(struct mqd_reactor *r, struct mqd_request *request, stru
     request->full = full;
     set->by_id = fetch->version >= 13;
     set->leader_only = fetch->version <= LEADER_ONLY_VERSION;
+    set->local = request->connection->local != NULL;
     set->replica_id = fetch->replica_id;
     set->replica_epoch = fetch->replica_epoch;
     set->rack = request->connection->local ? 0 : mqd_nearest_rack(r, fetch);
@@ -134,12 +135,15 @@ int16_t mqd_fetch_entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *ent
     if (entry->partition_index < 0 || (uint32_t)entry->partition_index >= topic->partition_count)
         return MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION;
     *slot_index = topic->slots[entry->partition_index];
+    bool away = entry->set->local && mqd_topics_led_elsewhere(&r->topics, &topic->places[entry->partition_index]);
     if (*slot_index == MQD_SLOT_NONE)
-        return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
+        return away ? MQD_KAFKA_REPLICA_NOT_AVAILABLE : MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     if (entry->set->replica_id >= 0)
         return mqd_leading_fetch(r, entry, *slot_index, positions);
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, *slot_index);
     uint8_t state = mqd_load_acquire(&slot->state);
+    if (state == MQD_SLOT_OFFLINE && away)
+        return MQD_KAFKA_REPLICA_NOT_AVAILABLE;
     if (state != MQD_SLOT_ONLINE && state != MQD_SLOT_OFFLINE)
         return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     if (mqd_load_acquire(&slot->version) == 0)
@@ -151,6 +155,8 @@ int16_t mqd_fetch_entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *ent
     if (entry->current_leader_epoch >= 0 && entry->current_leader_epoch != leader_epoch)
         return entry->current_leader_epoch < leader_epoch ? MQD_KAFKA_FENCED_LEADER_EPOCH : MQD_KAFKA_UNKNOWN_LEADER_EPOCH;
     mqd_slot_positions(slot, positions);
+    if (away && mqd_load_acquire(&slot->lagging) && (entry->fetch_offset < positions->log_start_offset || entry->fetch_offset >= positions->high_watermark))
+        return MQD_KAFKA_REPLICA_NOT_AVAILABLE;
     if (entry->fetch_offset < positions->log_start_offset || (entry->fetch_offset > positions->log_end_offset && role == MQD_ROLE_LEADS)) /* a follower may be behind */
         return MQD_KAFKA_OFFSET_OUT_OF_RANGE;
     return 0;

@@ -57,6 +57,7 @@ struct mqd_fetch_set {
     int32_t session_epoch;
     bool by_id;
     bool news;                      /* a follower's: what waits is of no records, but a high watermark or log start that it was not told */
+    bool local;                     /* of a client on this host, which may go elsewhere for what a replica here lacks */
     bool leader_only;               /* of a client that knows nothing of reading from followers */
     int32_t replica_id;             /* of a follower on another host; -1 = a client's */
     int64_t replica_epoch;

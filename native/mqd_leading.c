@@ -24,6 +24,7 @@ void mqd_leading_opened(struct mqd_reactor *r, struct mqd_owned *owned)
     owned->replicated = mqd_partition_replicated(owned->partition);
     mqd_store_release(&slot->role, (uint8_t)(owned->replicated ? MQD_ROLE_NONE : MQD_ROLE_LEADS));
     mqd_store_release(&slot->latest_pending, (uint8_t)0);
+    mqd_store_release(&slot->lagging, (uint8_t)0);
     mqd_nearest_tell(r, owned);
 }
 
@@ -61,14 +62,24 @@ static uint8_t role_of(const struct mqd_owned *owned)
     return owned->replica->role == MQD_REPLICA_LEADER ? MQD_ROLE_LEADS : owned->replica->role == MQD_REPLICA_FOLLOWER ? MQD_ROLE_FOLLOWS : MQD_ROLE_NONE;
 }
 
+static bool lags(const struct mqd_replica *replica)
+{
+    for (uint32_t i = 0; i < replica->follower_count; i++)
+        if (replica->followers[i].member.node_id == replica->node_id)
+            return !replica->followers[i].member.in_sync;
+    return true;
+}
+
 static void tell_slot(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, owned->slot);
     uint8_t role = role_of(owned), pending = owned->replica && mqd_replica_latest(owned->replica) == MQD_KAFKA_OFFSET_NOT_AVAILABLE;
     if (mqd_load_relaxed(&slot->latest_pending) != pending)
         mqd_store_release(&slot->latest_pending, pending);
-    if (mqd_load_relaxed(&slot->role) == role)
+    uint8_t lagging = role == MQD_ROLE_FOLLOWS && lags(owned->replica);
+    if (mqd_load_relaxed(&slot->role) == role && mqd_load_relaxed(&slot->lagging) == lagging)
         return;
+    mqd_store_release(&slot->lagging, lagging);
     mqd_store_release(&slot->role, role);
     if (!mqd_list_linked(&owned->publish_node)) /* who reads here looks again, and is sent elsewhere */
         mqd_list_append(&r->to_wake, &owned->publish_node);

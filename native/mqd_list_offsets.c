@@ -8,7 +8,17 @@
 #define TIMESTAMP_EARLIEST (-2)
 #define NOT_AVAILABLE_SINCE_VERSION 5 /* before it there was no code for it */
 
-static bool all_native(const uint8_t *body, uint32_t size_bytes, int16_t version)
+/* The acceptor asks other hosts in the name of clients on this one. */
+static bool another_host(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_text *name, int32_t partition_index)
+{
+    if (!c->local || !r->topics.broker_count)
+        return false;
+    struct mqd_topic_key key = {.name = *name};
+    const struct mqd_topic *topic = mqd_topics_find(&r->topics, &key);
+    return topic && partition_index >= 0 && (uint32_t)partition_index < topic->partition_count && mqd_topics_led_elsewhere(&r->topics, &topic->places[partition_index]);
+}
+
+static bool all_native(struct mqd_reactor *r, const struct mqd_connection *c, const uint8_t *body, uint32_t size_bytes, int16_t version)
 {
     struct mqd_list_offsets_request walk;
     if (mqd_list_offsets_parse(body, size_bytes, version, &walk) < 0)
@@ -19,7 +29,8 @@ static bool all_native(const uint8_t *body, uint32_t size_bytes, int16_t version
             return false;
         for (int32_t p = 0; p < topic.partition_count; p++) {
             struct mqd_list_offsets_partition partition;
-            if (mqd_list_offsets_next_partition(&walk, &partition) < 0 || (partition.timestamp != TIMESTAMP_LATEST && partition.timestamp != TIMESTAMP_EARLIEST))
+            if (mqd_list_offsets_next_partition(&walk, &partition) < 0 || (partition.timestamp != TIMESTAMP_LATEST && partition.timestamp != TIMESTAMP_EARLIEST) ||
+                another_host(r, c, &topic.name, partition.partition_index))
                 return false;
         }
     }
@@ -66,7 +77,7 @@ static void answer_one(struct mqd_reactor *r, int16_t version, int8_t isolation_
 bool mqd_list_offsets_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header, const uint8_t *body, uint32_t size_bytes)
 {
     int16_t version = header->api_version;
-    if (!all_native(body, size_bytes, version))
+    if (!all_native(r, c, body, size_bytes, version))
         return false;
     struct mqd_request *request = mqd_request_new(r, c, header, MQD_REQUEST_READY);
     if (!request) {

@@ -29,10 +29,13 @@ static int16_t find_slot(struct mqd_reactor *r, const struct mqd_local_ask *ask,
     if (ask->partition_index < 0 || (uint32_t)ask->partition_index >= (*topic)->partition_count)
         return MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION;
     *slot_index = (*topic)->slots[ask->partition_index];
+    bool elsewhere = mqd_topics_led_elsewhere(&r->topics, &(*topic)->places[ask->partition_index]);
     if (*slot_index == MQD_SLOT_NONE)
-        return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
+        return elsewhere ? MQD_KAFKA_REPLICA_NOT_AVAILABLE : MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, *slot_index);
     uint8_t state = mqd_load_acquire(&slot->state);
+    if (state == MQD_SLOT_OFFLINE && elsewhere)
+        return MQD_KAFKA_REPLICA_NOT_AVAILABLE; /* its disk has failed, its leader's has not */
     if (state != MQD_SLOT_ONLINE && state != MQD_SLOT_OFFLINE)
         return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     return mqd_load_acquire(&slot->version) == 0 ? MQD_KAFKA_STORAGE_ERROR : 0;
@@ -72,6 +75,10 @@ static int answer_segment(struct mqd_reactor *r, const struct mqd_local_ask *ask
         struct mqd_segment_place place;
         uint64_t generation = mqd_load_acquire(&slot->segments_generation);
         mqd_slot_positions(slot, &positions);
+        if (mqd_load_acquire(&slot->lagging) && (ask->offset < positions.log_start_offset || ask->offset >= positions.high_watermark)) {
+            code = MQD_KAFKA_REPLICA_NOT_AVAILABLE;
+            break;
+        }
         if (ask->offset < positions.log_start_offset || ask->offset > positions.high_watermark) {
             bool behind = mqd_load_acquire(&slot->role) != MQD_ROLE_LEADS || mqd_load_acquire(&slot->latest_pending); /* this replica, not the client: to be asked again */
             code = behind && ask->offset > positions.high_watermark ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : MQD_KAFKA_OFFSET_OUT_OF_RANGE;

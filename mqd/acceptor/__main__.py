@@ -10,7 +10,7 @@ import socket
 import sys
 
 from mqd import native
-from mqd.acceptor import dispatch
+from mqd.acceptor import dispatch, relaying
 from mqd.acceptor.accepting import Acceptor
 from mqd.acceptor.between import SERVED, Between
 from mqd.acceptor.broker import Address, Broker
@@ -76,13 +76,21 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
         return control.endpoint_state(worker) == ProcessState.RUNNING
 
     secret = cluster_config.load_key(client.config)
-    between, peers = None, None
+    between, peers, relays = None, None, None
     if client.cluster_sockets:
         peers = Peers(metadata, broker.node_id, secret)
         broker.transactions.connect(peers)  # type: ignore[union-attr]  # coordinate() has set it
+        relays = Peers(metadata, broker.node_id, secret)
+        broker.relaying = relaying.Relaying(broker, relays)
+
+        async def serve_client(address: Address, frame: bytes) -> bytes | None:
+            return (await dispatch.answer(broker, address, frame, 0, metrics)).body
 
         async def serve(frame: bytes, node: int) -> bytes | None:
-            if len(frame) < 2 or int.from_bytes(frame[:2], "big") not in SERVED:
+            key = int.from_bytes(frame[:2], "big") if len(frame) >= 2 else -1
+            if key == relaying.ENVELOPE:
+                return await relaying.serve(frame, serve_client)
+            if key not in SERVED:
                 return None
             outcome = await dispatch.answer(broker, Address(peer_node=node), frame, 0)
             return outcome.body
@@ -114,9 +122,10 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
         log.info("acceptor serves", listeners=", ".join(f"{name}://{host}:{number}" for name, host, number in broker.listeners), metrics_port=port)
         await asyncio.wait({receiving, ended}, return_when=asyncio.FIRST_COMPLETED)
     acceptor.stop()
-    if between is not None and peers is not None:
+    if between is not None and peers is not None and relays is not None:
         between.stop()
         peers.close()
+        relays.close()
     local.stop()
     coordinators.stop()
     link.stop()

@@ -1,7 +1,7 @@
 """The listener between hosts: connections of other hosts' workers, which go to the worker that they name, and of other hosts' acceptors, which are served here.
 
     accept -> handshake (mqd/cluster/handshake.py), both sides proven -> hello.worker >= 0: handed to that worker, with the peer's node id (flag 2 of the hand-off packet)
-                                                                         hello.worker == -1: Kafka frames, of the APIs in SERVED alone
+                                                                         hello.worker == -1: Kafka frames, of the APIs in SERVED alone, and Envelopes of clients' requests (relaying.py)
 
 Nothing that a peer sends is read as a request before it has proven the cluster's key. Refused are: another cluster, a node id that is not registered (yet, as far as this
 host knows), another directory id than the registered one (a wiped host is another host), and a worker that there is not.
@@ -24,9 +24,10 @@ from mqd.cluster.handshake import HandshakeFailed, Hello, Identity, Refusal
 
 HANDSHAKES_MAX = 64
 FRAME_BYTES_MAX = 16 << 20
-IN_FLIGHT_MAX = 256
+IN_FLIGHT_MAX = 4096  # members of groups wait in JoinGroup, each for all others
 BACKLOG_COUNT = 64  # accepted in one go
 PAUSE_S = 0.1
+LOST_MS_MAX = 10_000  # a peer that does not acknowledge bytes for so long is disconnected by the kernel
 FLAG_PEER = 2
 PACKET = struct.Struct("<IHH16sHH16si16x")
 ACCEPTOR = -1  # hello.worker: not a worker's
@@ -88,6 +89,7 @@ def set_options(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_MS_MAX)
 
 
 async def read_frame(connection: socket.socket) -> bytes | None:

@@ -17,6 +17,7 @@ from mqd.protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
     from mqd.acceptor.coordinators import Coordinators
+    from mqd.acceptor.relaying import Relaying
     from mqd.acceptor.transactions import TransactionService
 
 OWNER_NONE = 65535
@@ -100,6 +101,7 @@ class Broker:
         self.producer_ids = ProducerIds()
         self.coordinators: Coordinators | None = None  # set before the first request, where there is a link to write by
         self.transactions: TransactionService | None = None  # set with them
+        self.relaying: Relaying | None = None  # set where there may be other hosts
         self.listeners = listeners
         self._advertised = configuration.advertised_listeners(config)
         self._disk = ThreadPoolExecutor(DISK_THREADS, "disk")

@@ -107,7 +107,13 @@ async def answer(broker: Broker, address: Address, frame: bytes, connection: int
         header, request = _decode(frame)
         api = SUPPORTED[header.api_key].name
         context = Context(broker, address)
-        handling = handler_of(header.api_key)(context, header, request)
+        handler = handler_of(header.api_key)
+        if broker.relaying is not None:
+            elsewhere = await broker.relaying.answer(address, header, request, frame, lambda part: handler(context, header, part))
+            if elsewhere is not None:
+                failed = False
+                return Outcome(elsewhere if isinstance(elsewhere, bytes) else _encode(header, elsewhere))
+        handling = handler(context, header, request)
         if broker.quotas.refresh() & throttle.REQUEST_BIT:
             response = await throttle.charged(handling, context, header, began)
         else:

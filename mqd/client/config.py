@@ -150,8 +150,6 @@ def choose_transport(settings: Settings) -> Choice:
     if wanted == "auto" and protocol != "plaintext":
         return Choice("tcp", None, f"security.protocol={protocol} asks for a connection with an identity of its own; transport=shm would use the process's user")
     found = rendezvous.find(servers, settings.own["mqd.socket.path"])
-    if found.path is not None and wanted == "auto" and rendezvous.is_clustered(found.path):
-        return Choice("tcp", None, f"{found.reason}, and one of several: what others lead is reached by TCP; transport=shm is for what this one leads")
     if found.path is not None:
         return Choice("shm", found.path, found.reason)
     if wanted == "shm":

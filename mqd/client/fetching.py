@@ -7,6 +7,8 @@ read to their end (parking.py), which the broker answers when one of them has gr
     F2  a partition's begin is asked for in the background: the group's committed offset, else auto.offset.reset; an answer counts only with the serial it was asked with
     F3  an error of a partition is told once until it changes, and tried again
     F4  a Fetch that was answered without anything to be read behind it is followed by a pause (PAUSE_MIN_S..PAUSE_MAX_S): no error makes a busy loop
+    F5  a partition without a replica on this host that has what is wanted is read from its leader (remote_reading.py) until its replicas, or who of them is in sync, change; then this
+        host's is tried first again. A replica here that is in sync is read up to its own high watermark, wherever its leader is (KIP-392)
 Concurrency: the application's thread, but the answers' way into the inbox.
 """
 
@@ -37,6 +39,7 @@ PAUSE_MIN_S, PAUSE_MAX_S = 0.001, 0.1
 UNKNOWN_AGAIN_S, TOPIC_AGAIN_S = 0.1, 0.5  # before and after the application was told
 UNKNOWN_TELL_S = 1.0  # metadata may be behind: a topic that was just made or has grown
 OUT_OF_RANGE = int(ErrorCode.OFFSET_OUT_OF_RANGE)
+NO_REPLICA = int(ErrorCode.REPLICA_NOT_AVAILABLE)  # on this host, or none that has what is wanted; another host leads
 UNKNOWN = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID})
 _LATER = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.OFFSET_NOT_AVAILABLE, ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH})
 _INFINITY = float("inf")
@@ -45,8 +48,9 @@ _INFINITY = float("inf")
 class Fetcher:
     """`open_reader(native, part, offset)`: a reader of reading.py. `control`: the attachment for requests; `data`: for the Fetch that waits."""
 
-    def __init__(self, config: ConsumerConfig, control: Any, coordinator: Coordinator, data: Any, inbox: Inbox, parts: Parts, open_reader: Callable[..., Any]) -> None:
+    def __init__(self, config: ConsumerConfig, control: Any, coordinator: Coordinator, data: Any, inbox: Inbox, parts: Parts, open_reader: Callable[..., Any], remote: Any = None) -> None:
         self._coordinator = coordinator
+        self._remote = remote
         self._config, self._control, self._data, self._inbox, self._parts, self._open_reader = config, control, data, inbox, parts, open_reader
         self.events: deque[Message] = deque()  # errors and ends of partitions, for the application
         self._covered: dict[tuple[bytes, int], int] | None = None
@@ -123,7 +127,11 @@ class Fetcher:
         part.fetched = offset
         part.eof_told = -1
         try:
-            if part.reader is None:
+            if part.remote_view is not None and part.remote_view != self._view_of(part):
+                self._close_reader(part)
+            if part.reader is None and part.remote_view is not None:
+                part.reader = self._remote.open(part.topic, part.index, offset)
+            elif part.reader is None:
                 part.reader = self._open_reader(self._data.native, part, offset)
             else:
                 part.reader.seek(offset)
@@ -131,6 +139,25 @@ class Fetcher:
             self._again(part, local_error(KafkaError._TRANSPORT, str(problem), retriable=True))
             return
         part.phase = Phase.ACTIVE
+
+    def _view_of(self, part: Part) -> object:
+        info = self._control.metadata.topics.get(part.topic)
+        return None if info is None or part.index >= info.partition_count else (info.replicas[part.index], info.in_sync_replicas[part.index])
+
+    def _close_reader(self, part: Part) -> None:
+        part.reader.close()
+        part.reader = part.remote_view = None
+
+    def _read_elsewhere(self, part: Part) -> None:
+        self._close_reader(part)
+        part.remote_view = self._view_of(part) or ()
+        self._activate(part, part.fetched)
+
+    def on_metadata(self) -> None:
+        """They are new: who is read elsewhere may have a replica here by now."""
+        for part in self._parts:
+            if part.remote_view is not None and part.phase is Phase.ACTIVE and part.remote_view != self._view_of(part):
+                self._activate(part, part.fetched)
 
     def _ask(self, api_key: int, version_max: int, message: object, parts: list[Part], handler: Callable[..., None]) -> None:
         asked = [(part, part.serial) for part in parts]
@@ -261,9 +288,11 @@ class Fetcher:
             self.reset(part, error)
             self.advance()
             return
+        if code == NO_REPLICA and self._remote is not None and not part.reader.is_remote:
+            self._read_elsewhere(part)
+            return
         if code in UNKNOWN:
-            part.reader.close()
-            part.reader = None
+            self._close_reader(part)
             self._control.metadata.refresh([part.topic])
         part.start = part.fetched
         if code in UNKNOWN or code not in _LATER:
@@ -318,7 +347,7 @@ class Fetcher:
 
     def _park(self, now: float) -> float:
         """The Fetch is under way. Returns until when it may be waited for."""
-        wanted = {(part.topic_id or b"", part.index): part.fetched for part in self._parts if part.phase is Phase.ACTIVE and not part.paused}
+        wanted = {(part.topic_id or b"", part.index): part.fetched for part in self._parts if part.phase is Phase.ACTIVE and not part.paused and not part.reader.is_remote}
         if self._covered is not None:
             return _INFINITY if all(self._covered.get(place) == offset for place, offset in wanted.items()) else now + UNCOVERED_WAIT_S
         if not wanted:
@@ -351,7 +380,7 @@ class Fetcher:
         by_place = {(part.topic_id or b"", part.index): part for part in self._parts}
         for topic_id, index, data in told:
             part = by_place.get((topic_id, index))
-            if part is None or part.phase is not Phase.ACTIVE or covered.get((topic_id, index)) != part.fetched:
+            if part is None or part.phase is not Phase.ACTIVE or part.reader.is_remote or covered.get((topic_id, index)) != part.fetched:
                 continue
             if data.error_code:
                 self._on_error(part, data.error_code)

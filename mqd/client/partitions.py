@@ -27,7 +27,7 @@ class Phase(enum.IntEnum):
 
 class Part:
     __slots__ = (
-        "committed", "eof_told", "fetched", "index", "leader_epoch", "paused", "phase", "position", "reader", "retry_at", "serial", "start", "stored", "stored_epoch",
+        "committed", "eof_told", "fetched", "index", "leader_epoch", "paused", "phase", "position", "reader", "remote_view", "retry_at", "serial", "start", "stored", "stored_epoch",
         "stored_metadata", "timestamp", "told", "topic", "topic_id", "unknown_since",
     )  # fmt: skip
 
@@ -41,6 +41,7 @@ class Part:
         self.stored_metadata: str | None = None
         self.timestamp = 0  # what LIST asks for
         self.retry_at = 0.0
+        self.remote_view: object = None  # its replicas, as they were when this host had none to read from; None: it is read here
         self.serial = 0
         self.unknown_since: float | None = None
         self.told = 0  # the error the application was last told

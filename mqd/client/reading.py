@@ -76,6 +76,8 @@ class BlockPool:
 class PartitionReader:
     """See the module. Raises OSError (NativeError): EPIPE when the attachment has ended (move), ETIMEDOUT, EIO."""
 
+    is_remote = False  # remote_reading.py has those
+
     def __init__(
         self, native: Any, topic: str, topic_id: bytes, partition: int, offset: int, isolation_level: int = 0, check_crc: bool = True, pool: BlockPool | None = None
     ) -> None:

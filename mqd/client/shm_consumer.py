@@ -41,6 +41,7 @@ from mqd.client.opening import opener
 from mqd.client.partitions import Part, Parts, Phase
 from mqd.client.reading import BlockPool, PartitionReader
 from mqd.client.rebalancing import Call, Rebalancer
+from mqd.client.remote_reading import RemoteRecords
 from mqd.protocol.errors import ErrorCode
 
 POLL_RECORDS = 2048
@@ -57,8 +58,9 @@ class ShmConsumer:
 
     transport = "shm"
 
-    def __init__(self, config: ConsumerConfig, owner: Any, open_attachment: Callable[[str], Any], open_reader: Callable[..., Any], reason: str = "") -> None:
+    def __init__(self, config: ConsumerConfig, owner: Any, open_attachment: Callable[[str], Any], open_reader: Callable[..., Any], reason: str = "", remote: RemoteRecords | None = None) -> None:
         self.reason = reason
+        self._remote = remote
         self.config, self._owner = config, owner
         self.control = open_attachment("requests")
         try:
@@ -69,7 +71,10 @@ class ShmConsumer:
         self._inbox = Inbox(self._data.wake)
         self.parts = Parts()
         self.coordinator = Coordinator(self.control, config["group.id"])
-        self._fetcher = Fetcher(config, self.control, self.coordinator, self._data, self._inbox, self.parts, open_reader)
+        self._fetcher = Fetcher(config, self.control, self.coordinator, self._data, self._inbox, self.parts, open_reader, remote)
+        if remote is not None:
+            remote.notify = self._inbox.notice
+            remote.servers = lambda: [f"{host}:{port}" for host, port in self.control.metadata.cluster.brokers.values()]
         commits = Commits(self.control, self._inbox, config["group.id"], config["group.instance.id"], self._identity, self._on_committed, self.coordinator)
         self._offsets = ConsumerOffsets(self, commits)
         for name in ("commit", "store_offsets", "committed", "get_watermark_offsets", "offsets_for_times", "list_topics", "cluster_id"):
@@ -257,6 +262,7 @@ class ShmConsumer:
         if self._metadata_version != self.control.metadata.version:
             self._metadata_version = self.control.metadata.version
             self._look_for_topics()
+            self._fetcher.on_metadata()
         self._fetcher.advance()
         self._offsets.commits.advance()
 
@@ -509,6 +515,8 @@ class ShmConsumer:
             if self._runner is not None:
                 self._runner.close()
             self.parts.remove([part.key for part in self.parts])
+            if self._remote is not None:
+                self._remote.close()
             self._data.close()
             self.control.close()
 
@@ -591,4 +599,4 @@ def open_consumer(owner: Any, settings: Settings, choice: Choice) -> ShmConsumer
     def reader(native: Any, part: Part, offset: int) -> PartitionReader:
         return PartitionReader(native, part.topic, part.topic_id or b"", part.index, offset, config.isolation_level, bool(config["check.crcs"]), pool)
 
-    return ShmConsumer(config, owner, attachment, reader, choice.reason)
+    return ShmConsumer(config, owner, attachment, reader, choice.reason, RemoteRecords(settings, config.isolation_level))

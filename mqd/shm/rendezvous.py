@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import errno
 import ipaddress
-import json
 import os
 import socket
 import stat
@@ -213,15 +212,6 @@ def _look(names: Sequence[str], places: Sequence[Path]) -> tuple[str | None, lis
                 return target, obstacles
             obstacles.append(f"{directory / name} leads to {target}, which is no socket that this user can reach")
     return None, obstacles
-
-
-def is_clustered(socket_path: str) -> bool:
-    """Is the broker at this client socket one that has, or may get, others beside it? False where that cannot be read."""
-    try:
-        with open(os.path.join(os.path.dirname(os.path.realpath(socket_path)), "broker.json"), "rb") as file:
-            return json.loads(file.read()).get("clustered") is True
-    except (OSError, ValueError, AttributeError):
-        return False
 
 
 def find(bootstrap_servers: str, socket_path: str | None = None, places: Sequence[Path] | None = None) -> Rendezvous:

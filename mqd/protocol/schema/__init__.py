@@ -1,9 +1,9 @@
 """The Kafka messages this project speaks, written down once: field names, types, versions, tags and defaults. Compiled by mqd.protocol.codec."""
 
-from mqd.protocol.schema import admin, cluster, consumer_groups, groups, hot, topics, transactions
+from mqd.protocol.schema import admin, between, cluster, consumer_groups, groups, hot, topics, transactions
 from mqd.protocol.schema.language import Api
 
-_ALL = (*admin.APIS, *hot.APIS, *cluster.APIS, *topics.APIS, *groups.APIS, *consumer_groups.APIS, *transactions.APIS)
+_ALL = (*admin.APIS, *hot.APIS, *cluster.APIS, *topics.APIS, *groups.APIS, *consumer_groups.APIS, *transactions.APIS, *between.APIS)
 
 # Every API written down, by key.
 APIS: dict[int, Api] = {api.key: api for api in sorted(_ALL, key=lambda api: api.key)}

@@ -1,0 +1,248 @@
+"""Records of partitions of which this host has no replica that could be read: by TCP from their leaders, through librdkafka, for a consumer that otherwise reads shared memory.
+
+    records = RemoteRecords(settings)                    # nothing is connected before the first reader
+    reader = records.open(topic, partition, offset)      # as reading.PartitionReader, as far as fetching.py uses it
+    records.close()
+
+One librdkafka consumer for all such partitions, without a group: it is told where to begin, and what it reads is handed out by the readers. It lives in a thread of its own, which alone
+touches it; readers tell the thread what they want.
+
+    V1  a message reaches a reader only when it was consumed after the thread had carried out the reader's last open or seek: its `serial` says so
+    V2  a reader holds about AHEAD_RECORDS; then its partition is paused until half of them were read
+    V3  `position` is behind what was given out; at an end that librdkafka has told, it is that end (behind transactions' markers)
+Concurrency: readers by the consumer's thread; what both threads touch is guarded by `_lock`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import confluent_kafka
+
+from mqd.client.config import Settings
+from mqd.client.messages import KafkaError
+from mqd.client.reading import Problem
+from mqd.client.record_batch import RecordBatchView
+from mqd.protocol.errors import ErrorCode
+
+AHEAD_RECORDS = 20_000
+CONSUMED_TOGETHER = 1000
+LOOK_S = 0.05  # what readers want is carried out within this time
+# Of the application's configuration: what is about its group, its callbacks, or is decided here.
+_NOT_TAKEN = frozenset({
+    "auto.commit.enable", "auto.commit.interval.ms", "default.topic.config", "error_cb", "group.instance.id", "group.protocol", "group.remote.assignor", "heartbeat.interval.ms",
+    "logger", "metadata.broker.list", "on_commit", "partition.assignment.strategy", "session.timeout.ms", "statistics.interval.ms", "stats_cb", "throttle_cb",
+})  # fmt: skip
+_OWN = {"enable.auto.commit": False, "enable.auto.offset.store": False, "enable.partition.eof": True, "auto.offset.reset": "error"}
+_RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, int(ErrorCode.OFFSET_OUT_OF_RANGE)})
+
+_log = logging.getLogger("mqd.client")
+
+
+class RemoteReader:
+    """One partition's; see reading.PartitionReader."""
+
+    is_remote = True
+
+    def __init__(self, records: RemoteRecords, topic: str, partition: int, offset: int) -> None:
+        self.topic, self.partition = topic, partition
+        self.position = offset
+        self._records = records
+        self.serial = 0
+        self.messages: deque[Any] = deque()
+        self.end = -1  # as librdkafka told it last, when there is nothing before it any more
+        self.problem: Problem | None = None
+        self.is_paused = False
+
+    def read(self, records_max: int, _bytes_max: int) -> RecordBatchView | None:
+        return self._records.take(self, records_max)
+
+    def lag_end(self) -> int:
+        """-1 unless everything up to it has been read."""
+        with self._records.lock:
+            return self.end if not self.messages and self.problem is None else -1
+
+    def log_start(self) -> int:
+        return -1
+
+    def lag(self) -> int:
+        return 0 if self.lag_end() >= 0 else -1
+
+    def seek(self, offset: int) -> None:
+        self._records.begin(self, offset)
+
+    def take_problem(self) -> Problem | None:
+        with self._records.lock:
+            problem, self.problem = self.problem, None
+            return problem
+
+    def set_aborted(self, _transactions: list[tuple[int, int]], _until_offset: int) -> None:
+        """librdkafka leaves out what was aborted."""
+
+    def skip(self) -> None:
+        self.seek(self.position + 1)
+
+    def move(self, _native: Any) -> None:
+        """It does not go by the attachment."""
+
+    def close(self) -> None:
+        self._records.end(self)
+
+
+class RemoteRecords:
+    """`servers()`: "host:port" of brokers, beside those that the application named. `notify()`: some reader has something; any thread."""
+
+    def __init__(self, settings: Settings, isolation_level: int) -> None:
+        self.lock = threading.Lock()
+        self.servers: Callable[[], Iterable[str]] = lambda: ()
+        self.notify: Callable[[], None] = lambda: None
+        self.records_read = 0
+        self._given = {key: value for key, value in settings.rdkafka.items() if key not in _NOT_TAKEN}
+        self._given |= _OWN | {"isolation.level": "read_committed" if isolation_level else "read_uncommitted"}
+        self._wanted = threading.Condition(self.lock)
+        self._orders: deque[tuple[RemoteReader, int, int]] = deque()  # (reader, its serial, offset; -1 = end it)
+        self._readers: dict[tuple[str, int], tuple[RemoteReader, int]] = {}  # the thread's: who reads, and which serial was carried out
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    # -- the consumer's thread --------------------------------------------------------------------------------------------------
+
+    def open(self, topic: str, partition: int, offset: int) -> RemoteReader:
+        reader = RemoteReader(self, topic, partition, offset)
+        self.begin(reader, offset)
+        return reader
+
+    def begin(self, reader: RemoteReader, offset: int) -> None:
+        with self.lock:
+            reader.serial += 1
+            reader.messages.clear()
+            reader.end, reader.problem, reader.position = -1, None, offset
+            self._order(reader, offset)
+
+    def end(self, reader: RemoteReader) -> None:
+        with self.lock:
+            reader.serial += 1
+            reader.messages.clear()
+            reader.end = -1
+            self._order(reader, -1)
+
+    def take(self, reader: RemoteReader, records_max: int) -> RecordBatchView | None:
+        with self.lock:
+            found = [reader.messages.popleft() for _ in range(min(records_max, len(reader.messages)))]
+            if found:
+                reader.position = found[-1].offset() + 1
+                self.records_read += len(found)
+            elif reader.end > reader.position:
+                reader.position = reader.end
+            if reader.is_paused and len(reader.messages) <= AHEAD_RECORDS // 2:
+                self._wanted.notify()
+        return RecordBatchView.from_messages(reader.topic, reader.partition, found) if found else None
+
+    def close(self) -> None:
+        with self.lock:
+            self._closed = True
+            self._wanted.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _order(self, reader: RemoteReader, offset: int) -> None:
+        self._orders.append((reader, reader.serial, offset))
+        self._wanted.notify()
+        if self._thread is None and not self._closed:
+            self._thread = threading.Thread(target=self._run, name="mqd-remote-records", daemon=True)
+            self._thread.start()
+
+    # -- the thread ---------------------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        consumer: Any = None
+        try:
+            consumer = self._make()
+            while self._carry_out(consumer):
+                messages = consumer.consume(CONSUMED_TOGETHER, LOOK_S)
+                if messages:
+                    self._hand_over(messages)
+                    self._pause(consumer)
+        except Exception:  # ours: nobody would read these partitions any more, and the application waits
+            _log.exception("partitions of other hosts are not read any more")
+            self._fail_all()
+        finally:
+            if consumer is not None:
+                consumer.close()
+
+    def _make(self) -> Any:
+        servers = [str(self._given.get("bootstrap.servers") or ""), *self.servers()]
+        return confluent_kafka.Consumer({**self._given, "bootstrap.servers": ",".join(one for one in servers if one)})
+
+    def _carry_out(self, consumer: Any) -> bool:
+        """What readers want; waits while there is none. False: closed."""
+        while True:
+            with self.lock:
+                while not self._closed and not self._orders and not self._readers:
+                    self._wanted.wait()
+                if self._closed:
+                    return False
+                orders, self._orders = list(self._orders), deque()
+                resumed = [reader for reader, _ in self._readers.values() if reader.is_paused and len(reader.messages) <= AHEAD_RECORDS // 2]
+            for reader, serial, offset in orders:
+                self._place(consumer, reader, serial, offset)
+            for reader in resumed:
+                reader.is_paused = False
+                if self._readers.get((reader.topic, reader.partition), (None, 0))[0] is reader:
+                    consumer.resume([confluent_kafka.TopicPartition(reader.topic, reader.partition)])
+            if self._readers:
+                return True
+
+    def _place(self, consumer: Any, reader: RemoteReader, serial: int, offset: int) -> None:
+        key = reader.topic, reader.partition
+        current = self._readers.get(key)
+        if offset < 0 and (current is None or current[0] is not reader):
+            return  # another reader of the partition has come meanwhile
+        if current is not None:
+            consumer.incremental_unassign([confluent_kafka.TopicPartition(*key)])
+            del self._readers[key]
+        if offset >= 0:
+            reader.is_paused = False
+            consumer.incremental_assign([confluent_kafka.TopicPartition(*key, offset)])
+            self._readers[key] = reader, serial
+
+    def _hand_over(self, messages: list[Any]) -> None:
+        with self.lock:
+            for message in messages:
+                reader, serial = self._readers.get((message.topic(), message.partition()), (None, 0))
+                if reader is None or reader.serial != serial:
+                    self._note(message.error())
+                elif message.error() is None:
+                    reader.messages.append(message)
+                    reader.end = -1
+                else:
+                    self._tell(reader, message)
+        self.notify()
+
+    def _tell(self, reader: RemoteReader, message: Any) -> None:
+        code = message.error().code()
+        if code == KafkaError._PARTITION_EOF:
+            reader.end = message.offset()
+        else:
+            reader.problem = Problem("range") if code in _RANGE else Problem("gone", code if code > 0 else int(ErrorCode.NOT_LEADER_OR_FOLLOWER), message.error().str())
+
+    def _note(self, error: Any) -> None:
+        if error is not None:
+            _log.debug("reading from other hosts: %s", error.str())
+
+    def _pause(self, consumer: Any) -> None:
+        full = [reader for reader, _ in self._readers.values() if not reader.is_paused and len(reader.messages) >= AHEAD_RECORDS]
+        for reader in full:
+            reader.is_paused = True
+            consumer.pause([confluent_kafka.TopicPartition(reader.topic, reader.partition)])
+
+    def _fail_all(self) -> None:
+        with self.lock:
+            for reader, _ in self._readers.values():
+                reader.problem = Problem("gone", int(ErrorCode.UNKNOWN_SERVER_ERROR), "reading from other hosts has failed")
+            self._closed = True
+        self.notify()
