@@ -65,7 +65,7 @@ __attribute__((unused)) static int64_t high_watermark(struct bench *b) { return 
 /* ---- a follower ---- */
 
 struct ask { int32_t node, leader_epoch, last_epoch, wait_ms, session_id, session_epoch; int64_t offset, broker_epoch; /* 0 = the node's */ };
-struct told { int16_t top_error, error; int32_t session_id, diverging_epoch; int64_t diverging_end, high_watermark, log_start; uint32_t partition_count, batch_count, bytes; int64_t next_offset; };
+struct told { int16_t top_error, error; int32_t session_id, diverging_epoch; int64_t diverging_end, high_watermark, last_stable, log_start; uint32_t partition_count, batch_count, bytes; int64_t next_offset; };
 
 /* Fetch v17. `count`: 0 names no partition. */
 __attribute__((unused)) static void put_follower_fetch(struct bench *b, struct frame *frame, struct ask ask, int count)
@@ -136,7 +136,7 @@ __attribute__((unused)) static struct told take_told(struct client *client)
         take_bytes(client, 16);
         for (uint32_t count = take_varint(client); count > 1 && !client->broken; count--) {
             out.partition_count++;
-            take(client, 4), out.error = (int16_t)take(client, 2), out.high_watermark = (int64_t)take(client, 8), take(client, 8), out.log_start = (int64_t)take(client, 8);
+            take(client, 4), out.error = (int16_t)take(client, 2), out.high_watermark = (int64_t)take(client, 8), out.last_stable = (int64_t)take(client, 8), out.log_start = (int64_t)take(client, 8);
             CHECK_OR(take_varint(client) == 0, return out);
             take(client, 4), take_records(client, &out);
             take_partition_tags(client, &out);
