@@ -1,5 +1,6 @@
 """Transactions whose coordinator, partitions or groups are led by different hosts: markers go to the leaders of partitions (WriteTxnMarkers), questions of partitions to the
-coordinator (AddPartitionsToTxn 5, which brokers alone send), over the listener between hosts.
+coordinator (AddPartitionsToTxn 5, which brokers alone send), over the listener between hosts; and an administrator's wish that a coordinator abort what it knows to be ongoing
+(EndTxn, which there means that and nothing else).
 
 Invariants
     T1  a marker is answered with success only when the leader's host says that it is below the high watermark; what is not known is an error that is tried again
@@ -21,6 +22,8 @@ from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
+    EndTxnRequest,
+    EndTxnResponse,
     ListTransactionsRequest,
     ListTransactionsResponse,
     WriteTxnMarkersRequest,
@@ -29,7 +32,8 @@ from mqd.protocol.messages import (
 from mqd.transaction.events import VERSION_2, AddPartitions, Partition, VerifyPartitions
 
 MARKERS_PER_REQUEST = 1000
-MARKERS_VERSION, ADD_VERSION, LIST_VERSION = 2, 5, 1
+MARKERS_VERSION, ADD_VERSION, LIST_VERSION, END_VERSION = 2, 5, 1, 4
+ONGOING = "Ongoing"
 TIMEOUT_S = 10.0
 UNFINISHED = frozenset(("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence"))
 
@@ -151,15 +155,36 @@ def _topics(partitions: Iterable[Partition]) -> list[AddPartitionsToTxnRequest.T
     return [AddPartitionsToTxnRequest.Topic(name=name, partitions=indexes) for name, indexes in by_name.items()]
 
 
-async def ongoing_elsewhere(broker: Broker, peers: Peers, producer_id: int) -> int:
-    """Does a coordinator on another host know a transaction of this producer that is not over? 0: none does; CONCURRENT_TRANSACTIONS; COORDINATOR_NOT_AVAILABLE: one
-    cannot be asked."""
+class Elsewhere(NamedTuple):
+    """What coordinators on other hosts know of a producer. `error` 0: of no transaction that is not over; CONCURRENT_TRANSACTIONS: of one, by `transactional_id` on `node_id` where it is
+    ongoing; else it is ending by itself. COORDINATOR_NOT_AVAILABLE: one of them cannot be asked."""
+
+    error: int
+    node_id: int = -1
+    transactional_id: str = ""
+
+
+async def ongoing_elsewhere(broker: Broker, peers: Peers, producer_id: int) -> Elsewhere:
+    """Does a coordinator on another host know a transaction of this producer that is not over?"""
     others = [node for node in broker.metadata.brokers if node != broker.node_id and broker.metadata.is_alive(node)]
     request = ListTransactionsRequest(state_filters=[], producer_id_filters=[producer_id], duration_filter=-1)
     answers = await asyncio.gather(*(peers.request(node, request, LIST_VERSION, TIMEOUT_S) for node in others), return_exceptions=True)
-    for answer in answers:
+    for node, answer in zip(others, answers, strict=True):
         if not isinstance(answer, ListTransactionsResponse) or answer.error_code:
-            return int(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        if any(state.transaction_state in UNFINISHED for state in answer.transaction_states):
-            return int(ErrorCode.CONCURRENT_TRANSACTIONS)
-    return 0
+            return Elsewhere(int(ErrorCode.COORDINATOR_NOT_AVAILABLE))
+        for state in answer.transaction_states:
+            if state.transaction_state in UNFINISHED:
+                return Elsewhere(int(ErrorCode.CONCURRENT_TRANSACTIONS), *((node, state.transactional_id) if state.transaction_state == ONGOING else ()))
+    return Elsewhere(0)
+
+
+async def abort_elsewhere(peers: Peers, found: Elsewhere, producer_id: int, epoch_max: int) -> int:
+    """The coordinator there aborts the ongoing transaction of this producer everywhere, and fences it, if its epoch is not above `epoch_max`. An error code, when its markers are written."""
+    request = EndTxnRequest(transactional_id=found.transactional_id, producer_id=producer_id, producer_epoch=epoch_max, committed=False)
+    try:
+        answer = await peers.request(found.node_id, request, END_VERSION, TIMEOUT_S)
+    except PeerError as error:
+        log.info("a transaction's coordinator on another host has not aborted it", node=found.node_id, reason=str(error))
+        return int(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    assert isinstance(answer, EndTxnResponse)
+    return answer.error_code

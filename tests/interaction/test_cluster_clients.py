@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from mqd.base.cluster_config import LOOPBACK_KEY
 from mqd.cluster import handshake
@@ -19,6 +19,7 @@ from mqd.protocol.messages import (
     AlterPartitionReassignmentsRequest,
     CreateTopicsRequest,
     DescribeClusterRequest,
+    DescribeProducersRequest,
     DescribeQuorumRequest,
     ElectLeadersRequest,
     FetchRequest,
@@ -38,7 +39,7 @@ from tests.kafka_connection import KafkaConnection
 
 PATIENCE_S = 30.0
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, HEARTBEAT, OFFSET_FETCH, FIND_COORDINATOR, CREATE_TOPICS = 0, 1, 2, 3, 12, 9, 10, 19
-WRITE_TXN_MARKERS, ELECT_LEADERS, ALTER_REASSIGNMENTS, LIST_REASSIGNMENTS, DESCRIBE_QUORUM, DESCRIBE_CLUSTER, UNREGISTER_BROKER = 27, 43, 45, 46, 55, 60, 64
+WRITE_TXN_MARKERS, ELECT_LEADERS, ALTER_REASSIGNMENTS, LIST_REASSIGNMENTS, DESCRIBE_QUORUM, DESCRIBE_CLUSTER, DESCRIBE_PRODUCERS, UNREGISTER_BROKER = 27, 43, 45, 46, 55, 60, 61, 64
 
 
 @pytest.fixture(scope="module")
@@ -210,6 +211,42 @@ def test_markers_of_transactions_are_not_taken_from_clients(cluster: Cluster) ->
     for broker in cluster:
         answer = ask(broker, WRITE_TXN_MARKERS, 1, WriteTxnMarkersRequest(markers=[marker]))
         assert answer.markers[0].topics[0].partitions[0].error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+
+
+def test_an_administrator_aborts_a_transaction_by_a_partition_whose_leader_does_not_coordinate_it(cluster: Cluster) -> None:
+    """Admin.abortTransaction: by a marker to the leader of one partition; the coordinator, on another host, aborts it everywhere and fences the producer."""
+    names = {1: "hung-1", 2: "hung-2", 3: "hung-3"}
+    for node, name in names.items():
+        create(cluster, name, [[node, node % 3 + 1]])
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "transactional.id": "forgotten", "transaction.timeout.ms": 60_000})
+    producer.init_transactions(PATIENCE_S)
+    producer.begin_transaction()
+    for name in names.values():
+        producer.produce(name, b"never", partition=0)
+    assert producer.flush(PATIENCE_S) == 0
+    coordinator = ask(cluster.brokers[1], FIND_COORDINATOR, 4, FindCoordinatorRequest(key_type=1, coordinator_keys=["forgotten"])).coordinators[0].node_id
+    leader = next(node for node in names if node != coordinator)
+
+    def open_on(node: int) -> list:
+        asked = [DescribeProducersRequest.Topic(name=names[node], partition_indexes=[0])]
+        partition = ask(cluster.brokers[node], DESCRIBE_PRODUCERS, 0, DescribeProducersRequest(topics=asked)).topics[0].partitions[0]
+        assert partition.error_code == 0, partition
+        return [one for one in partition.active_producers if one.current_txn_start_offset >= 0]
+
+    (found,) = open_on(leader)
+
+    def aborted(epoch: int) -> int:
+        marker = WriteTxnMarkersRequest.Marker(
+            producer_id=found.producer_id, producer_epoch=epoch, transaction_result=False, topics=[WriteTxnMarkersRequest.Topic(name=names[leader], partition_indexes=[0])],
+            coordinator_epoch=max(found.coordinator_epoch, 0),
+        )  # fmt: skip
+        return ask(cluster.brokers[leader], WRITE_TXN_MARKERS, 1, WriteTxnMarkersRequest(markers=[marker])).markers[0].topics[0].partitions[0].error_code
+
+    assert aborted(found.producer_epoch) == 0
+    assert [open_on(node) for node in names] == [[], [], []], "one marker ends it everywhere"
+    with pytest.raises(KafkaException) as fenced:
+        producer.commit_transaction(PATIENCE_S)
+    assert fenced.value.args[0].fatal() or fenced.value.args[0].txn_requires_abort()
 
 
 # -- changes -----------------------------------------------------------------------------------------------------------------------

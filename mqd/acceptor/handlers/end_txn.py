@@ -1,11 +1,15 @@
 """EndTxn 0-5 (KIP-98, KIP-890): commits or aborts. Version 5 is transactions of version 2: the answer holds the epoch, or the producer id, of the next transaction.
 
+Over the listener between hosts it is an administrator's wish that came to another host: the ongoing transaction of this producer is aborted, if its epoch is not above the one that is named.
+
 With a tagged field of our own (9100) it ends a joint transaction, and says which children win; with an empty run id an administrator aborts what is under way there
 (mqd/transaction/joint.py).
 """
 
 from mqd.acceptor.broker import Context
+from mqd.acceptor.handlers.write_txn_markers import abort_ongoing
 from mqd.acceptor.transactions import TransactionService
+from mqd.coordinator.runtime import CoordinatorError
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import EndTxnRequest, EndTxnResponse
@@ -19,6 +23,8 @@ async def handle(context: Context, header: RequestHeader, request: EndTxnRequest
     service = context.broker.transactions
     if not request.transactional_id or service is None:
         return EndTxnResponse(error_code=int(ErrorCode.INVALID_REQUEST))
+    if context.address.peer_node >= 0:
+        return await _abort(service, request)
     if request.joint is not None:
         return await _end_joint(service, request)
     client_version = events.VERSION_2 if header.api_version >= VERSION_2_SINCE else 0
@@ -31,6 +37,15 @@ async def handle(context: Context, header: RequestHeader, request: EndTxnRequest
     if error == ErrorCode.PRODUCER_FENCED and header.api_version < KNOWS_PRODUCER_FENCED:
         error = int(ErrorCode.INVALID_PRODUCER_EPOCH)
     return EndTxnResponse(error_code=error, producer_id=answer.producer_id, producer_epoch=answer.producer_epoch)
+
+
+async def _abort(service: TransactionService, request: EndTxnRequest) -> EndTxnResponse:
+    if request.committed:
+        return EndTxnResponse(error_code=int(ErrorCode.INVALID_REQUEST))
+    try:
+        return EndTxnResponse(error_code=await abort_ongoing(service, request.transactional_id, request.producer_id, request.producer_epoch))
+    except CoordinatorError as error:
+        return EndTxnResponse(error_code=error.error_code)
 
 
 async def _end_joint(service: TransactionService, request: EndTxnRequest) -> EndTxnResponse:

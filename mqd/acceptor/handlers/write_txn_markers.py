@@ -3,13 +3,13 @@ taken, of a transaction that is open in that partition's eyes. The owner is aske
 further than by one, or the epoch of its coordinator at all, for that would lock the producer, or the coordinator, out of the partition.
 
 If the producer's transaction is one that its coordinator knows to be ongoing, the coordinator aborts it everywhere, and fences the producer: a marker behind its back
-would tear the transaction in two. (A coordinator on another host is asked, and if it knows the transaction the marker is refused: CONCURRENT_TRANSACTIONS.) A marker of transactions v2 (KIP-1228) names an epoch above that of what it ends: it is not of the transaction that has it.
+would tear the transaction in two. (Coordinators on other hosts are asked; the one that knows it does so.) A marker of transactions v2 (KIP-1228) names an epoch above that of what it ends: it is not of the transaction that has it.
 """
 
 import asyncio
 
 from mqd.acceptor.broker import Broker, Context
-from mqd.acceptor.remote_transactions import ongoing_elsewhere
+from mqd.acceptor.remote_transactions import Elsewhere, abort_elsewhere, ongoing_elsewhere
 from mqd.acceptor.transactions import TransactionService
 from mqd.coordinator.log import AppendError
 from mqd.coordinator.runtime import CoordinatorError
@@ -95,9 +95,11 @@ async def _errors(broker: Broker, marker: Marker, known: str | None) -> Errors:
         service.coordinator.check_loaded()
         if known is not None:
             return await _abort_known(service, known, marker, asked)
-        elsewhere = 0 if service.peers is None or broker.metadata.is_alone else await ongoing_elsewhere(broker, service.peers, marker.producer_id)
-        if elsewhere:
-            return dict.fromkeys(asked, elsewhere)
+        elsewhere = Elsewhere(0) if service.peers is None or broker.metadata.is_alone else await ongoing_elsewhere(broker, service.peers, marker.producer_id)
+        if elsewhere.node_id >= 0 and service.peers is not None:
+            return dict.fromkeys(asked, await abort_elsewhere(service.peers, elsewhere, marker.producer_id, _epoch_max(marker)))
+        if elsewhere.error:
+            return dict.fromkeys(asked, elsewhere.error)
     except CoordinatorError as error:
         return dict.fromkeys(asked, error.error_code)
     return {partition: await _write(broker, service, marker, partition) for partition in asked}
@@ -124,14 +126,25 @@ def _ongoing(service: TransactionService, producer_ids: set[int]) -> dict[int, s
 
 
 async def _abort_known(service: TransactionService, name: str, marker: Marker, asked: list[Partition]) -> Errors:
+    return dict.fromkeys(asked, await abort_ongoing(service, name, marker.producer_id, _epoch_max(marker)))
+
+
+async def abort_ongoing(service: TransactionService, name: str, producer_id: int, epoch_max: int) -> int:
+    """By the coordinator, which is here: the ongoing transaction of this producer ends everywhere. Raises CoordinatorError."""
     core = service.coordinator.core(name)
-    assert isinstance(core, Transaction | JointTransaction)
-    epoch = core.open_producers()[marker.producer_id]
-    if epoch > marker.producer_epoch + 1 or (_is_bumped(marker) and epoch >= marker.producer_epoch):
-        return dict.fromkeys(asked, int(ErrorCode.INVALID_PRODUCER_EPOCH))
-    error = await service.request(name, lambda number: AbortByAdministrator(number, marker.producer_id))
+    epoch = core.open_producers().get(producer_id) if isinstance(core, Transaction | JointTransaction) else None
+    if epoch is None:
+        return int(ErrorCode.INVALID_TXN_STATE)  # it has ended since somebody asked
+    if epoch > epoch_max:
+        return int(ErrorCode.INVALID_PRODUCER_EPOCH)
+    error = await service.request(name, lambda number: AbortByAdministrator(number, producer_id))
     assert isinstance(error, int)
-    return dict.fromkeys(asked, error)
+    return error
+
+
+def _epoch_max(marker: Marker) -> int:
+    """The highest epoch of a transaction that the marker may end: one of transactions v2 names an epoch above it, another may be one behind."""
+    return marker.producer_epoch - 1 if _is_bumped(marker) else marker.producer_epoch + 1
 
 
 def _is_bumped(marker: Marker) -> bool:
