@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 KINDS = {
     "link": 20, "isolate": 8, "split": 4, "mend": 22, "pause": 8, "pause_part": 5, "restart": 10, "power": 6, "many_down": 2, "clean": 5, "wipe": 1.5, "worker": 7, "acceptor": 3,
     "controller": 7, "data_plane": 3, "leaders": 9, "reassign": 4, "min_in_sync": 2, "voters": 3, "transfer": 3, "topics": 2, "slow_disk": 3, "drift": 1, "drain": 1,
+    "processes": 6,
 }  # fmt: skip
 
 
@@ -180,6 +181,9 @@ class Faults:
 
     def _data_plane(self, random: Any) -> None:
         self._any(random).kill_data_plane()
+
+    def _processes(self, random: Any) -> None:
+        self._any(random).kill_processes()
 
     # -- machines ----------------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,11 @@ Invariants
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from mqd.cluster import broker_core, broker_messages
 from mqd.cluster.broker_messages import RegisterBroker
@@ -25,6 +29,7 @@ from mqd.cluster.controller_messages import (
     TopicPut,
     TopicRemoved,
 )
+from mqd.cluster.death_notice import REPEATS_MS, Notice
 from mqd.cluster.host_core import owner_of
 from mqd.cluster.host_events import SlotSeen
 from mqd.cluster.placement import Directory
@@ -88,6 +93,7 @@ class ClusterWorker(ModelWorker, Subscriber):
         Subscriber.__init__(self, host)
         ModelWorker.__init__(self, host, world.history, self._new_core, world.off, world.fetch_max)
         self.index = index
+        self.generation = host.take_generation(index)
         self.cluster_host = host
         self.catalog = Catalog(index, world.worker_config, host.incarnation)
         self._told = False
@@ -243,6 +249,9 @@ class ClusterHost:
         self._same_boot = False  # clean only because the kernel goes on
 
     def _new_control(self) -> None:
+        self.keeper: object | None = None  # whose life all of this is
+        self._next: dict[int, int] = {}  # worker that does not live -> its generation when it will
+        self.orders: Notice | None = None  # what the keeper is to say when the controller has ended
         self.controls: dict[Partition, Control] = {}
         self.slots: dict[int, tuple[bytes, int, int, int, int]] = {}
         self.broker_epoch = self.metadata_version = -1
@@ -276,11 +285,17 @@ class ClusterHost:
         )
 
     def generation_of(self, owner: int) -> int:
-        """Of the worker that lives there, or lived last."""
+        """Of the worker that lives there, or will: as in the control segment, a death ends one."""
         if owner >= len(self.workers):
             return -1
         worker = self.workers[owner]
-        return worker.generation if worker is not None else -1
+        if worker is None and owner not in self._next:
+            self._next[owner] = self.new_generation()
+        return worker.generation if worker is not None else self._next[owner]
+
+    def take_generation(self, owner: int) -> int:
+        """A new worker's."""
+        return self._next.pop(owner, 0) or self.new_generation()
 
     def new_generation(self) -> int:
         self._generation += 1
@@ -328,6 +343,7 @@ class ClusterHost:
         self.incarnation += 1
         self.leaving = self.excused = False
         self._new_control()
+        self.keeper = object()
         self._start_controller()
         self.acceptor = Acceptor(self)
         for index in range(len(self.workers)):
@@ -341,6 +357,8 @@ class ClusterHost:
             self.kernel.after(self.kernel.random.randrange(100, 20_000), process, subscriber.join, self, process)
 
     def _start_controller(self) -> None:
+        if self.controller is not None:
+            return
         self.leaving = False  # nobody has asked this process to end
         self.controller = self.world.controller_class(self)
         self.controller.start()
@@ -349,6 +367,7 @@ class ClusterHost:
         """kill (page cache kept), power, wipe: all processes at once, the keeper among them."""
         random = self.kernel.random
         had = self.controller is not None
+        self.keeper = None
         if how == "kill" and self.world.plan.boot_id and self.ready and self.up:
             self.clean_epoch, self._same_boot = self.broker_epoch, True
         elif how == "power" and self._same_boot:
@@ -371,6 +390,7 @@ class ClusterHost:
             self.controller.process.die()
             self.controller = None
             self.disk.crash(self.kernel.random, 0.7)
+            self._prove(all_ended=False)
             for subscriber in (*self.workers, self.acceptor):
                 if subscriber is not None:
                     subscriber.controller = None
@@ -428,6 +448,47 @@ class ClusterHost:
         controller = self.controller
         self.kernel.after(100, controller.process, controller.on_broker, broker_core.HostDied(False))
         self.excused = False
+
+    def kill_processes(self) -> None:
+        """All but the keeper, who takes the lease back and tells the others; each is started again, in its own time."""
+        if self.controller is None or self.acceptor is None or self.keeper is None:
+            return
+        random, keeper = self.kernel.random, self.keeper
+        for process in self.processes():
+            process.die()
+        self.controller = self.acceptor = None
+        self.workers = [None] * len(self.workers)
+        self.disk.crash(random, 0.7)
+        self._lease_until_ns = 0
+        self._prove(all_ended=True)
+        for start in (self._start_controller, self._start_acceptor, *[partial(self._start_worker, index) for index in range(len(self.workers))]):
+            self.kernel.after(random.randrange(200, 3_000) * MILLISECOND, None, self._if_alive, keeper, start)
+
+    def _if_alive(self, keeper: object, do: Callable[[], None]) -> None:
+        if self.keeper is keeper:
+            do()
+
+    def _start_acceptor(self) -> None:
+        if self.acceptor is None:
+            self.acceptor = Acceptor(self)
+
+    def _start_worker(self, index: int) -> None:
+        if self.workers[index] is None:
+            self.workers[index] = ClusterWorker(self, index)
+
+    def _prove(self, all_ended: bool) -> None:
+        """As mqd/keeper/proof.py has it."""
+        orders = self.orders
+        if orders is None or (orders.broker_epoch != self.broker_epoch if all_ended else not orders.led):
+            return
+        notice = msgspec.structs.replace(orders, broker_epoch=orders.broker_epoch if all_ended else -1, sent_ms=self.clock.now() // 1_000_000)
+        for wait_ms in REPEATS_MS:
+            self.kernel.after(wait_ms * MILLISECOND, None, self._if_alive, self.keeper, partial(self._tell_others, notice))
+
+    def _tell_others(self, notice: Notice) -> None:
+        for other in self.world.hosts:
+            if other is not self and other.controller is not None:
+                self.network.send(self.node, other.node, other.controller.process, other.controller.on_notice, notice)
 
     def ask_shutdown(self) -> None:
         if self.controller is not None and not self.leaving:

@@ -426,4 +426,4 @@ class ClusterWorld:
         return "; ".join(parts)
 
 
-CONTROLLER_MUTANTS = {"R8": "R8_ELR", "903": "KIP903", "R13": "UNCLEAN", "L2": "L2_SESSION"}  # our name -> the controller's
+CONTROLLER_MUTANTS = {"proof": "PROOF_BROKER", "proof of any epoch": "PROOF_CONTROLLER", "R8": "R8_ELR", "903": "KIP903", "R13": "UNCLEAN", "L2": "L2_SESSION"}  # our name -> the controller's

@@ -16,6 +16,8 @@ from mqd.cluster import broker_core, broker_messages, host_core, host_events, me
 from mqd.cluster import quorum_events as events
 from mqd.cluster.broker_core import BrokerCore
 from mqd.cluster.controller_messages import Applied, DeleteRecords, MoveReplica, ProposeInSync, Request, Subscribe
+from mqd.cluster.death_notice import Notice
+from mqd.cluster.death_proofs import DeathProofs, last_words
 from mqd.cluster.host_core import HostCore
 from mqd.cluster.metadata_core import MetadataCore
 from mqd.cluster.metadata_records import decode_record, encode_record
@@ -59,6 +61,9 @@ class ControllerProcess:
         self._lease_ms = 0
         self._subscribers: dict[int, tuple[Process, Any, str]] = {}  # client number -> process, how it hears, its role
         self._clients = 0
+        self._proofs = DeathProofs(host.node)
+        self._last_words: Notice | None = None
+        host.orders = None
 
     def start(self) -> None:
         host = self.host
@@ -99,6 +104,7 @@ class ControllerProcess:
 
     def _broker_tick(self) -> None:
         self.on_broker(broker_core.Tick())
+        self._leave_orders()
         self.kernel.after(self.host.clock.true_delay(self.world.options.heartbeat_ms * 250_000), self.process, self._broker_tick)
 
     def _schedule(self) -> None:
@@ -184,9 +190,12 @@ class ControllerProcess:
     def _became_active(self, effect: events.BecameActive) -> None:
         self.kernel.tell("active", self.host.node, effect.epoch, effect.next_offset)
         self.active_epoch = effect.epoch
-        self.on_metadata(metadata_core.BecameActive(effect.epoch, effect.next_offset))
+        self.on_metadata(metadata_core.BecameActive(effect.epoch, effect.next_offset, effect.before))
         self._lease_ms = 0
         self._tell_lease()
+        self._leave_orders()
+        for proof in self._proofs.on_active():
+            self.on_metadata(metadata_core.PeerReceived(proof.node_id, proof))
 
     def _deposed(self, effect: events.Deposed) -> None:
         self.kernel.tell("deposed", self.host.node, effect.epoch)
@@ -205,6 +214,19 @@ class ControllerProcess:
 
     def _leader_changed(self, effect: events.LeaderChanged) -> None:
         self._tell_controller()
+        self._leave_orders()
+
+    def _leave_orders(self) -> None:
+        self._last_words = self.host.orders = last_words(self.quorum, self.metadata.committed, self.host.incarnation, self._last_words)
+
+    def on_notice(self, notice: Notice) -> None:
+        """Of another host's keeper: what HostGossip makes of it."""
+        died, proof = self._proofs.on_notice(notice)
+        if died is not None:
+            self.on_quorum(died)
+        if proof is not None and self.metadata.active:
+            self.kernel.tell("proof", proof.node_id, proof.broker_epoch)
+            self.on_metadata(metadata_core.PeerReceived(proof.node_id, proof))
 
     def _tell_controller(self) -> None:
         quorum = self.quorum

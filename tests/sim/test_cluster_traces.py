@@ -13,9 +13,12 @@ from mqd.cluster.active_controller import ActiveController
 from mqd.cluster.broker_core import BrokerCore
 from mqd.cluster.cluster_view import View
 from mqd.cluster.controller_options import ControllerOptions
+from mqd.cluster.death_notice import Notice
+from mqd.cluster.death_proofs import NOTICES_MAX, DeathProofs
 from mqd.cluster.in_sync_rules import Proposals
 from mqd.cluster.metadata_records import BrokerChanged, BrokerState, PartitionsChanged, PartitionState, TopicState
 from mqd.cluster.metadata_state import MetadataState
+from mqd.cluster.quorum_events import LeaderDied
 from mqd.protocol.errors import ErrorCode
 from tests.sim.cluster_world import ClusterWorld, Plan
 from tests.sim.disks import Entry, PartitionLog
@@ -210,6 +213,53 @@ def test_a_proof_of_death_that_comes_after_the_host_is_back() -> None:
     assert active.proof_of_death(state, peer.ProofOfDeath(1, 11, CONTROLLER, 70), 70)
 
 
+@pytest.mark.parametrize("off", [NOTHING, frozenset(["PROOF_BROKER"])], ids=["kept", "off"])
+def test_a_proof_that_an_earlier_life_has_ended(off: frozenset[str]) -> None:
+    """The host was started anew since: another incarnation, another broker epoch, and a clock that may have begun anew too."""
+    state = cluster(in_sync=(0, 1, 2), epochs=(10, 40, 12))
+    active = ActiveController(CONTROLLER, state, msgspec.structs.replace(OPTIONS, mutants=off), 0, clustered=True)
+    active.heartbeat(state, state, heartbeat(5, epoch=40), 50, True)
+    assert bool(active.proof_of_death(state, peer.ProofOfDeath(1, 11, CONTROLLER, 9_000), 60)) == bool(off), "the dead fence the living"
+
+
+@pytest.mark.parametrize("off", [NOTHING, frozenset(["PROOF_CONTROLLER"])], ids=["kept", "off"])
+def test_a_proof_that_was_meant_for_another_controller(off: frozenset[str]) -> None:
+    """That one may have granted a lease since, on a heartbeat that this one has not seen; unless it was among the dead, and nobody was active between the two."""
+    state = cluster(in_sync=(0, 1, 2))
+
+    def fences(epoch: int, led: bool) -> bool:
+        active = ActiveController(CONTROLLER, state, msgspec.structs.replace(OPTIONS, mutants=off), 0, clustered=True, before=CONTROLLER - 2)
+        return bool(active.proof_of_death(state, peer.ProofOfDeath(1, 11, epoch, 70, led), 80))
+
+    assert fences(CONTROLLER, False) and fences(CONTROLLER - 2, True), "a majority has no use for the session's end"
+    assert fences(CONTROLLER - 2, False) == fences(CONTROLLER - 3, True) == fences(CONTROLLER - 1, True) == bool(off)
+
+
+def test_a_proof_that_the_controller_died_with_its_broker_which_is_back() -> None:
+    state = cluster(in_sync=(0, 1, 2))
+    active = ActiveController(CONTROLLER, state, OPTIONS, 0, clustered=True, before=CONTROLLER - 1)
+    active.heartbeat(state, state, heartbeat(71), 90, True)
+    assert active.proof_of_death(state, peer.ProofOfDeath(1, 11, CONTROLLER - 1, 70, True), 95) == []
+
+
+def test_the_keeper_of_whoever_led_says_so_to_whoever_is_elected() -> None:
+    """What it said before the election counts at its end; of a controller that ended alone nothing is proven about the broker; its own keeper's word is none of a host's business."""
+    proofs = DeathProofs(0)
+    died, proof = proofs.on_notice(Notice(1, -1, CONTROLLER, 70, True))
+    assert died == LeaderDied(1, CONTROLLER) and proof is None and proofs.on_active() == []
+    died, proof = proofs.on_notice(Notice(1, 11, CONTROLLER, 71, True))
+    assert died == LeaderDied(1, CONTROLLER) and proofs.on_active() == [proof] == [peer.ProofOfDeath(1, 11, CONTROLLER, 71, True)]
+    proofs.on_notice(Notice(1, -1, CONTROLLER, 75, True))
+    proofs.on_notice(Notice(1, 11, CONTROLLER, 60, True))
+    assert proofs.on_active() == [proof], "neither takes anything back"
+    assert proofs.on_notice(Notice(0, 10, CONTROLLER, 80, True)) == (None, None)
+    died, proof = proofs.on_notice(Notice(2, 12, CONTROLLER, 90))
+    assert died is None and proof == peer.ProofOfDeath(2, 12, CONTROLLER, 90)
+    for node in range(100, 100 + 2 * NOTICES_MAX):
+        proofs.on_notice(Notice(node, 1, CONTROLLER, 1))
+    assert len(proofs.on_active()) == NOTICES_MAX
+
+
 def test_a_controller_that_stood_still_fences_nobody_for_it() -> None:
     """Seed 25: the only voter's controller is paused for longer than a session; heartbeats wait unread when it goes on."""
     state = cluster(in_sync=(0, 1, 2))
@@ -253,6 +303,24 @@ def test_what_was_granted_before_the_proof_of_death_does_not_count_after_it() ->
     assert not any(isinstance(action, broker_core.SetBroker) and action.lease_until_ms for action in actions)
 
 
+def test_what_was_granted_to_a_predecessor_does_not_count() -> None:
+    """All processes of the host died and are back; the keeper has taken the lease back and said so. The answer to a heartbeat of before finds the new process."""
+    from mqd.cluster import broker_core
+
+    state = cluster(in_sync=(0, 1, 2))
+    core = BrokerCore(1, state, OPTIONS)
+    registration = peer.RegisterBroker(1, "d1", 1, "h", 1, None, "", 0, "", 0, 1, [], -1, {})
+    core.handle(broker_core.Started(registration, 7, 11, 0), 500)
+    core.handle(broker_core.ControllerKnown(0, CONTROLLER), 501)
+    core.handle(broker_core.PeerReceived(0, peer.RegisterBrokerAnswer(CONTROLLER, 1, 1, 0, broker_epoch=11)), 510)
+
+    def leases(sent_ms: int) -> list[int]:
+        actions = core.handle(broker_core.PeerReceived(0, peer.HeartbeatAnswer(CONTROLLER, 1, 11, sent_ms, 750, False)), 520)
+        return [action.lease_until_ms for action in actions if isinstance(action, broker_core.SetBroker)]
+
+    assert leases(450) == [] and leases(510) == [510 + 750]
+
+
 def test_a_slot_that_knows_more_than_the_state_stays_a_witness() -> None:
     """Seed 1594: a worker dies, and two controller processes start one after the other over a state that is older than the slot of what the worker led. The first one must not overwrite
     the slot, or the second one takes the new worker for the one that led."""
@@ -274,7 +342,7 @@ def test_a_slot_that_knows_more_than_the_state_stays_a_witness() -> None:
 # -- partial restarts --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kill", ["worker", "controller", "acceptor", "both", "data_plane"])
+@pytest.mark.parametrize("kill", ["worker", "controller", "acceptor", "both", "data_plane", "processes"])
 def test_each_process_dies_alone_and_what_was_acknowledged_stays(kill: str) -> None:
     """On every host in turn, again and again, under load: the checks of the world hold at every step, and everything comes back by itself."""
     world = ClusterWorld(11, plan=Plan(hosts=3, workers=2), quiet=True)
@@ -289,12 +357,30 @@ def test_each_process_dies_alone_and_what_was_acknowledged_stays(kill: str) -> N
             host.kill_acceptor()
         if kill == "data_plane":
             host.kill_data_plane()
+        if kill == "processes":
+            host.kill_processes()
         world.kernel.run(until=world.kernel.now + 60_000)
         host.restart_controller()
-        world.kernel.run(until=world.kernel.now + (2_500_000 if kill == "data_plane" else 400_000))
+        world.kernel.run(until=world.kernel.now + (2_500_000 if kill in ("data_plane", "processes") else 400_000))
     world.heal()
     world.check_end()
     assert not world.stuck_count and world.history.counts["acked"] > 30
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_who_led_everything_is_replaced_at_once_when_its_keeper_proves_it(seed: int) -> None:
+    """All processes of the active controller's host but the keeper: neither its promise nor its session is waited for."""
+    world = ClusterWorld(seed, plan=Plan(hosts=4), quiet=True)
+    world.begin()
+    world.kernel.run(until=world.kernel.now + 1_000_000)
+    victim = world.active().host
+    led = [partition for partition in world.partitions() if world.view(partition).leader == victim.node]
+    victim.kill_processes()
+    world.kernel.run(until=world.kernel.now + 150_000)
+    assert world.active() is not None and world.active().host is not victim and world.state.brokers[victim.node].fenced
+    assert all(world.view(partition).leader not in (-1, victim.node) for partition in led)
+    world.heal()
+    world.check_end()
 
 
 def test_metadata_of_the_past_take_files_away() -> None:
