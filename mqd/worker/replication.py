@@ -1,9 +1,12 @@
 """Connections to the workers of other hosts whose partitions are followed here: which are wanted, made and proven here, given to the reactor, made again when they end.
 
-    catalog's assignments -> wanted_links() -> one task for each link: connect -> handshake (purpose "data", naming the leader's worker) -> the reactor fetches over it
+    catalog's assignments -> wanted_links(), spare_links() -> one task for each link: connect -> handshake (purpose "data", naming the leader's worker) -> the reactor fetches over it
                                                                       ^---------------- back-off <- MQD_EVENT_FETCHER_ENDED, or another address or life of the leader
 
 A link is a worker of a leader's host in one lane: what is in sync and what catches up use different connections, so that the second, throttled one never delays the first.
+Links to the other hosts that may lead what is replicated here are made beforehand: when a leader goes, an acknowledgement of the next one waits for its followers, and they would first have to
+connect. At most one for each worker of each other host; nothing is asked over them.
+
 What is fetched, and what an answer does, is native (native/mqd_fetcher.h).
 
 Concurrency: the event loop's thread.
@@ -24,6 +27,7 @@ from mqd.base.config import broker_value
 from mqd.cluster import handshake
 from mqd.cluster.controller_messages import BrokerImage
 from mqd.cluster.handshake import HandshakeFailed, Identity
+from mqd.cluster.host_core import owner_of
 from mqd.worker.assignments import Assignment, Cluster
 from mqd.worker.catalog import Key
 from mqd.worker.commands import ReactorCommands
@@ -67,6 +71,20 @@ def wanted_links(assigned: Mapping[Key, Assignment], brokers: Mapping[int, Broke
     return wanted
 
 
+def spare_links(assigned: Mapping[Key, Assignment], brokers: Mapping[int, BrokerImage]) -> dict[Link, Target]:
+    """Of those that may lead next: the in-sync replicas elsewhere, each by the worker that will own the partition there."""
+    spare: dict[Link, Target] = {}
+    for (topic_id, index), assignment in assigned.items():
+        in_sync = [member.node_id for member in assignment.members if member.in_sync]
+        if len(in_sync) < 2 or assignment.node_id not in in_sync:
+            continue
+        for node in in_sync:
+            broker = brokers.get(node)
+            if node not in (assignment.node_id, assignment.leader) and broker is not None and broker.inter_broker_host and broker.worker_count > 0:
+                spare[Link(node, owner_of(topic_id, index, broker.worker_count), IN_SYNC)] = Target(broker.inter_broker_host, broker.inter_broker_port, broker.epoch)
+    return spare
+
+
 class _Connection:
     """A link that is wanted: its task, and how it is told what has changed."""
 
@@ -101,7 +119,7 @@ class Replication:
         """After every change of metadata."""
         own = cluster.brokers.get(cluster.node_id)
         self._identity = Identity(cluster.node_id, own.directory_id, cluster_id) if own is not None and cluster_id else None
-        wanted = wanted_links(self._assigned, cluster.brokers) if self._assigned else {}
+        wanted = {**spare_links(self._assigned, cluster.brokers), **wanted_links(self._assigned, cluster.brokers)} if self._assigned else {}
         for link in [link for link in self._connections if link not in wanted]:
             self._drop(link)
         for link, target in wanted.items():

@@ -16,8 +16,9 @@ from mqd.cluster import handshake
 from mqd.cluster.controller_messages import BrokerImage
 from mqd.cluster.handshake import Hello, Identity, Refusal
 from mqd.worker import replication
+from mqd.cluster.host_core import owner_of
 from mqd.worker.assignments import Assignment, Cluster, Member
-from mqd.worker.replication import CATCH_UP, IN_SYNC, Link, Replication, Target, wanted_links
+from mqd.worker.replication import CATCH_UP, IN_SYNC, Link, Replication, Target, spare_links, wanted_links
 
 SECRET = b"a secret of sixteen bytes and more"
 TOPIC = b"t" * 16
@@ -50,6 +51,17 @@ def test_one_link_for_each_worker_and_lane() -> None:
         Link(2, 0, IN_SYNC): Target("127.0.0.1", 1111, 5), Link(2, 3, IN_SYNC): Target("127.0.0.1", 1111, 5), Link(3, 0, CATCH_UP): Target("127.0.0.1", 2222, 9),
     }  # fmt: skip
     assert wanted_links({}, brokers) == {}
+
+
+def test_links_to_those_who_may_lead_next() -> None:
+    brokers = {1: broker(1), 2: broker(2, 1111), 3: broker(3, 2222, 9), 4: broker(4, host="")}
+    key = next((TOPIC, index) for index in range(4) if owner_of(TOPIC, index, 4) == 3)
+    there = {Link(3, 3, IN_SYNC): Target("127.0.0.1", 2222, 9)}
+    assert spare_links({key: assignment(2)}, brokers) == there, "the leader's own link is wanted anyway"
+    assert spare_links({key: assignment(1)}, brokers) == {Link(2, 3, IN_SYNC): Target("127.0.0.1", 1111, 5), **there}, "when this host leads no more"
+    assert spare_links({key: assignment(2, in_sync=False)}, brokers) == {}, "it has to catch up first"
+    assert spare_links({key: assignment(2, replicas=(1, 2))}, brokers) == {}
+    assert spare_links({key: assignment(2, replicas=(1, 2, 4))}, brokers) == {}, "a host of one has no listener for others"
 
 
 def test_lanes_are_those_of_the_native_core() -> None:
