@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE_SOURCES := $(wildcard native/*.c native/*.h native/build_ffi.py)
 
-.PHONY: demo cluster example test test-long chaos chaos-cluster fuzz bench bench-peers lint venv clean native-test
+.PHONY: demo demo-spark cluster example test test-long chaos chaos-cluster fuzz bench bench-peers lint venv clean native-test
 
 venv: $(VENV)/.installed
 
@@ -20,6 +20,15 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml setup.py $(NATIVE_SOURCES)
 
 demo: venv
 	$(BIN)/python -m mqd.cli.main demo
+
+# The flights again, through Spark; needs Java 17. The picture is delays.png.
+demo-spark: venv $(VENV)/.spark $(VENV)/.charts
+	$(BIN)/python -m mqd.cli.main demo-spark
+
+# PySpark is half a gigabyte: only what needs it waits for it.
+$(VENV)/.spark: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[spark]'
+	touch $@
 
 # Three brokers on this machine, in the foreground; prints how to look at them.
 cluster: venv

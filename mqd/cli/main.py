@@ -33,6 +33,7 @@ COMMANDS = {
     "pipeline": ("mqd.cli.pipeline", "Run a data pipeline on Spark."),
     "size": ("mqd.cli.size", "Disk, network, cores, memory and hosts that a load needs."),
     "demo": ("mqd.cli.demo", "Stream 336,776 flights through a broker and check them."),
+    "demo-spark": ("mqd.cli.demo_spark", "Stream the flights on through Spark: delays per airport and hour, and a picture."),
     "completion": ("mqd.cli.completion", "Print a shell's completion script."),
 }
 

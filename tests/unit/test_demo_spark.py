@@ -1,0 +1,54 @@
+"""What `mqd demo-spark` says of its own outcome: right is right, and each kind of wrong is seen."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from mqd.cli.demo_spark import draw, verdict
+
+
+class Window(NamedTuple):
+    start: datetime
+    origin: str
+    flights: int
+    delayed: int = 1
+    mean_delay: float | None = 12.5
+    p95_delay: int = 40
+
+
+FLIGHTS = [{"origin": origin, "time_hour": f"2013-01-01T{hour:02}:00:00Z"} for origin in ("EWR", "JFK") for hour in (10, 11) for _ in range(3)]
+
+
+def windows() -> list[Window]:
+    return [Window(datetime(2013, 1, 1, hour), origin, 3) for origin in ("EWR", "JFK") for hour in (10, 11)]
+
+
+def told(rows: list[Window]) -> list[dict[str, Any]]:
+    return [{"origin": row.origin, "start": row.start.isoformat() + ".000Z", "flights": row.flights} for row in rows]
+
+
+def failed(rows: list[Window], topic: list[dict[str, Any]]) -> set[str]:
+    return {check.name for check in verdict(FLIGHTS, rows, topic) if not check.passed}
+
+
+def test_right_is_right() -> None:
+    assert failed(windows(), told(windows())) == set()
+
+
+def test_each_kind_of_wrong_is_seen() -> None:
+    rows = windows()
+    assert failed(rows[1:], told(rows[1:])) == {"flights", "windows"}, "a window was never told"
+    assert failed([*rows, rows[0]], told(rows)) == {"windows"}, "one was told twice"
+    assert failed([rows[0]._replace(flights=2), *rows[1:]], told(rows)) == {"flights", "windows", "topic"}, "a flight is missing"
+    assert failed(rows, told(rows)[1:]) == {"topic"}
+    assert failed(rows, [*told(rows), told(rows)[0]]) == {"topic"}
+
+
+def test_a_picture_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib draws the picture; the demo does without it")
+    assert draw([*windows(), Window(datetime(2013, 2, 1, 3), "LGA", 2, mean_delay=None)], tmp_path / "delays.png")
+    assert (tmp_path / "delays.png").read_bytes().startswith(b"\x89PNG")
