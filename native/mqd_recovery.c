@@ -42,6 +42,7 @@ struct tail { /* a segment under inspection */
     int64_t entry_position;    /* of the batch at which the walk began: it has an index entry; 0 = it has none */
     bool sound;      /* sound to the end of the file */
     bool unreadable; /* C1: damage below the recovery point, and nothing whole behind it */
+    bool sound_behind; /* C5: something whole lies behind the damage at which the log is to end */
 };
 
 /* What a disk without space, or one that is read-only, refuses to an index is no reason to refuse the partition: it can be read without. */
@@ -137,9 +138,14 @@ static int tail_end(struct recovery *recovery, struct tail *tail, struct mqd_wal
         return 0;
     }
     note_corrupt(recovery, tail, walk->position);
-    if (walk->next_offset >= trusted_below)
+    bool is_end = walk->next_offset >= trusted_below;
+    if (is_end && (recovery->mode != MODE_CHECKED || recovery->cutting || !recovery->io->replicated))
         return 0;
     int found = mqd_walk_resync(walk);
+    if (is_end) {
+        tail->sound_behind = found == 1;
+        return found < 0 ? -1 : 0;
+    }
     tail->unreadable = found == 0;
     return found;
 }
@@ -319,6 +325,15 @@ static bool continues(const struct recovery *recovery, const struct tail *tail, 
     return tail->next_offset == next_base || (recovery->partition->has_gaps && tail->next_offset < next_base);
 }
 
+/* C5. */
+static int note_shortened(const struct recovery *recovery, const struct tail *tail, uint32_t i)
+{
+    bool more = !tail->sound && i + 1 < recovery->listing.log_count;
+    if (recovery->mode != MODE_CHECKED || recovery->cutting || !recovery->io->replicated || !(tail->sound_behind || more))
+        return 0;
+    return mqd_recovery_note_shortened(recovery->partition->path);
+}
+
 /* The tail at listing position i is where the log ends. 1: done; 0: this mode's trust was misplaced; -1 error. Takes the tail's fd unless 0. */
 static int finish(struct recovery *recovery, struct tail *tail, uint32_t i, int64_t now_ms)
 {
@@ -326,7 +341,7 @@ static int finish(struct recovery *recovery, struct tail *tail, uint32_t i, int6
         return 0;
     if (recovery->mode == MODE_TRUSTED && (recovery->cutting ? recovery->io->corrupt_position >= 0 : tail->next_offset != recovery->io->trusted_end_offset))
         return 0;
-    if (delete_from(recovery, i + 1) < 0) {
+    if (note_shortened(recovery, tail, i) < 0 || delete_from(recovery, i + 1) < 0) {
         tail_close(tail);
         return -1;
     }

@@ -12,12 +12,16 @@
  *   C2  afterwards everything below log end is on disk (high watermark = log end): files with bytes above the recovery point are flushed. Where a flush has
  *       failed before (`rewrite`) they are written anew first: the kernel calls pages clean that it could not write, so a flush alone would prove nothing.
  *   C3  offsets are never given twice: a log start beyond the end moves the end there.
+ *   C5  a log of several replicas that is cut although whole batches lie behind the damage says so for ever after, by a file `shortened` that is durable before the cut: a torn write
+ *       can look like that, and so can a bit that flipped in what was flushed and counted. Who opens it decides what it may be trusted with, and removes the file.
  *   C4  every abort marker of a transaction with batches has its entry in a .txnindex; the entries of markers that were cut off are gone.
  */
 #ifndef MQD_RECOVERY_H
 #define MQD_RECOVERY_H
 
 #include "mqd_partition_state.h"
+
+#define MQD_RECOVERY_SHORTENED "shortened" /* C5 */
 
 struct mqd_listing { /* offsets in the names of the directory's files, ascending */
     int64_t *logs, *snapshots;
@@ -38,6 +42,9 @@ int mqd_recovery_replay(struct mqd_partition *partition, const struct mqd_listin
 /* For mqd_truncation.c: `old`, whose files are closed, anew from the segments and snapshots of `listing`, without what lies beyond cut_offset (-1: without anything; it begins at
  * io->log_start_offset). io: trusted_end_offset = cut_offset, recovery_point_offset = what of it is on disk. All of it is, afterwards. NULL: mqd_error set. */
 struct mqd_partition *mqd_recovery_cut(const struct mqd_partition *old, struct mqd_listing *listing, int64_t cut_offset, int64_t now_ms, struct mqd_recovery *io);
+
+/* C5: durable when it returns. -1: mqd_error set. */
+int mqd_recovery_note_shortened(const char *directory);
 
 /* Flushes what lies above the recovery point (C2); `changed`: and the names and lengths that recovery has changed. -1: mqd_error set. */
 int mqd_recovery_flush(struct mqd_partition *partition, const struct mqd_recovery *io, bool changed);

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -11,6 +12,14 @@
 #include "mqd_recovery.h"
 
 #define REWRITE_CHUNK_BYTES (1 << 20)
+
+int mqd_recovery_note_shortened(const char *directory)
+{
+    char path[PATH_MAX];
+    if (snprintf(path, sizeof path, "%s/" MQD_RECOVERY_SHORTENED, directory) >= (int)sizeof path)
+        return mqd_error_set(ENAMETOOLONG, "path too long: %s", directory);
+    return mqd_file_replace(path, (const uint8_t *)"1\n", 2);
+}
 
 /* The same bytes to the same place: what was in the page cache only becomes dirty again. */
 static int rewrite_file(int fd, const char *path)

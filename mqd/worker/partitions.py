@@ -5,6 +5,8 @@ Order that matters
     N2  partitions with a past are named in this worker's own checkpoint before they are given to the reactor (C3 of log/checkpoints.py).
     N3  a partition that cannot be opened is OFFLINE and named in the failures; all others go on.
     N4  a deleted partition's directory is renamed, durably, before the removal counts as applied; its files go later.
+    N5  a log that recovery has cut below what had counted follows and does not lead (shortened.py); one that is shorter than a predecessor has published in this life of the host stays
+        offline until the broker is started again, for those who count on it have heard nothing of it.
 
 Concurrency: methods run on the event loop; what blocks runs in Background. One change at a time (the caller's lock), upkeep may run beside it: an
 OpenPartition that is `closing` is left alone.
@@ -27,6 +29,7 @@ from mqd.log.checkpoints import Entry
 from mqd.log.files import Files
 from mqd.log.compaction import CompactionPolicy
 from mqd.log.retention import RetentionPolicy
+from mqd.worker import shortened
 from mqd.worker.assignments import Assignment, leader_worker
 from mqd.worker.background import Background
 from mqd.worker.catalog import Catalog, Changes, Key, Owned
@@ -47,6 +50,7 @@ class OpenPartition(msgspec.Struct):
     files_lock: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)  # held by whoever moves the log start or replaces segments
     closing: bool = False
     truncated: bool = False  # its log was cut, perhaps below the checkpoint's recovery point
+    catching_up: shortened.Shortened | None = None  # N5
 
 
 class _Opened(msgspec.Struct):
@@ -158,7 +162,24 @@ class PartitionSet:
         options = native.LogOptions(**log_options(self.broker_config, self._catalog.topic_of(owned).config))
         known = self._known_high_watermark(owned, view, log_dir) if owned.replicated else None
         partition = native.Partition.open(path, options, owned.leader_epoch, time.time_ns() // 1_000_000, recovery, known)
+        if known is not None:
+            self._check_length(owned, path, partition, recovery, view, known)
         return _Opened(owned, path, partition, recovery, existed)
+
+    def _check_length(self, owned: Owned, path: Path, partition: native.Partition, recovery: native.Recovery, view: native.SlotView, known: int) -> None:
+        """N5."""
+        same_life = view.topic_id == owned.topic_id and view.partition_index == owned.index
+        published = view.log_end_offset if same_life else 0
+        if recovery.log_end_offset >= max(known, published):
+            return
+        try:
+            shortened.mark(path, self._files)
+            if published > recovery.log_end_offset:
+                text = f"its log ends at {recovery.log_end_offset} and ended at {published} before this worker was started; start the broker again: it will follow, then, until it has caught up"
+                raise OSError(errno.EIO, text)
+        except OSError:
+            partition.close(False)
+            raise
 
     def _recovery_inputs(self, owned: Owned, view: native.SlotView, log_dir: LogDirectory) -> native.Recovery:
         """What is trusted: the checkpoints; and when a predecessor of this worker published positions in this life of the keeper, the page cache is as it left
@@ -233,6 +254,9 @@ class PartitionSet:
         policy = retention_policy(self.broker_config, self._catalog.topic_of(owned).config)
         compaction = compaction_policy(self.broker_config, self._catalog.topic_of(owned).config)
         opened = OpenPartition(owned, result.path, recovery.log_start_offset, policy, compaction, truncated=owned.replicated)
+        if owned.replicated and shortened.is_marked(result.path):
+            opened.catching_up = shortened.Shortened()
+            self._log.error("replica may lack what was acknowledged", partition=owned.name, reason=shortened.REASON)
         self.open[owned.key] = self.by_slot[owned.slot] = opened
         self.failures.pop(owned.slot, None)
 
@@ -339,8 +363,26 @@ class PartitionSet:
     async def _assign(self, owned: Owned, assignment: Assignment) -> None:
         opened = self.open.get(owned.key)
         if opened is not None:
+            if opened.catching_up is not None:
+                assignment = await self._while_shortened(opened, opened.catching_up, assignment)
             await self._commands.run(self._reactor.replica_set, owned.slot, assignment, assignment.leader_worker)
             opened.owned = owned
+
+    async def _while_shortened(self, opened: OpenPartition, state: shortened.Shortened, assignment: Assignment) -> Assignment:
+        given, is_whole = state.take(assignment)
+        slot = opened.owned.slot
+        if is_whole:
+            try:
+                await self._background.urgent(shortened.unmark, opened.path, self._files)
+                opened.catching_up = None
+                self._log.info("replica has caught up", partition=opened.owned.name)
+            except OSError as error:
+                self._log.warning("file cannot be removed; the replica will have to catch up again after the next start", path=str(opened.path / shortened.MARKER), reason=str(error))
+        if not self.log_dirs[opened.owned.log_dir].failure:
+            self.failures.pop(slot, None)
+            if given.leader != assignment.leader:
+                self.failures[slot] = f"{opened.owned.name}: {shortened.REASON}"
+        return given
 
     def failed_names(self) -> list[tuple[str, int]]:
         """(topic, partition index) of what is wanted and not open: its checkpoints must be kept."""

@@ -2,6 +2,8 @@
 #define LOG_TEST_IN_MEMORY
 #include "mqd_log_test.h"
 
+#include "../mqd_recovery.h"
+
 static void append_count(struct mqd_partition *partition, int count)
 {
     for (int i = 0; i < count; i++)
@@ -111,6 +113,30 @@ TEST(damage_cuts_and_deletes_what_follows)
     append_count(partition, 30);
     CHECK_EQUAL(log_verify(partition, NULL), 49);
     mqd_partition_close(partition, 0);
+}
+
+/* C5: whole batches behind the damage, in its segment or in the next, may have counted: a log of several replicas says so, and goes on saying so. One that is torn at its very end says nothing. */
+TEST(a_cut_before_whole_batches_is_noted)
+{
+    struct mqd_log_options options = log_options();
+    options.segment_bytes = 1000;
+    const struct { int64_t segment; int batch; bool replicated, noted; } cases[] = {
+        {16, 1, true, true}, {16, 3, true, false}, {8, 7, true, true}, {16, 1, false, false}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        make_log(&options, 20);
+        log_flip(log_file(cases[i].segment, ".log"), cases[i].batch * 125 + 100);
+        char path[PATH_MAX];
+        snprintf(path, sizeof path, "%s/" MQD_RECOVERY_SHORTENED, log_path);
+        CHECK_EQUAL(access(path, F_OK), -1);
+        for (int start = 0; start < 2; start++) {
+            struct mqd_recovery recovery = log_untrusted();
+            recovery.replicated = cases[i].replicated;
+            struct mqd_partition *partition = log_open(&options, &recovery);
+            CHECK_EQUAL(recovery.log_end_offset, cases[i].segment + cases[i].batch);
+            CHECK_EQUAL(access(path, F_OK), cases[i].noted ? 0 : -1);
+            mqd_partition_close(partition, 0);
+        }
+    }
 }
 
 /* C1: below the recovery point nothing is cut, whatever byte is damaged. */

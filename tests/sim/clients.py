@@ -82,14 +82,15 @@ class Client:
 
 
 class Producer(Client):
-    """One record at a time, in turn into its partitions; idempotent unless acks=1 is asked for without it."""
+    """One batch of up to `batch_max` records at a time, in turn into its partitions; idempotent unless acks=1 is asked for without it."""
 
-    def __init__(self, world: ClusterView, partitions: list[Any], pause: int, all_acks: bool = True, idempotent: bool = True) -> None:
+    def __init__(self, world: ClusterView, partitions: list[Any], pause: int, all_acks: bool = True, idempotent: bool = True, batch_max: int = 1) -> None:
+        self.batch_max = batch_max
         self.all_acks = all_acks
         self.idempotent = idempotent
         self.next: dict[Any, int] = dict.fromkeys(partitions, 0)
         self.id = -1
-        self.sent: tuple[Any, int] | None = None  # partition, value
+        self.sent: tuple[Any, tuple[int, ...]] | None = None  # partition, values
         super().__init__(world, partitions, pause)
         self._renew()
 
@@ -104,16 +105,18 @@ class Producer(Client):
         if self.sent is None:
             if self.stopping:
                 return
-            world.values += 1
-            self.sent = (self.partitions[world.kernel.random.randrange(len(self.partitions))], world.values)
-        partition, value = self.sent
-        self.ask(self.leader(partition), "on_produce", partition, self.id, self.next[partition], value, self.all_acks)
+            random = world.kernel.random
+            count = random.randrange(1, self.batch_max + 1)
+            first, world.values = world.values + 1, world.values + count
+            self.sent = (self.partitions[random.randrange(len(self.partitions))], tuple(range(first, first + count)))
+        partition, values = self.sent
+        self.ask(self.leader(partition), "on_produce", partition, self.id, self.next[partition], values, self.all_acks)
 
     def on_answer(self, error: int, offset: int) -> None:
-        partition, _ = self.sent
+        partition, values = self.sent
         if error == 0:
             self.sent = None
-            self.next[partition] += 1
+            self.next[partition] += len(values)
             self.done += 1
             self.again(self.pause)
         elif error == OUT_OF_ORDER:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 KINDS = {
     "link": 20, "isolate": 8, "split": 4, "mend": 22, "pause": 8, "pause_part": 5, "restart": 10, "power": 6, "many_down": 2, "clean": 5, "wipe": 1.5, "worker": 7, "acceptor": 3,
     "controller": 7, "data_plane": 3, "leaders": 9, "reassign": 4, "min_in_sync": 2, "voters": 3, "transfer": 3, "topics": 2, "slow_disk": 3, "drift": 1, "drain": 1,
-    "processes": 6,
+    "full_disk": 3, "bad_disk": 1.5, "bits": 3, "processes": 6,
 }  # fmt: skip
 
 
@@ -30,6 +30,8 @@ class Faults:
         random = world.kernel.random
         self.weights = {} if quiet else {kind: random.random() ** 2 * weight for kind, weight in KINDS.items() if random.random() < 0.7}
         self.gap = random.choice((100, 300, 800, 2_000)) * MILLISECOND
+        if world.plan.faults:
+            self.weights = {kind: KINDS[kind] for kind in world.plan.faults}
         self.slow: dict[int, int] = {}  # node -> microseconds at most
         self.wiped = 0
         self.over = False
@@ -60,6 +62,11 @@ class Faults:
         world = self.world
         world.network.heal()
         for host in world.hosts:
+            host.full, host.failing = False, 0.0
+            for log in host.logs.values():
+                log.repair()
+            if any(worker is not None and worker.failed for worker in host.workers):
+                host.stop("kill")  # as the log says: another disk, or the same once it is well
             self._start(host)
             for process in host.processes():
                 self.kernel.go_on(process)
@@ -193,6 +200,38 @@ class Faults:
             del self.slow[node]
         else:
             self.slow[node] = random.choice((20_000, 200_000, 1_500_000))
+
+    def _full_disk(self, random: Any) -> None:
+        host = self._any(random)
+        host.full = not host.full
+        if host.full:
+            self.kernel.after(random.randrange(20, 4_000) * MILLISECOND, None, setattr, host, "full", False)
+
+    def _bad_disk(self, random: Any) -> None:
+        """Some flush of the next few fails; the host is started again a while later, by somebody who has read its log. One host at a time."""
+        host = self._any(random)
+        if any(other.failing for other in self.world.hosts):
+            return
+        host.failing = random.choice((0.1, 0.5, 1.0))
+        self.kernel.after(random.randrange(100, 6_000) * MILLISECOND, None, self._another_disk, host, random.choice(("kill", "kill", "power")))
+
+    def _another_disk(self, host: ClusterHost, how: str) -> None:
+        host.failing = 0.0
+        if any(worker is not None and worker.failed for worker in host.workers):
+            host.stop(how)
+            self._later(self.kernel.random, host)
+
+    def _bits(self, random: Any) -> None:
+        """A bit of one durable batch flips that two other hosts have whole."""
+        world, partition = self.world, random.choice(self.world.partitions())
+        log = random.choice(world.hosts).logs.get(partition)
+        if log is None or log.on_disk < 2:
+            return
+        offset = log.whole(random.randrange(log.on_disk - 1) if random.random() < 0.5 else max(0, log.on_disk - 1 - random.randrange(1, 6)))
+        others = [other for other in world.logs(partition) if other is not log and other.on_disk > offset and other.entries[offset] == log.entries[offset]]
+        if len(others) >= 2 and not any(other.damaged or other.shortened for other in world.logs(partition)):
+            log.flip(offset)
+            self.kernel.tell("bit", partition[1], offset)
 
     def _drift(self, random: Any) -> None:
         host = self._any(random)

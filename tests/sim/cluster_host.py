@@ -37,6 +37,7 @@ from mqd.cluster.quorum_messages import ReplicaKey
 from mqd.worker.assignments import Assignment as WorkerAssignment
 from mqd.worker.assignments import assignment_of, settings_of
 from mqd.worker.catalog import Catalog, Changes, Owned
+from mqd.worker.shortened import Shortened
 from tests.sim.controller_process import ControllerProcess
 from tests.sim.disks import PartitionLog
 from tests.sim.kernel import MILLISECOND, Clock, Process, Violation
@@ -97,6 +98,9 @@ class ClusterWorker(ModelWorker, Subscriber):
         self.cluster_host = host
         self.catalog = Catalog(index, world.worker_config, host.incarnation)
         self._told = False
+        self._catching_up: dict[Partition, Shortened] = {}
+        self._refused: set[Partition] = set()  # is to lead them and does not
+        self._version = -1
         self.join(host, self.process)
 
     def _new_core(self, log: PartitionLog) -> NativeReplica:
@@ -119,6 +123,26 @@ class ClusterWorker(ModelWorker, Subscriber):
                 self._carry_out(self.catalog.on_message(message))
                 self._applied(message.version)
 
+    def on_failed(self) -> None:
+        """A file in the directory says so, and the controller is told."""
+        self.cluster_host.flush_failed = True
+        self.say(self.cluster_host, Applied(self._version, self._failures()))
+
+    def _failures(self) -> dict[int, str]:
+        """What it does not serve."""
+        owned = self.catalog.owned.values()
+        return {each.slot: "" for each in owned if self.failed or each.key in self._refused}
+
+    def _while_shortened(self, log: PartitionLog, partition: Partition, assignment: WorkerAssignment) -> WorkerAssignment:
+        """As PartitionSet does it."""
+        given, is_whole = self._catching_up.setdefault(partition, Shortened()).take(assignment)
+        self._refused.discard(partition)
+        if is_whole:
+            log.shortened = False
+        elif given.leader != assignment.leader:
+            self._refused.add(partition)
+        return given
+
     def _set_aside(self, known: set[bytes]) -> None:
         host = self.cluster_host
         for key in [key for key in host.logs if key[0] not in known and owner_index(host, key) == self.index]:
@@ -126,7 +150,11 @@ class ClusterWorker(ModelWorker, Subscriber):
 
     def _applied(self, version: int) -> None:
         delay = 30 if self.kernel.random.random() < 0.8 else self.kernel.random.randrange(5_000)
-        self.kernel.after(delay, self.process, self.say, self.cluster_host, Applied(version, {}))
+        self._version = version
+        self.kernel.after(delay, self.process, self._say_applied, version)
+
+    def _say_applied(self, version: int) -> None:
+        self.say(self.cluster_host, Applied(version, self._failures()))
 
     def _carry_out(self, changes: Changes) -> None:
         for owned in changes.delete:
@@ -153,6 +181,9 @@ class ClusterWorker(ModelWorker, Subscriber):
         epoch = host.broker_epoch if host.ready or "R10" in self.off else -1  # R10: a core leads and follows only as the registration that its metadata show
         if "R10" in self.off and epoch < 0:
             epoch = assignment.broker_epoch
+        log = host.logs.get(owned.key)
+        if log is not None and log.shortened and "shortened" not in self.off:
+            assignment = self._while_shortened(log, owned.key, assignment)
         members = tuple([Member(member.node_id, member.in_sync, member.eligible, member.broker_epoch) for member in assignment.members])
         given = Assignment(host.node, epoch, assignment.leader, assignment.leader_epoch, assignment.partition_epoch, assignment.min_insync, members)
         place = self.places.get(owned.key)
@@ -234,7 +265,10 @@ class ClusterHost:
         self.acceptor: Acceptor | None = None
         self.controller: ControllerProcess | None = None
         self.leaving = False
+        self._ended_well = False  # each worker has left its marker
         self.excused = False  # its keeper has proven that nobody leads anything here
+        self.full = False  # its disk
+        self.failing = 0.0  # share of its flushes that fail
         self._new_control()
 
     # -- what outlives processes -------------------------------------------------------------------------------------------
@@ -247,6 +281,8 @@ class ClusterHost:
         self.logs: dict[Partition, PartitionLog] = {}
         self.clean_epoch = -1
         self._same_boot = False  # clean only because the kernel goes on
+        self.flush_failed = False  # a file in the log directory
+        self.doubtful = False  # the session of its broker says so
 
     def _new_control(self) -> None:
         self.keeper: object | None = None  # whose life all of this is
@@ -309,6 +345,9 @@ class ClusterHost:
     def flush_delay(self) -> int:
         return self.world.flush_delay(self)
 
+    def flush_fails(self) -> bool:
+        return self.failing > 0 and self.kernel.random.random() < self.failing
+
     def worker_of(self, node: int, partition: Partition) -> ClusterWorker | None:
         return self.world.worker_of(node, partition)
 
@@ -341,6 +380,10 @@ class ClusterHost:
     def start(self) -> None:
         assert not self.up
         self.incarnation += 1
+        if not self._ended_well:
+            for log in self.logs.values():
+                log.reopen(self.kernel.random, "CRC" not in self.world.off)
+        self.flush_failed = self._ended_well = False
         self.leaving = self.excused = False
         self._new_control()
         self.keeper = object()
@@ -349,6 +392,7 @@ class ClusterHost:
         for index in range(len(self.workers)):
             self.workers[index] = ClusterWorker(self, index)
         self.clean_epoch, self._same_boot = -1, False  # the marker is taken away once it was read
+        self.doubtful = False
 
     def accepts(self) -> None:
         """Its controller takes connections from here on."""
@@ -369,8 +413,9 @@ class ClusterHost:
         had = self.controller is not None
         self.keeper = None
         if how == "kill" and self.world.plan.boot_id and self.ready and self.up:
-            self.clean_epoch, self._same_boot = self.broker_epoch, True
-        elif how == "power" and self._same_boot:
+            doubt = (self.doubtful or self.flush_failed) and "DOUBT" not in self.world.off
+            self.clean_epoch, self._same_boot = (-1, False) if doubt else (self.broker_epoch, True)
+        elif how == "power" and self._same_boot and "BOOT" not in self.world.off:
             self.clean_epoch = -1
         for process in self.processes():
             process.die()
@@ -382,8 +427,8 @@ class ClusterHost:
             for log in self.logs.values():
                 log.lose_power(random)
         elif how == "wipe":
+            self.world.history.disk_lost(self.logs)
             self.new_disks()
-            self.world.history.disks_lost += 1
 
     def kill_controller(self) -> None:
         if self.controller is not None:
@@ -497,8 +542,6 @@ class ClusterHost:
 
     def shut_down(self, action: broker_core.ShutDown) -> None:
         """Flush, write the marker, end; started again a while later."""
-        for log in self.logs.values():
-            log.durable, log.undone = log.end, None
         self.kernel.tell("ends", self.node, action.broker_epoch)
         marker = action.broker_epoch
         self.kernel.after(0, None, self._end, self.controller, marker)
@@ -506,10 +549,13 @@ class ClusterHost:
     def _end(self, controller: ControllerProcess, marker: int) -> None:
         if self.controller is not controller:
             return
+        sound = all(worker is None or not worker.failed for worker in self.workers)
         for log in self.logs.values():
-            log.durable, log.undone = log.end, None
+            if log.dropped < 0:
+                log.durable, log.undone = log.end, None
         self.stop("clean")
-        self.clean_epoch = marker
+        self._ended_well = sound
+        self.clean_epoch = marker if sound else -1
         self.kernel.after(self.kernel.random.randrange(50, 2_000) * MILLISECOND, None, self.world.start_host, self)
 
     def pause(self, duration: int, which: str) -> None:

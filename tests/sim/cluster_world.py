@@ -87,6 +87,7 @@ class Plan(msgspec.Struct, frozen=True):
     fetch_max: int = 8
     wire: bool = False  # messages between hosts are encoded and decoded
     producers: int = 3
+    faults: tuple[str, ...] = ()  # only these, often; () = as drawn
     boot_id: bool = False  # a host that was killed and whose kernel went on knows that nothing written was lost, and says so
 
 
@@ -330,7 +331,7 @@ class ClusterWorld:
         partitions = self.partitions()
         for number in range(self.plan.producers):
             all_acks = number == 0 or random.random() < 0.7
-            self.clients.append(Producer(self, partitions, random.choice((5, 10, 20, 40)) * MILLISECOND, all_acks, number < 2))
+            self.clients.append(Producer(self, partitions, random.choice((5, 10, 20, 40)) * MILLISECOND, all_acks, number < 2, random.choice((1, 3, 6))))
         self.clients.append(Consumer(self, partitions, 60 * MILLISECOND))
         self.clients.append(Consumer(self, partitions, 80 * MILLISECOND, nearest=True))
         self.clients.append(Asker(self, partitions, 100 * MILLISECOND))

@@ -287,6 +287,10 @@ class ControllerProcess:
                     self.on_broker(broker_core.MetadataApplied(action.version))
                 case host_core.RecordMove():
                     self.on_broker(broker_core.ReplicaMoved(action.topic_id, action.index, action.directory))
+                case host_core.Report():
+                    self.on_broker(broker_core.ReplicasFailed(action.worker, action.partitions))
+                    if action.failures:
+                        self.host.doubtful = True
                 case host_core.RaiseEpochs():
                     self.on_broker(broker_core.LeadershipsLost(action.partitions))
 

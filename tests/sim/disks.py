@@ -1,12 +1,15 @@
 """Disks of simulated hosts: what was written, what of it is durable, what a power cut leaves.
 
-PartitionLog is a model of a partition's files at the grain that replication sees: one entry is one batch with its leader epoch. The bytes on the platter are the
-durable prefix, plus whatever a power cut happens to have kept of the rest; a truncation that was not flushed may come undone (the old tail is back).
+PartitionLog is a model of a partition's files at the grain that replication sees: one entry is one record; records of one batch (`left` more follow in it) come, go and are read together.
+The bytes on the platter are the durable prefix, plus whatever a power cut happens to have kept of the rest; a truncation that was not flushed may come undone (the old tail is back). A flush
+that fails leaves pages that the kernel calls clean and no disk has: from `dropped` on, what is read may be gone at any start, whatever later flushes say. A flipped bit makes a batch unreadable: whoever
+computes its checksum notices.
 
 Invariants
-    D1  durable <= log_end_offset; a flush makes durable what was there when it began, unless it was truncated meanwhile
+    D1  durable <= log_end_offset; a flush makes durable what was there when it began, unless it was truncated meanwhile; what really is on the platter is on_disk <= durable
     D2  epochs lists (epoch, start offset), both rising strictly, and agrees with the entries
     D3  producers[id] lists the offsets of that producer's sequences 0, 1, 2, ...
+    D4  a log begins and ends with whole batches
 """
 
 from __future__ import annotations
@@ -17,16 +20,17 @@ from typing import NamedTuple
 
 
 class Entry(NamedTuple):
-    """One batch of one record."""
+    """One record."""
 
     epoch: int
     producer: int  # -1 = not idempotent
     sequence: int
     value: int  # unique over the run
+    left: int = 0  # records of its batch that come after it
 
 
 class PartitionLog:
-    __slots__ = ("entries", "durable", "epochs", "producers", "flushing", "undone", "verified", "changes")
+    __slots__ = ("entries", "durable", "epochs", "producers", "flushing", "undone", "verified", "changes", "dropped", "damaged", "shortened")
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
@@ -37,10 +41,35 @@ class PartitionLog:
         self.undone: tuple[int, list[Entry]] | None = None  # (offset, old tail that was durable): may come back when power is lost before the next flush
         self.verified = 0  # the checker's: entries below were compared with what was committed
         self.changes = 0  # truncations, for the checker
+        self.dropped = -1  # offset from which on a failed flush has left pages that no disk has; -1 = none
+        self.damaged: set[int] = set()  # base offsets of batches with a flipped bit
+        self.shortened = False  # a file beside the log: recovery has cut off what had counted
 
     @property
     def end(self) -> int:
         return len(self.entries)
+
+    @property
+    def on_disk(self) -> int:
+        """What is durable in truth."""
+        return self.durable if self.dropped < 0 else min(self.durable, self.dropped)
+
+    def whole(self, offset: int) -> int:
+        """The end of the last batch that does not reach beyond `offset`."""
+        entries = self.entries
+        offset = min(offset, len(entries))
+        while offset > 0 and entries[offset - 1].left:
+            offset -= 1
+        return offset
+
+    def read(self, start: int, end: int) -> list[Entry]:
+        """Whole batches from the one that holds `start` to the one that holds end - 1, as far as their checksums are right."""
+        entries = self.entries
+        start, end = self.whole(start), min(end, len(entries))
+        while 0 < end < len(entries) and entries[end - 1].left:
+            end += 1
+        bad = min([offset for offset in self.damaged if start <= offset], default=end)
+        return entries[start : min(end, bad)]
 
     @property
     def last_epoch(self) -> int:
@@ -62,6 +91,7 @@ class PartitionLog:
     def truncate(self, end: int) -> None:
         if end >= len(self.entries):
             return
+        end = self.whole(end)
         removed = self.entries[end:]
         if end < self.durable:
             self.undone = (end, self.entries[end : self.durable])
@@ -70,6 +100,9 @@ class PartitionLog:
         self.flushing = min(self.flushing, end)
         self.verified = min(self.verified, end)
         self.changes += 1
+        self.damaged = {offset for offset in self.damaged if offset < end}
+        if self.dropped >= end:
+            self.dropped = -1
         while self.epochs and self.epochs[-1][1] >= end:
             self.epochs.pop()
         for entry in reversed(removed):
@@ -94,23 +127,64 @@ class PartitionLog:
         if changes == self.changes:
             self.undone = None
 
+    def flush_failed(self) -> None:
+        """The kernel has dropped what it could not write, and calls it clean."""
+        if self.durable < len(self.entries):
+            self.dropped = self.durable if self.dropped < 0 else min(self.dropped, self.durable)
+
+    def rewrite(self) -> None:
+        """Everything that can be read is written anew and flushed."""
+        self.durable, self.dropped, self.undone = len(self.entries), -1, None
+
+    def flip(self, offset: int) -> None:
+        """A bit of the batch that holds this offset."""
+        self.damaged.add(self.whole(offset))
+
+    def repair(self) -> None:
+        """An operator has put the segment back from a copy."""
+        self.damaged.clear()
+
     def wipe(self) -> None:
         self.__init__()
 
     def lose_power(self, random: Random) -> None:
         """Unsynced entries are lost from some point on; an unsynced truncation may come undone."""
+        on_disk = self.on_disk
         if self.undone is not None and random.random() < 0.5:
             offset, tail = self.undone
             keep = self.entries[:offset]
             self._rebuild(keep + tail[: random.randrange(len(tail) + 1)])
-        elif self.durable < len(self.entries):
-            self._rebuild(self.entries[: random.randrange(self.durable, len(self.entries) + 1)])
+        elif on_disk < len(self.entries):
+            self._rebuild(self.entries[: random.randrange(on_disk, len(self.entries) + 1)])
         self.durable = len(self.entries)  # what recovery found, it flushed
-        self.undone = None
+        self.undone, self.dropped = None, -1
+
+    def reopen(self, random: Random, checks: bool) -> None:
+        """A host starts: pages of a failed flush may be gone; where every checksum behind the recovery point is computed, the log ends before the first wrong one (with `checks` off, a recovery that
+        believes what it finds). That is like a torn write, and told from it by the sound batches behind it: what is cut off there had perhaps counted."""
+        if self.dropped >= 0:
+            self._rebuild(self.entries[: random.randrange(self.dropped, len(self.entries) + 1)])
+            self.rewrite()
+        if not self.damaged or not self.entries:
+            return
+        point = random.randrange(len(self.entries))  # some offset that was durable once
+        bad = min([offset for offset in self.damaged if offset >= point], default=-1)
+        if bad < 0:
+            return
+        end = bad + 1 + self.entries[bad].left
+        if end == len(self.entries):
+            self.damaged.discard(bad)  # the last batch of all: nothing tells it from a torn write, so no disk does that here
+        elif checks:
+            self._rebuild(self.entries[:bad])
+            self.durable = len(self.entries)
+            self.shortened = True
 
     def _rebuild(self, entries: list[Entry]) -> None:
-        changes = self.changes
+        while entries and entries[-1].left:  # a torn batch: its checksum is wrong
+            entries.pop()
+        changes, damaged, shortened = self.changes, self.damaged, self.shortened
         self.__init__()
-        self.changes = changes + 1
+        self.changes, self.shortened = changes + 1, shortened
+        self.damaged = {offset for offset in damaged if offset < len(entries)}
         for entry in entries:
             self.append(entry)

@@ -43,7 +43,7 @@ class History:
         self.dirty: dict[Any, None] = {}
         self.counts = {"acked": 0, "committed": 0, "elections": 0, "reads": 0, "refused": 0, "truncated": 0}
         self.aware = True  # false while a scenario breaks things by hand
-        self.disks_lost = 0  # hosts whose disks are gone: what was there counted when it was told
+        self.lost_logs: dict[Any, list[list[Entry]]] = {}  # what was durable on disks that are gone
 
     # -- what happened -----------------------------------------------------------------------------------------------------
 
@@ -56,6 +56,8 @@ class History:
         self.dirty[partition] = None
         if high > log.end:
             raise Violation("A1", f"{partition}: node {worker.host.node} has high watermark {high} and only {log.end} entries")
+        if high and log.entries[high - 1].left:
+            raise Violation("BATCH", f"{partition}: high watermark {high} of node {worker.host.node} lies within a batch")
         committed = self.committed.setdefault(partition, [])
         self._compare(partition, log, min(high, len(committed)), worker.host.node, "P5")
         for entry in log.entries[len(committed) : high]:
@@ -104,20 +106,27 @@ class History:
         if worker.host.clock_ns() >= worker.host.lease_deadline_ns:
             raise Violation("L4", f"{place.partition}: node {worker.host.node} took a record after its lease")
 
-    def acknowledged(self, worker: Any, place: Any, offset: int, entry: Entry) -> None:
-        """P9, and what C1 will ask for."""
-        partition = place.partition
+    def acknowledged(self, worker: Any, place: Any, offset: int, end: int) -> None:
+        """The records from `offset` to before `end`: P9, and what C1 will ask for."""
+        partition, entries = place.partition, place.log.entries[offset:end]
         view = self._view(partition)
-        self.counts["acked"] += 1
+        self.counts["acked"] += len(entries)
         if self._flush_on_ack(partition):
-            copies = sum(1 for log in self._logs(partition) if log.durable > offset and log.entries[offset] == entry)
+            copies = sum(1 for log in self._logs(partition) if log.on_disk >= end and log.entries[offset:end] == entries)
+            copies += sum(1 for held in self.lost_logs.get(partition, ()) if held[offset:end] == entries)
             needed = min(view.min_in_sync, len(view.replicas)) if view is not None else 1
-            if copies + self.disks_lost < needed:
+            if copies < needed:
                 raise Violation("P9", f"{partition}: offset {offset} is acknowledged and durable on {copies} hosts only")
-        self.acked.setdefault(partition, {})[offset] = entry
+        acked = self.acked.setdefault(partition, {})
+        acked.update(zip(range(offset, end), entries))
         committed = self.committed.get(partition, ())
-        if offset >= len(committed) or committed[offset] != entry:
+        if committed[offset:end] != entries:
             raise Violation("C1", f"{partition}: offset {offset} is acknowledged and was never committed")
+
+    def disk_lost(self, logs: dict[Any, PartitionLog]) -> None:
+        """What lay there has counted, perhaps, when it was told; the leader may acknowledge by it yet."""
+        for partition, log in logs.items():
+            self.lost_logs.setdefault(partition, []).append(log.entries[: log.on_disk])
 
     def served(self, partition: Any, offset: int, entries: list[Entry]) -> None:
         """C3: whoever reads, reads what was committed."""
@@ -171,8 +180,10 @@ class History:
             if place is None:
                 continue
             log = place.log
-            if log.end < count or (durable and log.durable < count):
-                raise Violation("P2", f"{partition}: node {node} of the in-sync or eligible set has {log.end} entries ({log.durable} durable), {count} are committed; {view}")
+            if log.shortened:
+                continue  # it leads nothing until it has everything
+            if log.end < count or (durable and log.on_disk < count):
+                raise Violation("P2", f"{partition}: node {node} of the in-sync or eligible set has {log.end} entries ({log.on_disk} durable), {count} are committed; {view}")
             if log.verified < count:
                 self._compare(partition, log, count, node, "P2")
         place = self._running(view.leader, partition) if view.leader >= 0 else None

@@ -7,6 +7,8 @@ Invariants
     W1  an acknowledgement with acks=all leaves only when the high watermark has passed the record, in the leader epoch in which it was appended
     W2  a replica serves nothing in a leader epoch that a dead generation of this worker has led (Control.led): what that one knew is gone
     W3  answers to a request that is not the one under way are dropped
+    W4  batches are appended, sent, read and cut as a whole; one whose checksum is wrong is appended by nobody
+    W5  after a flush that failed nothing of the directory is served or counts until the host is started again; a disk without space refuses records and nothing else
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from tests.sim.partition_replica import (
     OUT_OF_ORDER,
     RESTART,
     STALE,
+    STORAGE_ERROR,
     TRUNCATE,
     Answer,
     Assignment,
@@ -61,11 +64,13 @@ class HostView(Protocol):
     lease_deadline_ns: int
     controls: dict[Any, Control]
     logs: dict[Any, PartitionLog]
+    full: bool  # its disk has no space
 
     def clock_ns(self) -> int: ...
     def propose(self, worker: ModelWorker, partition: Any, proposal: Proposal) -> None: ...
     def worker_of(self, node: int, partition: Any) -> ModelWorker | None: ...
     def flush_delay(self) -> int: ...
+    def flush_fails(self) -> bool: ...
 
 
 class Place:
@@ -78,7 +83,7 @@ class Place:
         self.log = log
         self.core = core
         self.control = control
-        self.waiting: list[tuple[int, Entry, Caller]] = []
+        self.waiting: list[tuple[int, int, Caller]] = []  # offset behind its last record, its first one
         self.flush_pending = self.flushing = False
         self.sent: dict[int, int] = {}  # node -> high watermark it was told last
         self.later = False  # the follower waits before it asks again
@@ -103,6 +108,7 @@ class ModelWorker:
         self.process = Process(f"worker {host.node}")
         self.places: dict[Any, Place] = {}
         self.off = off
+        self.failed = False  # W5
         self.fetch_max = fetch_max
         self._make_core = make_core
         self._fetchers: dict[int, Fetcher] = {}
@@ -121,6 +127,9 @@ class ModelWorker:
             host = self.host
             control = host.controls.setdefault(partition, Control())
             log = host.logs.setdefault(partition, PartitionLog())
+            if log.dropped < 0 or "rewrite" not in self.off:
+                log.rewrite()  # opening leaves everything flushed
+            log.durable = log.end
             core = self._make_core(log)
             place = self.places[partition] = Place(partition, log, core, control)
             core.restore(control.high_watermark)
@@ -160,43 +169,46 @@ class ModelWorker:
 
     # -- producers ---------------------------------------------------------------------------------------------------------
 
-    def on_produce(self, partition: Any, producer: int, sequence: int, value: int, all_acks: bool, caller: Caller) -> None:
+    def on_produce(self, partition: Any, producer: int, sequence: int, values: tuple[int, ...], all_acks: bool, caller: Caller) -> None:
         place = self.places.get(partition)
         if place is None:
             return self._answer(caller, NOT_LEADER, -1)
         host, core, log = self.host, place.core, place.log
         error = core.may_append(all_acks, host.lease_deadline_ns, host.clock_ns())
+        if not error and (self.failed or host.full):
+            error = STORAGE_ERROR
         if error:
             return self._answer(caller, error, -1)
         self.history.accepted(self, place, all_acks)
         if producer >= 0:
             known = log.producers.get(producer, ())
             if sequence < len(known):
-                return self._acknowledge(place, known[sequence], log.entries[known[sequence]], all_acks, caller)
+                return self._acknowledge(place, known[sequence], all_acks, caller)
             if sequence > len(known):
                 return self._answer(caller, OUT_OF_ORDER, -1)
-        entry = Entry(core.leader_epoch, producer, sequence, value)
-        offset = log.end
-        log.append(entry)
+        offset, last = log.end, len(values) - 1
+        for number, value in enumerate(values):
+            log.append(Entry(core.leader_epoch, producer, sequence + number, value, last - number))
         changed = core.log_changed(self._now_ms())
         self.history.touched(self, place)
         self._moved(place, changed)
-        self._acknowledge(place, offset, entry, all_acks, caller)
+        self._acknowledge(place, offset, all_acks, caller)
         if core.flush_on_ack:
             self._flush(place)
         if self._parked:
             self._answer_parked()
 
-    def _acknowledge(self, place: Place, offset: int, entry: Entry, all_acks: bool, caller: Caller) -> None:
+    def _acknowledge(self, place: Place, offset: int, all_acks: bool, caller: Caller) -> None:
+        end = offset + 1 + place.log.entries[offset].left
         if not all_acks or "ack" in self.off:
             if all_acks:
-                self.history.acknowledged(self, place, offset, entry)
+                self.history.acknowledged(self, place, offset, end)
             self._answer(caller, 0, offset)
-        elif place.core.high_watermark > offset:
-            self.history.acknowledged(self, place, offset, entry)
+        elif place.core.high_watermark >= end:
+            self.history.acknowledged(self, place, offset, end)
             self._answer(caller, 0, offset)
         else:
-            place.waiting.append((offset, entry, caller))
+            place.waiting.append((end, offset, caller))
 
     def _refuse(self, place: Place, error: int) -> None:
         waiting, place.waiting = place.waiting, []
@@ -215,11 +227,11 @@ class ModelWorker:
         place.control.high_watermark = high
         self.history.moved(self, place)
         waiting = place.waiting
-        if waiting and waiting[0][0] < high or len(waiting) > 1:
-            place.waiting = [entry for entry in waiting if entry[0] >= high]
-            for offset, entry, caller in waiting:
-                if offset < high:
-                    self.history.acknowledged(self, place, offset, entry)
+        if waiting and waiting[0][0] <= high or len(waiting) > 1:
+            place.waiting = [entry for entry in waiting if entry[0] > high]
+            for end, offset, caller in waiting:
+                if end <= high:
+                    self.history.acknowledged(self, place, offset, end)
                     self._answer(caller, 0, offset)
 
     # -- consumers ---------------------------------------------------------------------------------------------------------
@@ -228,7 +240,9 @@ class ModelWorker:
         place = self.places.get(partition)
         if place is None or not (place.core.leading or place.core.following):
             return self._answer(caller, NOT_LEADER, offset, ())
-        entries = place.log.entries[offset : min(place.core.high_watermark, offset + READ_MAX)]
+        if self.failed:
+            return self._answer(caller, STORAGE_ERROR, offset, ())
+        entries = place.log.read(offset, min(place.core.high_watermark, offset + READ_MAX))
         self.history.served(partition, offset, entries)
         self._answer(caller, 0, offset, entries)
 
@@ -243,6 +257,8 @@ class ModelWorker:
     # -- the disk ----------------------------------------------------------------------------------------------------------
 
     def _flush(self, place: Place) -> None:
+        if self.failed:
+            return
         if place.flushing:
             place.flush_pending = True
         elif place.log.durable < place.log.end or place.log.undone is not None:
@@ -251,6 +267,12 @@ class ModelWorker:
 
     def _flushed(self, place: Place, changes: int) -> None:
         place.flushing = False
+        if self.failed:
+            return
+        if self.host.flush_fails():
+            place.log.flush_failed()
+            if "fsync" not in self.off:
+                return self._fail()
         place.log.flush_done(changes)
         changed = place.core.log_changed(self._now_ms())
         self._moved(place, changed)
@@ -261,6 +283,21 @@ class ModelWorker:
             self._fetch(fetcher.leader)  # whoever waited for this flush, whomever it follows by now
         if self._parked:
             self._answer_parked()
+
+    def _fail(self) -> None:
+        """W5."""
+        self.kernel.tell("directory failed", self.host.node)
+        self.failed = True
+        for place in self.places.values():
+            self._refuse(place, STORAGE_ERROR)
+        parked, self._parked = self._parked, []
+        for _, asked, caller, timer in parked:
+            timer.cancel()
+            self._send_answers([(partition, fetch, self._look_at(partition, fetch, 0)) for partition, fetch in asked], caller)
+        self.on_failed()
+
+    def on_failed(self) -> None:
+        """Whoever has to know is told."""
 
     def flush_in_background(self) -> None:
         for place in self.places.values():
@@ -289,6 +326,8 @@ class ModelWorker:
         place = self.places.get(partition)
         if place is None:
             return Answer(NOT_LEADER, -1, -1, -1, -1, -1, 0)
+        if self.failed:
+            return Answer(STORAGE_ERROR, -1, -1, -1, -1, -1, 0)
         return place.core.fetch(fetch, now_ms)
 
     def _worth(self, partition: Any, fetch: Fetch, answer: Answer) -> bool:
@@ -300,10 +339,13 @@ class ModelWorker:
     def _send_answers(self, answers: list[tuple[Any, Fetch, Answer]], caller: Caller) -> None:
         out = []
         for partition, fetch, answer in answers:
-            entries: list[Entry] = []
+            entries: list[Entry] | None = []
             if not answer.error and answer.diverging_end < 0:
                 place = self.places[partition]
-                entries = place.log.entries[fetch.offset : fetch.offset + self.fetch_max]
+                log = place.log
+                entries = log.read(fetch.offset, fetch.offset + self.fetch_max) if "batch" not in self.off else log.entries[fetch.offset : fetch.offset + self.fetch_max]
+                if not entries and fetch.offset in log.damaged:  # what it sends has a wrong checksum
+                    entries = None if "CRC" not in self.off else [log.entries[fetch.offset]._replace(value=-1)]
                 answer = answer._replace(high_watermark=place.core.high_watermark)
                 place.sent[fetch.node] = answer.high_watermark
             out.append((partition, fetch, answer, entries))
@@ -335,6 +377,8 @@ class ModelWorker:
     # -- as a follower -----------------------------------------------------------------------------------------------------
 
     def _fetch(self, leader: int) -> None:
+        if self.failed:
+            return
         fetcher = self._fetchers.get(leader)
         if fetcher is None:
             fetcher = self._fetchers[leader] = Fetcher(leader)
@@ -364,7 +408,7 @@ class ModelWorker:
             fetcher.busy = False
             self._fetch(fetcher.leader)
 
-    def _on_fetched(self, key: tuple[Fetcher, int], answers: list[tuple[Any, Fetch, Answer, list[Entry]]]) -> None:
+    def _on_fetched(self, key: tuple[Fetcher, int], answers: list[tuple[Any, Fetch, Answer, list[Entry] | None]]) -> None:
         fetcher, token = key
         if not fetcher.busy or fetcher.token != token:
             return  # W3
@@ -372,14 +416,16 @@ class ModelWorker:
         fetcher.timer.cancel()
         for partition, fetch, answer, entries in answers:
             place = self.places.get(partition)
-            if place is not None:
+            if place is not None and not self.failed:
                 self._follow(place, fetch, answer, entries)
         self._fetch(fetcher.leader)
 
-    def _follow(self, place: Place, fetch: Fetch, answer: Answer, entries: list[Entry]) -> None:
+    def _follow(self, place: Place, fetch: Fetch, answer: Answer, entries: list[Entry] | None) -> None:
         core, log = place.core, place.log
         action, offset = core.step(fetch, answer)
-        if action == APPEND:
+        if action == APPEND and (entries is None or (entries and self.host.full)):  # W4; W5
+            self._wait(place)
+        elif action == APPEND:
             if entries:
                 for entry in entries:
                     log.append(entry)
@@ -394,8 +440,11 @@ class ModelWorker:
             self.history.touched(self, place)
             self._flush(place)
         else:
-            place.later = True
-            self.kernel.after(AGAIN, self.process, self._again, place)
+            self._wait(place)
+
+    def _wait(self, place: Place) -> None:
+        place.later = True
+        self.kernel.after(AGAIN, self.process, self._again, place)
 
     def _again(self, place: Place) -> None:
         place.later = False
@@ -405,7 +454,7 @@ class ModelWorker:
     # -- in-sync sets ------------------------------------------------------------------------------------------------------
 
     def _propose(self, place: Place) -> None:
-        if place.core.leading:
+        if place.core.leading and not self.failed:
             proposal = place.core.propose(self._now_ms(), REPEAT_MS)
             if proposal is not None:
                 self.host.propose(self, place.partition, proposal)
@@ -420,4 +469,6 @@ class ModelWorker:
         """Every now and then: who lags, what was not answered."""
         for place in self.places.values():
             self._propose(place)
+        if self.kernel.random.random() < 0.1:
+            self.flush_in_background()
         self.kernel.after(300 * MILLISECOND, self.process, self._look)

@@ -21,6 +21,8 @@ LAG_MS = 1_500
 
 
 class Host:
+    full = False
+
     def __init__(self, world: PartitionWorld, node: int) -> None:
         self.world = world
         self.kernel = world.kernel
@@ -46,6 +48,9 @@ class Host:
 
     def flush_delay(self) -> int:
         return self.world.flush_delay()
+
+    def flush_fails(self) -> bool:
+        return False
 
     def worker_of(self, node: int, partition: Any) -> ModelWorker | None:
         return self.world.worker_of(node, partition)
@@ -145,7 +150,7 @@ class PartitionWorld:
             self.hosts.append(Host(self, node))
         self.partitions = list(parts)
         self.clients = [
-            Producer(self, self.partitions, 15 * MILLISECOND),
+            Producer(self, self.partitions, 15 * MILLISECOND, batch_max=3),
             Producer(self, self.partitions, 25 * MILLISECOND, all_acks=random.random() < 0.7),
             Producer(self, self.partitions, 40 * MILLISECOND, all_acks=random.random() < 0.7, idempotent=False),
             Consumer(self, self.partitions, 60 * MILLISECOND),

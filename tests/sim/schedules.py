@@ -9,7 +9,7 @@ import time
 from functools import partial
 from typing import NamedTuple
 
-from tests.sim.cluster_world import ClusterWorld
+from tests.sim.cluster_world import ClusterWorld, Plan
 
 CHAOS = 3_000  # events of a schedule before healing begins
 
@@ -26,11 +26,11 @@ class Outcome(NamedTuple):
     kinds: dict[str, int]
 
 
-def outcome(seed: int, off: frozenset[str] = frozenset(), chaos: int = CHAOS) -> Outcome:
+def outcome(seed: int, off: frozenset[str] = frozenset(), chaos: int = CHAOS, plan: Plan | None = None) -> Outcome:
     world = None
     name = what = ""
     try:
-        world = ClusterWorld(seed, off)
+        world = ClusterWorld(seed, off, plan)
         world.run(chaos)
     except Exception as error:
         name, what = getattr(error, "name", "") or type(error).__name__, str(error)
@@ -40,12 +40,12 @@ def outcome(seed: int, off: frozenset[str] = frozenset(), chaos: int = CHAOS) ->
     return Outcome(seed, name, what, world.kernel.steps, sum(kinds.values()), counts["acked"], counts["elections"], getattr(world, "stuck_count", 0), kinds)
 
 
-def outcomes(seeds: range, off: frozenset[str] = frozenset(), chaos: int = CHAOS, enough: int = 1 << 30) -> list[Outcome]:
+def outcomes(seeds: range, off: frozenset[str] = frozenset(), chaos: int = CHAOS, enough: int = 1 << 30, plan: Plan | None = None) -> list[Outcome]:
     """Of all these seeds; stops after `enough` violations."""
     found: list[Outcome] = []
     violations = 0
     with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
-        for result in pool.imap(partial(outcome, off=off, chaos=chaos), seeds, chunksize=5):
+        for result in pool.imap(partial(outcome, off=off, chaos=chaos, plan=plan), seeds, chunksize=5):
             found.append(result)
             violations += bool(result.name)
             if violations >= enough:

@@ -1,0 +1,52 @@
+"""Logs of several replicas that recovery has cut below what had perhaps counted: a flipped bit in what was flushed looks like a torn write (C5 of native/mqd_recovery.h).
+
+Such a replica may have less than everybody believes of it who counts on its disk. A file in its directory says so until it has caught up:
+    H1  it leads nothing: as a leader it would have the others cut off what was acknowledged. It says that it does not serve the partition, so that another one leads.
+    H2  it follows, and counts again when a leader has put it into the in-sync set, from outside of it: then it has everything.
+    H3  an operator who has recovered the partition by an unclean election has decided, and may delete the file while the broker is down.
+Pure but for the file.
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from mqd.log.files import Files
+from mqd.worker.assignments import Assignment
+
+MARKER = "shortened"
+REASON = (
+    "recovery has cut its log although sound records lay behind the damage, so it may lack what was acknowledged: it follows, and leads again when it has caught up."
+    f" If no other replica is left, stop the broker and delete the file {MARKER} in the partition's directory; what was cut off is lost then"
+)
+
+
+def is_marked(path: Path) -> bool:
+    return (path / MARKER).exists()
+
+
+def mark(path: Path, files: Files) -> None:
+    """Durable when it returns. Raises OSError."""
+    files.replace(path / MARKER, b"1\n")
+
+
+def unmark(path: Path, files: Files) -> None:
+    """Raises OSError."""
+    files.unlink(path / MARKER)
+
+
+class Shortened:
+    """Of one open partition, from its opening until it counts again."""
+
+    def __init__(self) -> None:
+        self._in_sync: bool | None = None  # as it was assigned last
+
+    def take(self, assignment: Assignment) -> tuple[Assignment, bool]:
+        """(what the reactor is given, is the partition as good as any from now on)."""
+        leads = assignment.leader == assignment.node_id
+        in_sync = any(member.node_id == assignment.node_id and member.in_sync for member in assignment.members)
+        entered = self._in_sync is False and in_sync and assignment.leader >= 0 and not leads
+        self._in_sync = in_sync
+        if entered or (leads and assignment.recovering):
+            return assignment, True
+        return (msgspec.structs.replace(assignment, leader=-1), False) if leads else (assignment, False)
