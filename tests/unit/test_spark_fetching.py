@@ -1,0 +1,86 @@
+"""Answers to Fetch as the executors read them, against the codec: every version, and every way to lie."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+pytest.importorskip("pyarrow", reason="the executors' readers come with pyarrow: pip install 'mqd[spark]'")
+
+from mqd.protocol.api import encode_response  # noqa: E402
+from mqd.protocol.framing import RequestHeader  # noqa: E402
+from mqd.protocol.messages import FetchResponse  # noqa: E402
+from mqd.spark.fetching import VERSION_MAX, VERSION_MIN, Answer, parse_answer  # noqa: E402
+from mqd.spark.wire import BrokerError, MqdReadError, parse_servers  # noqa: E402
+
+TOPIC = bytes(range(16))
+
+
+def _response(rng: random.Random, records: bytes | None) -> FetchResponse:
+    aborted = rng.choice((None, [], [FetchResponse.AbortedTransaction(producer_id=rng.randrange(2**62), first_offset=rng.randrange(2**40)) for _ in range(rng.randrange(300))]))
+    part = FetchResponse.PartitionData(
+        partition_index=7, error_code=rng.choice((0, 1, 6, 100)), high_watermark=rng.randrange(2**50), last_stable_offset=rng.randrange(2**50), log_start_offset=rng.randrange(2**50),
+        aborted_transactions=aborted, preferred_read_replica=rng.choice((-1, 3)), records=records,
+    )  # fmt: skip
+    if rng.random() < 0.3:
+        part.current_leader = FetchResponse.LeaderIdAndEpoch(leader_id=4, leader_epoch=9)
+    return FetchResponse(throttle_time_ms=1, error_code=0, session_id=0, responses=[FetchResponse.TopicResponse(topic_id=TOPIC, partitions=[part])])
+
+
+def _frame(response: FetchResponse, version: int) -> bytes:
+    return encode_response(RequestHeader(1, version, 55), response)
+
+
+@pytest.mark.parametrize("version", range(VERSION_MIN, VERSION_MAX + 1))
+def test_the_same_as_the_codec(version: int) -> None:
+    for seed in range(40):
+        rng = random.Random(seed)
+        records = rng.choice((None, b"", rng.randbytes(rng.choice((1, 127, 128, 70_000)))))
+        response = _response(rng, records)
+        part = response.responses[0].partitions[0]
+        answer = parse_answer(memoryview(_frame(response, version)), 55, TOPIC, 7)
+        assert bytes(answer.records) == (records or b"")
+        aborted = [(one.producer_id, one.first_offset) for one in part.aborted_transactions or []]
+        assert answer == Answer(part.error_code, part.high_watermark, part.last_stable_offset, part.log_start_offset, aborted, part.preferred_read_replica, answer.records)
+
+
+def test_an_error_of_the_whole_request() -> None:
+    with pytest.raises(BrokerError) as told:
+        parse_answer(memoryview(_frame(FetchResponse(error_code=71, session_id=0, responses=[]), 13)), 55, TOPIC, 7)
+    assert told.value.code == 71
+
+
+def test_answers_to_something_else() -> None:
+    frame = memoryview(_frame(_response(random.Random(1), b"abc"), 16))
+    for number, topic, partition in ((54, TOPIC, 7), (55, bytes(16), 7), (55, TOPIC, 6)):
+        with pytest.raises(ValueError):
+            parse_answer(frame, number, topic, partition)
+
+
+def test_any_bytes_are_an_answer_or_an_error() -> None:
+    """Cut anywhere, and with any byte changed: never more records than there are bytes, never another exception."""
+    frame = _frame(_response(random.Random(3), b"x" * 50), 16)
+    for end in range(len(frame)):
+        try:
+            parse_answer(memoryview(frame[:end]), 55, TOPIC, 7)
+        except ValueError:
+            continue
+        assert end >= len(frame) - 3  # what stands behind the records is not looked at
+    for seed in range(3000):
+        rng = random.Random(seed)
+        damaged = bytearray(frame)
+        for _ in range(rng.randrange(1, 4)):
+            damaged[rng.randrange(min(len(damaged), 90))] = rng.randrange(256)
+        try:
+            answer = parse_answer(memoryview(damaged), 55, TOPIC, 7)
+        except (ValueError, BrokerError):
+            continue
+        assert len(answer.records) <= len(frame)
+
+
+def test_servers() -> None:
+    assert parse_servers("a:1, b ,[::1]:3") == [("a", 1), ("b", 9092), ("::1", 3)]
+    for text in ("", " , ", "a:x"):
+        with pytest.raises(MqdReadError):
+            parse_servers(text)

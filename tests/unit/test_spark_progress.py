@@ -1,0 +1,207 @@
+"""A stream from trigger to trigger, against a log that the test moves: where it begins, how far it goes, what it calls a loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mqd.spark.offsets import Position
+from mqd.spark.options import EARLIEST, LATEST, SourceOptions, source_options
+from mqd.spark.planning import Key, Range, split
+from mqd.spark.progress import Progress
+from mqd.spark.wire import MqdReadError, Topic
+
+
+class World:
+    """Takes the driver's place: partitions as (earliest, latest), topics' ids."""
+
+    def __init__(self, options: SourceOptions, logs: dict[Key, tuple[int, int]]) -> None:
+        self.options, self.logs = options, dict(logs)
+        self.numbers = {topic: 1 for topic, _ in logs}
+        self.topics: dict[str, Topic] = {}
+        self.losses: list[str] = []
+        self.published: list[dict[Key, int]] = []
+        self.refuses = False
+
+    def partitions(self, missing_is_lost: bool = False) -> list[Key]:
+        self.topics = {name: Topic(name, bytes([self.numbers[name]]) * 16, {}) for name, _ in self.logs}
+        return sorted(self.logs)
+
+    def ids(self) -> dict[str, bytes]:
+        return {name: topic.topic_id for name, topic in self.topics.items()}
+
+    def list(self, keys: Any, at: int) -> dict[Key, int]:
+        return {key: self.logs[key][0 if at == EARLIEST else 1] for key in keys}
+
+    def resolve(self, limit: Any, keys: Any, word: str) -> dict[Key, int]:
+        return self.list(keys, limit.at if limit.at is not None else LATEST)
+
+    def tasks(self, ranges: list[Range]) -> list[Range]:
+        return split(ranges, self.options.min_partitions, self.options.max_records_per_partition)
+
+    def lost(self, text: str) -> None:
+        self.losses.append(text)
+        if self.options.fail_on_data_loss:
+            raise MqdReadError(text)
+
+    def publish(self, group: str, offsets: dict[Key, int]) -> None:
+        if self.refuses:
+            raise ConnectionError("the coordinator is away")
+        self.published.append(dict(offsets))
+
+    def close(self) -> None:
+        pass
+
+    def grow(self, topic: str, partition: int, count: int) -> None:
+        start, end = self.logs.get((topic, partition), (0, 0))
+        self.logs[topic, partition] = (start, end + count)
+        self.numbers.setdefault(topic, 1)
+
+
+def _world(logs: dict[Key, tuple[int, int]], clock: list[float] | None = None, **given: str) -> tuple[World, Progress]:
+    options = source_options({"kafka.bootstrap.servers": "a", "subscribe": "t", **given}, streaming=True)
+    world = World(options, logs)
+    return world, Progress(options, world, now=(lambda: clock[0]) if clock else lambda: 0.0)
+
+
+def _offsets(found: dict[str, Any]) -> dict[Key, int]:
+    return Position.from_json(found).offsets
+
+
+def _again(world: World) -> Progress:
+    """The query starts anew; the world stays."""
+    return Progress(world.options, world)
+
+
+def _ranges(made: list[Range]) -> list[tuple[int, int, int]]:
+    return [(one.partition, one.start, one.end) for one in made]
+
+
+def test_earliest_takes_what_there_is() -> None:
+    world, progress = _world({("t", 0): (2, 10), ("t", 1): (0, 5)}, startingOffsets="earliest")
+    start = progress.initial()
+    assert progress.initial() == start and _offsets(start) == {("t", 0): 2, ("t", 1): 0}
+    end = progress.latest(start, unlimited=True)
+    made = progress.plan(start, end)
+    assert _ranges(made) == [(0, 2, 10), (1, 0, 5)] and {one.topic_id for one in made} == {b"\1" * 16}
+    assert progress.latest(end, True) == end and progress.plan(end, end) == []
+    assert progress.report() == end
+
+
+def test_latest_is_written_down_before_anything_is_read() -> None:
+    """S2, whatever the moment of the crash."""
+    world, progress = _world({("t", 0): (0, 10)})
+    start = progress.initial()
+    world.grow("t", 0, 5)
+    first = progress.latest(start, True)
+    assert first == start  # the first batch is empty
+    world.grow("t", 0, 5)
+    progress = _again(world)  # Spark has written the first batch down, and did not commit it
+    later = progress.initial()
+    assert _offsets(later) == {("t", 0): 20}
+    assert progress.plan(later, first) == []
+    end = progress.latest(first, True)
+    assert _ranges(progress.plan(first, end)) == [(0, 10, 20)]
+
+
+def test_rate_limits_and_available_now() -> None:
+    world, progress = _world({("t", 0): (0, 100), ("t", 1): (0, 50)}, startingOffsets="earliest", maxOffsetsPerTrigger="60")
+    start = progress.initial()
+    progress.prepare_available_now()
+    world.grow("t", 0, 1000)
+    taken = []
+    while (end := progress.latest(start, unlimited=False)) != start:
+        taken.append(sum(_offsets(end).values()) - sum(_offsets(start).values()))
+        start = end
+    assert taken == [60, 60, 30] and _offsets(start) == {("t", 0): 100, ("t", 1): 50}
+
+
+def test_unlimited_goes_before_the_options() -> None:
+    world, progress = _world({("t", 0): (0, 100)}, startingOffsets="earliest", maxOffsetsPerTrigger="10")
+    assert _offsets(progress.latest(progress.initial(), unlimited=True)) == {("t", 0): 100}
+
+
+def test_too_few_wait_but_not_for_ever() -> None:
+    clock = [1000.0]
+    world, progress = _world({("t", 0): (0, 1)}, clock, startingOffsets="earliest", minOffsetsPerTrigger="10", maxTriggerDelay="5s")
+    end = progress.latest(progress.initial(), False)
+    assert _offsets(end) == {("t", 0): 1}
+    world.grow("t", 0, 9)
+    assert progress.latest(end, False) == end
+    clock[0] += 4.9
+    assert progress.latest(end, False) == end
+    clock[0] += 0.2
+    late = progress.latest(end, False)
+    assert _offsets(late) == {("t", 0): 10}
+    world.grow("t", 0, 10)
+    assert _offsets(progress.latest(late, False)) == {("t", 0): 20}
+
+
+def test_a_new_partition_begins_at_its_earliest() -> None:
+    world, progress = _world({("t", 0): (0, 3)}, startingOffsets="latest")
+    start = progress.latest(progress.initial(), True)
+    world.grow("t", 1, 7)
+    end = progress.latest(start, True)
+    assert _ranges(progress.plan(start, end)) == [(1, 0, 7)]
+    assert _ranges(_again(world).plan(start, end)) == [(1, 0, 7)]  # S1
+    world.logs["t", 2] = (4, 9)
+    with pytest.raises(MqdReadError, match="the new partition t-2 begins at 4 instead of 0"):
+        progress.latest(end, True)
+
+
+def test_what_is_lost_is_told() -> None:
+    world, progress = _world({("t", 0): (0, 10), ("t", 1): (0, 10)}, startingOffsets="earliest")
+    start = progress.initial()
+    end = progress.latest(start, True)
+    kept = dict(world.logs)
+    del world.logs["t", 1]
+    with pytest.raises(MqdReadError, match="t-1 is gone; the last batch ended at 0: 10, 1: 10"):
+        progress.latest(end, True)
+    world.logs = {**kept, ("t", 0): (0, 4)}
+    with pytest.raises(MqdReadError, match="t-0: the log ends at 4, before offset 10"):
+        progress.latest(end, True)
+    world.logs = {("t", 0): (0, 50), ("t", 1): (0, 50)}
+    world.numbers["t"] = 2
+    with pytest.raises(MqdReadError, match="topic t was deleted and made anew"):
+        progress.latest(end, True)
+
+
+def test_losses_that_are_allowed_are_gone_on_with() -> None:
+    world, progress = _world({("t", 0): (0, 10), ("t", 1): (0, 10)}, startingOffsets="earliest", failOnDataLoss="false")
+    end = progress.latest(progress.initial(), True)
+    world.logs = {("t", 0): (0, 4)}
+    world.numbers["t"] = 2  # made anew, with one partition, and fewer records
+    after = progress.latest(end, True)
+    assert _offsets(after) == {("t", 0): 4}
+    assert _ranges(progress.plan(end, after)) == [(0, 0, 4)]
+    assert any("made anew" in text for text in world.losses)
+    world.logs = {("t", 0): (0, 2)}  # cut, the same topic
+    assert _offsets(progress.latest(after, True)) == {("t", 0): 4}
+
+
+def test_offsets_that_go_back_within_a_batch() -> None:
+    world, progress = _world({("t", 0): (0, 10)}, startingOffsets="earliest")
+    with pytest.raises(MqdReadError, match="the batch ends at 3, before its beginning 5"):
+        progress.plan({"t": {"0": 5}}, {"t": {"0": 3}})
+
+
+def test_progress_is_published_also_of_the_last_batch() -> None:
+    world, progress = _world({("t", 0): (0, 10)}, startingOffsets="earliest", groupId="g")
+    start = progress.initial()
+    first = progress.latest(start, True)
+    assert world.published == []  # nothing was carried through yet
+    world.refuses = True
+    progress.publish(first)
+    assert world.published == []
+    world.refuses = False
+    assert progress.latest(first, True) == first  # S5: nobody says commit() of a run's last batch
+    assert world.published == [{("t", 0): 10}]
+    progress.publish(first)
+    assert len(world.published) == 1
+
+
+def test_nothing_is_published_without_a_group() -> None:
+    world, progress = _world({("t", 0): (0, 10)}, startingOffsets="earliest")
+    progress.publish(progress.latest(progress.initial(), True))
+    assert world.published == []
