@@ -17,12 +17,12 @@ import asyncio
 import base64
 import hashlib
 import ipaddress
-import os
 import random
 import socket
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 
+from mqd import native
 from mqd.base import clock, logging
 from mqd.cluster import gossip_events as events
 from mqd.cluster.gossip_core import GossipCore
@@ -59,17 +59,7 @@ def next_life(path: Path) -> int:
 
 def keep_life(path: Path, life: int) -> None:
     """Durable on return. Raises OSError."""
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w") as file:
-        file.write(f"{life}\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    native.file_replace(path, f"{life}\n".encode())
 
 
 def directory_bytes(directory_id: str) -> bytes:

@@ -10,11 +10,13 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from tests.chaos.hosts import ChaosCluster, ChaosHost
 
 PROCESSES = ("mqd-worker-0", "mqd-controller", "mqd-acceptor")
 CLIENTS = "client"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Fault:
@@ -163,6 +165,20 @@ class KillHost(Fault):
                 host.start()
 
 
+class PowerLoss(KillHost):
+    """As that, and what was not flushed is gone, or a part of it; of one host, or of all at once."""
+
+    def begin(self) -> None:
+        running = [host for host in self.cluster if host.runs]
+        self.victims = tuple(running) if self.rng.random() < 0.3 else (self.rng.choice(running),)
+        harshest = self.rng.random() < 0.3
+        for host in self.victims:
+            host.kill_all()
+        for host in self.victims:
+            host.power_loss(self.rng, harshest)
+        self.text = f"power loss of {', '.join(host.name for host in self.victims)}" + (", with all that was not flushed" if harshest else "")
+
+
 class KillMajority(KillHost):
     """Two of three at once."""
 
@@ -232,6 +248,36 @@ class DiskFull(Fault):
         self.victim.free_disk()
 
 
+class WallClock(Fault):
+    """The wall clock of a host jumps, by seconds or by most of a day, and later back. Leases, sessions and timeouts have other clocks."""
+
+    lasts = (2.0, 12.0)
+
+    def begin(self) -> None:
+        self.victim = self.host()
+        ahead_s = self.rng.choice((1.0, 30.0, 1_800.0, 72_000.0)) * self.rng.choice((-1, 1))
+        self.victim.wall_clock(ahead_s)
+        self.text = f"the wall clock of {self.victim.name} jumps by {ahead_s:+.0f} s"
+
+    def end(self) -> None:
+        self.victim.wall_clock(0.0)
+
+
+class Tools(Fault):
+    """What an operator's tools ask for by Kafka's requests: other replicas, other leaders, other configuration (operator.py). Refused while the cluster is not whole, and then tried no more."""
+
+    lasts = (1.0, 5.0)
+
+    def begin(self) -> None:
+        action = self.rng.choice(("reassign", "elect", "configure", "cancel"))
+        command = [sys.executable, "-m", "tests.chaos.operator", action, self.cluster.bootstrap, str(self.rng.getrandbits(32))]
+        told = "no answer"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            done = subprocess.run(self.cluster.network.run(CLIENTS, command), cwd=ROOT, capture_output=True, text=True, timeout=30)
+            told = (done.stdout.strip() or done.stderr.strip().rpartition("\n")[2])[-160:]
+        self.text = f"{action}: {told}"
+
+
 class Reassign(Fault):
     """Partitions change places and leaders, by the tools of an operator; refused while the cluster is not whole, and then tried no more."""
 
@@ -252,6 +298,7 @@ class Reassign(Fault):
 KINDS: dict[str, type[Fault]] = {
     "isolate": Isolated, "one-way": OneWay, "pair": Pair, "apart": AllApart, "clients": ClientsCut, "flap": Flapping, "kill-process": KillProcess, "kill-broker": KillBroker,
     "kill-host": KillHost, "kill-majority": KillMajority, "restart": Restart, "pause-process": PauseProcess, "pause-host": PauseHost, "disk-full": DiskFull, "operator": Reassign,
+    "power-loss": PowerLoss, "wall-clock": WallClock, "tools": Tools,
 }  # fmt: skip
 
 

@@ -1,13 +1,21 @@
 """Real brokers in network namespaces: started as a user starts them, killed, stopped and continued process by process, their disks filled.
 
-A host's files lie below `directory`; with `disk_bytes` on a file system of its own (tmpfs) of that size, so that it can be filled without harm to others.
+What a host of its own would have and a namespace has not: `power_loss()` leaves on its disk what a power cut may leave there (tests/crash/file_model.py; with `journal`), and `wall_clock()`
+moves its clock (wall_clock.c, preloaded; with `clocks`).
+
+A host's files lie below `directory`; with `Extras.disk_bytes` on a file system of its own (tmpfs) of that size, so that it can be filled without harm to others.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import os
+import random
+import shutil
 import signal
+import struct
 import subprocess
 import time
 from collections.abc import Iterable, Iterator
@@ -16,25 +24,45 @@ from pathlib import Path
 
 from tests.broker import Broker
 from tests.chaos.network import Network
+from tests.crash.file_model import CREATE, MKDIR, SYNCFS_BEGIN, SYNCFS_DONE, WRITE, Disk, Operation, Tree, read_journals
 
 PORT = 9092
 START_SECONDS = 60.0
 BALLAST = "ballast"
+NOT_DATA = ("logs", "run")  # of supervisord, and sockets
+SHIM = Path(__file__).with_name("wall_clock.c")
+
+
+@dataclasses.dataclass(frozen=True)
+class Extras:
+    """What hosts of a run have beyond processes and a network."""
+
+    disk_bytes: int = 0
+    journal: bool = False
+    clocks: bool = False
 
 
 class ChaosHost(Broker):
     """One host. Processes by name as `mqd status` has them: mqd-keeper, mqd-acceptor, mqd-controller, mqd-worker-N."""
 
-    def __init__(self, network: Network, name: str, node_id: int, data_dir: Path, seeds: str, workers: int, config: dict[str, str], disk_bytes: int = 0) -> None:
+    def __init__(self, network: Network, name: str, node_id: int, data_dir: Path, seeds: str, workers: int, config: dict[str, str], extras: Extras = Extras()) -> None:
         address = network.address(name)
         own = {
             "listeners": f"PLAINTEXT://{address}:{PORT}", "inter.broker.listener": f"{address}:{PORT + 1}", "controller.listener": f"{address}:{PORT + 2}",
             "node.id": str(node_id), "cluster.seeds": seeds, "listeners.insecure.allow": "true",  # the namespaces are nobody else's
         }  # fmt: skip
-        super().__init__(data_dir, workers, own | config)
+        environment = {}
+        self._clock = data_dir.with_name(f"{name}.clock")
+        self._journal = data_dir.with_name(f"{name}.journal")
+        self._on_disk = Tree()  # after the last power cut
+        if extras.journal:
+            environment["MQD_FILE_JOURNAL"] = str(self._journal / "journal")
+        if extras.clocks:
+            environment |= {"MQD_WALL_CLOCK": str(self._clock), "LD_PRELOAD": str(_shim(data_dir.parent))}
+        super().__init__(data_dir, workers, own | config, environment)
         self.port = PORT
         self.network, self.name, self.node_id, self.address = network, name, node_id, address
-        self.disk_bytes = disk_bytes
+        self.extras = extras
         self._stopped: list[int] = []
 
     @property
@@ -46,8 +74,12 @@ class ChaosHost(Broker):
 
     def start(self) -> ChaosHost:
         self.data_dir.mkdir(parents=True, exist_ok=True)
-        if self.disk_bytes and not os.path.ismount(self.data_dir):
-            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={self.disk_bytes}", "tmpfs", str(self.data_dir)], check=True)
+        if self.extras.disk_bytes and not os.path.ismount(self.data_dir):
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={self.extras.disk_bytes}", "tmpfs", str(self.data_dir)], check=True)
+        if self.extras.journal:
+            self._journal.mkdir(exist_ok=True)
+        if self.extras.clocks and not self._clock.exists():
+            self.wall_clock(0.0)
         super().start()
         return self
 
@@ -107,11 +139,45 @@ class ChaosHost(Broker):
         self.resume()
         super().kill_all()
 
+    # -- power, clock ------------------------------------------------------------------------------------------------------------
+
+    def power_loss(self, chance: random.Random, harshest: bool) -> None:
+        """kill -9 of everything, and of what was not flushed a part is gone, chosen by chance; `harshest`: all of it. The next start is another boot."""
+        assert self.extras.journal, "nobody has watched what was flushed"
+        self.kill_all()
+        disk = self.disk()
+        tree = disk.harshest() if harshest else disk.power_cut(chance)
+        for path in self.data_dir.iterdir():
+            if path.is_dir() and path.name not in NOT_DATA:
+                shutil.rmtree(path)
+            elif not path.is_dir():
+                path.unlink()
+        tree.write_to(self.data_dir, str(self.data_dir))
+        session = self.data_dir / "metadata" / "session"
+        if session.exists():
+            session.write_text(json.dumps(json.loads(session.read_text()) | {"boot_id": "another"}) + "\n")
+            tree.files[str(session)] = session.read_bytes()
+        shutil.rmtree(self._journal)
+        self._on_disk = tree
+
+    def disk(self) -> Disk:
+        """As the file layer has told of it."""
+        disk = Disk()
+        for operation in (*_as_operations(self._on_disk, str(self.data_dir)), *read_journals(self._journal, "journal")):
+            disk.apply(operation)
+        return disk
+
+    def wall_clock(self, ahead_s: float) -> None:
+        """Its wall clock jumps to so many seconds before the machine's (behind: negative). Running processes see it at once."""
+        assert self.extras.clocks, "its clock is the machine's"
+        with self._clock.open("r+b" if self._clock.exists() else "wb", buffering=0) as file:
+            file.write(struct.pack("=q", int(ahead_s * 1e9)))
+
     # -- disk --------------------------------------------------------------------------------------------------------------------
 
     def fill_disk(self) -> None:
         """Until nothing goes any more. Only on a file system of its own."""
-        assert self.disk_bytes, "the disk of this machine is not ours to fill"
+        assert self.extras.disk_bytes, "the disk of this machine is not ours to fill"
         with (self.data_dir / BALLAST).open("wb", buffering=0) as file:  # what is buffered would fail at the close once more
             with contextlib.suppress(OSError):
                 while True:
@@ -121,18 +187,38 @@ class ChaosHost(Broker):
         (self.data_dir / BALLAST).unlink(missing_ok=True)
 
 
+def _as_operations(tree: Tree, root: str) -> Iterator[Operation]:
+    """What lies below `root`, made durable."""
+    for path in sorted(path for path in tree.directories if path.startswith(root + "/")):
+        yield Operation(MKDIR, path, 0, 0, 0)
+    for path, data in tree.files.items():
+        yield Operation(CREATE, path, 0, 0, 0, reference=1)
+        yield Operation(WRITE, path, 0, 0, 0, length=len(data), data=data)
+    yield Operation(SYNCFS_BEGIN, root, 0, 0, 1)
+    yield Operation(SYNCFS_DONE, root, 0, 0, 2, reference=1)
+
+
+def _shim(directory: Path) -> Path:
+    """Built where the hosts' files are; once."""
+    built = directory / "wall_clock.so"
+    if not built.exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", str(built), str(SHIM), "-ldl"], check=True)
+    return built
+
+
 class ChaosCluster:
     """`hosts` by node id, from 1; the first `voters` are the seeds. Clients run in the namespace "client"."""
 
-    def __init__(self, network: Network, directory: Path, count: int = 3, workers: int = 1, config: dict[str, str] | None = None, disk_bytes: int = 0) -> None:
+    def __init__(self, network: Network, directory: Path, count: int = 3, workers: int = 1, config: dict[str, str] | None = None, extras: Extras = Extras()) -> None:
         self.network, self.directory = network, directory
-        self._workers, self._config, self._disk_bytes = workers, dict(config or {}), disk_bytes
+        self._workers, self._config, self._extras = workers, dict(config or {}), extras
         self._seeds = ",".join(f"{network.address(f'n{number}')}:{PORT + 2}" for number in range(1, count + 1))
         self.hosts: dict[int, ChaosHost] = {number: self._host(number) for number in range(1, count + 1)}
 
     def _host(self, number: int) -> ChaosHost:
         data_dir = self.directory / f"n{number}"
-        return ChaosHost(self.network, f"n{number}", number, data_dir, self._seeds, self._workers, {"cluster.key.file": str(self._key()), **self._config}, self._disk_bytes)
+        return ChaosHost(self.network, f"n{number}", number, data_dir, self._seeds, self._workers, {"cluster.key.file": str(self._key()), **self._config}, self._extras)
 
     def _key(self) -> Path:
         path = self.directory / "cluster.key"

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.chaos import checker, faults, history, replicas
 from tests.chaos.history import FinalLog, Place
-from tests.chaos.hosts import ChaosCluster
+from tests.chaos.hosts import ChaosCluster, Extras
 from tests.chaos.network import Network
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -123,10 +123,11 @@ class Run:
     def __call__(self) -> Result:
         self.directory.mkdir(parents=True, exist_ok=True)
         names = [f"n{number}" for number in range(1, self.plan.hosts + 1)]
-        disk_bytes = DISK_BYTES if "disk-full" in self.plan.kinds else 0
+        kinds = self.plan.kinds
+        extras = Extras(DISK_BYTES if "disk-full" in kinds else 0, "power-loss" in kinds, "wall-clock" in kinds)
         with Network([*names, faults.CLIENTS]) as self.network:
             try:
-                with ChaosCluster(self.network, self.directory / "hosts", self.plan.hosts, self.plan.workers, CONFIG, disk_bytes) as self.cluster:
+                with ChaosCluster(self.network, self.directory / "hosts", self.plan.hosts, self.plan.workers, CONFIG, extras) as self.cluster:
                     self._go()
             except (AssertionError, OSError, subprocess.SubprocessError) as error:
                 self.result.failure = f"{type(error).__name__}: {error}"
@@ -214,8 +215,10 @@ class Run:
         self.network.heal()
         for host in self.cluster:
             host.resume()
-            if host.disk_bytes:
+            if host.extras.disk_bytes:
                 host.free_disk()
+            if host.extras.clocks:
+                host.wall_clock(0.0)
             if not host.runs:
                 host.start()
         self.cluster.wait_whole()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos import network, replicas
-from tests.chaos.hosts import PORT, ChaosCluster
+from tests.chaos.hosts import NOT_DATA, PORT, ChaosCluster, Extras
 from tests.chaos.run import CREATE, DISK_BYTES, IN_SYNC, Plan, Run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,7 +100,7 @@ def test_the_minority_refuses_writes_and_serves_what_was_committed(bench: Bench)
 @pytest.mark.slow
 def test_a_full_disk_is_left_by_what_it_led_and_comes_back(tmp_path: Path) -> None:
     """The disk of a leader fills up: the others take its partition over at once and wait for it no more; when there is space, it is in sync again. Nobody does anything."""
-    with network.Network(("n1", "n2", "n3", "client")) as net, ChaosCluster(net, tmp_path / "hosts", disk_bytes=DISK_BYTES) as cluster:
+    with network.Network(("n1", "n2", "n3", "client")) as net, ChaosCluster(net, tmp_path / "hosts", extras=Extras(disk_bytes=DISK_BYTES)) as cluster:
         cluster.wait_whole()
         bench = Bench(net, cluster)
         bench.script(CREATE, cluster.bootstrap, {"t": 1}, {})
@@ -124,6 +125,38 @@ def test_a_full_disk_is_left_by_what_it_led_and_comes_back(tmp_path: Path) -> No
                 time.sleep(0.2)  # it fetches again
         values = bench.probe(bench.leader([1, 2, 3]))["values"]
         assert values == [value for round_ in (0, 1) for value in (f"before-{round_}", *(f"during-{round_}-{number}" for number in range(5)))]
+
+
+@needs_namespaces
+@pytest.mark.slow
+def test_every_host_loses_power_at_once(tmp_path: Path) -> None:
+    """And what was not flushed, all of it: what was acknowledged is there, and by themselves they go on. The journal that this rests on tells of every file."""
+    with network.Network(("n1", "n2", "n3", "client")) as net, ChaosCluster(net, tmp_path / "hosts", extras=Extras(journal=True)) as cluster:
+        cluster.wait_whole()
+        bench = Bench(net, cluster)
+        bench.script(CREATE, cluster.bootstrap, {"t": 1}, {})
+        said = []
+        for round_ in range(2):
+            leader = bench.leader([1, 2, 3])
+            for number in range(5):
+                bench.wait_write(leader, f"{round_}-{number}")
+                said.append(f"{round_}-{number}")
+            for host in cluster:
+                host.kill_all()
+            for host in cluster:
+                told = {path for path in host.disk().present().files if path.startswith(f"{host.data_dir}/")}
+                found = {str(path) for path in host.data_dir.rglob("*") if path.is_file() and path.relative_to(host.data_dir).parts[0] not in NOT_DATA}
+                past = {path for path in found - told if Path(path).name not in (".lock", "reserve", "up.stderr")}
+                assert not past, past
+                host.power_loss(random.Random(round_), harshest=True)
+            cluster.start()
+            cluster.wait_whole()
+            until = time.monotonic() + 60
+            while json.loads(bench.script(IN_SYNC, cluster.bootstrap, {"t": 1})):
+                assert time.monotonic() < until, cluster.logs()
+                time.sleep(0.2)  # they find each other
+            values = bench.probe(bench.leader([1, 2, 3]))["values"]
+            assert list(dict.fromkeys(values)) == said, "a record that was written by a retry may be there twice"
 
 
 @needs_namespaces
