@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from mqd import native
-from mqd.acceptor import group_metrics
+from mqd.acceptor import cluster_metrics, group_metrics
 from mqd.acceptor.broker import OWNER_NONE, Broker
 from mqd.acceptor.handlers.describe_log_dirs import size_of
 from mqd.base import logging
@@ -150,6 +150,7 @@ class Metrics:
             yield from self._disks()
             yield from self._compaction()
             yield from group_metrics.collect(self._broker)
+            yield from cluster_metrics.collect(self._broker.metadata, self._broker.node_id)
             used, total = self._arena()
             yield GaugeMetricFamily("mqd_acceptor_arena_extents_used", "Extents of the acceptor's arena that hold answers", value=used)
             yield GaugeMetricFamily("mqd_acceptor_arena_extents_max", "Extents of the acceptor's arena", value=total)

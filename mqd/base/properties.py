@@ -133,7 +133,7 @@ def _cluster() -> list[Property]:
         ),
         Property(
             "follower.replication.throttled.rate", "long", str(LONG_MAX),
-            "Bytes per second that replicas which are not in sync fetch at most, for each worker of this host. Those in sync are never throttled.", minimum=1, maximum=LONG_MAX, dynamic=True,
+            "Bytes per second that replicas of this host which are not in sync fetch at most, an equal share for each worker. Those in sync are never throttled.", minimum=1, maximum=LONG_MAX, dynamic=True,
         ),
         Property("auto.leader.rebalance.enable", "bool", "true", "Give leaderships back to preferred leaders that have returned."),
         Property("leader.imbalance.check.interval.seconds", "long", "300", "How often that is looked at.", minimum=1, maximum=INT_MAX),

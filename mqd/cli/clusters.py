@@ -10,7 +10,7 @@ import click
 
 from mqd.cli.common import CliError, Settings, emit_json, emit_table, options
 
-_API_VERSIONS, _UPDATE_FEATURES, _DESCRIBE_QUORUM, _DESCRIBE_CLUSTER, _UNREGISTER, _ADD_VOTER, _REMOVE_VOTER = 18, 57, 55, 60, 64, 80, 81
+_METADATA, _API_VERSIONS, _UPDATE_FEATURES, _DESCRIBE_QUORUM, _DESCRIBE_CLUSTER, _UNREGISTER, _ADD_VOTER, _REMOVE_VOTER = 3, 18, 57, 55, 60, 64, 80, 81
 _TOPIC = "__cluster_metadata"
 _TIMEOUT_MS = 30_000
 
@@ -77,25 +77,80 @@ def _ago(timestamp_ms: int) -> str:
     return "never" if timestamp_ms < 0 else f"{max(0, time.time_ns() // 1_000_000 - timestamp_ms)} ms ago"
 
 
+class _Partitions:
+    """What lacks something, over all topics; names like flights-0. Raises CliError."""
+
+    def __init__(self, settings: Settings) -> None:
+        from mqd.cli.request import Broker
+        from mqd.protocol.messages import MetadataRequest
+
+        with Broker(settings.bootstrap) as broker:
+            answer = broker.ask(_METADATA, MetadataRequest(topics=None, allow_auto_topic_creation=False))
+        found = [(topic.name, one) for topic in answer.topics for one in topic.partitions]
+        self.count = len(found)
+        self.without_leader = [f"{name}-{one.partition_index}" for name, one in found if one.leader_id < 0]
+        self.not_in_sync = [f"{name}-{one.partition_index}" for name, one in found if one.leader_id >= 0 and len(one.isr_nodes) < len(one.replica_nodes)]
+
+    def told(self) -> list[str]:
+        lines = []
+        if self.without_leader:
+            lines.append(f"WITHOUT A LEADER, neither read nor written: {_some(self.without_leader)}")
+        if self.not_in_sync:
+            lines.append(f"with a replica that is not in sync: {_some(self.not_in_sync)}")
+        return lines or [f"partitions: {self.count}, all replicas in sync"]
+
+
+def _some(names: list[str]) -> str:
+    return f"{len(names)} partition{'s' * (len(names) != 1)} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+
+
+def _whole(settings: Settings) -> bool:
+    """Nothing is missing: every broker in service, every voter heard of, every replica in sync. False also while nobody answers."""
+    try:
+        seen, partitions = _Seen(settings), _Partitions(settings)
+    except CliError:
+        return False
+    voters = all(one["lag"] >= 0 and one["last_caught_up_ms"] >= 0 for one in seen.replicas() if one["role"] == "voter")
+    return voters and not any(one.is_fenced for one in seen.brokers) and not partitions.without_leader and not partitions.not_in_sync
+
+
+def _wait(settings: Settings, seconds: float) -> None:
+    """Raises CliError when it took longer."""
+    import time
+
+    deadline = time.monotonic() + seconds
+    while not _whole(settings):
+        if time.monotonic() > deadline:
+            raise CliError(f"after {seconds:g} s something is still missing; mqd cluster status says what")
+        time.sleep(0.25)  # other hosts' doing
+
+
 @command.command("status")
 @options
-def status(settings: Settings) -> None:
-    """Show the cluster in one look: its id, its active controller, its brokers, and what it could lose."""
-    seen = _Seen(settings)
+@click.option("--wait", "wait_s", type=click.FloatRange(0), metavar="SECONDS", help="First wait until every broker is in service and every replica in sync; an error after SECONDS.")
+def status(settings: Settings, wait_s: float | None) -> None:
+    """Show the cluster in one look: its id, its active controller, its brokers, and what is missing."""
+    if wait_s is not None:
+        _wait(settings, wait_s)
+    seen, partitions = _Seen(settings), _Partitions(settings)
     in_service = [one.broker_id for one in seen.brokers if not one.is_fenced]
     fenced = [one.broker_id for one in seen.brokers if one.is_fenced]
     lagging = [one for one in seen.replicas() if one["role"] == "voter" and (one["lag"] < 0 or one["last_caught_up_ms"] < 0)]
-    spare = (len(seen.voters) - 1) // 2
+    spare = max(0, (len(seen.voters) - 1) // 2 - len(lagging))
     if settings.json:
         emit_json({
             "cluster_id": seen.cluster_id, "controller": seen.quorum.leader_id, "epoch": seen.quorum.leader_epoch, "high_watermark": seen.quorum.high_watermark, "voters": seen.voters,
             "brokers": in_service, "fenced": fenced, "voters_not_heard_of": [one["node"] for one in lagging], "voters_that_may_be_lost": spare,
+            "partitions": partitions.count, "partitions_without_leader": partitions.without_leader, "partitions_not_in_sync": partitions.not_in_sync,
         })  # fmt: skip
         return
     click.echo(f"cluster {seen.cluster_id}")
     click.echo(f"active controller: node {seen.quorum.leader_id}, epoch {seen.quorum.leader_epoch}, metadata up to offset {seen.quorum.high_watermark}")
-    click.echo(f"voters: {_nodes(seen.voters)}; {'none' if not spare else spare} of them may be lost" + (f"; not heard of: {_nodes([one['node'] for one in lagging])}" if lagging else ""))
+    unheard = f"; not heard of: {_nodes([one['node'] for one in lagging])}" if lagging else ""
+    click.echo(f"voters: {_nodes(seen.voters)}{unheard}; {spare or 'none'} of {'the others' if lagging else 'them'} may be lost")
     click.echo(f"brokers in service: {_nodes(in_service)}" + (f"; fenced: {_nodes(fenced)}" if fenced else ""))
+    for line in partitions.told():
+        click.echo(line)
 
 
 def _nodes(nodes: list[int]) -> str:

@@ -7,7 +7,7 @@ replaced in one batch; over another directory it must wait until the old one is 
 Not so where only what is flushed counts (flush.on.ack): there nothing that anybody counted on can be forgotten without the disk; or else a power cut of all hosts would leave nobody to lead.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -17,6 +17,7 @@ from mqd.cluster.features import unsupported
 from mqd.cluster.metadata_records import BrokerChanged, BrokerRegistered, BrokerState, BrokerUnregistered, PartitionChange, PartitionsChanged, PartitionState, Record, TopicState
 from mqd.cluster.metadata_state import INTERNAL_TOPICS, MetadataState
 from mqd.cluster.partition_rules import Target, effective_min_in_sync, without
+from mqd.cluster.placement import Directory, choose_directory
 from mqd.cluster.refusal import Refusal
 from mqd.protocol.errors import ErrorCode
 
@@ -121,11 +122,11 @@ def _check_features(state: MetadataState, message: RegisterBroker) -> None:
 
 
 def _placed_anew(state: MetadataState, message: RegisterBroker) -> list[Record]:
-    """The host lost its disks: its replicas begin empty in the directories it has now, the fewest first."""
-    usable = [entry.directory_id for entry in message.directories if entry.usable and entry.directory_id]
-    if not usable:
+    """The host lost its disks: its replicas begin empty in the directories it has now."""
+    found = [Directory(entry.directory_id, entry.path, entry.free_bytes, entry.usable) for entry in message.directories if entry.directory_id]
+    counts = {entry.directory_id: 0 for entry in found if entry.usable}
+    if not counts:
         return []
-    counts = dict.fromkeys(usable, 0)
     records: list[Record] = []
     for topic in state.topics.values():
         changes = []
@@ -135,7 +136,8 @@ def _placed_anew(state: MetadataState, message: RegisterBroker) -> list[Record]:
             place = partition.replicas.index(message.node_id)
             if partition.directories[place] in counts:
                 continue
-            chosen = min(usable, key=lambda directory: counts[directory])
+            chosen = choose_directory(found, counts)
+            assert chosen is not None
             counts[chosen] += 1
             directories = (*partition.directories[:place], chosen, *partition.directories[place + 1 :])
             changes.append(PartitionChange(partition.index, directories=directories, replicas=partition.replicas))
@@ -152,11 +154,8 @@ def unfence(state: MetadataState, node: int, mutants: frozenset[str]) -> list[Re
     return [BrokerChanged(node, broker.epoch, fenced=False), *view.changes(wanted)]
 
 
-def failed(
-    state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]], mutants: frozenset[str], unable: Collection[tuple[int, tuple[bytes, int]]] = ()
-) -> list[Record]:
-    """The broker lives and cannot serve these. Whoever else may lead does; a partition that nobody else can lead stays as it is, for nothing would be won.
-    `unable`: (node id, partition) of replicas that have said the same."""
+def failed(state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]], mutants: frozenset[str]) -> list[Record]:
+    """The broker lives and cannot serve these. Whoever else may lead does; a partition that nobody else can lead stays as it is, for nothing would be won."""
     view = View(state, mutants)
 
     def wanted() -> Iterator[tuple[TopicState, Target]]:
@@ -166,7 +165,7 @@ def failed(
                 continue
             topic, partition = found
             others = without(partition.in_sync_replicas, (node,)) or partition.eligible_leader_replicas
-            if not any(view.may_lead(other) and (other, (topic_id, index)) not in unable for other in others if other != node):
+            if not any(view.may_lead(other) for other in others if other != node):
                 continue
             target = Target(partition)
             target.in_sync = without(partition.in_sync_replicas, (node,))

@@ -34,6 +34,7 @@ from mqd.cluster.host_events import (
     CommandEnded,
     CommandRequested,
     ControllerChanged,
+    DirectoriesMeasured,
     Event,
     MoveEnded,
     Partition,
@@ -54,10 +55,11 @@ from mqd.cluster.host_slots import Slots
 from mqd.cluster.metadata_core import Publish
 from mqd.cluster.metadata_records import BrokerState, PartitionState, TopicState
 from mqd.cluster.metadata_state import INTERNAL_TOPICS, MetadataState
+from mqd.cluster.placement import Directory, choose_directory
 from mqd.protocol.errors import ErrorCode
 
 __all__ = [
-    "LOG_DIR_NONE", "OWNER_NONE", "AppliedEverywhere", "AssignSlot", "ClearSlot", "CommandEnded", "CommandRequested", "ControllerChanged", "Event", "HostCore", "MoveEnded", "RaiseEpochs",
+    "LOG_DIR_NONE", "OWNER_NONE", "AppliedEverywhere", "AssignSlot", "ClearSlot", "CommandEnded", "CommandRequested", "ControllerChanged", "DirectoriesMeasured", "Event", "HostCore", "MoveEnded", "RaiseEpochs",
     "RecordMove", "Report", "Send", "SlotSeen", "Started", "StateReplaced", "SubscriberJoined", "SubscriberLeft", "Tick", "WorkerApplied", "WorkerDied", "owner_of",
 ]  # fmt: skip
 
@@ -96,6 +98,7 @@ class HostCore(HostCommands):
         self._controller_id = controller_id
         self._worker_count = worker_count
         self._log_dirs = dict(log_dirs)
+        self._free_bytes: dict[str, int] = {}  # by directory id, as last measured
         self._state = MetadataState()
         self._images: dict[str, messages.TopicImage] = {}
         self._names: dict[bytes, str] = {}  # topic id -> name, of the images
@@ -311,12 +314,17 @@ class HostCore(HostCommands):
         )
 
     def _choose_directory(self, key: Partition) -> str:
-        """The usable one with the fewest replicas."""
         counts = {name: self._state.partition_counts.get((self.node_id, name), 0) for name in self._log_dirs}
         for name in self._choosing.values():
             counts[name] += 1
-        chosen = self._choosing[key] = min(counts, key=lambda name: (counts[name], self._log_dirs[name]))
+        chosen = choose_directory([Directory(name, f"{index:03}", self._free_bytes.get(name, 0), True) for name, index in self._log_dirs.items()], counts)
+        assert chosen is not None
+        self._choosing[key] = chosen
         return chosen
+
+    def _on_directories_measured(self, event: DirectoriesMeasured, now_ms: int) -> list[Action]:
+        self._free_bytes = event.free_bytes
+        return []
 
     def _give_up(self, key: Partition) -> int:
         self._choosing.pop(key, None)
@@ -518,5 +526,6 @@ _HANDLERS = {
     CommandRequested: HostCore._on_command_requested,
     MoveEnded: HostCore._on_move_ended,
     CommandEnded: HostCore._on_command_ended,
+    DirectoriesMeasured: HostCore._on_directories_measured,
     Tick: HostCore._on_tick,
 }

@@ -81,12 +81,17 @@ class CommandEnded(msgspec.Struct, frozen=True):
     done: messages.CommandDone
 
 
+class DirectoriesMeasured(msgspec.Struct, frozen=True):
+    free_bytes: dict[str, int]  # by directory id
+
+
 class Tick(msgspec.Struct, frozen=True):
     pass
 
 
 Event = (
-    Started | Publish | StateReplaced | ControllerChanged | SubscriberJoined | SubscriberLeft | WorkerDied | WorkerApplied | CommandRequested | MoveEnded | CommandEnded | Tick
+    Started | Publish | StateReplaced | ControllerChanged | SubscriberJoined | SubscriberLeft | WorkerDied | WorkerApplied | CommandRequested | MoveEnded | CommandEnded
+    | DirectoriesMeasured | Tick
 )  # fmt: skip
 
 # -- actions -------------------------------------------------------------------------------------------------------------------

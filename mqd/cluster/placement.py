@@ -10,6 +10,7 @@ from mqd import native
 from mqd.cluster.metadata_state import MetadataState
 
 
+ROOMY_SHARE = 10  # a log directory with less than one part in so many of the largest free space is avoided
 BALANCE_MOVES_MAX = 2_000
 REPLICAS_MAX = native.PARTITION_SLOT_COUNT  # of one host
 
@@ -69,13 +70,13 @@ def choose_one(loads: Loads, others: Sequence[int]) -> int:
 
 
 def choose_directory(directories: Sequence[Directory], counts: Mapping[str, int]) -> str | None:
-    """The one that holds the fewest; between equals the one with more free bytes. None when no one is usable. A directory with less than a hundredth of the largest free space would fill
-    first: only when no other is left."""
+    """The one that holds the fewest, as in Kafka; between equals the one with more free bytes. None when no one is usable. One with less than a tenth of the largest free space would fill first,
+    whatever it holds: only when no other is left (docs/decisions/2026-11-21-log-directories.md)."""
     usable = [directory for directory in directories if directory.usable]
     if not usable:
         return None
     largest = max(directory.free_bytes for directory in usable)
-    roomy = [directory for directory in usable if directory.free_bytes * 100 >= largest]
+    roomy = [directory for directory in usable if directory.free_bytes * ROOMY_SHARE >= largest]
     return min(roomy, key=lambda directory: (counts.get(directory.directory_id, 0), -directory.free_bytes, directory.path)).directory_id
 
 

@@ -114,6 +114,7 @@ class Shell:
         self._registration = registration
         self._started = True
         self.metadata(metadata_core.DirectoriesSeen(tuple(log_dirs)))
+        self.on_host(self._measured())
         self._publish_quotas()
         self._learn_addresses()
         epoch = self._control.broker_epoch if self._control.broker_incarnation == registration.incarnation else -1
@@ -201,9 +202,13 @@ class Shell:
     async def _measure(self, loop: asyncio.AbstractEventLoop) -> None:
         self.directories = await loop.run_in_executor(None, lambda: [directories.measure(entry) for entry in self.directories])
         self.metadata(metadata_core.DirectoriesSeen(tuple(self.directories)))
+        self.on_host(self._measured())
         self.on_broker(broker_core.DirectoriesSeen(reports(self.directories)))
         self.quorum.maybe_snapshot_again()
         await self.quorum.disk.restore_reserve()
+
+    def _measured(self) -> host_core.DirectoriesMeasured:
+        return host_core.DirectoriesMeasured({entry.directory_id: entry.free_bytes for entry in self.directories if entry.directory_id})
 
     @property
     def broker_epoch(self) -> int:

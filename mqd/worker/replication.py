@@ -130,11 +130,12 @@ class Replication:
             elif known.target != target:
                 known.target = target
                 known.changed.set()
-        self._throttle(dynamic_config)
+        self._throttle(dynamic_config, own.worker_count if own is not None else 1)
 
-    def _throttle(self, dynamic_config: Mapping[str, str]) -> None:
+    def _throttle(self, dynamic_config: Mapping[str, str], worker_count: int) -> None:
+        """An equal share for each worker: they have no common account, and partitions go round them."""
         rate = int(broker_value({**self._config, **dynamic_config}, "follower.replication.throttled.rate"))  # type: ignore[arg-type]
-        rate = 0 if rate >= 1 << 62 else rate
+        rate = 0 if rate >= 1 << 62 else max(1, rate // max(1, worker_count))
         if rate != self._rate:
             self._rate = rate
             self._later(self._run(self._reactor.fetcher_rate, rate))

@@ -351,9 +351,9 @@ class ClusterWorld:
             kernel.run(until=kernel.now + 200 * MILLISECOND)
         for client in self.clients:
             client.stopping = True
-        for _ in range(60):  # the balance of leaders goes on, and moves of replicas that have begun since (seed 105148)
+        for _ in range(10):  # the balance of leaders goes on
             kernel.run(until=kernel.now + 1_500 * MILLISECOND)
-            if all(map(self.settled, self.partitions())) and self.healed():
+            if all(map(self.settled, self.partitions())):
                 break
 
     def settled(self, partition: Partition) -> bool:

@@ -245,3 +245,12 @@ def test_random_moves_leave_exactly_the_slots_of_the_replicas_here(seed: int) ->
     here = {p.index for p in host.state.topics["t"].partitions if NODE in p.replicas and p.directories[p.replicas.index(NODE)]}
     placed = {entry[1] for entry in host.slots.values()}
     assert placed <= here and len(placed) == min(4, len(here))
+
+
+def test_a_host_that_chooses_a_directory_itself_takes_the_one_with_fewest_replicas_and_none_that_is_nearly_full() -> None:
+    host = Host(slot_count=16)
+    host.core._log_dirs.update({"e2": 1, "f2": 2})
+    host.give(host_core.DirectoriesMeasured({DIRECTORY: 50, "e2": 600, "f2": 900}))  # the first has less than a tenth of the best
+    partitions = tuple(PartitionState(index, (NODE,), ("",), (NODE,), NODE, 0) for index in range(4))
+    chosen = [action.directory for action in host.commit(TopicCreated(TopicState("t", TOPIC, partitions, {}))) if isinstance(action, host_core.RecordMove)]
+    assert chosen == ["f2", "e2", "f2", "e2"]

@@ -281,7 +281,7 @@ def test_the_rate_of_catching_up_follows_the_configuration() -> None:
             subject.update(cluster(leader), "cluster", {"follower.replication.throttled.rate": "1000000"})
             subject.update(cluster(leader), "cluster", {"follower.replication.throttled.rate": "1000000"})
             subject.update(cluster(leader), "cluster", {})
-            await until(lambda: reactor.rates == [1_000_000, 0])
+            await until(lambda: reactor.rates == [250_000, 0])  # four workers share it
 
     run(scenario())
     assert BROKER["follower.replication.throttled.rate"].dynamic

@@ -1,0 +1,191 @@
+"""Runs the cluster's pages of docs/operations.md as they are written: every ```sh block, line by line, by bash; what is printed must hold what the page shows (the ```text block after it).
+
+    python -m tests.interaction.operations_run DIRECTORY     # in a network of its own: the pages' addresses and ports are free there; DIRECTORY is the home of whoever types
+
+A line that begins with `make cluster` or `mqd up` stays in the foreground of a terminal of its own: it is started, and waited for until it says that it is ready. Numbers, ids and spaces need not
+match; a line of the page that is only `...` stands for any lines. From the creation of the topic `flights` on, an idempotent producer writes to it; in the end every record of it must be there, once
+and in order.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
+BOOTSTRAP = "127.0.0.1:9092,127.0.0.2:9092,127.0.0.3:9092,127.0.0.4:9092"
+TOPIC, PARTITIONS = "flights", 6
+READY = {"make cluster": "Ctrl-C stops all of them", "mqd up": "mqd ready on"}
+PATIENCE_S = 180.0
+
+
+class Block(NamedTuple):
+    section: str
+    commands: tuple[str, ...]
+    shown: tuple[str, ...]  # lines; empty = the page shows nothing
+
+
+def blocks(page: str) -> Iterator[Block]:
+    """Of the chapter "A cluster": what is in ```sh, with the ```text that follows it."""
+    chapter = page[page.index("\n## A cluster\n") :]
+    chapter = chapter[: chapter.index("\n## ", 5)]
+    for section in chapter.split("\n### ")[1:]:
+        name, _, text = section.partition("\n")
+        for match in re.finditer(r"```sh\n(.*?)```(?:\s*```text\n(.*?)```)?", text, re.DOTALL):
+            yield Block(name, tuple(filter(None, match[1].split("\n"))), tuple(filter(None, (match[2] or "").split("\n"))))
+
+
+def normal(line: str) -> str:
+    line = re.sub(r"(cluster )?[\w-]{22}(?!\w)", "ID", line)
+    return " ".join(re.sub(r"\d+", "N", line).split())
+
+
+def holds(shown: tuple[str, ...], printed: str) -> str:
+    """The first line of the page that was not printed, after the ones before it; "" = all were."""
+    lines = [normal(line) for line in printed.split("\n")]
+    at = 0
+    for line in shown:
+        wanted = normal(line)
+        if wanted == "...":
+            continue
+        while at < len(lines) and lines[at] != wanted:
+            at += 1
+        if at == len(lines):
+            return line
+        at += 1
+    return ""
+
+
+class Terminals:
+    """Where commands are typed: one after the other, or each in a terminal of its own."""
+
+    def __init__(self, home: Path) -> None:
+        self._environment = {**os.environ, "HOME": str(home), "PATH": f"{home / 'bin'}:{os.environ['PATH']}"}
+        self._home = home
+        self._open: list[subprocess.Popen[str]] = []
+        (home / "bin").mkdir(parents=True)
+        self._script("mqd", f'exec {sys.executable} -m mqd.cli.main "$@"')
+        self._script("make", f'test "$1" = cluster && exec {sys.executable} -m mqd.cli.main cluster local')  # as the Makefile has it, without making an environment first
+
+    def _script(self, name: str, text: str) -> None:
+        path = self._home / "bin" / name
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+
+    def run(self, command: str) -> str:
+        if command.startswith("export "):
+            name, _, value = command.removeprefix("export ").partition("=")
+            self._environment[name] = value
+            return ""
+        ready = next((line for prefix, line in READY.items() if command.startswith(prefix)), None)
+        if ready is not None:
+            return self._keep(command, ready)
+        done = subprocess.run(["bash", "-c", command], env=self._environment, cwd=self._home, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=PATIENCE_S)
+        assert done.returncode == 0, f"{command!r} ended with {done.returncode}: {done.stdout}"
+        return done.stdout
+
+    def _keep(self, command: str, ready: str) -> str:
+        process = subprocess.Popen(
+            ["bash", "-c", f"exec {command}"], env=self._environment, cwd=self._home, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        self._open.append(process)
+        assert process.stdout is not None
+        printed = ""
+        for line in process.stdout:
+            printed += line
+            if ready in line:
+                threading.Thread(target=process.stdout.read, daemon=True).start()
+                return printed
+        raise AssertionError(f"{command!r} ended with {process.wait()}: {printed}")
+
+    def close(self) -> None:
+        """Ctrl-C in each, the newest first."""
+        for process in reversed(self._open):
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+        for process in self._open:
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+class Load(threading.Thread):
+    """Writes until it is told to end; every record is acknowledged in the end, or `failed` says why not."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.sent: dict[int, list[bytes]] = {index: [] for index in range(PARTITIONS)}
+        self.failed: list[str] = []
+        self._ending = threading.Event()
+        self._producer = Producer({"bootstrap.servers": BOOTSTRAP, "acks": "all", "enable.idempotence": True, "linger.ms": 1, "message.timeout.ms": 120_000, "log_level": 0})
+
+    def run(self) -> None:
+        number = 0
+        while not self._ending.wait(0.002):
+            index, value = number % PARTITIONS, b"%d" % number
+            self._producer.produce(TOPIC, value, partition=index, on_delivery=lambda error, _: self.failed.append(error.str()) if error else None)
+            self.sent[index].append(value)
+            self._producer.poll(0)
+            number += 1
+        if self._producer.flush(60):
+            self.failed.append("some records were not answered")
+
+    def end(self) -> None:
+        self._ending.set()
+        self.join(90)
+        assert not self.is_alive() and not self.failed, self.failed[:3]
+
+    def check(self) -> int:
+        """How many records there are: each once, in order."""
+        consumer = Consumer({"bootstrap.servers": BOOTSTRAP, "group.id": "check", "enable.auto.commit": False, "log_level": 0})
+        found: dict[int, list[bytes]] = {index: [] for index in self.sent}
+        consumer.assign([TopicPartition(TOPIC, index, OFFSET_BEGINNING) for index in self.sent])
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and any(len(found[index]) < len(values) for index, values in self.sent.items()):
+            for message in consumer.consume(1000, 0.2):
+                if message.error() is None:
+                    found[message.partition()].append(message.value())
+        consumer.close()
+        for index, values in self.sent.items():
+            assert found[index] == values, f"partition {index}: {len(values)} sent, {len(found[index])} found, {len(set(values) - set(found[index]))} lost"
+        return sum(map(len, found.values()))
+
+
+def main() -> None:
+    home = Path(sys.argv[1])
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    terminals, load = Terminals(home), None
+    try:
+        for block in blocks(PAGE.read_text()):
+            print(f"### {block.section}", flush=True)
+            printed = ""
+            for command in block.commands:
+                print(f"$ {command}", flush=True)
+                said = terminals.run(command)
+                print(said, flush=True)
+                printed += said
+                if load is None and command.startswith(f"mqd topic create {TOPIC} "):
+                    load = Load()
+                    load.start()
+            missing = holds(block.shown, printed.replace(str(home), "~"))
+            assert not missing, f"{block.section}: the page shows {missing!r}, printed was:\n{printed}"
+        assert load is not None
+        load.end()
+        print(f"checked {load.check()} records", flush=True)
+    finally:
+        terminals.close()
+
+
+if __name__ == "__main__":
+    main()
