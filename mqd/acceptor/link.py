@@ -74,7 +74,7 @@ class _Asked(msgspec.Struct, frozen=True):
 class Appends(Protocol):
     """mqd/coordinator/log.py, as far as the link tells it."""
 
-    def produced(self, token: int, error: int, base_offset: int) -> bool: ...
+    def produced(self, token: int, error: int, base_offset: int, redirect: int = -1) -> bool: ...
 
 
 def _address(descriptor: Descriptor) -> Address:
@@ -421,7 +421,8 @@ class Link:
     def _on_produced(self, worker: int, descriptor: Descriptor) -> None:
         self._take_back_batch(worker, descriptor.token)
         if self.appends is not None:
-            self.appends.produced(descriptor.token, descriptor.error, descriptor.a)
+            redirect = descriptor.size_bytes if descriptor.flags & native.PRODUCED_REDIRECTED else -1
+            self.appends.produced(descriptor.token, descriptor.error, descriptor.a, redirect)
 
     def _take_back_batch(self, worker: int, token: int) -> None:
         offset = self._lent_batches[worker].pop(token, None)

@@ -14,11 +14,12 @@ from mqd.acceptor.peers import Peers
 from mqd.acceptor.producer_ids import allocate
 from mqd.acceptor.remote_transactions import MarkerToWrite, RemoteMarkers, RoutedCoordinator, leader_elsewhere
 from mqd.base import logging
-from mqd.coordinator.log import Log, Sender, marker_batch
+from mqd.coordinator.log import Log, Marker, Sender
 from mqd.coordinator.runtime import Coordinator, CoordinatorError
 from mqd.coordinator.topics import GROUPS, TRANSACTIONS
 from mqd.native import ProducerView
 from mqd.protocol.errors import ErrorCode
+from mqd.protocol.redirected import redirected_producer
 from mqd.transaction import checks
 from mqd.transaction.cores import Transactions
 from mqd.transaction.events import NEED_PRODUCER_ID, Identity, JointAnswer
@@ -137,6 +138,9 @@ class TransactionService:
     def append_marker(
         self, topic: str, partition: int, producer_id: int, producer_epoch: int, coordinator_epoch: int, commit: bool, is_bumped: bool = False
     ) -> "asyncio.Future[object]":
+        image = self._broker.metadata.topics.get(topic)
+        if image is not None and partition >= len(image.partitions):  # retired, and gone since: the transaction's records, if it has any, are where they went
+            producer_id, partition = redirected_producer(producer_id, partition), partition % len(image.partitions)
         leader = leader_elsewhere(self._broker, topic, partition)
         if leader >= 0 and self._remote is not None:
             return self._remote.write(leader, MarkerToWrite((topic, partition), producer_id, producer_epoch, coordinator_epoch, commit, is_bumped))
@@ -153,8 +157,7 @@ class TransactionService:
             self._tasks.add(task)  # type: ignore[arg-type]
             task.add_done_callback(self._tasks.discard)
             return task  # type: ignore[return-value]
-        batch = marker_batch(producer_id, producer_epoch, coordinator_epoch, commit, self._now_ms())
-        return self._log.append_nowait(topic, partition, batch, is_bumped=is_bumped)  # type: ignore[return-value]
+        return self._log.marker_nowait(Marker(topic, partition, producer_id, producer_epoch, coordinator_epoch, commit, self._now_ms(), is_bumped))  # type: ignore[return-value]
 
     # -- CHECK -------------------------------------------------------------------------------------------------------------
 

@@ -142,6 +142,22 @@ def _cluster() -> list[Property]:
             "replication.recovery.delay.ms", "long", "600000",
             "(mqd) What a lost host held gets new replicas on other hosts after so long, unless it returns. -1: never.", minimum=-1, maximum=LONG_MAX,
         ),
+        Property("replica.moves.max", "int", "50", "(mqd) Partitions whose replicas are moved at a time to drain a host, to even out load, or in place of a lost host.", minimum=1, maximum=100_000),
+        Property("controlled.shutdown.moves.max", "int", "1000", "(mqd) Leaderships that a host which shuts down gives away with each heartbeat.", minimum=1, maximum=1_000_000),
+        Property(
+            "controlled.shutdown.wait.ms", "int", "30000",
+            "(mqd) A host that shuts down waits no longer than this for other hosts to take over what it leads and to know of it.", minimum=0, maximum=INT_MAX,
+        ),
+        Property(
+            "partition.retire.barrier.ms", "int", "10000",
+            "(mqd) Producers to partitions that are being retired (mqd topic retire-partitions) wait no longer than this for consumers to read what is there, before their records go elsewhere.",
+            minimum=0, maximum=INT_MAX,
+        ),
+        Property(
+            "partition.retire.grace.ms", "long", "600000",
+            "(mqd) Retired partitions that are empty, and not shown to clients any more, still take in for so long what producers with old metadata send. At least twice the clients' metadata.max.age.ms.",
+            minimum=0, maximum=LONG_MAX,
+        ),
     ]
 
 

@@ -1,5 +1,6 @@
 """`mqd topic`: create, list, describe, alter, delete, add-partitions, retire-partitions, reassign."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -199,26 +200,82 @@ def add_partitions(settings: Settings, name: str, total: int) -> None:
 @command.command("retire-partitions")
 @options
 @click.argument("name", shell_complete=complete_topic)
-@click.option("--to", "total", required=True, type=click.IntRange(1), help="How many remain: a divisor of the present number.")
+@click.option("--to", "total", type=click.IntRange(1), help="How many remain: a divisor of the present number.")
 @click.option("--allow-moved-keys", is_flag=True, help="Any number: keys of the partitions that remain move to others, and lose their order there.")
-@click.option("--release", is_flag=True, help="Consumers have read what is in the retired partitions: producers need not wait any longer.")
-def retire_partitions(settings: Settings, name: str, total: int, allow_moved_keys: bool, release: bool) -> None:
-    """Give the topic NAME fewer partitions: the others take no new records, stay readable until retention has emptied them, then vanish.
+@click.option("--wait", is_flag=True, help="Go on until the partitions are gone, which takes as long as retention.")
+@click.option("--no-wait", is_flag=True, help="Do not look at what groups have read: the producers' pause ends by time (partition.retire.barrier.ms).")
+@click.option("--release", is_flag=True, help="End the producers' pause now, whatever groups have left to read.")
+@click.option("--status", is_flag=True, help="Show what is under way.")
+def retire_partitions(settings: Settings, name: str, total: int | None, allow_moved_keys: bool, wait: bool, no_wait: bool, release: bool, status: bool) -> None:
+    """Give the topic NAME fewer partitions. The others stay readable until retention has emptied them, then vanish.
 
-    In this version a record that a producer still sends to one of them, because of its key, is refused: the producer tries again until its time is up.
+    Records that producers send to them, because of their keys, are appended to the partitions that remain, where their keys go from then on. Before that producers wait for a moment, until
+    the consumers of all groups have read what the retired partitions hold, so that no consumer sees the records of a key out of order. A group that is too far behind is told of. No
+    transaction may be open on the partitions.
+
+    What --wait waits for may take as long as retention does; interrupting it, or never asking for it, changes nothing about that.
     """
-    from mqd.cli.request import Broker, check
-    from mqd.protocol.messages import CreatePartitionsRequest
+    from mqd.cli import retiring
+    from mqd.cli.cluster import Cluster
 
-    kind = 3 if release else 2 if allow_moved_keys else 1
-    topic = CreatePartitionsRequest.Topic(name=name, count=total, assignments=None, retire=kind)
-    with Broker(settings.bootstrap) as broker:
-        answer = broker.ask(_CREATE_PARTITIONS, CreatePartitionsRequest(topics=[topic], timeout_ms=30_000)).results[0]
-    check(f"topic {name}", answer.error_code, answer.error_message)
-    if settings.json:
-        emit_json({"topic": name, "partitions": total})
-    else:
-        click.echo(f"topic {name}: partitions from {total} on {'wait for nobody any more' if release else 'are being retired; they vanish when retention has emptied them'}")
+    if (total is not None) + release + status != 1 or (wait and no_wait):
+        raise click.UsageError("say one of --to, --release, --status; and at most one of --wait, --no-wait")
+    shown = _Retirement(settings)
+    with Cluster(settings.bootstrap) as cluster:
+        if total is None:
+            state, behind = retiring.ask(cluster.first, name, 0, retiring.RELEASE if release else retiring.STATUS), []
+        else:
+            state, behind = retiring.ask(cluster.first, name, total, retiring.RETIRE_MOVING_KEYS if allow_moved_keys else retiring.RETIRE), []
+        if wait or (total is not None and not no_wait):
+            state, behind = retiring.wait(cluster, name, retiring.HIDDEN + 1 if wait else retiring.REDIRECTED, shown.look(cluster))
+        elif state.step == retiring.SEALED:
+            behind = retiring.groups_behind(cluster, state)
+        left = retiring.records_left(cluster, state) if state.step in (retiring.SEALED, retiring.REDIRECTED) else None
+    shown.end(state, behind, left)
+
+
+class _Retirement:
+    """What `retire-partitions` says: a line on the way whenever something has changed, and how it stands in the end."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._json, self._said = settings.json, ""
+
+    def look(self, cluster: Any) -> Callable[[Any, list[Any]], None]:
+        from mqd.cli import retiring
+
+        def show(state: Any, behind: list[Any]) -> None:
+            if self._json or state.step == retiring.NONE:
+                return
+            text = retiring.NAMES[state.step]
+            if state.step == retiring.SEALED and behind:
+                text += ": " + _behind(behind)
+            elif state.step == retiring.REDIRECTED:
+                text += f", {retiring.records_left(cluster, state)} records are left for retention to delete"
+            if text != self._said:
+                self._said = text
+                click.echo(f"topic {state.topic}: {text}", err=True)
+
+        return show
+
+    def end(self, state: Any, behind: list[Any], left: int | None) -> None:
+        from mqd.cli import retiring
+
+        if self._json:
+            emit_json(retiring.as_json(state, behind, left))
+            return
+        if state.step == retiring.NONE:
+            click.echo(f"topic {state.topic} has {state.remaining} partition{'s' * (state.remaining != 1)}; none is being retired")
+            return
+        click.echo(f"topic {state.topic}: {len(state.retired)} partition{'s' * (len(state.retired) != 1)} from {state.remaining} on are being retired: {retiring.NAMES[state.step]}")
+        if behind:
+            click.echo(f"not read yet: {_behind(behind)}" + ("; records of a key may come out of order there, as when partitions were added" if state.step > retiring.SEALED else ""))
+        if left is not None:
+            click.echo(f"{left} record{'s' * (left != 1)} in them are deleted by retention; then they vanish (mqd topic retire-partitions {state.topic} --status, or --wait)")
+
+
+def _behind(behind: list[Any]) -> str:
+    told = [f"group {one.group} has {one.records} records to read{'' if one.active else ' and no members: nobody waits for it'}" for one in behind]
+    return "; ".join(told[:3]) + (f"; and {len(told) - 3} more groups" if len(told) > 3 else "")
 
 
 @command.command()

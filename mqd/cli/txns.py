@@ -13,6 +13,7 @@ from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
     DescribeProducersRequest, DescribeTransactionsRequest, EndTxnRequest, InitProducerIdRequest, ListTransactionsRequest, WriteTxnMarkersRequest,
 )  # fmt: skip
+from mqd.protocol.redirected import origin_of
 from mqd.transaction.joint import PREFIX as JOINT_PREFIX
 
 INIT_PRODUCER_ID, END_TXN, WRITE_TXN_MARKERS, DESCRIBE_PRODUCERS, DESCRIBE_TRANSACTIONS, LIST_TRANSACTIONS = 22, 26, 27, 61, 65, 66
@@ -112,16 +113,17 @@ def open_producers(cluster: Cluster, partitions: Iterable[Partition]) -> list[Op
 
 
 def known(cluster: Cluster, producer_ids: Iterable[int]) -> dict[int, Transaction]:
-    """Producer id -> its transaction, of those that a coordinator knows."""
-    wanted = sorted(set(producer_ids))
-    found = {}
+    """Producer id -> its transaction, of those that a coordinator knows. Also of producers of retired partitions, as the one that took their records knows them."""
+    asked = {producer_id: origin_of(producer_id)[0] for producer_id in producer_ids}
+    wanted = sorted(set(asked.values()))
+    found: dict[int, Transaction] = {}
     for broker in cluster.nodes() if wanted else ():
         states = _list(broker, ListTransactionsRequest(producer_id_filters=wanted))
         described = {one.transactional_id: one for one in _describe_all(broker, sorted({state.transactional_id for state in states}))}
         for state in states:  # a joint transaction has many producers
             if state.transactional_id in described:
                 found[state.producer_id] = _transaction(described[state.transactional_id], now_ms())
-    return found
+    return {producer_id: found[own] for producer_id, own in asked.items() if own in found}
 
 
 def hanging(cluster: Cluster, idle_ms: int) -> list[OpenProducer]:
@@ -134,7 +136,9 @@ def hanging(cluster: Cluster, idle_ms: int) -> list[OpenProducer]:
 
 
 def _is_known(transaction: Transaction | None, one: OpenProducer) -> bool:
-    return transaction is not None and transaction.state in OPEN_STATES and one.partition in transaction.partitions.get(one.topic, ())
+    sent_to = origin_of(one.producer_id)[1]
+    partition = sent_to if sent_to >= 0 else one.partition
+    return transaction is not None and transaction.state in OPEN_STATES and partition in transaction.partitions.get(one.topic, ())
 
 
 def abort_by_id(cluster: Cluster, transaction: Transaction) -> None:

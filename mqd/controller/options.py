@@ -19,6 +19,11 @@ def controller_options(config: Mapping[str, str]) -> ControllerOptions:
         session_ms=_number(config, "broker.session.timeout.ms"),
         heartbeat_ms=_number(config, "broker.heartbeat.interval.ms"),
         replication_delay_ms=_number(config, "replication.recovery.delay.ms"),
+        drain_moves_max=_number(config, "replica.moves.max"),
+        shutdown_moves_max=_number(config, "controlled.shutdown.moves.max"),
+        shutdown_wait_ms=_number(config, "controlled.shutdown.wait.ms"),
+        retire_barrier_ms=_number(config, "partition.retire.barrier.ms"),
+        retire_grace_ms=_number(config, "partition.retire.grace.ms"),
         balance_check_ms=_number(config, "leader.imbalance.check.interval.seconds") * 1000,
         balance_percent=_number(config, "leader.imbalance.per.broker.percentage") if balances else 100,
     )

@@ -7,6 +7,7 @@ Invariants
     L2  every append is answered once: by the owner, by the owner's death, or at once when it cannot be sent
     L3  an error says whether the batch may be in the log (`unknown`): after the owner's death it may
     L4  an append that names a leader epoch is sent only while the partition is served in that epoch; it names the owner's generation too, so a successor never takes it
+    L5  a marker for a partition that is being retired is written to the one that takes its records too, when the owner says that records go there: done when both are
 Bounds: BYTES_MAX and COUNT_MAX under way; more are refused with COORDINATOR_NOT_AVAILABLE, which is retriable, and nothing is written.
 
 Concurrency: the event loop's thread only.
@@ -20,6 +21,7 @@ from mqd.base import logging
 from mqd.native import PRODUCE_ACKS_ALL, PRODUCE_CONTROL, PRODUCE_MARKER_BUMPED, crc32c
 from mqd.protocol.errors import ErrorCode, error_name
 from mqd.protocol.records import CONTROL, HEADER, HEADER_BYTES, LENGTH_BYTES, TRANSACTIONAL
+from mqd.protocol.redirected import redirected_producer
 
 BYTES_MAX = 64 << 20
 COUNT_MAX = 100_000
@@ -59,11 +61,25 @@ class Sender(Protocol):
     def send_batch(self, owner: int, token: int, slot: int, batch: bytes, flags: int, leader_epoch: int, owner_generation: int) -> None: ...
 
 
+class Marker(NamedTuple):
+    """The end of a producer's transaction in one partition. `is_bumped`: as in append_nowait."""
+
+    topic: str
+    partition: int
+    producer_id: int
+    producer_epoch: int
+    coordinator_epoch: int
+    commit: bool
+    timestamp_ms: int
+    is_bumped: bool = False
+
+
 class _Append(NamedTuple):
     future: asyncio.Future[int]
     owner: int
     owner_generation: int
     size_bytes: int
+    marker: Marker | None
 
 
 class Log:
@@ -82,13 +98,13 @@ class Log:
         return len(self._pending)
 
     def append_nowait(
-        self, topic: str, partition: int, batch: bytes, leader_epoch: int = -1, control: bool = True, is_bumped: bool = False
+        self, topic: str, partition: int, batch: bytes, leader_epoch: int = -1, control: bool = True, is_bumped: bool = False, marker: Marker | None = None
     ) -> asyncio.Future[int]:
         """Queues one record batch. The future gives its base offset when it is below the high watermark, or raises AppendError. `leader_epoch` -1: whichever is in force.
         `is_bumped`: a marker of transactions v2, refused with INVALID_PRODUCER_EPOCH by a partition that has it already."""
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         try:
-            self._send(topic, partition, batch, leader_epoch, (PRODUCE_CONTROL if control else 0) | (PRODUCE_MARKER_BUMPED if is_bumped else 0), future)
+            self._send(topic, partition, batch, leader_epoch, (PRODUCE_CONTROL if control else 0) | (PRODUCE_MARKER_BUMPED if is_bumped else 0), future, marker)
         except AppendError as error:
             future.set_exception(error)
         return future
@@ -97,11 +113,16 @@ class Log:
         """As append_nowait, waited for; a caller that is cancelled changes nothing about the append."""
         return await asyncio.shield(self.append_nowait(topic, partition, batch, leader_epoch, control))
 
-    async def write_marker(self, topic: str, partition: int, producer_id: int, producer_epoch: int, coordinator_epoch: int, commit: bool, timestamp_ms: int) -> int:
-        """Ends a producer's transaction in one partition. For partitions of __consumer_offsets use the group coordinator's: its state changes with the marker."""
-        return await self.append(topic, partition, marker_batch(producer_id, producer_epoch, coordinator_epoch, commit, timestamp_ms))
+    def marker_nowait(self, marker: Marker) -> asyncio.Future[int]:
+        """As append_nowait. For partitions of __consumer_offsets use the group coordinator's: its state changes with the marker."""
+        batch = marker_batch(marker.producer_id, marker.producer_epoch, marker.coordinator_epoch, marker.commit, marker.timestamp_ms)
+        return self.append_nowait(marker.topic, marker.partition, batch, is_bumped=marker.is_bumped, marker=marker)
 
-    def _send(self, topic: str, partition: int, batch: bytes, leader_epoch: int, flags: int, future: asyncio.Future[int]) -> None:
+    async def write_marker(self, topic: str, partition: int, producer_id: int, producer_epoch: int, coordinator_epoch: int, commit: bool, timestamp_ms: int) -> int:
+        """As marker_nowait, waited for."""
+        return await asyncio.shield(self.marker_nowait(Marker(topic, partition, producer_id, producer_epoch, coordinator_epoch, commit, timestamp_ms)))
+
+    def _send(self, topic: str, partition: int, batch: bytes, leader_epoch: int, flags: int, future: asyncio.Future[int], marker: Marker | None) -> None:
         size = len(batch)
         if size > BATCH_BYTES_MAX:
             raise AppendError(ErrorCode.RECORD_LIST_TOO_LARGE)
@@ -112,26 +133,45 @@ class Log:
             raise AppendError(ErrorCode.NOT_LEADER_OR_FOLLOWER)  # L4
         self._next += 1
         token = self._token_base | self._next
-        self._pending[token] = _Append(future, served.owner, served.owner_generation, size)
+        self._pending[token] = _Append(future, served.owner, served.owner_generation, size, marker)
         self._bytes += size
         self._sender.send_batch(served.owner, token, served.slot, batch, PRODUCE_ACKS_ALL | flags, leader_epoch, served.owner_generation)
 
     # -- from the link -----------------------------------------------------------------------------------------------------
 
-    def produced(self, token: int, error: int, base_offset: int) -> bool:
-        """The owner's answer. False: not ours."""
+    def produced(self, token: int, error: int, base_offset: int, redirect: int = -1) -> bool:
+        """The owner's answer. `redirect`: the partition is being retired, and its records go to this one. False: not ours."""
         append = self._pending.pop(token, None)
         if append is None:
             return False
         self._bytes -= append.size_bytes
         if append.future.done():
             return True
-        if error:
+        if redirect >= 0 and append.marker is not None and error in (0, ErrorCode.INVALID_PRODUCER_EPOCH):  # the latter: it was written before, and what became of the other is not known
+            self._redirect(append.future, append.marker, error, base_offset, redirect)
+        elif error:
             # A write or flush that failed leaves it open what the disk holds: whoever loads the log next will see.
             append.future.set_exception(AppendError(error, unknown=error == ErrorCode.KAFKA_STORAGE_ERROR))
         else:
             append.future.set_result(base_offset)
         return True
+
+    def _redirect(self, future: asyncio.Future[int], marker: Marker, error: int, base_offset: int, redirect: int) -> None:
+        """L5. `error`, `base_offset`: what came of it in the partition itself."""
+
+        def on_written(second: asyncio.Future[int]) -> None:
+            failure = None if second.cancelled() else second.exception()
+            if future.done():
+                return
+            if second.cancelled():
+                future.cancel()
+            elif failure is not None or error:
+                future.set_exception(failure or AppendError(error))
+            else:
+                future.set_result(base_offset)
+
+        there = marker._replace(partition=redirect, producer_id=redirected_producer(marker.producer_id, marker.partition))
+        self.marker_nowait(there).add_done_callback(on_written)
 
     def on_owner_death(self, owner: int) -> None:
         """All that is under way with it has an unknown outcome (L3)."""

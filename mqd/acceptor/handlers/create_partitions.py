@@ -1,33 +1,49 @@
 """CreatePartitions 0-3 (KIP-195, KIP-599).
 
 With a tagged field of our own (9100, of a topic): the other way. The partitions from `count` on are retired (RETIRE; RETIRE_MOVING_KEYS: also where that moves keys of those that stay), or
-their producers need not wait any longer for consumers (RELEASE). docs/decisions/2026-11-21-retired-partitions.md.
+their producers need not wait any longer for consumers (RELEASE). STATUS changes nothing. The answer to all of them has the topic's retirement as this broker knows it, in the tagged field
+of the same number. docs/decisions/2026-11-21-retired-partitions.md.
 """
 
 import asyncio
 from collections import Counter
 
-from mqd.acceptor.broker import Broker, Context
+from mqd.acceptor import retiring
+from mqd.acceptor.broker import Context
 from mqd.cluster import controller_messages as messages
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import CreatePartitionsRequest, CreatePartitionsResponse
 
-RETIRE, RETIRE_MOVING_KEYS, RELEASE = 1, 2, 3
+RETIRE, RETIRE_MOVING_KEYS, RELEASE, STATUS = 1, 2, 3, 4
+Result = CreatePartitionsResponse.TopicResult
 
 
 async def handle(context: Context, header: RequestHeader, request: CreatePartitionsRequest) -> CreatePartitionsResponse:
     counts = Counter(topic.name for topic in request.topics)
     by_name = {topic.name: topic for topic in request.topics}
-    results = await asyncio.gather(*(_extend(context.broker, by_name[name], count, request) for name, count in counts.items()))
+    results = await asyncio.gather(*(_extend(context, header, by_name[name], count, request) for name, count in counts.items()))
     return CreatePartitionsResponse(results=list(results))
 
 
-async def _extend(broker: Broker, topic: CreatePartitionsRequest.Topic, count: int, request: CreatePartitionsRequest) -> CreatePartitionsResponse.TopicResult:
+async def _extend(context: Context, header: RequestHeader, topic: CreatePartitionsRequest.Topic, count: int, request: CreatePartitionsRequest) -> Result:
+    broker = context.broker
     if count > 1:
-        return CreatePartitionsResponse.TopicResult(name=topic.name, error_code=int(ErrorCode.INVALID_REQUEST), error_message="Duplicate topic in request.")
-    answer = await broker.controller.request(_change(topic), request.timeout_ms, request.validate_only)
-    return CreatePartitionsResponse.TopicResult(name=topic.name, error_code=answer.error, error_message=answer.message)
+        return Result(name=topic.name, error_code=int(ErrorCode.INVALID_REQUEST), error_message="Duplicate topic in request.")
+    if topic.retire == STATUS:
+        image = broker.metadata.topics.get(topic.name)
+        return _told(context, topic, 0, None) if image is not None else Result(name=topic.name, error_code=int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), error_message=None)
+    change = _change(topic)
+    if isinstance(change, messages.RetirePartitions) and (refused := await retiring.refusal(context, header, change)) is not None:
+        return Result(name=topic.name, error_code=refused[0], error_message=refused[1])
+    answer = await broker.controller.request(change, request.timeout_ms, request.validate_only)
+    return _told(context, topic, answer.error, answer.message)
+
+
+def _told(context: Context, topic: CreatePartitionsRequest.Topic, error: int, message: str | None) -> Result:
+    """With the topic's retirement for who knows that there is such a thing."""
+    image = context.broker.metadata.topics.get(topic.name)
+    return Result(name=topic.name, error_code=error, error_message=message, retirement=retiring.described(context.broker, image) if topic.retire and image is not None else None)
 
 
 def _change(topic: CreatePartitionsRequest.Topic) -> messages.Change:

@@ -17,6 +17,7 @@ from mqd.coordinator.topics import GROUPS
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import WriteTxnMarkersRequest, WriteTxnMarkersResponse
+from mqd.protocol.redirected import origin_of
 from mqd.transaction.events import VERSION_2, AbortByAdministrator, Partition
 from mqd.transaction.joint import JointTransaction
 from mqd.transaction.transaction import Transaction
@@ -31,9 +32,9 @@ async def handle(context: Context, header: RequestHeader, request: WriteTxnMarke
     if context.address.peer_node >= 0 and service is not None:
         return await _of_coordinator(service, request)
     answers = []
-    ongoing = _ongoing(service, {marker.producer_id for marker in request.markers}) if service is not None else {}
+    ongoing = _ongoing(service, {_own_id(marker) for marker in request.markers}) if service is not None else {}
     for marker in request.markers:
-        errors = await _errors(context.broker, marker, ongoing.get(marker.producer_id))
+        errors = await _errors(context.broker, marker, ongoing.get(_own_id(marker)))
         topics = [
             WriteTxnMarkersResponse.TopicResult(
                 name=topic.name,
@@ -95,9 +96,9 @@ async def _errors(broker: Broker, marker: Marker, known: str | None) -> Errors:
         service.coordinator.check_loaded()
         if known is not None:
             return await _abort_known(service, known, marker, asked)
-        elsewhere = Elsewhere(0) if service.peers is None or broker.metadata.is_alone else await ongoing_elsewhere(broker, service.peers, marker.producer_id)
+        elsewhere = Elsewhere(0) if service.peers is None or broker.metadata.is_alone else await ongoing_elsewhere(broker, service.peers, _own_id(marker))
         if elsewhere.node_id >= 0 and service.peers is not None:
-            return dict.fromkeys(asked, await abort_elsewhere(service.peers, elsewhere, marker.producer_id, _epoch_max(marker)))
+            return dict.fromkeys(asked, await abort_elsewhere(service.peers, elsewhere, _own_id(marker), _epoch_max(marker)))
         if elsewhere.error:
             return dict.fromkeys(asked, elsewhere.error)
     except CoordinatorError as error:
@@ -126,7 +127,7 @@ def _ongoing(service: TransactionService, producer_ids: set[int]) -> dict[int, s
 
 
 async def _abort_known(service: TransactionService, name: str, marker: Marker, asked: list[Partition]) -> Errors:
-    return dict.fromkeys(asked, await abort_ongoing(service, name, marker.producer_id, _epoch_max(marker)))
+    return dict.fromkeys(asked, await abort_ongoing(service, name, _own_id(marker), _epoch_max(marker)))
 
 
 async def abort_ongoing(service: TransactionService, name: str, producer_id: int, epoch_max: int) -> int:
@@ -145,6 +146,11 @@ async def abort_ongoing(service: TransactionService, name: str, producer_id: int
 def _epoch_max(marker: Marker) -> int:
     """The highest epoch of a transaction that the marker may end: one of transactions v2 names an epoch above it, another may be one behind."""
     return marker.producer_epoch - 1 if _is_bumped(marker) else marker.producer_epoch + 1
+
+
+def _own_id(marker: Marker) -> int:
+    """By which coordinators know the producer."""
+    return origin_of(marker.producer_id)[0]
 
 
 def _is_bumped(marker: Marker) -> bool:
@@ -173,7 +179,7 @@ async def _write(broker: Broker, service: TransactionService, marker: Marker, pa
         return int(ErrorCode.INVALID_PRODUCER_EPOCH)
     if marker.coordinator_epoch < producer.coordinator_epoch:
         return int(ErrorCode.TRANSACTION_COORDINATOR_FENCED)
-    if _ongoing(service, {marker.producer_id}):
+    if _ongoing(service, {_own_id(marker)}):
         return int(ErrorCode.CONCURRENT_TRANSACTIONS)  # it has begun since the coordinator was asked
     try:
         await service.append_marker_here(*partition, marker.producer_id, marker.producer_epoch, max(producer.coordinator_epoch, 0), False, _is_bumped(marker))

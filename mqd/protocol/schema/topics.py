@@ -177,6 +177,15 @@ results: [TopicResult] 0+
     name: string 0+
     error_code: int16 0+
     error_message: string 0+ null=0+
+    retirement: Retirement 2+ null=2+ tag=9100
+        step: int8 2+
+        applied: bool 2+
+        remaining: int32 2+
+        retired: [Retired] 2+
+            partition_index: int32 2+
+            redirect_index: int32 2+
+            leader_id: int32 2+
+            leader_epoch: int32 2+
 """,
 )  # fmt: skip
 

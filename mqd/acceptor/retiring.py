@@ -1,0 +1,109 @@
+"""What a host is asked before partitions of a topic are retired: is a transaction open on one of them? Only their leaders know.
+
+A transaction that begins between the answer and the first step is ended normally: docs/decisions/2026-11-21-retired-partitions.md.
+"""
+
+import asyncio
+from typing import NamedTuple
+
+from mqd.acceptor.broker import Broker, Context
+from mqd.acceptor.handlers import describe_producers, list_transactions
+from mqd.acceptor.peers import PeerError
+from mqd.acceptor.remote_transactions import LIST_VERSION
+from mqd.cluster import controller_messages as messages
+from mqd.cluster.metadata_records import RETIRE_NOT
+from mqd.protocol.errors import ErrorCode, error_message
+from mqd.protocol.framing import RequestHeader
+from mqd.protocol.messages import CreatePartitionsResponse, DescribeProducersRequest, DescribeProducersResponse, ListTransactionsRequest, ListTransactionsResponse
+from mqd.protocol.redirected import origin_of
+
+TIMEOUT_S = 10.0
+DESCRIBE_VERSION = 0
+Retirement = CreatePartitionsResponse.Retirement
+
+
+class Open(NamedTuple):
+    """A transaction, as a partition sees it."""
+
+    partition: int
+    producer_id: int
+
+
+class _Unknown(Exception):
+    """Its text says which partition's leader cannot be asked, and why."""
+
+
+def first_retired(topic: messages.TopicImage) -> int:
+    """Index of the first partition that goes; their number when none does."""
+    return next((partition.index for partition in topic.partitions if partition.redirect >= 0), len(topic.partitions))
+
+
+def described(broker: Broker, topic: messages.TopicImage) -> Retirement:
+    """`step`: 0 none goes (or they are gone), 1 they are drawing near to those that take their records, 2 sealed, 3 redirected, 4 hidden. `applied`: this host's workers act by it."""
+    applied = broker.table.metadata_version >= broker.metadata.version
+    going = topic.partitions[first_retired(topic) :]
+    retired = [CreatePartitionsResponse.Retired(partition_index=one.index, redirect_index=one.redirect, leader_id=one.leader, leader_epoch=one.leader_epoch) for one in going]
+    return Retirement(step=going[-1].retiring - RETIRE_NOT + 1 if going else 0, applied=applied, remaining=len(topic.partitions) - len(going), retired=retired)
+
+
+async def refusal(context: Context, header: RequestHeader, change: messages.RetirePartitions) -> tuple[int, str] | None:
+    """(error code, why) when a transaction is open on a partition that would be retired, or that cannot be told. What else speaks against it the controller says."""
+    topic = context.broker.metadata.topics.get(change.name)
+    if topic is None or not 0 < change.partition_count < len(topic.partitions) or first_retired(topic) < len(topic.partitions):
+        return None
+    try:
+        found = await _open_on(context, header, topic, change.partition_count)
+    except _Unknown as error:
+        return int(ErrorCode.LEADER_NOT_AVAILABLE), str(error)
+    if found is None:
+        return None
+    producer_id, sent_to = origin_of(found.producer_id)
+    name = await _transactional_id(context, header, producer_id)
+    whose = f"transactional id '{name}', producer id {producer_id}" if name is not None else f"producer id {producer_id}, whose transactional id no coordinator knows"
+    also = f" (sent to the former partition {sent_to})" if sent_to >= 0 else ""
+    return int(ErrorCode.CONCURRENT_TRANSACTIONS), (
+        f"A transaction is open on partition {found.partition} of {change.name}{also}: {whose}. Wait until it ends, or abort it (mqd txn abort), and retire the partitions then."
+    )
+
+
+async def _open_on(context: Context, header: RequestHeader, topic: messages.TopicImage, first: int) -> Open | None:
+    """Raises _Unknown."""
+    by_leader: dict[int, list[int]] = {}
+    for partition in topic.partitions[first:]:
+        if partition.leader < 0:
+            raise _Unknown(f"Partition {partition.index} of {topic.name} has no leader that could say whether a transaction is open on it; try again when it has one.")
+        by_leader.setdefault(partition.leader, []).append(partition.index)
+    answers = await asyncio.gather(*(_ask(context, header, node, topic.name, indexes) for node, indexes in by_leader.items()))
+    return min((one for answer in answers for one in answer), default=None)
+
+
+async def _ask(context: Context, header: RequestHeader, node: int, name: str, indexes: list[int]) -> list[Open]:
+    service, response = context.broker.transactions, None
+    request = DescribeProducersRequest(topics=[DescribeProducersRequest.Topic(name=name, partition_indexes=indexes)])
+    if node == context.broker.node_id:
+        response = await describe_producers.handle(context, header, request)
+    elif service is not None and service.peers is not None:
+        try:
+            response = await service.peers.request(node, request, DESCRIBE_VERSION, TIMEOUT_S)  # type: ignore[assignment]
+        except PeerError as error:
+            raise _Unknown(f"Broker {node}, which leads partition {indexes[0]} of {name}, cannot be asked whether a transaction is open on it ({error}); try again.") from error
+    if not isinstance(response, DescribeProducersResponse):
+        raise _Unknown(f"Broker {node}, which leads partition {indexes[0]} of {name}, cannot be asked from this one; try again.")
+    found = []
+    for partition in response.topics[0].partitions:
+        if partition.error_code:
+            reason = error_message(partition.error_code)
+            raise _Unknown(f"The leader of partition {partition.partition_index} of {name} cannot say whether a transaction is open on it ({reason}); try again.")
+        found += [Open(partition.partition_index, one.producer_id) for one in partition.active_producers if one.current_txn_start_offset >= 0]
+    return found
+
+
+async def _transactional_id(context: Context, header: RequestHeader, producer_id: int) -> str | None:
+    """Best effort: for the message."""
+    request = ListTransactionsRequest(state_filters=[], producer_id_filters=[producer_id], duration_filter=-1)
+    answers: list[object] = [await list_transactions.handle(context, header, request)]
+    broker, service = context.broker, context.broker.transactions
+    if service is not None and service.peers is not None:
+        others = [node for node in broker.metadata.brokers if node != broker.node_id and broker.metadata.is_alive(node)]
+        answers += await asyncio.gather(*(service.peers.request(node, request, LIST_VERSION, TIMEOUT_S) for node in others), return_exceptions=True)
+    return next((state.transactional_id for answer in answers if isinstance(answer, ListTransactionsResponse) for state in answer.transaction_states), None)

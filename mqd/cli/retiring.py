@@ -1,0 +1,152 @@
+"""Partitions that are being retired: how far that is, what consumers have left to read of them, and letting producers go on when they have. For `mqd topic retire-partitions`.
+
+    drawing near -> sealed -> redirected -> hidden -> gone          (docs/decisions/2026-11-21-retired-partitions.md)
+
+While the partitions are sealed the producers of their keys wait, so that a consumer which reads both partitions never sees a later record of a key first. They need not wait longer than it
+takes the groups to read on to the end: seen here, told to the controller. Groups without members are not waited for, nobody is reading; nor is any group for longer than the controller
+waits (partition.retire.barrier.ms).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from mqd.cli import groups
+from mqd.cli.cluster import EARLIEST, LATEST, Cluster, Partition
+from mqd.cli.common import CliError
+from mqd.cli.request import Broker, check
+from mqd.protocol.messages import CreatePartitionsRequest, FetchRequest
+from mqd.protocol.records import CONTROL, HEADER, HEADER_BYTES
+
+CREATE_PARTITIONS, FETCH = 37, 1
+RETIRE, RETIRE_MOVING_KEYS, RELEASE, STATUS = 1, 2, 3, 4
+NONE, DRAWING_NEAR, SEALED, REDIRECTED, HIDDEN = range(5)
+NAMES = ("no partition is being retired", "replicas and leaders go to those of the partitions that take the records", "consumers read what is there", "their records go to other partitions",
+         "empty, and shown to nobody any more")  # fmt: skip
+LOOK_S = 0.25
+TIMEOUT_MS = 30_000
+FETCH_VERSION_MAX = 12  # the newest that names topics by name
+FETCH_BYTES = 1 << 20
+MARKERS_MAX = 1_000  # a group that is further behind has records left to read
+
+
+class State(msgspec.Struct):
+    """`step`: NONE when none goes, or they are gone; `applied`: what the host that was asked leads, it leads by it. `retired`: partition -> the one that takes its records."""
+
+    topic: str
+    step: int
+    applied: bool
+    remaining: int
+    retired: dict[int, int]
+    leaders: set[int]
+
+    @property
+    def partitions(self) -> list[Partition]:
+        return [(self.topic, index) for index in sorted(self.retired)]
+
+
+class Behind(msgspec.Struct):
+    """A group that has records of the retired partitions left to read. `active`: it has members."""
+
+    group: str
+    records: int
+    active: bool
+
+
+def ask(broker: Broker, topic: str, total: int, kind: int) -> State:
+    """Begins, releases, or looks. Raises CliError."""
+    request = CreatePartitionsRequest(topics=[CreatePartitionsRequest.Topic(name=topic, count=total, assignments=None, retire=kind)], timeout_ms=TIMEOUT_MS)
+    answer = broker.ask(CREATE_PARTITIONS, request).results[0]
+    check(f"topic {topic}", answer.error_code, answer.error_message)
+    found = answer.retirement
+    if found is None:
+        raise CliError("the broker cannot retire partitions: it is another or an older one")
+    retired = {one.partition_index: one.redirect_index for one in found.retired}
+    return State(topic, found.step, found.applied, found.remaining, retired, {one.leader_id for one in found.retired})
+
+
+def wait(cluster: Cluster, topic: str, until: int, show: Callable[[State, list[Behind]], None]) -> tuple[State, list[Behind]]:
+    """Until the step is over, REDIRECTED say, or none goes any more; releases the producers as soon as every group has read on to the end. The state then, and who was behind when the
+    producers were let go. Interrupting it interrupts the looking."""
+    behind: list[Behind] = []
+    while True:
+        state = ask(cluster.first, topic, 0, STATUS)
+        if state.step == SEALED:
+            sealed = is_sealed(cluster, state)  # first: what groups have read counts from then on
+            behind = groups_behind(cluster, state)
+            if sealed and not any(one.active for one in behind):
+                ask(cluster.first, topic, 0, RELEASE)
+        show(state, behind)
+        if state.step == NONE or state.step >= until:
+            return state, behind
+        time.sleep(LOOK_S)  # other hosts' doing
+
+
+def is_sealed(cluster: Cluster, state: State) -> bool:
+    """Whether the leaders themselves refuse new records. Before, what groups have read might not have been all."""
+    if -1 in state.leaders:
+        return False
+    cluster.topics([state.topic])
+    found = [ask(cluster.node(node), state.topic, 0, STATUS) for node in state.leaders]
+    return all(one.step == SEALED and one.applied for one in found)
+
+
+def groups_behind(cluster: Cluster, state: State) -> list[Behind]:
+    """Of all groups that have committed in the partitions, or read them."""
+    retired = set(state.partitions)
+    found = []
+    for group in groups.all_groups(cluster, (), ()):
+        rows = [row for row in groups.progress(cluster, group) if (row.topic, row.partition) in retired]
+        left = sum(_left(cluster, row) for row in rows)
+        if left:
+            found.append(Behind(group.group, left, group.state not in groups.NOBODY))
+    return found
+
+
+def _left(cluster: Cluster, row: groups.Progress) -> int:
+    """Records that the group has not read; markers of transactions, behind the last record, are none."""
+    if row.log_end_offset is None:
+        return 1  # nobody serves it: not known
+    first = max(row.committed_offset if row.committed_offset is not None else 0, row.log_start_offset or 0)
+    left = row.log_end_offset - first
+    return 0 if left <= 0 or (left <= MARKERS_MAX and _only_markers(cluster, (row.topic, row.partition), first)) else left
+
+
+def _only_markers(cluster: Cluster, partition: Partition, offset: int) -> bool:
+    topic, index = partition
+    ((node_id, _),) = cluster.by_leader([partition]).items()
+    asked = FetchRequest.Topic(topic=topic, partitions=[FetchRequest.Partition(partition=index, fetch_offset=offset, partition_max_bytes=FETCH_BYTES)])
+    request = FetchRequest(replica_id=-1, max_wait_ms=0, min_bytes=0, max_bytes=FETCH_BYTES, session_epoch=-1, topics=[asked])
+    answer = cluster.node(node_id).ask(FETCH, request, FETCH_VERSION_MAX)
+    found = answer.responses[0].partitions[0]
+    return not found.error_code and all(attributes & CONTROL for attributes in _attributes(bytes(found.records or b""), offset))
+
+
+def _attributes(data: bytes, offset: int) -> list[int]:
+    """Of the batches that reach beyond `offset`; the last one may be cut off."""
+    at, found = 0, []
+    while at + HEADER_BYTES <= len(data):
+        base_offset, length, _, _, _, attributes, last_delta, *_ = HEADER.unpack_from(data, at)
+        if base_offset + last_delta >= offset:
+            found.append(attributes)
+        at += 12 + length
+    return found
+
+
+def records_left(cluster: Cluster, state: State) -> int:
+    """What retention has not deleted yet."""
+    cluster.topics([state.topic])
+    starts, ends = cluster.offsets(state.partitions, EARLIEST), cluster.offsets(state.partitions, LATEST)
+    return sum(max(ends[partition] - starts.get(partition, 0), 0) for partition in ends)
+
+
+def as_json(state: State, behind: list[Behind], left: int | None) -> dict[str, Any]:
+    return {
+        "topic": state.topic, "step": ("none", "drawing_near", "sealed", "redirected", "hidden")[state.step], "partitions": state.remaining,
+        "retired": [{"partition": index, "redirected_to": to} for index, to in sorted(state.retired.items())],
+        "records_left": left, "groups_behind": [{"group": one.group, "records": one.records, "active": one.active} for one in behind],
+    }  # fmt: skip
