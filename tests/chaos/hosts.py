@@ -58,7 +58,7 @@ class ChaosHost(Broker):
         if extras.journal:
             environment["MQD_FILE_JOURNAL"] = str(self._journal / "journal")
         if extras.clocks:
-            environment |= {"MQD_WALL_CLOCK": str(self._clock), "LD_PRELOAD": str(_shim(data_dir.parent))}
+            environment |= {"CHAOS_WALL_CLOCK": str(self._clock), "LD_PRELOAD": str(wall_clock_shim(data_dir.parent))}
         super().__init__(data_dir, workers, own | config, environment)
         self.port = PORT
         self.network, self.name, self.node_id, self.address = network, name, node_id, address
@@ -198,7 +198,7 @@ def _as_operations(tree: Tree, root: str) -> Iterator[Operation]:
     yield Operation(SYNCFS_DONE, root, 0, 0, 2, reference=1)
 
 
-def _shim(directory: Path) -> Path:
+def wall_clock_shim(directory: Path) -> Path:
     """Built where the hosts' files are; once."""
     built = directory / "wall_clock.so"
     if not built.exists():

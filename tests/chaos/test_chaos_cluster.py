@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -12,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos import network, replicas
-from tests.chaos.hosts import NOT_DATA, PORT, ChaosCluster, Extras
+from tests.chaos import network, operator, replicas
+from tests.chaos.hosts import NOT_DATA, PORT, ChaosCluster, Extras, wall_clock_shim
 from tests.chaos.run import CREATE, DISK_BYTES, IN_SYNC, Plan, Run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -167,7 +168,28 @@ def test_a_full_run(tmp_path: Path) -> None:
     assert result.numbers["acknowledged"] > 200 and result.numbers["transactions"] > 5 and result.numbers["polled"] > 500
 
 
+@needs_namespaces
+@pytest.mark.slow
+def test_an_operator_s_tools_are_answered(bench: Bench) -> None:
+    bench.script(CREATE, bench.cluster.bootstrap, {name: 2 for name in operator.TOPICS}, {})
+    for number, action in enumerate(("reassign", "elect", "configure", "configure", "cancel", "reassign")):
+        command = [sys.executable, "-m", "tests.chaos.operator", action, bench.cluster.bootstrap, str(number)]
+        done = subprocess.run(bench.network.run("client", command), cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert "refused" not in done.stdout and (action == "cancel" or "done" in done.stdout), done.stdout
+
+
 # -- without a cluster --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_wall_clock_jumps_alone(tmp_path: Path) -> None:
+    clock, code = tmp_path / "clock", "import time; print(time.time(), time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME))"
+    for ahead_s in (0, 72_000, -1_800):
+        clock.write_bytes(int(ahead_s * 1e9).to_bytes(8, sys.byteorder, signed=True))
+        environment = {**os.environ, "CHAOS_WALL_CLOCK": str(clock), "LD_PRELOAD": str(wall_clock_shim(tmp_path))}
+        before = (time.time() + ahead_s, time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME))
+        told = [float(word) for word in subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout.split()]
+        assert all(0 <= one - begun < 60 for one, begun in zip(told, before, strict=True)), (ahead_s, told, before)
 
 
 def _batch(base_offset: int, text: bytes) -> bytes:

@@ -1,4 +1,4 @@
-/* LD_PRELOAD: the wall clock (CLOCK_REALTIME) of a host is as many nanoseconds off as the file $MQD_WALL_CLOCK says, an int64 that may change at any time. All other clocks are the
+/* LD_PRELOAD: the wall clock (CLOCK_REALTIME) of a host is as many nanoseconds off as the file $CHAOS_WALL_CLOCK says, an int64 that may change at any time. All other clocks are the
  * machine's. It cannot be namespaced, and all hosts of the tests are on one machine. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -17,7 +17,7 @@ static int (*real_clock_gettime)(clockid_t, struct timespec *);
 
 __attribute__((constructor)) static void begin(void)
 {
-    const char *path = getenv("MQD_WALL_CLOCK");
+    const char *path = getenv("CHAOS_WALL_CLOCK");
     int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
     if (fd < 0)
         return;
