@@ -41,7 +41,7 @@ _FROM_RECORDS = ("key", "value", "offset", "timestamp", "timestampType", "header
 class Assembly:
     """Rows into batches of the wanted columns."""
 
-    def __init__(self, names: Sequence[str], topic: str, partition: int, rows_max: int = ROWS_MAX) -> None:
+    def __init__(self, names: Sequence[str], topic: str, partition: int, rows_max: int) -> None:
         self._names, self._schema = names, arrow_schema(names)
         self._rows = ArrowRows(rows_max, DATA_BYTES_MAX, [name for name in names if name in _FROM_RECORDS])
         self._constant = {"topic": lambda: _repeated(topic.encode(), rows_max), "partition": lambda: pa.array(np.full(rows_max, partition, np.int32))}
@@ -77,7 +77,7 @@ def _repeated(text: bytes, count: int) -> Any:
 
 def read_range(options: SourceOptions, names: Sequence[str], one: Range) -> Iterator[pa.RecordBatch]:
     """See the module. Raises MqdReadError."""
-    assembly = Assembly(names, one.topic, one.partition)
+    assembly = Assembly(names, one.topic, one.partition, ROWS_MAX)
     cluster = Cluster(options.kafka)
     try:
         for view in _views(options, cluster, one):

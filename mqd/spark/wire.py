@@ -82,6 +82,7 @@ class Link:
     def __init__(self, host: str, port: int, client_id: str, timeout_s: float) -> None:
         self.host, self.port, self._client_id = host, port, client_id
         self._numbers = itertools.count(1)
+        self.closed = False  # W1
         self.versions: dict[int, tuple[int, int]] = {}
         try:
             self._socket = socket.create_connection((host, port), min(CONNECT_TIMEOUT_S, timeout_s))
@@ -98,6 +99,7 @@ class Link:
         self.versions = {one.api_key: (one.min_version, one.max_version) for one in response.api_keys}
 
     def close(self) -> None:
+        self.closed = True
         with contextlib.suppress(OSError):
             self._socket.close()
 
@@ -220,7 +222,7 @@ class Cluster:
 
     def _link(self, address: tuple[str, int]) -> Link:
         link = self._links.get(address)
-        if link is None:
+        if link is None or link.closed:
             link = self._links[address] = Link(*address, self.settings.client_id, self.settings.request_timeout_s)
         return link
 

@@ -135,7 +135,7 @@ def test_header_keys_that_are_no_text_are_replaced() -> None:
     at = data.index(b"key")
     data[at] = 0xFF
     reader = PartitionReader(SegmentReader.of_memory(data), "t", b"", 0, 0, check_crc=False)
-    assembly = Assembly(("headers",), "t", 0)
+    assembly = Assembly(("headers",), "t", 0, 100)
     list(assembly.add(reader.read()))
     (batch,) = assembly.rest()
     batch.validate(full=True)
