@@ -191,6 +191,7 @@ void mqd_fetcher_assigned(struct mqd_reactor *r, struct mqd_owned *owned)
         return;
     }
     followed->put_off_ms = 0;
+    followed->refusals = 0;
     move_to(fetchers, followed, fetcher_for(fetchers, owned));
     want_soon(followed);
 }

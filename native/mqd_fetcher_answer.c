@@ -8,6 +8,7 @@
 
 #define FRAME_BYTES_MIN 16
 #define COMPLAIN_MS 10000   /* of one partition, at most this often */
+#define NOT_YET_MS 5        /* at first: a leader that hears of its epoch a moment after its followers */
 
 /* ---- one partition ------------------------------------------------------------------------------------------------ */
 
@@ -22,6 +23,18 @@ static void complain(struct mqd_reactor *r, struct mqd_followed *followed, const
 static void put_off(struct mqd_reactor *r, struct mqd_followed *followed)
 {
     mqd_followed_put_off(r, followed, followed->fetcher->options.backoff_ms);
+}
+
+/* Who does not know yet that it leads is asked again soon, then later and later: its acknowledgements wait for its followers. */
+static void put_off_refused(struct mqd_reactor *r, struct mqd_followed *followed, int16_t error)
+{
+    int64_t ms = (int64_t)NOT_YET_MS << followed->refusals;
+    if ((error != MQD_KAFKA_NOT_LEADER_OR_FOLLOWER && error != MQD_KAFKA_UNKNOWN_LEADER_EPOCH) || ms >= followed->fetcher->options.backoff_ms) {
+        put_off(r, followed);
+        return;
+    }
+    followed->refusals++;
+    mqd_followed_put_off(r, followed, ms);
 }
 
 /* The leader's log begins later than this one: Python moves the log start, and deletes the files. */
@@ -86,7 +99,7 @@ static void on_news(struct mqd_reactor *r, struct mqd_followed *followed, const 
         mqd_follow_rest(r, owned, step.offset, step.action == MQD_REPLICA_RESTART ? step.offset : -1);
         return;
     default:
-        put_off(r, followed);
+        put_off_refused(r, followed, partition->error);
     }
 }
 

@@ -26,6 +26,7 @@ struct mqd_followed {
     uint8_t in_session;          /* the leader has it in the session */
     uint8_t unsettled;           /* something of the last answer is not written, or not flushed */
     uint8_t putting_off;         /* in fetcher->put_off */
+    uint8_t refusals;            /* of this leader epoch, by a leader that did not know of it; until the bound of their pause is reached */
 };
 
 struct mqd_fetcher {

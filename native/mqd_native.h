@@ -460,7 +460,7 @@ struct mqd_fetcher_options {
     uint32_t response_bytes_limit;   /* an answer beyond it ends the connection */
     uint32_t partition_bytes_max;    /* replica.fetch.max.bytes */
     uint32_t timeout_ms;             /* without an answer for so long beyond wait_ms the connection is taken for dead (replica.socket.timeout.ms) */
-    uint32_t backoff_ms;             /* replica.fetch.backoff.ms: a partition that the leader refused is asked for again after this */
+    uint32_t backoff_ms;             /* replica.fetch.backoff.ms: a partition that the leader refused is asked for again after this; sooner where it may not know yet that it leads */
     int64_t bytes_per_second_max;    /* follower.replication.throttled.rate, of the catch-up lane; 0 = no bound */
 };
 /* A connection to a worker of another host, both sides proven. The reactor takes the socket (non-blocking or not), also when the command fails. It replaces one of the same

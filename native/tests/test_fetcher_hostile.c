@@ -277,7 +277,7 @@ BOTH(what_is_refused_is_put_off)
 {
     struct fake fake = fake_start(backend);
     struct request request;
-    const int16_t errors[] = {6, 74, 75, 56, 3, 100, 77, 9};
+    const int16_t errors[] = {74, 56, 3, 100, 77, 9};
     CHECK(receive(&fake, &request));
     for (uint32_t i = 0; i < sizeof errors / sizeof *errors; i++) {
         int64_t began_ns = test_now_ns();
@@ -294,6 +294,34 @@ BOTH(what_is_refused_is_put_off)
         CHECK_EQUAL(request.forgotten_count, 0);
     }
     CHECK_EQUAL(log_end(&fake, 0), 0);
+    fake_stop(&fake);
+}
+
+/* A leader that may not know yet that it leads: asked again at once, and less and less often. */
+BOTH(a_leader_that_does_not_know_it_yet_is_asked_again_soon)
+{
+    struct fake fake = fake_start(backend);
+    struct request request;
+    const int16_t errors[] = {75, 6, 75, 6, 6, 6};
+    const int64_t pauses_ms[] = {5, 10, 20, 40, 60, 60}; /* at most the back-off, which is 60 here */
+    int64_t least_ms = INT64_MAX;
+    CHECK(receive(&fake, &request));
+    for (uint32_t i = 0; i < sizeof errors / sizeof *errors; i++) {
+        int64_t began_ns = test_now_ns();
+        answer(&fake, &request, (struct piece[]){{.partition = 0, .error = errors[i], .high_watermark = -1, .log_start = -1}, {.partition = 2}}, 2);
+        CHECK(receive(&fake, &request));
+        while (!request.one[0].there) {
+            CHECK(test_now_ns() - began_ns < LIMIT_MS * 1000000ll);
+            usleep(1000);
+            answer(&fake, &request, NULL, 0);
+            CHECK(receive(&fake, &request));
+        }
+        int64_t taken_ms = (test_now_ns() - began_ns) / 1000000;
+        CHECK(taken_ms >= pauses_ms[i] - 1);
+        if (pauses_ms[i] < 40 && taken_ms < least_ms)
+            least_ms = taken_ms;
+    }
+    CHECK(least_ms < 60);
     fake_stop(&fake);
 }
 

@@ -222,6 +222,34 @@ BOTH(sealed_segments_are_flushed_without_a_pause_between)
     bench_stop(b);
 }
 
+static void in_memory_at_first(struct bench *b)
+{
+    b->log_options.flush_on_ack = 0;
+    b->log_options.flush_interval_ms = 3600000;
+}
+
+/* What was acknowledged before the setting changed is counted on as flushed from then on (R9): it does not wait for the next record. */
+BOTH(what_is_dirty_is_flushed_when_flush_on_ack_is_switched_on)
+{
+    struct bench *b = bench_start(backend, in_memory_at_first);
+    struct client client = client_open(b, 0);
+    struct mqd_partition_view view;
+    send_produce(&client, 0, 1, 1, LIMIT_MS);
+    CHECK_EQUAL(error_of(&client), 0);
+    CHECK_EQUAL(mqd_slot_view(b->control, 0, &view), 0);
+    CHECK_EQUAL(view.positions.durable_offset, 0);
+    b->log_options.flush_on_ack = 1;
+    CHECK_EQUAL(mqd_reactor_set_options(b->reactors[0], ++b->token, 0, &b->log_options), 0);
+    bench_done(b, 0, b->token);
+    int64_t began_ns = test_now_ns();
+    do
+        CHECK_EQUAL(mqd_slot_view(b->control, 0, &view), 0);
+    while (view.positions.durable_offset < 1 && test_now_ns() - began_ns < 4000000000ll); /* sooner than it would be in the background */
+    CHECK_EQUAL(view.positions.durable_offset, 1);
+    client_close(&client);
+    bench_stop(b);
+}
+
 BOTH(without_descriptors_a_batch_is_refused_and_no_disk_is_given_up)
 {
     struct bench *b = bench_start(backend, many_segments);
