@@ -22,6 +22,7 @@
  *       client's to take away, and the worker would block in a write. `to_worker` the worker only polls. A client's threads wake each other by a descriptor of their own.
  *   A6  a Fetch whose max_bytes is 0 asks for positions only: it parks and answers as any other (leave the partitions' max_bytes as usual), but without records. With
  *       read_committed the aborted transactions are those from the fetch offset to the answer's last_stable_offset, which is lower than the partition's when they are many.
+ *   A7  answers may overtake those to a Produce whose partition another host leads; which request they are of, the correlation id says.
  */
 #ifndef MQD_LOCAL_LAYOUT_H
 #define MQD_LOCAL_LAYOUT_H

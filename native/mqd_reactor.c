@@ -156,7 +156,7 @@ static void answer_and_send(struct mqd_reactor *r)
         struct mqd_connection *c = MQD_CONTAINER(node, struct mqd_connection, output_node);
         mqd_output_send(r, c);
         /* answers may have been held back by what is sent now */
-        if (c->fd >= 0 && c->head && c->head->complete && mqd_output_has_room(r, c) && !mqd_list_linked(&c->answer_node))
+        if (c->fd >= 0 && c->head && (c->head->complete || c->relaying) && mqd_output_has_room(r, c) && !mqd_list_linked(&c->answer_node))
             mqd_list_append(&r->to_answer, &c->answer_node);
     }
 }

@@ -6,7 +6,7 @@
  * so that everything that arrived in a turn costs one pwritev per partition, one flush, one send per connection and one wake-up per peer.
  *
  * Invariants
- *   R1  replies of a connection leave in the order of its requests; a request is answered once.
+ *   R1  replies of a connection leave in the order of its requests (but for those of local clients that wait for leaders on other hosts, mqd_relay.h); a request is answered once.
  *   R2  a batch is acknowledged only after mqd_slot_publish made it visible, and with acks=all and flush.on.ack only after its flush.
  *   R3  arena bytes are held from the receive until the last pwritev that reads them, no longer.
  *   R4  nothing here blocks on a disk: flushes, preallocation, read-ahead and snapshots run behind mqd_poll.

@@ -90,6 +90,9 @@ void mqd_relay_forget(struct mqd_reactor *r, struct mqd_append *append)
     append->relayed = NULL;
     unblock(r, entry);
     entry->append = NULL;
+    append->request->relaying--;
+    if (append->request->connection)
+        append->request->connection->relaying--;
 }
 
 /* The oldest one leaves; its append, if anybody waits for it, is the caller's to complete. */
@@ -205,6 +208,8 @@ static void queue(struct mqd_reactor *r, struct mqd_relay *relay, struct mqd_app
     memcpy(entry->topic_id, topic->topic_id, sizeof entry->topic_id);
     entry->deadline_ms = r->now_ms + (produce->required_acks == -1 && produce->timeout_ms > 0 ? produce->timeout_ms : 0);
     append->relayed = entry;
+    append->request->relaying++;
+    c->relaying++;
     mqd_list_append(&relay->entries, &entry->node);
     if (!relay->unsent)
         relay->unsent = entry;

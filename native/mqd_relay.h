@@ -17,6 +17,7 @@
  *       left. What was sent keeps no bytes here.
  *   L5  an answer is hostile until checked: anything but an answer to the oldest request, about its partition, ends the connection.
  *   L6  acks=0 is sent as acks=1: the leader would end the connection, which others use, for an error. Its outcome is told to nobody.
+ *   L7  what waits for another host holds up no other answer to its client (answer_past_relays in mqd_request.c).
  * Concurrency: the reactor's thread.
  */
 #ifndef MQD_RELAY_H

@@ -90,7 +90,7 @@ void mqd_request_complete(struct mqd_reactor *r, struct mqd_request *request)
     request->complete = 1;
     mqd_timer_disarm(r, request);
     struct mqd_connection *c = request->connection;
-    if (c && c->head == request && !mqd_list_linked(&c->answer_node))
+    if (c && (c->head == request || c->relaying) && !mqd_list_linked(&c->answer_node))
         mqd_list_append(&r->to_answer, &c->answer_node);
 }
 
@@ -174,6 +174,34 @@ static void encode(struct mqd_reactor *r, struct mqd_request *request)
     }
 }
 
+static void encode_and_charge(struct mqd_reactor *r, struct mqd_connection *c, struct mqd_request *request)
+{
+    int64_t began_ns = r->quota_kinds >> MQD_QUOTA_REQUEST & 1 ? mqd_throttle_work_begin(r, c) : 0;
+    encode(r, request);
+    if (began_ns)
+        mqd_throttle_work_end(r, c, began_ns);
+}
+
+/* R1 has one exception: on shared memory, what waits for a leader on another host, which may be cut off, holds up no answer about anything else. Its client goes by correlation ids, and
+ * what comes from one leader still comes in order. */
+static void answer_past_relays(struct mqd_reactor *r, struct mqd_connection *c)
+{
+    struct mqd_request *before = c->head;
+    while (before && !before->complete && before->relaying && c->relaying && !c->closing) {
+        struct mqd_request *request = before->next;
+        if (!request || request->kind == MQD_REQUEST_FETCH || !request->complete || !mqd_output_has_room(r, c)) {
+            before = request && request->kind != MQD_REQUEST_FETCH && !request->complete ? request : NULL;
+            continue;
+        }
+        encode_and_charge(r, c, request);
+        before->next = request->next;
+        if (c->tail == request)
+            c->tail = before;
+        c->inflight--;
+        mqd_request_free(r, request);
+    }
+}
+
 void mqd_connection_answer(struct mqd_reactor *r, struct mqd_connection *c)
 {
     while (c->head && !c->closing) {
@@ -185,16 +213,15 @@ void mqd_connection_answer(struct mqd_reactor *r, struct mqd_connection *c)
         }
         if (!request->complete || !mqd_output_has_room(r, c))
             break;
-        int64_t began_ns = r->quota_kinds >> MQD_QUOTA_REQUEST & 1 ? mqd_throttle_work_begin(r, c) : 0;
-        encode(r, request);
-        if (began_ns)
-            mqd_throttle_work_end(r, c, began_ns);
+        encode_and_charge(r, c, request);
         c->head = request->next;
         if (!c->head)
             c->tail = NULL;
         c->inflight--;
         mqd_request_free(r, request);
     }
+    if (c->relaying)
+        answer_past_relays(r, c);
     mqd_connection_resume(r, c);
 }
 

@@ -111,6 +111,7 @@ struct mqd_request {
     uint32_t arena_pins;
     uint32_t undecided;                   /* appends that order the connection and are neither staged nor refused; see mqd_check.c */
     uint32_t awaiting;                    /* of these: those that the next check asks for */
+    uint32_t relaying;                    /* appends of it that wait for leaders on other hosts */
     uint8_t blocks;                       /* counts in connection->blocked */
     uint8_t order_known;                  /* `order` is filled */
     uint8_t transactional_id_kept;        /* on the heap: the frame is gone */
@@ -175,6 +176,7 @@ struct mqd_connection {
     /* requests, oldest first */
     struct mqd_request *head, *tail;
     uint32_t inflight;
+    uint32_t relaying;           /* of a local client: batches whose leader, another host, has not answered; other answers overtake them (mqd_connection_answer) */
     uint32_t blocked;            /* requests that later ones may not overtake: nothing is read meanwhile */
     uint64_t held_bytes;         /* heap_bytes of these requests */
     /* quotas, while there are any (mqd_throttle.c) */
