@@ -1,0 +1,144 @@
+"""What the sink of Spark sends, without Spark: record batches over TCP to a real broker that restarts, and the requests of a joint transaction."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+
+from mqd.spark.encoding import Encoder, MqdWriteError
+from mqd.spark.joint import Child, Joint
+from mqd.spark.options import KafkaSettings
+from mqd.spark.producing import Producer, connections
+from mqd.spark.sink_options import COLUMNS, SinkOptions
+from mqd.spark.wire import Cluster
+from mqd.transaction.joint import PREFIX
+from tests.broker import Broker
+from tests.interaction.traffic import eventually
+from tests.interaction.transactional import connect, fetch_committed, fresh, read_committed, topic_of
+
+PARTITIONS = 3
+NO_PRODUCER = (-1, -1)
+
+
+def options(broker: Broker, topic: str, **more) -> SinkOptions:
+    columns = tuple("value" if name == "value" else "" for name in COLUMNS)
+    return SinkOptions(KafkaSettings(broker.bootstrap, client_id=fresh("spark")), columns, topic, batch_bytes=16 << 10, **more)
+
+
+def rows(first: int, count: int) -> pa.RecordBatch:
+    return pa.record_batch({"value": pa.array([b"%d" % number for number in range(first, first + count)], pa.binary())})
+
+
+def identity(found: SinkOptions) -> Child:
+    from mqd.protocol.messages import InitProducerIdRequest
+
+    response = connections(found).cluster.any_link().ask(InitProducerIdRequest(transactional_id=None))
+    assert response.error_code == 0
+    return Child(response.producer_id, response.producer_epoch)
+
+
+def send(found: SinkOptions, producer: Producer, batch: pa.RecordBatch) -> None:
+    encoder = Encoder(found, producer.partition_count)
+    encoder.add(batch)
+    producer.send(encoder.rest())
+
+
+def everything(broker: Broker, topic: str) -> list[int]:
+    with connect(broker) as kafka:
+        return [int(value) for index in range(PARTITIONS) for value in read_committed(kafka, topic, index)]
+
+
+@pytest.mark.parametrize("role", ["worker", "acceptor"])
+def test_a_broker_that_restarts_gets_every_row_once(start_broker: Callable[..., Broker], role: str) -> None:
+    broker = start_broker()
+    with connect(broker) as kafka:
+        topic = topic_of(kafka, PARTITIONS)
+    found = options(broker, topic)
+    producer = Producer(found, identity(found), None)
+    for step in range(12):
+        send(found, producer, rows(step * 2000, 2000))
+        if step in (2, 5, 8):
+            for pid in broker.pids(role):
+                with contextlib.suppress(ProcessLookupError):  # not started again yet
+                    os.kill(pid, signal.SIGKILL)
+    producer.flush()
+    assert producer.record_count == 24_000
+    eventually(lambda: sorted(everything(broker, topic)) == list(range(24_000)), "every row once")
+
+
+def test_who_does_not_answer_is_named_in_time(start_broker: Callable[..., Broker]) -> None:
+    broker = start_broker()
+    with connect(broker) as kafka:
+        topic = topic_of(kafka, PARTITIONS)
+    found = options(broker, topic, delivery_timeout_s=1.0)
+    producer = Producer(found, identity(found), None)
+    send(found, producer, rows(0, 10))
+    producer.flush()
+    broker.kill_all()
+    with pytest.raises(MqdWriteError, match=rf"topic {topic}, partition \d: 10 rows were not acknowledged within 1 s .*kafka.delivery.timeout.ms"):
+        send(found, producer, rows(10, 10))
+        producer.flush()
+    producer.close()
+
+
+def test_a_child_whose_transaction_is_over_is_told_so(shared_broker: Broker) -> None:
+    with connect(shared_broker) as kafka:
+        topic = topic_of(kafka, PARTITIONS)
+    found = options(shared_broker, topic)
+    cluster = connections(found).cluster
+    name = PREFIX + fresh("query")
+    first, second = Joint(cluster, name, 0, "run-1", 60_000), Joint(cluster, name, 0, "run-2", 60_000)
+    zombie = first.enlist()
+    late = Producer(found, zombie, name)
+    send(found, late, rows(0, 10))
+    late.flush()
+    first.alive(zombie)
+    child = second.enlist()
+    with pytest.raises(MqdWriteError, match="another run of this query has taken over"):
+        first.alive(zombie)
+    with pytest.raises(MqdWriteError, match="this task's part of the transaction is over"):
+        send(found, late, rows(10, 10))
+        late.flush()
+    with pytest.raises(MqdWriteError, match="another run"):
+        first.commit([zombie])
+    producer = Producer(found, child, name)
+    send(found, producer, rows(100, 10))
+    producer.flush()
+    second.commit([child])
+    second.commit([child])
+    assert first.enlist() is None and second.enlist() is None
+    assert sorted(everything(shared_broker, topic)) == list(range(100, 110))
+    with pytest.raises(MqdWriteError, match=r"kafka.transaction.timeout.ms is 3600000; .*transaction.max.timeout.ms"):
+        Joint(cluster, name, 1, "run-2", 3_600_000).enlist()
+
+
+def test_brokers_that_do_not_know_joint_transactions_are_named(shared_broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer is that of a broker which skipped the field."""
+    cluster = Cluster(KafkaSettings(shared_broker.bootstrap))
+    joint = Joint(cluster, PREFIX + fresh("query"), 0, "run", 60_000)
+    ask = joint._ask
+    monkeypatch.setattr(joint, "_ask", lambda request, doing: _without_field(ask(request, doing)))
+    with pytest.raises(MqdWriteError, match="delivery to at-least-once"):
+        joint.enlist()
+
+
+def _without_field(response):
+    response.joint = None
+    return response
+
+
+def test_a_dead_driver_stops_no_reader_for_long(shared_broker: Broker) -> None:
+    with connect(shared_broker) as kafka:
+        topic = topic_of(kafka, PARTITIONS)
+        found = options(shared_broker, topic)
+        joint = Joint(connections(found).cluster, PREFIX + fresh("query"), 0, "run", 1000)
+        producer = Producer(found, joint.enlist(), joint.transactional_id)
+        send(found, producer, rows(0, 10))
+        producer.flush()
+        eventually(lambda: all((one := fetch_committed(kafka, topic, index)).last_stable_offset == one.high_watermark for index in range(PARTITIONS)), "the time-out")
+    assert everything(shared_broker, topic) == []
