@@ -30,6 +30,7 @@ from mqd.cluster.sessions import BrokerSessions
 from mqd.cluster.settings_rules import move_completed
 from mqd.protocol.errors import ErrorCode
 
+UNABLE_MS = 30_000  # so long a replica that said that it is not served is not chosen for another that says so
 UPKEEP_MS = 1_000  # how often replicas on their way are looked after
 
 
@@ -67,6 +68,7 @@ class ActiveController:
         self._moves: dict[tuple[str, int], Move] = {}  # wanted by a balance, not begun
         self._balancing = False
         self._balanced_topics: frozenset[str] | None = None
+        self._unable: dict[tuple[int, tuple[bytes, int]], int] = {}  # (node id, partition) -> when it was last said that it is not served there
         self._phases: dict[bytes, tuple[int, int]] = {}  # topic id -> (RETIRE_*, since when)
         self._emptied: dict[bytes, dict[int, int]] = {}  # topic id -> partition -> leader epoch in which it was said to be empty
         self._next_balance_ms = now_ms + options.balance_check_ms
@@ -257,11 +259,14 @@ class ActiveController:
         records: list[ReplicaMoved] = move_completed(state, message.topic_id, message.index, message.node_id, message.directory)
         return list(records)
 
-    def replicas_failed(self, state: MetadataState, message: peer.ReplicasFailed) -> list[Record]:
+    def replicas_failed(self, state: MetadataState, message: peer.ReplicasFailed, now_ms: int) -> list[Record]:
+        """Two replicas of which neither can serve do not hand the partition to each other again and again."""
         broker = state.brokers.get(message.node_id)
         if broker is None or broker.epoch != message.broker_epoch:
             return []
-        failed = broker_rules.failed(state, message.node_id, message.partitions, self._options.mutants)
+        self._unable = {key: said_ms for key, said_ms in self._unable.items() if now_ms - said_ms < UNABLE_MS}
+        self._unable.update({(message.node_id, key): now_ms for key in message.partitions})
+        failed = broker_rules.failed(state, message.node_id, message.partitions, self._options.mutants, self._unable.keys())
         return failed or broker_rules.full(state, message.node_id, message.full, self._options.mutants)
 
     # -- in-sync sets ------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ replaced in one batch; over another directory it must wait until the old one is 
 Not so where only what is flushed counts (flush.on.ack): there nothing that anybody counted on can be forgotten without the disk; or else a power cut of all hosts would leave nobody to lead.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -154,8 +154,11 @@ def unfence(state: MetadataState, node: int, mutants: frozenset[str]) -> list[Re
     return [BrokerChanged(node, broker.epoch, fenced=False), *view.changes(wanted)]
 
 
-def failed(state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]], mutants: frozenset[str]) -> list[Record]:
-    """The broker lives and cannot serve these. Whoever else may lead does; a partition that nobody else can lead stays as it is, for nothing would be won."""
+def failed(
+    state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]], mutants: frozenset[str], unable: Collection[tuple[int, tuple[bytes, int]]] = ()
+) -> list[Record]:
+    """The broker lives and cannot serve these. Whoever else may lead does; a partition that nobody else can lead stays as it is, for nothing would be won.
+    `unable`: (node id, partition) of replicas that have said the same."""
     view = View(state, mutants)
 
     def wanted() -> Iterator[tuple[TopicState, Target]]:
@@ -165,7 +168,7 @@ def failed(state: MetadataState, node: int, partitions: Iterable[tuple[bytes, in
                 continue
             topic, partition = found
             others = without(partition.in_sync_replicas, (node,)) or partition.eligible_leader_replicas
-            if not any(view.may_lead(other) for other in others if other != node):
+            if not any(view.may_lead(other) and (other, (topic_id, index)) not in unable for other in others if other != node):
                 continue
             target = Target(partition)
             target.in_sync = without(partition.in_sync_replicas, (node,))

@@ -412,7 +412,7 @@ class MetadataCore:
             case broker_messages.ReplicaPlaced():
                 return self._persist(active.replica_placed(self.tail, message))
             case broker_messages.ReplicasFailed():
-                return self._persist(active.replicas_failed(self.tail, message))
+                return self._persist(active.replicas_failed(self.tail, message, now_ms))
             case broker_messages.PartitionsEmptied():
                 return self._persist(active.emptied(self.tail, message))
         return []

@@ -12,6 +12,7 @@ from mqd.base.config import ConfigError
 from mqd.cluster import controller_messages as messages
 from mqd.cluster.cluster_view import View
 from mqd.cluster.config_rules import RESOURCE_BROKER, RESOURCE_GROUP, RESOURCE_TOPIC, ConfigRules
+from mqd.cluster.limits import check_image, check_replicas
 from mqd.cluster.metadata_records import (
     BrokerConfigured,
     GroupConfigured,
@@ -132,6 +133,7 @@ def _manual_assignments(state: MetadataState, change: messages.CreateTopic) -> l
 
 def _check_assignments(state: MetadataState, assignments: Sequence[Sequence[int]], replication_factor: int) -> list[tuple[int, ...]]:
     for index, replicas in enumerate(assignments):
+        check_replicas(len(replicas), ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"Partition {index} of the manual partition assignment")
         if not replicas:
             raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment {index} includes an empty replica list.")
         if len(set(replicas)) != len(replicas):
@@ -164,6 +166,7 @@ def _automatic_assignments(state: MetadataState, change: messages.CreateTopic, p
         factor = int(rules.broker_value("default.replication.factor", config))  # type: ignore[arg-type]
     if factor == DEFAULT:
         factor = default_replication_factor(len(place.view.nodes()))
+    check_replicas(factor)
     return _spread(state, count, factor, place)
 
 
@@ -177,6 +180,7 @@ def _spread(state: MetadataState, count: int, factor: int, place: Placement) -> 
             f" {'registered' if registered else 'available'}.",
         )
     _check_room(state, count * factor, nodes, place)
+    check_image(state, count, count * factor)
     loads = Loads(state, nodes)
     chosen = [choose(loads, factor) for _ in range(count)]
     if None in chosen:
@@ -205,6 +209,7 @@ def _held(state: MetadataState, nodes: Sequence[int]) -> dict[int, int]:
 
 def _place(state: MetadataState, assignments: Sequence[tuple[int, ...]], first_index: int, place: Placement) -> tuple[PartitionState, ...]:
     """New partitions, each replica in a directory of its host. Replicas on brokers that are fenced are not in sync; somebody has to be."""
+    check_image(state, len(assignments), sum(map(len, assignments)))
     added: dict[int, int] = {}
     for replicas in assignments:
         for node in replicas:

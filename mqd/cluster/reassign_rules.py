@@ -7,6 +7,7 @@ the node whose replica it takes away, so that it can be told from a client's and
 from collections.abc import Callable, Sequence
 
 from mqd.cluster.cluster_view import View
+from mqd.cluster.limits import check_image, check_replicas
 from mqd.cluster.metadata_records import PartitionChange, PartitionState, TopicState
 from mqd.cluster.metadata_state import INTERNAL_TOPICS
 from mqd.cluster.partition_rules import Target, default_replication_factor, effective_min_in_sync, without
@@ -25,6 +26,8 @@ def in_progress(partition: PartitionState) -> bool:
 def check_target(view: View, partition: PartitionState, replicas: Sequence[int], allow_factor_change: bool) -> None:
     """Raises Refusal(INVALID_REPLICA_ASSIGNMENT) with Kafka's reasons."""
     reason = None
+    check_replicas(len(replicas), ErrorCode.INVALID_REPLICA_ASSIGNMENT)
+    check_image(view.state, 0, max(0, len(replicas) - len(partition.replicas)))
     if not replicas:
         reason = "The manual partition assignment includes an empty replica list."
     elif len(set(replicas)) != len(replicas):
@@ -43,7 +46,7 @@ def check_target(view: View, partition: PartitionState, replicas: Sequence[int],
 
 
 def reassign(view: View, topic: TopicState, partition: PartitionState, replicas: tuple[int, ...], directories: Directories, replacing: int = -1) -> PartitionChange | None:
-    """Towards these replicas, whatever was under way. Raises Refusal(KAFKA_STORAGE_ERROR) when a host has no directory for it."""
+    """Towards these replicas, whatever was under way. Raises Refusal: a host has no directory for it (KAFKA_STORAGE_ERROR); more than REPLICAS_MAX on the way (INVALID_REPLICA_ASSIGNMENT)."""
     # What an earlier reassignment was bringing and this one does not want is let go at once; but not those on whom the in-sync set rests.
     unwanted = [node for node in partition.adding_replicas if node not in replicas]
     in_sync = without(partition.in_sync_replicas, unwanted)
@@ -56,6 +59,8 @@ def reassign(view: View, topic: TopicState, partition: PartitionState, replicas:
     target = Target(partition)
     leaving = without(current, replicas)
     target.replicas = replicas + leaving
+    on_the_way = f"{topic.name}-{partition.index}, while it is reassigned from {len(current)} to {len(replicas)} replicas (do it in steps),"
+    check_replicas(len(target.replicas), ErrorCode.INVALID_REPLICA_ASSIGNMENT, on_the_way)
     target.directories = _directories(partition, target.replicas, directories)
     target.adding = tuple(node for node in replicas if node not in base)
     target.removing = leaving

@@ -65,8 +65,6 @@ def _forget(client: Client) -> None:
 def _find(options: SourceOptions, cluster: Cluster, one: Range) -> str:
     """The client socket of the broker that leads the partition."""
     found = rendezvous.find(options.kafka.bootstrap_servers)
-    if found.path is not None and not rendezvous.is_clustered(found.path):
-        return found.path
     if found.path is None and options.kafka.transport == "auto" and not _any_here():
         raise NotHere(found.reason)
     try:

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.broker import Broker
+from tests.spark import connector
 
 ROOT = Path(__file__).resolve().parents[2]
 JAVA_LEAST = 17
@@ -64,6 +65,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.driver.extraJavaOptions", f"-Dderby.system.home={place} -XX:+UseSerialGC -XX:TieredStopAtLevel=1")
         .config("spark.log.level", "ERROR")
+        .config("spark.jars", ",".join(map(str, connector.jars()[0])))
         .getOrCreate()
     )
     yield session

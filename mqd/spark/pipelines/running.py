@@ -168,14 +168,12 @@ def _told(name: str, progress: Any) -> Progress:
 
 
 def _behind(end: str | None, latest: str | None) -> int:
-    """Records between two offsets in the source's JSON."""
+    """Records between two offsets in the source's JSON; what is not a topic's begins with @."""
     if not end or not latest:
         return 0
-    try:
-        at, to = (msgspec.json.decode(text, type=dict[str, dict[str, int]]) for text in (end, latest))
-    except msgspec.DecodeError:
-        return 0
-    return sum(max(0, offset - at.get(topic, {}).get(partition, 0)) for topic, partitions in to.items() for partition, offset in partitions.items())
+    at, to = msgspec.json.decode(end), msgspec.json.decode(latest)
+    topics = [topic for topic in to if not topic.startswith("@")]
+    return sum(max(0, offset - at.get(topic, {}).get(partition, 0)) for topic in topics for partition, offset in to[topic].items())
 
 
 def explained(error: BaseException) -> str:

@@ -1,0 +1,104 @@
+"""What a cluster cannot be larger than is refused with words, before it is made."""
+
+import msgspec
+import pytest
+from test_cluster_rules import TOPIC, cluster, topic
+
+from mqd.cluster import broker_messages, limits, reassign_rules
+from mqd.cluster.active_controller import UNABLE_MS, ActiveController
+from mqd.cluster.cluster_view import View
+from mqd.cluster.config_rules import ConfigRules
+from mqd.cluster.controller_messages import AddPartitions, CreateTopic, Image, PartitionImage, TopicImage
+from mqd.cluster.controller_options import ControllerOptions
+from mqd.cluster.metadata_rules import Placement, add_partitions, create_topic
+from mqd.cluster.metadata_state import MetadataState
+from mqd.cluster.placement import Directories
+from mqd.cluster.refusal import Refusal
+from mqd.protocol.errors import ErrorCode as E
+
+NONE: frozenset[str] = frozenset()
+HOSTS = 20
+
+
+def place(state: MetadataState) -> Placement:
+    return Placement(1, View(state, NONE), Directories(state, {}), 1_000_000)
+
+
+def creation(count: int = -1, factor: int = -1, assignments: dict[int, list[int]] | None = None) -> CreateTopic:
+    return CreateTopic("new", count, factor, assignments or {}, {})
+
+
+def create(state: MetadataState, change: CreateTopic):
+    return create_topic(state, change, place(state), ConfigRules({}), lambda: b"n" * 16)
+
+
+def test_sixteen_replicas_are_the_most() -> None:
+    state = cluster(HOSTS)
+    for number, change in enumerate((creation(1, 16), creation(assignments={0: list(range(1, 17))}))):
+        assert create(state, change), number
+    for change, error in ((creation(1, 17), E.INVALID_REPLICATION_FACTOR), (creation(assignments={0: list(range(1, 18))}), E.INVALID_REPLICA_ASSIGNMENT)):
+        with pytest.raises(Refusal, match="17 replicas; 16 are the most") as refusal:
+            create(state, change)
+        assert refusal.value.error == error
+
+
+def reassigned(state: MetadataState, replicas: tuple[int, ...]):
+    view, found = View(state, NONE), state.topics["t"]
+    reassign_rules.check_target(view, found.partitions[0], replicas, True)
+    return reassign_rules.reassign(view, found, found.partitions[0], replicas, Directories(state, {}))
+
+
+def test_a_reassignment_has_room_for_those_that_come_and_those_that_go() -> None:
+    state = topic(cluster(HOSTS), (1, 2, 3))
+    with pytest.raises(Refusal, match="would have 17 replicas"):
+        reassigned(state, tuple(range(1, 18)))
+    assert reassigned(state, tuple(range(4, 17))) is not None
+    with pytest.raises(Refusal, match="t-0, while it is reassigned from 3 to 14 replicas .do it in steps., would have 17 replicas") as refusal:
+        reassigned(state, tuple(range(4, 18)))
+    assert refusal.value.error == E.INVALID_REPLICA_ASSIGNMENT
+
+
+def test_no_more_partitions_than_an_image_of_them_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = topic(cluster(HOSTS), (1, 2, 3), count=100)
+    monkeypatch.setattr(limits, "IMAGE_BYTES_MAX", limits.image_bytes(state) + 10 * (limits.PARTITION_BYTES + 3 * limits.REPLICA_BYTES))
+    assert create(state, creation(10, 3)) and add_partitions(state, AddPartitions("t", 110, None), place(state))
+    for ask in (lambda: create(state, creation(11, 3)), lambda: add_partitions(state, AddPartitions("t", 111, None), place(state)), lambda: create(state, creation(1_000_000, 3))):
+        with pytest.raises(Refusal, match="The cluster has 100 partitions; .*Delete topics first") as refusal:
+            ask()
+        assert refusal.value.error == E.INVALID_PARTITIONS
+
+
+@pytest.mark.parametrize("replicas", [1, 3, 16])
+def test_an_image_is_no_larger_than_it_is_taken_for(replicas: int) -> None:
+    """Large numbers, and a reassignment under way on each."""
+    nodes = [30_000 + number for number in range(replicas)]
+    partitions = [PartitionImage(100_000, 100_000, 30, 3, 30_000, 300_000, nodes, nodes, 300_000, adding=nodes[:1], removing=nodes[-1:]) for _ in range(200)]
+    name = "n" * 249
+    size = len(msgspec.msgpack.encode(Image(1, "c", 1, [], [TopicImage(name, bytes(16), partitions, {"min.insync.replicas": "2"})], {})))
+    assert size < limits.TOPIC_BYTES + 200 * (limits.PARTITION_BYTES + replicas * limits.REPLICA_BYTES) + 500
+    assert limits.REPLICAS_MAX == 16 and limits.IMAGE_BYTES_MAX < 128 << 20
+
+
+def test_a_limit_of_the_native_core() -> None:
+    from mqd.native.core import ffi
+
+    assert ffi.sizeof(ffi.new("struct mqd_replica_assignment *").members) // ffi.sizeof("struct mqd_replica_member") == limits.REPLICAS_MAX
+
+
+def test_two_replicas_that_cannot_serve_do_not_hand_it_to_each_other() -> None:
+    """Found by the simulator: twenty thousand leader epochs in half a minute."""
+    state = topic(cluster(3), (1, 2, 3), config={"min.insync.replicas": "2", "flush.on.ack": "true"}, in_sync_replicas=(1, 2))
+    active = ActiveController(1, state, ControllerOptions(), 0, True)
+
+    def fails(node: int, now_ms: int) -> int:
+        """The leader after it."""
+        for record in active.replicas_failed(state, broker_messages.ReplicasFailed(node, node * 10, [(TOPIC, 0)]), now_ms):
+            state.apply(record)
+        return state.topics["t"].partitions[0].leader
+
+    assert fails(1, 0) == 2
+    epoch = state.topics["t"].partitions[0].leader_epoch
+    for now_ms in range(100, 5_000, 500):
+        assert fails(2, now_ms) == 2 and fails(1, now_ms) == 2
+    assert state.topics["t"].partitions[0].leader_epoch == epoch
+    assert fails(2, UNABLE_MS + 5_000) == 1, "what was said long ago may be over"

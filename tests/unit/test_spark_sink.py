@@ -1,0 +1,207 @@
+"""The sink's options and encoding, without Spark: what is refused in which words, and rows as record batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mqd.native_client import Partitioner, partition_for
+from mqd.protocol.records import Record, decode_batch, iterate_batches
+from mqd.spark.encoding import HEADER_BYTES, Batch, Encoder, MqdWriteError
+from mqd.spark.options import MqdOptionError
+from mqd.spark.sink_options import SinkOptions, position, sink_options
+
+HEADERS = "array<struct<key:string,value:binary>>"
+BROKER = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
+
+
+@dataclass
+class Kind:
+    text: str
+
+    def simpleString(self) -> str:  # noqa: N802  (Spark's name)
+        return self.text
+
+
+@dataclass
+class Field:
+    name: str
+    dataType: Kind  # noqa: N815
+
+
+@dataclass
+class Schema:
+    fields: list[Field]
+
+
+def schema(**kinds: str) -> Schema:
+    return Schema([Field(name, Kind(kind)) for name, kind in kinds.items()])
+
+
+def options(topic: str | None = "t", kinds: dict[str, str] | None = None, streaming: bool = False, **given: str) -> SinkOptions:
+    named = {name.replace("__", "."): value for name, value in given.items()}
+    return sink_options({**BROKER, **({"topic": topic} if topic else {}), **named}, schema(**(kinds or {"key": "binary", "value": "binary"})), streaming)
+
+
+# -- options -------------------------------------------------------------------------------------------------------------------
+
+
+def test_defaults_are_exactly_once() -> None:
+    found = options()
+    assert found.is_exactly_once and found.acks == -1 and found.compression == 0 and found.topic == "t"
+    assert position(found, "key") == "key" and position(found, "headers") is None
+
+
+def test_columns_are_taken_without_regard_to_case_and_others_left_alone() -> None:
+    found = options(None, {"Value": "string", "TOPIC": "string", "offset": "bigint"})
+    assert (position(found, "value"), position(found, "topic"), position(found, "key")) == ("Value", "TOPIC", None)
+
+
+@pytest.mark.parametrize(
+    ("topic", "kinds", "given", "problem"),
+    [
+        ("t", {"key": "binary"}, {}, r"column value is needed.*\(key\)"),
+        ("t", {"value": "binary", "VALUE": "binary"}, {}, "column value is there twice"),
+        ("t", {"value": "struct<a:int>"}, {}, "column value is struct<a:int>, and has to be binary or string"),
+        ("t", {"value": "binary", "timestamp": "bigint"}, {}, "column timestamp is bigint"),
+        (None, {"value": "binary"}, {}, "where the rows go is not said"),
+        (" ", {"value": "binary"}, {}, "is no topic's name"),
+        ("t", {"value": "binary"}, {"delivery": "twice"}, "option delivery: 'twice'"),
+        ("t", {"value": "binary"}, {"kafka__acks": "1"}, "exactly once knows no other"),
+        ("t", {"value": "binary"}, {"kafka__enable.idempotence": "false"}, "is not exactly once"),
+        ("t", {"value": "binary"}, {"kafka__key.serializer": "x"}, "serialize them"),
+        ("t", {"value": "binary"}, {"kafka__transactional.id": "x"}, "txnAppId"),
+        ("t", {"value": "binary"}, {"kafka__security.protocol": "SSL"}, "PLAINTEXT"),
+        ("t", {"value": "binary"}, {"txnVersion": "1"}, "go together"),
+        ("t", {"value": "binary"}, {"txnAppId": "a", "txnVersion": "-1"}, "txnVersion: -1"),
+        ("t", {"value": "binary"}, {"txnAppId": "a", "txnVersion": "1", "delivery": "at-least-once"}, "Leave one of them out"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused(topic: str | None, kinds: dict[str, str], given: dict[str, str], problem: str) -> None:
+    with pytest.raises(MqdOptionError, match=problem):
+        options(topic, kinds, **given)
+
+
+def test_an_application_is_for_batch_writes() -> None:
+    assert options(txnAppId="a", txnVersion="3").app_version == 3
+    with pytest.raises(MqdOptionError, match="foreachBatch"):
+        options(streaming=True, txnAppId="a", txnVersion="3")
+
+
+def test_at_least_once_may_have_one_acknowledgement() -> None:
+    found = options(delivery="At-Least-Once", kafka__acks="1")
+    assert not found.is_exactly_once and found.acks == 1
+
+
+# -- encoding ------------------------------------------------------------------------------------------------------------------
+
+
+def encoded(found: SinkOptions, *batches: pa.RecordBatch, partition_count: int = 3) -> list[Batch]:
+    encoder = Encoder(found, lambda _topic: partition_count)
+    out = []
+    for batch in batches:
+        encoder.add(batch)
+        out += list(encoder.ready())
+    return out + list(encoder.rest())
+
+
+def records_of(batches: list[Batch]) -> dict[tuple[str, int], list[Record]]:
+    """As a broker's readers see them; every batch is well formed and says how many it holds."""
+    out: dict[tuple[str, int], list[Record]] = {}
+    for batch in batches:
+        batch.stamp(5, 1, 0, True)
+        ((header, data),) = iterate_batches(bytes(batch.data))
+        assert (header.producer_id, header.producer_epoch, header.is_transactional, header.record_count) == (5, 1, True, batch.count)
+        out.setdefault((batch.topic, batch.partition), []).extend(decode_batch(data))
+    return out
+
+
+ROWS = st.lists(st.tuples(st.none() | st.binary(max_size=6), st.none() | st.binary(max_size=40), st.none() | st.integers(0, 2)), max_size=60)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=ROWS, cut=st.integers(0, 60), codec=st.sampled_from(["none", "gzip", "snappy", "lz4", "zstd"]))
+def test_rows_come_out_as_they_went_in(rows: list, cut: int, codec: str) -> None:
+    kinds = {"key": "binary", "value": "binary", "partition": "int"}
+    table = pa.table({"key": pa.array([row[0] for row in rows], pa.binary()), "value": pa.array([row[1] for row in rows], pa.binary()), "partition": pa.array([row[2] for row in rows], pa.int32())})
+    batches = [piece for part in (table.slice(0, cut), table.slice(cut)) for piece in part.to_batches()]
+    found = records_of(encoded(options(kinds=kinds, **{"kafka__compression.type": codec}), *batches))
+    wanted: dict[int, list] = {}
+    loose = []
+    for key, value, partition in rows:
+        if partition is None and key is None:
+            loose.append(value)
+            continue
+        where = partition if partition is not None else partition_for(Partitioner.MURMUR2_RANDOM, key, 3)
+        wanted.setdefault(where, []).append((key, value))
+    got = {index: [(one.key, one.value) for one in records] for (_, index), records in found.items()}
+    named = {(key, partition) for key, _, partition in rows if not (key is None and partition is None)}
+    for index, pairs in wanted.items():
+        rest = list(got[index])
+        for pair in pairs:  # in this order, rows without a place of their own between them
+            rest = rest[rest.index(pair) + 1 :]
+    assert sum(map(len, got.values())) == len(rows) and len(loose) + sum(map(len, wanted.values())) == len(rows) and (named or not wanted)
+
+
+def test_batches_are_as_large_as_they_may_be_and_one_row_may_be_larger() -> None:
+    values = [b"x" * 1000] * 100 + [b"y" * 50_000] + [b"z" * 1000] * 100
+    batch = pa.record_batch({"value": pa.array(values, pa.binary())})
+    found = encoded(options(kinds={"value": "binary"}, **{"kafka__batch.size": "16384"}), batch, partition_count=1)
+    assert [one.count for one in found if len(one.data) > 16_384] == [1]
+    assert all(one.count >= 15 for one in found[:6])
+    assert [record.value for record in records_of(found)["t", 0]] == values
+
+
+def test_a_batch_that_is_too_large_goes_in_halves() -> None:
+    batch = pa.record_batch({"value": pa.array([b"%d" % number for number in range(11)], pa.binary())})
+    (whole,) = encoded(options(kinds={"value": "binary"}), batch, partition_count=1)
+    halves = whole.halves(0)
+    assert [half.count for half in halves] == [5, 6] and all(len(half.data) > HEADER_BYTES for half in halves)
+    assert [record.value for record in records_of(halves)["t", 0]] == [b"%d" % number for number in range(11)]
+
+
+def test_topics_headers_and_times_are_the_rows_own() -> None:
+    kinds = {"topic": "string", "value": "string", "headers": HEADERS, "timestamp": "timestamp"}
+    header = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    batch = pa.record_batch({
+        "topic": pa.array(["a", "b", "a"]), "value": pa.array(["1", "2", "3"]),
+        "headers": pa.array([[{"key": "h", "value": b"v"}, {"key": "n", "value": None}], None, []], header),
+        "timestamp": pa.array([1_357_000_000_123_456, 5_000, None], pa.timestamp("us", tz="Europe/Berlin")),
+    })  # fmt: skip
+    found = records_of(encoded(options(None, kinds), batch, partition_count=1))
+    first, third = found["a", 0]
+    assert (first.value, [tuple(one) for one in first.headers], first.timestamp_ms) == (b"1", [("h", b"v"), ("n", None)], 1_357_000_000_123)
+    assert (third.value, list(third.headers)) == (b"3", []) and third.timestamp_ms > 1_700_000_000_000
+    (second,) = found["b", 0]
+    assert (second.value, list(second.headers), second.timestamp_ms) == (b"2", [], 5)
+
+
+def test_rows_without_a_key_stay_together_for_a_round() -> None:
+    batch = pa.record_batch({"value": pa.array([b"v"] * 500, pa.binary())})
+    kinds = {"value": "binary"}
+    assert len(encoded(options(kinds=kinds), batch, partition_count=50)) == 1
+    assert len({encoded(options(kinds=kinds), batch, partition_count=50)[0].partition for _ in range(40)}) > 5
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "kind", "problem"),
+    [
+        ("partition", [0, 3], pa.int32(), "topic t has partitions 0 to 2; a row has 3"),
+        ("partition", [0, -1], pa.int32(), "a row has -1"),
+        ("headers", [[{"key": None, "value": b""}], None], pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])), "a header needs a key"),
+    ],
+)
+def test_rows_that_cannot_be_are_named(column: str, values: list, kind: pa.DataType, problem: str) -> None:
+    batch = pa.record_batch({"value": pa.array([b"a", b"b"], pa.binary()), column: pa.array(values, kind)})
+    with pytest.raises(MqdWriteError, match=problem):
+        encoded(options(kinds={"value": "binary", column: HEADERS if column == "headers" else "int"}), batch)
+
+
+def test_a_null_topic_is_named() -> None:
+    batch = pa.record_batch({"value": pa.array([b"a", b"b"], pa.binary()), "topic": pa.array(["a", None])})
+    with pytest.raises(MqdWriteError, match="1 rows have a null topic"):
+        encoded(options(None, {"value": "binary", "topic": "string"}), batch)
