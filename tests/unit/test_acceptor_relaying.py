@@ -1,0 +1,216 @@
+"""Requests that one host's acceptor has another one answer in a client's name: which go where, what comes back, what nobody gains by it."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from mqd.acceptor import relaying
+from mqd.acceptor.broker import Address
+from mqd.acceptor.link import LISTENER_LOCAL
+from mqd.acceptor.peers import PeerError
+from mqd.acceptor.relaying import ENVELOPE, Principal, Relaying
+from mqd.coordinator.runtime import CoordinatorError
+from mqd.protocol.api import decode_request, decode_response, encode_request, encode_response
+from mqd.protocol.messages import (
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    EnvelopeRequest,
+    EnvelopeResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    InitProducerIdRequest,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    MetadataRequest,
+    OffsetFetchRequest,
+    TxnOffsetCommitRequest,
+)
+
+LOCAL = Address(LISTENER_LOCAL, peer_ip="127.0.0.1", uid=1000, pid=77)
+HEARTBEAT, LIST_OFFSETS = 12, 2
+
+
+class FakeCoordinator:
+    """Names that begin with a digit are of the host of that number."""
+
+    topic = "__internal"
+
+    def partition_for(self, name: str) -> int:
+        if name == "none":
+            raise CoordinatorError(15)
+        return int(name[0])
+
+
+class FakeBroker:
+    node_id = 1
+    coordinators = SimpleNamespace(groups=FakeCoordinator(), transactions=FakeCoordinator())
+    metadata = SimpleNamespace(brokers={1: SimpleNamespace(inter_broker_host="10.1.2.3")})
+
+    def partition_of(self, topic: str, index: int) -> object:
+        """Led by the host of the partition's number; 8: by nobody; 9: it is not there."""
+        return None if index == 9 else SimpleNamespace(leader=-1 if index == 8 else index)
+
+
+class FakePeers:
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, EnvelopeRequest, float]] = []
+        self.answer: object = None  # of EnvelopeRequest -> EnvelopeResponse
+
+    async def request(self, node_id: int, request: EnvelopeRequest, version: int, timeout_s: float) -> object:
+        assert version == 0
+        self.asked.append((node_id, request, timeout_s))
+        answer = self.answer(request)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def relayed(request: object, version: int, address: Address = LOCAL, answer: object = None) -> tuple[FakePeers, object]:
+    peers = FakePeers()
+    peers.answer = answer or (lambda envelope: EnvelopeResponse(response_data=bytes(envelope.request_data)[4:8] + b"the answer", error_code=0))
+    frame = encode_request(request, version, 4711, "app")
+    header, decoded = decode_request(frame)
+
+    async def here(part: object) -> object:
+        asked = [(topic.name, one.partition_index) for topic in part.topics for one in topic.partitions]
+        return ListOffsetsResponse(topics=[ListOffsetsResponse.TopicResponse(name=name, partitions=[part_of(index, 0, 100 + index)]) for name, index in asked])
+
+    return peers, asyncio.run(Relaying(FakeBroker(), peers).answer(address, header, decoded, frame, here))  # type: ignore[arg-type]
+
+
+def part_of(index: int, error: int, offset: int) -> object:
+    return ListOffsetsResponse.PartitionResponse(partition_index=index, error_code=error, timestamp=-1, offset=offset, leader_epoch=0)
+
+
+REQUESTS = [
+    (HeartbeatRequest(group_id="2group"), 4),
+    (OffsetFetchRequest(group_id="2group"), 5),
+    (OffsetFetchRequest(groups=[OffsetFetchRequest.Group(group_id="2group")]), 8),
+    (TxnOffsetCommitRequest(transactional_id="1id", group_id="2group"), 3),
+    (InitProducerIdRequest(transactional_id="2id"), 4),
+    (AddPartitionsToTxnRequest(v3_and_below_transactional_id="2id"), 3),
+    (EndTxnRequest(transactional_id="2id"), 3),
+]
+
+
+@pytest.mark.parametrize(("request_", "version"), REQUESTS, ids=lambda one: type(one).__name__)
+def test_what_another_host_coordinates_goes_there_with_its_client(request_: object, version: int) -> None:
+    peers, answer = relayed(request_, version)
+    assert answer == (4711).to_bytes(4, "big") + b"the answer"
+    ((node_id, envelope, _),) = peers.asked
+    assert node_id == 2 and decode_request(bytes(envelope.request_data))[1] == request_
+    assert msgspec.msgpack.decode(envelope.request_principal, type=Principal) == Principal(1000, 77)
+    assert bytes(envelope.client_host_address) == bytes([10, 1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("request_", "version", "address"),
+    [
+        (HeartbeatRequest(group_id="1group"), 4, LOCAL),  # coordinated here
+        (HeartbeatRequest(group_id="8group"), 4, LOCAL),  # by nobody
+        (HeartbeatRequest(group_id="none"), 4, LOCAL),  # there are no groups yet
+        (HeartbeatRequest(group_id="2group"), 4, Address(0)),  # a TCP client goes there itself
+        (HeartbeatRequest(group_id="2group"), 4, Address(peer_node=3)),  # nothing goes further than one host
+        (OffsetFetchRequest(groups=[OffsetFetchRequest.Group(group_id="2a"), OffsetFetchRequest.Group(group_id="3b")]), 8, LOCAL),
+        (InitProducerIdRequest(transactional_id=None), 4, LOCAL),
+        (AddPartitionsToTxnRequest(transactions=[]), 5, LOCAL),  # only hosts ask so
+        (MetadataRequest(topics=None), 12, LOCAL),
+    ],
+)
+def test_everything_else_is_answered_here(request_: object, version: int, address: Address) -> None:
+    peers, answer = relayed(request_, version, address)
+    assert answer is None and not peers.asked
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda _: PeerError("it does not answer"),
+        lambda _: EnvelopeResponse(response_data=None, error_code=42),
+        lambda _: EnvelopeResponse(response_data=b"", error_code=0),
+        lambda _: EnvelopeResponse(response_data=(4712).to_bytes(4, "big") + b"to another", error_code=0),
+    ],
+)
+def test_a_host_that_does_not_answer_leaves_the_request_to_this_one(answer: object) -> None:
+    assert relayed(HeartbeatRequest(group_id="2group"), 4, answer=answer)[1] is None
+
+
+# -- ListOffsets ---------------------------------------------------------------------------------------------------------------
+
+
+def listing(*indexes: int) -> ListOffsetsRequest:
+    Topic, Partition = ListOffsetsRequest.Topic, ListOffsetsRequest.Partition
+    return ListOffsetsRequest(isolation_level=1, topics=[Topic(name="t", partitions=[Partition(partition_index=index, timestamp=-1) for index in indexes])])
+
+
+def test_offsets_are_told_by_each_leader() -> None:
+    def answer(envelope: EnvelopeRequest) -> object:
+        header, asked = decode_request(bytes(envelope.request_data))
+        assert asked.isolation_level == 1
+        if any(one.partition_index == 3 for one in asked.topics[0].partitions):
+            return PeerError("host 3 is away")
+        topic = ListOffsetsResponse.TopicResponse(name="t", partitions=[part_of(one.partition_index, 0, 1000) for one in asked.topics[0].partitions])
+        return EnvelopeResponse(response_data=encode_response(header, ListOffsetsResponse(throttle_time_ms=5, topics=[topic])), error_code=0)
+
+    peers, response = relayed(listing(2, 1, 3, 2, 9), 8, answer=answer)
+    assert sorted(node for node, _, _ in peers.asked) == [2, 3]
+    assert response.throttle_time_ms == 5
+    assert [(one.partition_index, one.offset) for one in response.topics[0].partitions] == [(2, 1000), (1, 101), (3, 103), (2, 1000), (9, 109)]
+
+
+def test_offsets_of_own_partitions_are_told_here() -> None:
+    assert relayed(listing(1, 8, 9), 8) [1] is None
+
+
+# -- the other end -------------------------------------------------------------------------------------------------------------
+
+
+def served(envelope: EnvelopeRequest | bytes) -> tuple[list[tuple[Address, bytes]], bytes | None]:
+    asked: list[tuple[Address, bytes]] = []
+
+    async def answer(address: Address, frame: bytes) -> bytes | None:
+        asked.append((address, frame))
+        header, request = decode_request(frame)
+        return encode_response(header, HeartbeatResponse(error_code=0)) if header.api_key == HEARTBEAT else None
+
+    frame = envelope if isinstance(envelope, bytes) else encode_request(envelope, 0, 99)
+    return asked, asyncio.run(relaying.serve(frame, answer))
+
+
+def envelope_of(request: object, version: int, principal: bytes = msgspec.msgpack.encode(Principal(5, 6)), address: bytes = bytes([10, 0, 0, 9])) -> EnvelopeRequest:
+    return EnvelopeRequest(request_data=encode_request(request, version, 7, "app"), request_principal=principal, client_host_address=address)
+
+
+def test_answered_as_if_the_client_were_here_and_with_no_more_rights() -> None:
+    asked, response = served(envelope_of(HeartbeatRequest(group_id="g"), 4))
+    ((address, _),) = asked
+    assert (address.peer_node, address.listener_id, address.uid, address.pid, address.peer_ip) == (-1, 0, 5, 6, "10.0.0.9")
+    assert response is not None
+    number, answer = decode_response(response, ENVELOPE, 0)
+    assert number == 99 and answer.error_code == 0
+    assert decode_response(bytes(answer.response_data), HEARTBEAT, 4) == (7, HeartbeatResponse(error_code=0))
+
+
+@pytest.mark.parametrize(("request_", "version"), [(AddPartitionsToTxnRequest(transactions=[]), 5), (MetadataRequest(topics=None), 12), (EnvelopeRequest(request_data=b""), 0)])
+def test_what_only_hosts_ask_is_no_clients_request(request_: object, version: int) -> None:
+    asked, response = served(envelope_of(request_, version))
+    assert not asked and response is not None and decode_response(response, ENVELOPE, 0)[1].error_code == 42
+
+
+@pytest.mark.parametrize("inner", [b"", b"\0", b"\0\x0c\0"])
+def test_what_is_no_request_is_refused(inner: bytes) -> None:
+    asked, response = served(EnvelopeRequest(request_data=inner, request_principal=msgspec.msgpack.encode(Principal(5, 6)), client_host_address=b""))
+    assert not asked and response is not None and decode_response(response, ENVELOPE, 0)[1].error_code == 42
+
+
+def test_what_is_no_envelope_ends_the_connection() -> None:
+    whole = encode_request(envelope_of(HeartbeatRequest(group_id="g"), 4), 0, 99)
+    for cut in range(len(whole)):
+        assert served(whole[:cut])[1] is None
+    assert served(whole + b"more")[1] is None
+    for principal in (b"", b"\xc1", b"\x93\1\2\3", msgspec.msgpack.encode({"uid": "root", "pid": 1})):
+        assert served(envelope_of(HeartbeatRequest(group_id="g"), 4, principal))[1] is None
