@@ -1,0 +1,205 @@
+"""Readers of partitions on other hosts over a librdkafka that is the test: what reaches whom, what is dropped, when it is held back."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from mqd.client import remote_reading
+from mqd.client.config import Settings
+from mqd.client.messages import KafkaError
+from mqd.client.remote_reading import RemoteRecords
+
+PATIENCE_S = 10.0
+
+
+class Error:
+    def __init__(self, code: int) -> None:
+        self._code = code
+
+    def code(self) -> int:
+        return self._code
+
+    def str(self) -> str:
+        return f"error {self._code}"
+
+
+class Message:
+    def __init__(self, partition: int, offset: int, error: int = 0) -> None:
+        self._partition, self._offset, self._error = partition, offset, error
+
+    def topic(self) -> str:
+        return "t"
+
+    def partition(self) -> int:
+        return self._partition
+
+    def offset(self) -> int:
+        return self._offset
+
+    def error(self) -> Error | None:
+        return Error(self._error) if self._error else None
+
+    def key(self) -> bytes | None:
+        return None
+
+    def value(self) -> bytes:
+        return b"%d" % self._offset
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, 5
+
+    def headers(self) -> None:
+        return None
+
+    def leader_epoch(self) -> int:
+        return 3
+
+
+class FakeConsumer:
+    """librdkafka: gives what is in `coming`; its calls, in order."""
+
+    made: list[FakeConsumer] = []
+
+    def __init__(self, config: dict[str, object]) -> None:
+        self.config = config
+        self.calls: list[tuple[object, ...]] = []
+        self.coming: queue.Queue[list[Message]] = queue.Queue()
+        self.closed = threading.Event()
+        self.before_return: Callable[[], None] | None = None
+        FakeConsumer.made.append(self)
+
+    def consume(self, _count: int, timeout: float) -> list[Message]:
+        try:
+            found = self.coming.get(timeout=min(timeout, 0.005))
+        except queue.Empty:
+            return []
+        if self.before_return is not None:
+            self.before_return()
+        return found
+
+    def _note(self, name: str, partitions: list[object]) -> None:
+        self.calls.append((name, *((one.partition, one.offset) if name == "assign" else (one.partition,) for one in partitions)))
+
+    def incremental_assign(self, partitions: list[object]) -> None:
+        self._note("assign", partitions)
+
+    def incremental_unassign(self, partitions: list[object]) -> None:
+        self._note("unassign", partitions)
+
+    def pause(self, partitions: list[object]) -> None:
+        self._note("pause", partitions)
+
+    def resume(self, partitions: list[object]) -> None:
+        self._note("resume", partitions)
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+@pytest.fixture
+def records(monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteRecords]:
+    monkeypatch.setattr(remote_reading.confluent_kafka, "Consumer", FakeConsumer)
+    FakeConsumer.made = []
+    given = {"bootstrap.servers": "a:1", "group.id": "g", "isolation.level": "read_committed", "error_cb": print, "enable.auto.commit": True, "client.rack": "r1", "session.timeout.ms": 9}
+    made = RemoteRecords(Settings({}, given, None, None), 0)
+    made.servers = lambda: ["b:2"]
+    yield made
+    made.close()
+    assert all(one.closed.is_set() for one in FakeConsumer.made)
+
+
+def until(holds: Callable[[], object]) -> object:
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := holds()):
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    return found
+
+
+def consumer() -> FakeConsumer:
+    return until(lambda: FakeConsumer.made)[0]
+
+
+def offsets(reader: remote_reading.RemoteReader, count: int) -> list[int]:
+    found: list[int] = []
+
+    def read() -> bool:
+        batch = reader.read(1000, 1 << 20)
+        found.extend(batch.offsets.tolist() if batch is not None else ())
+        return len(found) >= count
+
+    until(read)
+    return found
+
+
+def test_its_configuration_is_the_applications_without_group_and_callbacks(records: RemoteRecords) -> None:
+    records.open("t", 0, 5)
+    config = consumer().config
+    assert config["bootstrap.servers"] == "a:1,b:2" and config["client.rack"] == "r1" and config["isolation.level"] == "read_uncommitted"
+    assert config["enable.auto.commit"] is False and config["auto.offset.reset"] == "error" and "error_cb" not in config and "session.timeout.ms" not in config
+
+
+def test_records_in_order_and_the_end(records: RemoteRecords) -> None:
+    one, other = records.open("t", 0, 5), records.open("t", 1, 0)
+    until(lambda: len(consumer().calls) == 2)
+    assert consumer().calls == [("assign", (0, 5)), ("assign", (1, 0))]
+    assert one.lag_end() == -1
+    consumer().coming.put([Message(0, 5), Message(1, 0), Message(0, 6), Message(0, 9, KafkaError._PARTITION_EOF)])
+    assert offsets(one, 2) == [5, 6] and offsets(other, 1) == [0]
+    assert one.lag_end() == 9 and other.lag_end() == -1
+    assert one.read(10, 1) is None and one.position == 9  # behind a transaction's markers
+    consumer().coming.put([Message(0, 9)])
+    assert offsets(one, 1) == [9] and one.lag_end() == -1
+
+
+def test_what_was_consumed_before_a_seek_is_dropped(records: RemoteRecords) -> None:
+    """V1: the messages are in the thread's hands when the application seeks."""
+    reader = records.open("t", 0, 100)
+    until(lambda: consumer().calls)
+    consumer().coming.put([Message(0, 100)])
+    assert offsets(reader, 1) == [100]
+    consumer().before_return = lambda: reader.seek(7)
+    consumer().coming.put([Message(0, 101), Message(0, 102)])
+    until(lambda: consumer().calls[-1:] == [("assign", (0, 7))])
+    assert consumer().calls[-2] == ("unassign", (0,))
+    consumer().before_return = None
+    consumer().coming.put([Message(0, 7)])
+    assert offsets(reader, 1) == [7] and reader.position == 8
+
+
+def test_who_reads_slowly_is_paused(records: RemoteRecords, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_reading, "AHEAD_RECORDS", 10)
+    reader = records.open("t", 0, 0)
+    until(lambda: consumer().calls)
+    consumer().coming.put([Message(0, offset) for offset in range(12)])
+    until(lambda: consumer().calls[-1] == ("pause", (0,)))
+    assert offsets(reader, 12) == list(range(12))
+    until(lambda: consumer().calls[-1] == ("resume", (0,)))
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "told"), [(KafkaError._AUTO_OFFSET_RESET, "range", 0), (1, "range", 0), (3, "gone", 3), (KafkaError._TRANSPORT, "gone", 6)]
+)
+def test_errors_of_a_partition(records: RemoteRecords, code: int, kind: str, told: int) -> None:
+    reader = records.open("t", 0, 0)
+    until(lambda: consumer().calls)
+    consumer().coming.put([Message(0, -1001, code)])
+    problem = until(reader.take_problem)
+    assert (problem.kind, problem.code) == (kind, told) and reader.take_problem() is None
+
+
+def test_closed_and_opened_again(records: RemoteRecords) -> None:
+    first = records.open("t", 0, 0)
+    until(lambda: consumer().calls)
+    second = records.open("t", 0, 50)
+    first.close()  # late: it takes nothing from the second
+    until(lambda: ("assign", (0, 50)) in consumer().calls)
+    consumer().coming.put([Message(0, 50)])
+    assert offsets(second, 1) == [50] and first.read(10, 1) is None
+    second.close()
+    until(lambda: consumer().calls[-1] == ("unassign", (0,)))
