@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,39 +82,68 @@ def _plain(blob: Any) -> bytes | None:
     return None if blob is None else bytes(blob)
 
 
+# Spark waits ten seconds for a Python process of its own to come up, and no setting changes that: on a laden machine it is started again, as an operator would.
+_LADEN = ("failed to connect back", "CANNOT_OPEN_SOCKET")
+
+
 class Stream:
-    """A streaming read of format("mqd") into a table in memory, with a checkpoint of its own: every run() goes on where the last one ended."""
+    """A streaming read of format("mqd"), its rows kept here, with a checkpoint of its own: every run goes on where the last one ended."""
 
     def __init__(self, spark: Any, place: Path, given: dict[str, str]) -> None:
         self._spark, self.checkpoint, self.given = spark, place / "checkpoint", given
         self.seen: list[Row] = []
-        self.batches: list[int] = []  # rows of each
+        self.batches: list[int] = []  # rows of each that has any
         self.progress: list[Any] = []
+        self._query: Any = None
+        self._arguments: tuple[bool, int | None] = (True, None)
 
-    def _note(self, frame: Any, _: int) -> None:
-        found = rows(frame)
-        self.seen += found
-        self.batches.append(len(found))
-
-    def start(self, available_now: bool = True, fail_on: int | None = None) -> Any:
+    def start(self, available_now: bool = True, fail_on: int | None = None) -> None:
         """`fail_on`: the batch that ends with an exception, before it is committed."""
 
         def each(frame: Any, number: int) -> None:
             if number == fail_on:
                 raise RuntimeError("this batch is not to be committed")
-            self._note(frame, number)
+            found = rows(frame)
+            self.seen += found
+            self.batches += [len(found)] if found else []
 
+        self._arguments = (available_now, fail_on)
         stream = self._spark.readStream.format("mqd").options(**self.given).load()
         writer = stream.writeStream.foreachBatch(each).option("checkpointLocation", str(self.checkpoint))
-        return (writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime="0 seconds")).start()
+        self._query = (writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime="0 seconds")).start()
+
+    def wait(self, condition: Any, seconds: float = 120.0) -> None:
+        """While the query runs. Raises what ended it."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            problem = self._query.exception() if not self._query.isActive else None
+            if problem is not None and any(text in str(problem) for text in _LADEN):
+                self.start(*self._arguments)
+            elif problem is not None:
+                raise problem
+            assert time.monotonic() < deadline, f"it did not come about: {self._query.status}"
+            time.sleep(0.05)  # polls Spark's own threads; nothing tells
+
+    def stop(self) -> None:
+        self._query.stop()
 
     def run(self) -> list[Row]:
         """All there is; the rows of this run."""
         before = len(self.seen)
-        query = self.start()
-        query.awaitTermination()
-        self.progress = query.recentProgress
+        self.start()
+        self.wait(lambda: not self._query.isActive and self._query.exception() is None)
+        self.progress = self._query.recentProgress
         return self.seen[before:]
+
+    def failure(self, **arguments: Any) -> str:
+        """What ends it."""
+        self.start(**arguments)
+        try:
+            self.wait(lambda: False)
+        except Exception as told:  # noqa: BLE001  (Spark's are many)
+            assert not isinstance(told, AssertionError), told
+            return str(told)
+        raise AssertionError("it did not fail")
 
     def offsets(self, batch: int) -> dict[str, Any]:
         """What Spark wrote down as the end of a batch."""

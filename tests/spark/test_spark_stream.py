@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +10,6 @@ import pytest
 
 from tests.broker import Broker
 from tests.spark.support import Stream, add_partitions, committed, delete_records, delete_topic, new_topic, numbered, options, produce
-
-
-def _wait(condition: Any, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.05)  # polls Spark's own threads; nothing tells
-
-
-def _failure(stream: Stream) -> str:
-    query = stream.start()
-    with pytest.raises(Exception) as told:
-        query.awaitTermination()
-    return str(told.value)
 
 
 def test_rate_limited_resumed_and_published(spark: Any, broker: Broker, tmp_path: Path) -> None:
@@ -49,16 +34,14 @@ def test_latest_is_pinned_when_the_first_batch_fails(spark: Any, broker: Broker,
     topic = new_topic(broker)
     produce(broker, topic, numbered(0, 5))
     stream = Stream(spark, tmp_path, options(broker, topic))
-    query = stream.start(available_now=False, fail_on=0)
-    with pytest.raises(Exception, match="not to be committed"):
-        query.awaitTermination()
+    assert "not to be committed" in stream.failure(available_now=False, fail_on=0)
     assert stream.offsets(0)[topic] == {"0": 5}
     produce(broker, topic, numbered(5, 5))  # nobody reads meanwhile; a source that asks for the end again loses these
-    query = stream.start(available_now=False)
-    _wait(lambda: len(stream.seen) >= 5 or not query.isActive)
+    stream.start(available_now=False)
+    stream.wait(lambda: len(stream.seen) >= 5)
     produce(broker, topic, numbered(10, 5))
-    _wait(lambda: len(stream.seen) >= 10 or not query.isActive)
-    query.stop()
+    stream.wait(lambda: len(stream.seen) >= 10)
+    stream.stop()
     assert [row[3] for row in stream.seen] == numbered(5, 10)
 
 
@@ -67,17 +50,16 @@ def test_a_partition_is_added_and_the_broker_restarted(spark: Any, start_broker:
     topic = new_topic(broker)
     produce(broker, topic, numbered(0, 10))
     stream = Stream(spark, tmp_path, options(broker, topic, startingOffsets="earliest"))
-    query = stream.start(available_now=False)
-    _wait(lambda: len(stream.seen) == 10)
+    stream.start(available_now=False)
+    stream.wait(lambda: len(stream.seen) == 10)
     add_partitions(broker, topic, 2)
     produce(broker, topic, numbered(10, 10), partition=1)
-    _wait(lambda: len(stream.seen) == 20)
+    stream.wait(lambda: len(stream.seen) == 20)
     broker.kill_all()
     broker.start()
     produce(broker, topic, [{"value": value, "partition": place % 2} for place, value in enumerate(numbered(20, 10))])
-    _wait(lambda: len(stream.seen) >= 30 or not query.isActive)
-    assert query.isActive
-    query.stop()
+    stream.wait(lambda: len(stream.seen) >= 30)
+    stream.stop()
     assert sorted(int(row[3]) for row in stream.seen) == list(range(30))
 
 
@@ -90,7 +72,7 @@ def test_offsets_that_are_gone(spark: Any, broker: Broker, tmp_path: Path, trans
     stream.run()
     produce(broker, topic, numbered(10, 10))
     delete_records(broker, topic, 0, 15)
-    told = _failure(stream)
+    told = stream.failure()
     assert f"{topic}-0" in told and "offsets 10 to 14 are gone" in told and "failOnDataLoss" in told
     stream.given = {**given, "failOnDataLoss": "false"}
     stream.seen.clear()
@@ -105,11 +87,11 @@ def test_a_topic_made_anew(spark: Any, broker: Broker, tmp_path: Path) -> None:
     stream = Stream(spark, tmp_path, given)
     stream.run()
     delete_topic(broker, topic)
-    told = _failure(stream)
+    told = stream.failure()
     assert topic in told and "gone" in told
     new_topic(broker, name=topic)
     produce(broker, topic, numbered(100, 20))
-    told = _failure(stream)
+    told = stream.failure()
     assert f"topic {topic} was deleted and made anew" in told
     stream.given = {**given, "failOnDataLoss": "false"}
     stream.seen.clear()
@@ -121,16 +103,16 @@ def test_minimum_and_delay(spark: Any, broker: Broker, tmp_path: Path) -> None:
     topic = new_topic(broker)
     produce(broker, topic, numbered(0, 3))
     stream = Stream(spark, tmp_path, options(broker, topic, startingOffsets="earliest", minOffsetsPerTrigger=10, maxTriggerDelay="600s"))
-    query = stream.start(available_now=False)
-    _wait(lambda: len(stream.seen) == 3)
+    stream.start(available_now=False)
+    stream.wait(lambda: len(stream.seen) == 3)
     produce(broker, topic, numbered(3, 5))
     produce(broker, topic, numbered(8, 5))
-    _wait(lambda: len(stream.seen) == 13)
-    query.stop()
+    stream.wait(lambda: len(stream.seen) == 13)
+    stream.stop()
     assert stream.batches == [3, 10]
 
 
 def test_what_a_stream_cannot_be_asked(spark: Any, broker: Broker, tmp_path: Path) -> None:
     topic = new_topic(broker)
-    told = _failure(Stream(spark, tmp_path, options(broker, topic, endingOffsets="latest")))
+    told = Stream(spark, tmp_path, options(broker, topic, endingOffsets="latest")).failure()
     assert "ending offset not valid in streaming queries" in told

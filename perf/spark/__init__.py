@@ -1,0 +1,1 @@
+"""What Spark reads from mqd, and what the parts of it cost: `python -m perf.spark`."""
