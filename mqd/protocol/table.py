@@ -38,6 +38,9 @@ NOTES = """
   is not looked at. With an empty `run_id` and `committed` false an administrator aborts what is under way. Errors: PRODUCER_FENCED: another run has taken over;
   INVALID_TXN_STATE: the transaction was aborted meanwhile; INVALID_PRODUCER_ID_MAPPING: a winner is not of this transaction. An answer without the field is that of a broker that
   does not know joint transactions. Children produce with Produce 12 and up.
+* **Envelope** (58, KIP-590) goes between hosts alone, over the listener that clients cannot use: the request of a client that is attached by shared memory to one host, answered by
+  another, which coordinates its group or transactional id or leads its partition (ListOffsets). `request_principal` is MessagePack of the client process's `uid` and `pid`,
+  `client_host_address` its host's. What comes in it has a client's rights.
 * **OffsetCommit** and **OffsetFetch** name topics by id from version 10 on.
 * **Fetch** has incremental sessions (KIP-227) and long polls. A replica id counts only between hosts; a client that names one
   reads as a client. A consumer that names its rack (11 and up) is told of an in-sync replica there (KIP-392), and may read from any replica up to its high watermark.
