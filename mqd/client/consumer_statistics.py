@@ -44,6 +44,6 @@ class ConsumerStatistics:
         return {
             "name": f"{consumer.config['client.id']}#consumer-{os.getpid()}", "client_id": consumer.config["client.id"], "type": "consumer", "transport": "shm",
             "ts": time.monotonic_ns() // 1000, "time": int(time.time()), "age": int((time.monotonic() - self._began) * 1e6), "attachments": consumer.control.generation,
-            **NOT_COUNTED, "txmsgs": 0, "replyq": len(consumer._fetcher.events),
+            **NOT_COUNTED, "txmsgs": 0, "remote_records": consumer.remote.records_read, "replyq": len(consumer._fetcher.events),
             "topics": topics,
         }  # fmt: skip

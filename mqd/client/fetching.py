@@ -37,6 +37,7 @@ ASKED_MAX = 5_000  # partitions of one question
 UNCOVERED_WAIT_S = 0.05
 PAUSE_MIN_S, PAUSE_MAX_S = 0.001, 0.1
 UNKNOWN_AGAIN_S, TOPIC_AGAIN_S = 0.1, 0.5  # before and after the application was told
+LATER_AGAIN_S = 0.05  # a leader is being elected, or a replica here is a moment behind its leader
 UNKNOWN_TELL_S = 1.0  # metadata may be behind: a topic that was just made or has grown
 OUT_OF_RANGE = int(ErrorCode.OFFSET_OUT_OF_RANGE)
 NO_REPLICA = int(ErrorCode.REPLICA_NOT_AVAILABLE)  # on this host, or none that has what is wanted; another host leads
@@ -46,9 +47,9 @@ _INFINITY = float("inf")
 
 
 class Fetcher:
-    """`open_reader(native, part, offset)`: a reader of reading.py. `control`: the attachment for requests; `data`: for the Fetch that waits."""
+    """`open_reader(native, part, offset)`: a reader of reading.py. `remote`: opens those of remote_reading.py. `control`: the attachment for requests; `data`: for the Fetch that waits."""
 
-    def __init__(self, config: ConsumerConfig, control: Any, coordinator: Coordinator, data: Any, inbox: Inbox, parts: Parts, open_reader: Callable[..., Any], remote: Any = None) -> None:
+    def __init__(self, config: ConsumerConfig, control: Any, coordinator: Coordinator, data: Any, inbox: Inbox, parts: Parts, open_reader: Callable[..., Any], remote: Any) -> None:
         self._coordinator = coordinator
         self._remote = remote
         self._config, self._control, self._data, self._inbox, self._parts, self._open_reader = config, control, data, inbox, parts, open_reader
@@ -218,13 +219,14 @@ class Fetcher:
     def _on_listed(self, part: Part, response: Any) -> None:
         code, offset, _ = offsets.read_list_offsets(response).get(part.key, (int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), -1, -1))
         if code:
-            self._again(part, broker_error(code, "list offsets"), quietly=code in _LATER)
+            self._again(part, broker_error(code, "list offsets"), quietly=code in _LATER, soon=code in _LATER)
         else:
             self._activate(part, max(offset, 0))
 
-    def _again(self, part: Part, error: KafkaError, quietly: bool = True) -> None:
+    def _again(self, part: Part, error: KafkaError, quietly: bool = True, soon: bool = False) -> None:
         part.phase, self._starting = Phase.FAILED, True
-        part.retry_at = time.monotonic() + self._config["fetch.error.backoff.ms"] / 1000
+        pause_s = self._config["fetch.error.backoff.ms"] / 1000
+        part.retry_at = time.monotonic() + (min(pause_s, LATER_AGAIN_S) if soon else pause_s)
         if not quietly:
             self._tell(part, error)
 
@@ -288,7 +290,7 @@ class Fetcher:
             self.reset(part, error)
             self.advance()
             return
-        if code == NO_REPLICA and self._remote is not None and not part.reader.is_remote:
+        if code == NO_REPLICA and not part.reader.is_remote:
             self._read_elsewhere(part)
             return
         if code in UNKNOWN:
@@ -297,7 +299,7 @@ class Fetcher:
         part.start = part.fetched
         if code in UNKNOWN or code not in _LATER:
             self._tell(part, error)
-        self._again(part, error)
+        self._again(part, error, soon=code in _LATER)
 
     def _at_end(self, part: Part, end: int) -> None:
         if self._config["enable.partition.eof"] and part.eof_told != end:

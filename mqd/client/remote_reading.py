@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import confluent_kafka
@@ -94,12 +94,12 @@ class RemoteReader:
 
 
 class RemoteRecords:
-    """`servers()`: "host:port" of brokers, beside those that the application named. `notify()`: some reader has something; any thread."""
+    """See the module."""
 
     def __init__(self, settings: Settings, isolation_level: int) -> None:
         self.lock = threading.Lock()
-        self.servers: Callable[[], Iterable[str]] = lambda: ()
-        self.notify: Callable[[], None] = lambda: None
+        self._metadata: Any = None
+        self._notify: Callable[[], None] = lambda: None
         self.records_read = 0
         self._given = {key: value for key, value in settings.rdkafka.items() if key not in _NOT_TAKEN}
         self._given |= _OWN | {"isolation.level": "read_committed" if isolation_level else "read_uncommitted"}
@@ -108,6 +108,10 @@ class RemoteRecords:
         self._readers: dict[tuple[str, int], tuple[RemoteReader, int]] = {}  # the thread's: who reads, and which serial was carried out
         self._thread: threading.Thread | None = None
         self._closed = False
+
+    def attach(self, notify: Callable[[], None], metadata: Any) -> None:
+        """`notify()`: some reader has something; called by any thread. `metadata`: knows brokers beside those that the application named."""
+        self._notify, self._metadata = notify, metadata
 
     # -- the consumer's thread --------------------------------------------------------------------------------------------------
 
@@ -175,7 +179,8 @@ class RemoteRecords:
                 consumer.close()
 
     def _make(self) -> Any:
-        servers = [str(self._given.get("bootstrap.servers") or ""), *self.servers()]
+        known = self._metadata.cluster.brokers.values() if self._metadata is not None else ()
+        servers = [str(self._given.get("bootstrap.servers") or ""), *(f"{host}:{port}" for host, port in known)]
         return confluent_kafka.Consumer({**self._given, "bootstrap.servers": ",".join(one for one in servers if one)})
 
     def _carry_out(self, consumer: Any) -> bool:
@@ -221,7 +226,7 @@ class RemoteRecords:
                     reader.end = -1
                 else:
                     self._tell(reader, message)
-        self.notify()
+        self._notify()
 
     def _tell(self, reader: RemoteReader, message: Any) -> None:
         code = message.error().code()
@@ -245,4 +250,4 @@ class RemoteRecords:
             for reader, _ in self._readers.values():
                 reader.problem = Problem("gone", int(ErrorCode.UNKNOWN_SERVER_ERROR), "reading from other hosts has failed")
             self._closed = True
-        self.notify()
+        self._notify()

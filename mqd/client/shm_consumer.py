@@ -54,13 +54,12 @@ _ON_ITS_WAY = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_
 
 
 class ShmConsumer:
-    """See the module. `open_attachment(name)` -> Attachment; `open_reader`: fetching.Fetcher."""
+    """See the module. `open_attachment(name)` -> Attachment; `open_reader`, `remote`: fetching.Fetcher."""
 
     transport = "shm"
 
-    def __init__(self, config: ConsumerConfig, owner: Any, open_attachment: Callable[[str], Any], open_reader: Callable[..., Any], reason: str = "", remote: RemoteRecords | None = None) -> None:
-        self.reason = reason
-        self._remote = remote
+    def __init__(self, config: ConsumerConfig, owner: Any, open_attachment: Callable[[str], Any], open_reader: Callable[..., Any], remote: RemoteRecords, reason: str = "") -> None:
+        self.reason, self.remote = reason, remote
         self.config, self._owner = config, owner
         self.control = open_attachment("requests")
         try:
@@ -72,9 +71,7 @@ class ShmConsumer:
         self.parts = Parts()
         self.coordinator = Coordinator(self.control, config["group.id"])
         self._fetcher = Fetcher(config, self.control, self.coordinator, self._data, self._inbox, self.parts, open_reader, remote)
-        if remote is not None:
-            remote.notify = self._inbox.notice
-            remote.servers = lambda: [f"{host}:{port}" for host, port in self.control.metadata.cluster.brokers.values()]
+        remote.attach(self._inbox.notice, self.control.metadata)
         commits = Commits(self.control, self._inbox, config["group.id"], config["group.instance.id"], self._identity, self._on_committed, self.coordinator)
         self._offsets = ConsumerOffsets(self, commits)
         for name in ("commit", "store_offsets", "committed", "get_watermark_offsets", "offsets_for_times", "list_topics", "cluster_id"):
@@ -515,8 +512,7 @@ class ShmConsumer:
             if self._runner is not None:
                 self._runner.close()
             self.parts.remove([part.key for part in self.parts])
-            if self._remote is not None:
-                self._remote.close()
+            self.remote.close()
             self._data.close()
             self.control.close()
 
@@ -599,4 +595,4 @@ def open_consumer(owner: Any, settings: Settings, choice: Choice) -> ShmConsumer
     def reader(native: Any, part: Part, offset: int) -> PartitionReader:
         return PartitionReader(native, part.topic, part.topic_id or b"", part.index, offset, config.isolation_level, bool(config["check.crcs"]), pool)
 
-    return ShmConsumer(config, owner, attachment, reader, choice.reason, RemoteRecords(settings, config.isolation_level))
+    return ShmConsumer(config, owner, attachment, reader, RemoteRecords(settings, config.isolation_level), choice.reason)

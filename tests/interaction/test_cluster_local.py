@@ -181,6 +181,7 @@ def test_groups_of_every_coordinator(cluster: Cluster, topics: tuple[str, str], 
 
 def test_transactions_of_every_coordinator(cluster: Cluster) -> None:
     create(cluster, "into", [[1 + i % 3] for i in range(PARTITIONS)])
+    create(cluster, "into-all", [[1 + (i + j) % 3 for j in range(3)] for i in range(PARTITIONS)])
     create(cluster, "from", [[3, 2, 1]])
     write(Producer(at(cluster.brokers[2])), "from", 9, 1)
     for number in range(9):
@@ -192,14 +193,16 @@ def test_transactions_of_every_coordinator(cluster: Cluster) -> None:
         for outcome in ("abort", "commit"):
             producer.begin_transaction()
             for index in range(PARTITIONS):
-                producer.produce("into", b"%d" % (number if outcome == "commit" else -1), partition=index)
+                for topic in ("into", "into-all"):
+                    producer.produce(topic, b"%d" % (number if outcome == "commit" else -1), partition=index)
             producer.send_offsets_to_transaction([TopicPartition("from", 0, 3 if outcome == "abort" else 9)], consumer.consumer_group_metadata(), PATIENCE_S)
             (producer.commit_transaction if outcome == "commit" else producer.abort_transaction)(PATIENCE_S)
         assert consumer.committed([TopicPartition("from", 0)], 30)[0].offset == 9
         consumer.close()
     reader = Consumer(at(cluster.brokers[2], group_id="of-what-was-moved", auto_offset_reset="earliest"))
-    reader.assign([TopicPartition("into", index, 0) for index in range(PARTITIONS)])
-    assert read(reader, 9 * PARTITIONS) == {("into", index): list(range(9)) for index in range(PARTITIONS)}
+    both = [(topic, index) for topic in ("into", "into-all") for index in range(PARTITIONS)]
+    reader.assign([TopicPartition(*place, 0) for place in both])
+    assert read(reader, 9 * len(both)) == {place: list(range(9)) for place in both}
     reader.close()
 
 

@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -107,7 +108,7 @@ def records(monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteRecords]:
     FakeConsumer.made = []
     given = {"bootstrap.servers": "a:1", "group.id": "g", "isolation.level": "read_committed", "error_cb": print, "enable.auto.commit": True, "client.rack": "r1", "session.timeout.ms": 9}
     made = RemoteRecords(Settings({}, given, None, None), 0)
-    made.servers = lambda: ["b:2"]
+    made.attach(lambda: None, SimpleNamespace(cluster=SimpleNamespace(brokers={7: ("b", 2)})))
     yield made
     made.close()
     assert all(one.closed.is_set() for one in FakeConsumer.made)
