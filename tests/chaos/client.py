@@ -6,6 +6,7 @@
     transactor   transactions over several partitions and topics; some are aborted; after a fatal error it begins a new life under the same transactional.id
     consumer     reads committed records of all partitions from the start, without a group
     member       reads committed records in a group ("group"), commits what it has read; others come and go
+    python-*     producer and consumer of another library: client_python.py
     reader       at the end: every partition from start to end, twice (all, committed): prints {"topic-partition": FinalLog}
 
 SIGTERM ends it, with what was under way brought to an end (at most FINISH_SECONDS). librdkafka with its own retries, as an application would use it.
@@ -314,9 +315,18 @@ class Reader(Client):
 ROLES = {"producer": IdempotentProducer, "transactor": Transactor, "consumer": AssignedConsumer, "member": Member, "reader": Reader}
 
 
+def role_of(name: str) -> type[Client]:
+    """Those of other libraries are loaded only where they are wanted."""
+    if name in ROLES:
+        return ROLES[name]
+    from tests.chaos import client_python
+
+    return client_python.ROLES[name]
+
+
 def main() -> int:
     settings = json.loads(sys.argv[1])
-    client = ROLES[settings["role"]](settings)
+    client = role_of(settings["role"])(settings)
     signal.signal(signal.SIGTERM, client.end)
     return client.run()
 

@@ -23,6 +23,7 @@ class Fault:
     """`begin()`, then `end()`; `text` says what it is. `lasts`: seconds, at least and at most."""
 
     lasts = (2.0, 12.0)
+    kind = ""
 
     def __init__(self, cluster: ChaosCluster, rng: random.Random) -> None:
         self.cluster, self.rng = cluster, rng
@@ -160,9 +161,7 @@ class KillHost(Fault):
         self.text = f"kill -9 of every process of {', '.join(host.name for host in self.victims)}"
 
     def end(self) -> None:
-        for host in self.victims:
-            if not host.runs:
-                host.start()
+        self.cluster.start()  # side by side: where all were killed, one alone is never ready
 
 
 class PowerLoss(KillHost):
@@ -313,7 +312,10 @@ def schedule(rng: random.Random, cluster: ChaosCluster, kinds: list[str]) -> Cal
             chosen = rng.sample(kinds, min(len(kinds), rng.randint(1, 4)))
             left = rng.randint(2, 5)
         left -= 1
-        return KINDS[rng.choice(chosen)](cluster, rng)
+        kind = rng.choice(chosen)
+        fault = KINDS[kind](cluster, rng)
+        fault.kind = kind
+        return fault
 
     return following
 

@@ -63,6 +63,7 @@ class Result:
     anomalies: list[checker.Anomaly] = dataclasses.field(default_factory=list)
     faults: list[str] = dataclasses.field(default_factory=list)
     numbers: dict[str, float] = dataclasses.field(default_factory=dict)
+    kinds: dict[str, list[int]] = dataclasses.field(default_factory=dict)  # of fault -> writers' seconds from its beginning to the next one's: [served, all]
     failure: str = ""  # the run itself came to no end
 
     @property
@@ -71,7 +72,7 @@ class Result:
 
     def line(self) -> str:
         return json.dumps({
-            "seed": self.plan.seed, "seconds": self.plan.seconds, "ok": self.ok, "faults": len(self.faults), **self.numbers,
+            "seed": self.plan.seed, "seconds": self.plan.seconds, "ok": self.ok, "faults": len(self.faults), **self.numbers, "kinds": self.kinds,
             "anomalies": Counter(one.kind for one in self.anomalies), "failure": self.failure[:300],
         })  # fmt: skip
 
@@ -117,6 +118,7 @@ class Run:
         self.plan, self.directory, self.say = plan, directory, say
         self.result = Result(plan)
         self.clients: list[Client] = []
+        self.begun: list[tuple[int, str]] = []  # second, kind of fault
         self.network: Network
         self.cluster: ChaosCluster
 
@@ -160,9 +162,10 @@ class Run:
     def _start_clients(self) -> None:
         plain = {name: TOPICS[name] for name in ("plain", "mixed")}
         atomic = {name: TOPICS[name] for name in ("atomic", "mixed")}
+        other = "python-" if self.plan.seed % 2 else ""  # every second run has clients of another library among them
         self.clients = [
-            Client(self, "producer", "p1", plain), Client(self, "producer", "p2", plain), Client(self, "transactor", "x1", atomic), Client(self, "transactor", "x2", atomic),
-            Client(self, "consumer", "c1", TOPICS), Client(self, "member", "m1", TOPICS, group="readers"), Client(self, "member", "m2", TOPICS, group="readers"),
+            Client(self, "producer", "p1", plain), Client(self, f"{other}producer", "p2", plain), Client(self, "transactor", "x1", atomic), Client(self, "transactor", "x2", atomic),
+            Client(self, f"{other}consumer", "c1", TOPICS), Client(self, "member", "m1", TOPICS, group="readers"), Client(self, "member", "m2", TOPICS, group="readers"),
             Client(self, "member", "k1", TOPICS, group="new-readers", protocol="consumer"),
         ]  # fmt: skip
         for client in self.clients:
@@ -201,6 +204,7 @@ class Run:
         while time.monotonic() < until:
             fault = following()
             lasts = min(fault.seconds(), max(0.5, until - time.monotonic()))
+            self.begun.append((int(time.monotonic()), fault.kind))
             fault.begin()
             self.result.faults.append(fault.text)
             self.say(f"{fault.text}, for {lasts:.1f} s")
@@ -255,7 +259,11 @@ class Run:
         self.result.anomalies += [checker.Anomaly("replicas-differ", text) for text in different]
         status = Counter(send.status for send in found.sends)
         ends = {(end.client, end.txn): end for end in found.ends}
-        senders = [client.name for client in self.clients if client.role in ("producer", "transactor")]
+        senders = [client.name for client in self.clients if client.role.removeprefix("python-") in ("producer", "transactor")]
+        for (since, kind), (until, _) in zip(self.begun, [*self.begun[1:], (ended, "")], strict=True):
+            served, everything = history.served(found, senders, since, until)
+            known = self.result.kinds.get(kind, [0, 0])
+            self.result.kinds[kind] = [known[0] + served, known[1] + everything]
         writers, readers = history.served(found, senders, began, ended), history.served(found, ["c1"], began, ended)
         self.result.numbers = {
             "acknowledged": status["ok"], "unknown": status["info"], "refused": status["fail"], "polled": len(found.polls),

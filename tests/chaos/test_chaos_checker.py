@@ -298,6 +298,7 @@ def test_pieces_add_up(tmp_path: Path) -> None:
     run = {
         "seed": 1, "seconds": 90.0, "ok": True, "faults": 9, "acknowledged": 100, "unknown": 1, "refused": 2, "polled": 300, "transactions": 7, "transactions_unknown": 0, "fault_seconds": 95,
         "writer_seconds": 380, "writer_seconds_served": 285, "reader_seconds": 95, "reader_seconds_served": 95, "writers_available": 0.75, "readers_available": 1.0, "heal_s": 2.5,
+        "kinds": {"pair": [100, 130], "flap": [0, 20]},
         "anomalies": {}, "failure": "",
     }  # fmt: skip
     old = {name: value for name, value in run.items() if "_second" not in name} | {"seed": 2, "writers_available": 0.5}
@@ -306,6 +307,7 @@ def test_pieces_add_up(tmp_path: Path) -> None:
     added = total.of_files(sorted(tmp_path.glob("*.jsonl")))
     assert added.clean and added.runs == added.ended == 2 and added.seconds == 185 and added.faults == 18 and added.sums["acknowledged"] == 200
     assert added.client_seconds == {"writer": [285 + 180, 380 + 360], "reader": [95 + 90, 95 + 90]}
+    assert added.kinds == {"pair": [200, 260], "flap": [0, 40]} and "pair           200 of 260" in total.told(added)
     assert "650 of 925 client seconds (70.27 %)" in total.told(added)
     torn, stuck = run | {"seed": 3, "anomalies": {"torn": 2}}, {"seed": 4, "seconds": 90.0, "faults": 3, "anomalies": {}, "failure": "AssertionError: no progress\nlogs"}
     found = total.add_up(json.dumps(one) for one in (run, torn, stuck))

@@ -28,6 +28,7 @@ class Total:
     anomalies: Counter = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
     client_seconds: dict[str, list[float]] = field(default_factory=lambda: {"writer": [0.0, 0.0], "reader": [0.0, 0.0]})  # [served, all]
+    kinds: dict[str, list[int]] = field(default_factory=dict)
     heal_s_max: float = 0.0
 
     @property
@@ -56,6 +57,9 @@ def _add(total: Total, run: dict) -> None:
     seconds = run.get("fault_seconds", run["seconds"])
     total.seconds += seconds
     total.heal_s_max = max(total.heal_s_max, run["heal_s"])
+    for kind, (served, everything) in run.get("kinds", {}).items():
+        known = total.kinds.get(kind, [0, 0])
+        total.kinds[kind] = [known[0] + served, known[1] + everything]
     total.sums.update({name: run.get(name, 0) for name in SUMS})
     for role, clients in (("writer", SENDERS), ("reader", READERS)):
         everything = run.get(f"{role}_seconds", clients * seconds)
@@ -80,5 +84,6 @@ def told(total: Total) -> str:
         "anomalies: " + (", ".join(f"{kind} x {count}" for kind, count in sorted(total.anomalies.items())) or "none"),
         *(f"failure: {text}" for text in total.failures),
         f"available: writers {_share(*total.client_seconds['writer'])}, readers {_share(*total.client_seconds['reader'])}, all {_share(served, everything)}",
+        *(f"    writers, from its beginning to the next fault: {kind:14} {_share(*found)}" for kind, found in sorted(total.kinds.items())),
         f"longest healing: {total.heal_s_max:.1f} s",
     ))  # fmt: skip
