@@ -5,7 +5,7 @@
 
     L1  the attachment belongs to this process (a worker that Spark forked makes its own) and is kept; one that has ended is thrown away
     L2  with read_committed the aborted transactions are asked for on the attachment, when the reader says that it needs them
-    L3  nothing for WAIT_S where there should be records (the leader moved, the partition is being taken over): not here any more
+    L3  nothing for WAIT_S where there should be records (the leader moved, the replica here lags, the partition is being taken over): not here any more
 Concurrency: one thread.
 """
 
@@ -63,9 +63,11 @@ def _forget(client: Client) -> None:
 
 
 def _find(options: SourceOptions, cluster: Cluster, one: Range) -> str:
-    """The client socket of the broker that leads the partition."""
+    """The client socket of a broker of this host: one of bootstrap.servers, or the one that leads the partition. Any replica will do: it is read as far as its high watermark, and who has none says so."""
     found = rendezvous.find(options.kafka.bootstrap_servers)
-    if found.path is None and options.kafka.transport == "auto" and not _any_here():
+    if found.path is not None:
+        return found.path
+    if options.kafka.transport == "auto" and not _any_here():
         raise NotHere(found.reason)
     try:
         metadata = cluster.metadata([one.topic])
