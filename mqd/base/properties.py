@@ -126,7 +126,7 @@ def _cluster() -> list[Property]:
         Property(
             "replica.fetch.response.max.bytes", "int", "4194304", "What a leader's answer holds at most (Kafka: 10485760); one batch may be larger.", minimum=1024, maximum=1 << 29,
         ),
-        Property("replica.fetch.backoff.ms", "int", "200", "A partition that its leader refuses is asked for again after so long (Kafka: 1000).", minimum=1, maximum=60_000),
+        Property("replica.fetch.backoff.ms", "int", "200", "A partition that its leader refuses is asked for again after so long (Kafka: 1000); from 5 ms on, doubled each time, where that one may not know yet that it leads.", minimum=1, maximum=60_000),
         Property(
             "replica.socket.timeout.ms", "int", "10000",
             "A leader that does not answer for so long beyond replica.fetch.wait.max.ms is connected to anew (Kafka: 30000).", minimum=100, maximum=600_000,

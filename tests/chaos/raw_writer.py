@@ -11,6 +11,7 @@ Each host has a thread that writes while that host leads, and one that asks it w
 from __future__ import annotations
 
 import json
+import select
 import sys
 import threading
 import time
@@ -23,6 +24,11 @@ TOPIC = "t"
 CONNECT_S, ANSWER_S = 0.25, 2.0
 ASK_S = 0.01
 QUIET_S = 0.02  # without an acknowledgement: who leads is asked
+
+
+def _has_ended(kafka: KafkaConnection) -> bool:
+    """While nothing was asked of it."""
+    return bool(select.select([kafka.socket], [], [], 0)[0])
 
 
 class Writer:
@@ -52,7 +58,8 @@ class Writer:
                     self._learn(host, kafka.call(3, 12, MetadataRequest(topics=[MetadataRequest.Topic(name=TOPIC)])))
                 except (OSError, ConnectionEnded):
                     kafka = None
-            time.sleep(ASK_S)
+            with self.changed:
+                self.changed.wait(ASK_S)
 
     def _learn(self, asked: tuple[str, int], answer: object) -> None:
         brokers = {broker.node_id: (broker.host, broker.port) for broker in answer.brokers}
@@ -75,7 +82,7 @@ class Writer:
                 epoch = self.epoch
             error = -1
             try:
-                if kafka is None:
+                if kafka is None or _has_ended(kafka):
                     kafka = KafkaConnection(*host, timeout_s=CONNECT_S)
                     kafka.socket.settimeout(ANSWER_S)
                 error, _ = produce(kafka, TOPIC, 0, b"x" * 100)
@@ -89,7 +96,10 @@ class Writer:
                     self.acknowledged = time.monotonic()
                 elif self.epoch == epoch:
                     self.doubted = True
-            time.sleep(self.pace_s if error == 0 else ASK_S)
+                    self.changed.notify_all()
+                    self.changed.wait(ASK_S)
+            if error == 0:
+                time.sleep(self.pace_s)
 
 
 def main() -> int:

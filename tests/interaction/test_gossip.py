@@ -237,26 +237,33 @@ def test_brokers_of_a_cluster_gossip(tmp_path: Path) -> None:
         log_has(1, "node=2 state=alive before=dead")
 
 
-def test_a_keeper_proves_that_its_broker_is_dead(tmp_path: Path) -> None:
-    """Controller, acceptor and worker of a host killed at once: the active controller hears of it from the keeper, long before the session would have ended."""
-    with Cluster(tmp_path) as cluster:
+@pytest.mark.parametrize("victim_leads", [False, True], ids=["another host leads the quorum", "it led the quorum"])
+def test_a_keeper_proves_that_its_broker_is_dead(tmp_path: Path, victim_leads: bool) -> None:
+    """Controller, acceptor and worker of a host killed at once: the others hear of it from the keeper, long before a session or a promise would have ended."""
+    times = {"broker.session.timeout.ms": "60000", "broker.heartbeat.interval.ms": "1000", "controller.quorum.fetch.timeout.ms": "30000"}
+    with Cluster(tmp_path, config=times) as cluster:
 
         def logs(node_id: int) -> str:
             return "".join(file.read_text(errors="replace") for file in (cluster.brokers[node_id].data_dir / "logs").glob("*.log"))
 
-        def wait(condition: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
+        def wait(condition: Callable[[], bool], what: str, seconds: float = 25.0) -> None:
             until = time.monotonic() + seconds
             while not condition():
                 assert time.monotonic() < until, f"{what}\n{cluster.logs()}"
                 time.sleep(0.02)  # other processes
 
-        wait(lambda: any("this host is the active controller" in logs(node_id) for node_id in (1, 2, 3)), "no active controller")
-        active = next(node_id for node_id in (1, 2, 3) if "this host is the active controller" in logs(node_id))
-        victim = next(node_id for node_id in (1, 2, 3) if node_id != active)
+        active_here = "this host is the active controller  "
+        wait(lambda: any(active_here in logs(node_id) for node_id in (1, 2, 3)), "no active controller")
+        active = next(node_id for node_id in (1, 2, 3) if active_here in logs(node_id))
+        victim = active if victim_leads else next(node_id for node_id in (1, 2, 3) if node_id != active)
+        others = [node_id for node_id in (1, 2, 3) if node_id != victim]
         orders = paths.run_dir(cluster.brokers[victim].data_dir) / death_notice.ORDERS_NAME
-        wait(orders.exists, "the controller leaves no orders")
+        wait(lambda: orders.exists() and json.loads(orders.read_bytes())["led"] == victim_leads, "the controller leaves no orders")
         for pid in [pid for role in ("controller", "acceptor", "worker") for pid in cluster.brokers[victim].pids(role)]:
             os.kill(pid, signal.SIGKILL)
-        wait(lambda: "the voters are told" in logs(victim), "the keeper says nothing")
-        wait(lambda: f"a keeper says that processes of its host have ended  node={victim} all=True" in logs(active), "the active controller was not told")
+        wait(lambda: "all processes that act as the broker have ended; the voters are told" in logs(victim), "the keeper says nothing")
+        for node_id in others:
+            wait(lambda node_id=node_id: f"processes of its host have ended  node={victim} all=True led={victim_leads}" in logs(node_id), "a host was not told")
+        if victim_leads:
+            wait(lambda: any(active_here in logs(node_id) for node_id in others), "nobody is elected")
         cluster.brokers[victim].wait_until_ready(60)

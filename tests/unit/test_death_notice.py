@@ -11,6 +11,10 @@ import pytest
 from mqd.base import cluster_config
 from mqd.cluster import death_notice
 from mqd.cluster.death_notice import NOTICE_BYTES_MAX, REPEATS_MS, Notice, Orders
+from mqd.cluster.death_proofs import TOLD_MAX, last_words, told
+from mqd.cluster.metadata_records import BrokerState
+from mqd.cluster.metadata_state import MetadataState
+from mqd.cluster.quorum_messages import ReplicaKey, Voter
 from mqd.keeper import proof
 
 SECRET = b"a secret of the cluster"
@@ -93,3 +97,80 @@ def test_orders_are_replaced_and_taken_away(tmp_path: Path, orders: Orders) -> N
     death_notice.write_orders(tmp_path, None)
     death_notice.write_orders(tmp_path, None)
     assert list(tmp_path.iterdir()) == []
+
+
+# -- the controller alone ------------------------------------------------------------------------------------------------------
+
+
+class OldNotice(msgspec.Struct, array_like=True, frozen=True):
+    """As the version before knew it."""
+
+    node_id: int
+    broker_epoch: int
+    controller_epoch: int
+    sent_ms: int
+
+
+def test_both_versions_understand_each_other() -> None:
+    old = OldNotice(3, 5, 7, 9)
+    assert death_notice.unseal(SECRET, "c", death_notice.seal(SECRET, "c", old)) == Notice(3, 5, 7, 9, False)  # type: ignore[arg-type]
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(Notice(3, 5, 7, 9, True)), type=OldNotice) == old
+
+
+@pytest.mark.parametrize("led", [True, False])
+def test_that_the_controller_alone_has_ended_concerns_others_when_it_led(tmp_path: Path, orders: Orders, led: bool) -> None:
+    """The host keeps its lease: its workers live."""
+    death_notice.write_orders(tmp_path, msgspec.structs.replace(orders, led=led))
+    control = Control()
+    control.leases.append((0, 0, 0))  # what Datagrams asks for is none of this
+    datagrams, later = Datagrams(control), []
+    assert proof.prove({}, tmp_path, control, datagrams, lambda wait_s, call: later.append(call), all_ended=False) == led
+    assert control.leases == [(0, 0, 0)] and len(datagrams.sent) == (2 if led else 0) and bool(later) == led
+    if led:
+        found = death_notice.unseal(cluster_config.LOOPBACK_KEY, "cluster", datagrams.sent[0][0])
+        assert found is not None and (found.node_id, found.broker_epoch, found.controller_epoch, found.led) == (3, -1, 7, True)
+
+
+def test_all_that_ended_with_the_controller_that_led(tmp_path: Path, orders: Orders) -> None:
+    death_notice.write_orders(tmp_path, msgspec.structs.replace(orders, led=True))
+    datagrams = Datagrams(control := Control())
+    assert proof.prove({}, tmp_path, control, datagrams, lambda wait_s, call: None)
+    found = death_notice.unseal(cluster_config.LOOPBACK_KEY, "cluster", datagrams.sent[0][0])
+    assert found is not None and (found.broker_epoch, found.led) == (5, True)
+
+
+# -- what is left behind -------------------------------------------------------------------------------------------------------
+
+
+class Quorum:
+    """As QuorumCore, as far as last words go."""
+
+    def __init__(self, leader: int, epoch: int) -> None:
+        self.key, self.leader, self.epoch = ReplicaKey(1, b"d" * 16), leader, epoch
+        self.is_leader = leader == 1
+        self.voters = tuple(Voter(ReplicaKey(node, b"d" * 16), f"voter{node}", 9094) for node in (1, 2, 3))
+
+
+def broker(node: int, epoch: int, incarnation: int = 4, controller_host: str = "") -> BrokerState:
+    return BrokerState(node, "h", 9092, None, epoch, incarnation, {}, controller_host=controller_host, controller_port=7000)
+
+
+def test_last_words_are_of_the_registration_and_the_epoch_in_force() -> None:
+    state = MetadataState()
+    assert last_words(Quorum(2, 7), state, 4, None) is None, "nobody counts on this host yet"
+    state.brokers[1] = broker(1, 30)
+    assert last_words(Quorum(2, 7), state, 5, None) is None, "that was another life of it"
+    following = last_words(Quorum(2, 7), state, 4, None)
+    leading = last_words(Quorum(1, 8), state, 4, following)
+    assert following == Notice(1, 30, 7, 0, False) and leading == Notice(1, 30, 8, 0, True)
+    assert last_words(Quorum(-1, 9), state, 4, leading) == leading, "between two leaders the last word stands"
+    state.brokers[1] = broker(1, 40)
+    assert last_words(Quorum(-1, 9), state, 4, leading) is None, "but not for another registration"
+
+
+def test_everybody_is_told_the_voters_first() -> None:
+    state = MetadataState()
+    state.brokers = {node: broker(node, node, controller_host=f"broker{node}") for node in (1, 3, 4, 9)}
+    assert told(Quorum(1, 8), state) == (("voter2", 9094), ("broker3", 7000), ("broker4", 7000), ("broker9", 7000))
+    state.brokers |= {node: broker(node, node, controller_host=f"broker{node}") for node in range(10, 500)}
+    assert len(told(Quorum(1, 8), state)) == TOLD_MAX
