@@ -249,7 +249,7 @@ void mqd_partition_note_refused(struct mqd_partition *partition, const struct mq
 bool mqd_partition_refused_before(const struct mqd_partition *partition, const struct mqd_batch *batch)
 {
     const struct mqd_verification *refused = mqd_verifications_of(&partition->verifications, batch);
-    return refused && batch->base_sequence > refused->lowest_sequence;
+    return refused && batch->base_sequence > refused->lowest_sequence && !mqd_producers_sequenced(&partition->producers, batch); /* else its state tells what is next */
 }
 
 bool mqd_partition_in_transaction(const struct mqd_partition *partition, int64_t producer_id)

@@ -56,8 +56,8 @@ uint32_t mqd_partition_staged_count(const struct mqd_partition *partition);
 /* Of a retired partition (mqd_redirect.h): what its producer state says of an idempotent producer's batch. 0: it would be staged; 45, 46, 47, 48; *duplicate: it has it, at
  * *base_offset. Nothing is staged, nobody is verified. */
 int16_t mqd_partition_look(const struct mqd_partition *partition, const struct mqd_batch *batch, bool *duplicate, int64_t *base_offset);
-/* This batch of an idempotent producer was refused for the moment; was one before it refused, so that this one may not come first? Bounded: the oldest is forgotten, then another
- * producer's any sequence is taken. */
+/* This batch of an idempotent producer was refused for the moment; was one before it refused, so that this one may not come first? Only of a
+ * producer that is not known here. Bounded: the oldest is forgotten, and then any sequence is taken. */
 void mqd_partition_note_refused(struct mqd_partition *partition, const struct mqd_batch *batch, int64_t now_ms);
 bool mqd_partition_refused_before(const struct mqd_partition *partition, const struct mqd_batch *batch);
 bool mqd_partition_in_transaction(const struct mqd_partition *partition, int64_t producer_id); /* staged batches count */
