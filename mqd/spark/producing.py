@@ -1,4 +1,4 @@
-"""Record batches to the leaders of their partitions over TCP, idempotent or as a child of a joint transaction.
+"""Record batches to the leaders of their partitions, idempotent or as a child of a joint transaction: through shared memory to a broker of this host, over TCP to others.
 
     S1  the batches of a partition are sent in order, one at a time; what is sent again has the sequence that it had: the broker writes it once
     S2  a batch is done when its leader has acknowledged it; after flush() all are, or an exception was raised
@@ -20,12 +20,14 @@ from mqd.protocol import decode_response
 from mqd.protocol.errors import ERRORS, ErrorCode, ProtocolError, is_retriable
 from mqd.protocol.messages import MetadataRequest, ProduceRequest
 from mqd.spark.encoding import Batch, MqdWriteError
+from mqd.spark.local_link import FRAME_BYTES_MAX, LocalLink, find
 from mqd.spark.sink_options import SinkOptions
 from mqd.spark.wire import BrokerError, Cluster, Link, Topic
 
 PRODUCE, VERSION = 0, 12  # topics by name; partitions join the transaction by being written
 QUEUED_BYTES_MAX = 8 << 20
-REQUEST_BYTES = 8 << 20
+_HEAD_BYTES_MAX = 1 << 18  # of a request, beside its batches
+_LARGE_BYTES = 1 << 20
 BROKER_TIMEOUT_MS = 30_000
 METADATA_AGE_S = 300.0
 AGAIN_S = 0.05
@@ -36,32 +38,42 @@ _MOVED = frozenset((ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.UNKNOWN_TOPIC_OR
 _ABSENT = frozenset((ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE))
 
 Key = tuple[str, int]
-_connections: dict[tuple[int, str, str], "Connections"] = {}  # of this process, by bootstrap servers and client id
+_connections: dict[tuple[int, str, str, str], "Connections"] = {}  # of this process, by bootstrap servers, client id and transport
 
 
 class Connections:
-    """The cluster's metadata, and a connection to each leader for Produce alone."""
+    """The cluster's metadata, and the ways to each leader for Produce alone."""
 
     def __init__(self, options: SinkOptions) -> None:
         self.cluster = Cluster(options.kafka)
         self._links: dict[int, Link] = {}
+        self._local: dict[int, LocalLink | None] = {}  # None: there is no such way to this one
+        self.local_count = 0  # requests that went through shared memory
 
-    def link(self, node_id: int) -> Link:
-        """Raises OSError."""
+    def link(self, node_id: int, size_bytes: int) -> Link | LocalLink:
+        """Raises OSError, MqdWriteError."""
+        if node_id not in self._local:
+            address = self.cluster.brokers.get(node_id)
+            self._local[node_id] = find(*address, self.cluster.settings) if address is not None else None
+        local = self._local[node_id]
+        if local is not None and size_bytes <= FRAME_BYTES_MAX - _HEAD_BYTES_MAX:
+            self.local_count += 1
+            return local
         link = self._links.get(node_id)
         if link is None:
             link = self._links[node_id] = self.cluster.new_link(node_id)
         return link
 
     def drop(self, node_id: int) -> None:
-        link = self._links.pop(node_id, None)
-        if link is not None:
-            link.close()
+        """Both ways; what comes next looks anew."""
+        for link in (self._links.pop(node_id, None), self._local.pop(node_id, None)):
+            if link is not None:
+                link.close()
 
 
 def connections(options: SinkOptions) -> Connections:
     """Those of this process: never a parent's."""
-    key = (os.getpid(), options.kafka.bootstrap_servers, options.kafka.client_id)
+    key = (os.getpid(), options.kafka.bootstrap_servers, options.kafka.client_id, options.kafka.transport)
     found = _connections.get(key)
     if found is None:
         found = _connections[key] = Connections(options)
@@ -73,7 +85,7 @@ class _Flight:
 
     __slots__ = ("batches", "link", "node_id", "number", "version")
 
-    def __init__(self, node_id: int, link: Link, version: int, number: int, batches: list[Batch]) -> None:
+    def __init__(self, node_id: int, link: Link | LocalLink, version: int, number: int, batches: list[Batch]) -> None:
         self.node_id, self.link, self.version, self.number, self.batches = node_id, link, version, number, batches
 
 
@@ -179,7 +191,7 @@ class Producer:
     def _request(self, node_id: int, batches: list[Batch]) -> None:
         chosen, size = [], 0
         for batch in batches:
-            if size and size + len(batch.data) > REQUEST_BYTES:
+            if size and size + len(batch.data) > self._options.request_bytes:
                 break
             chosen.append(batch)
             size += len(batch.data)
@@ -190,7 +202,7 @@ class Producer:
         data = [ProduceRequest.TopicData(name=name, partition_data=partitions) for name, partitions in topics.items()]
         request = ProduceRequest(transactional_id=self._transactional_id, acks=self._options.acks, timeout_ms=BROKER_TIMEOUT_MS, topic_data=data)
         try:
-            link = self._connections.link(node_id)
+            link = self._connections.link(node_id, size)
             version = link.pick(PRODUCE, VERSION)
             if self._transactional_id is not None and version < VERSION:
                 raise MqdWriteError(f"the broker {link.host}:{link.port} does not know transactions of version 2 (KIP-890): set the option delivery to at-least-once")
@@ -289,6 +301,9 @@ class Producer:
 
     def _lost(self, node_id: int, batches: list[Batch], problem: str) -> None:
         self._connections.drop(node_id)
+        size = sum(len(batch.data) for batch in batches)
+        if size > _LARGE_BYTES:
+            problem += f"; it was sent {size} bytes, and the broker's socket.request.max.bytes is the most that it takes (kafka.max.request.size says what is sent at once, a row alone may be more)"
         for batch in batches:
             self._later((batch.topic, batch.partition), batch, problem)
         self._look_again()

@@ -3,7 +3,7 @@
     topic                 for every row; without it the column `topic` says
     delivery              exactly-once (default): a batch is one transaction, and a batch that comes again is dropped; at-least-once
     txnAppId, txnVersion  batch writes: a write of an application and version that was committed before is dropped (a version is a number that rises)
-    kafka.compression.type, kafka.batch.size, kafka.delivery.timeout.ms, kafka.transaction.timeout.ms, kafka.acks, kafka.max.block.ms    as the Java producer's
+    kafka.compression.type, kafka.batch.size, kafka.max.request.size, kafka.delivery.timeout.ms, kafka.transaction.timeout.ms, kafka.acks, kafka.max.block.ms    as the Java producer's
 
 Columns: `value` (needed), `key` (both string or binary), `topic` (string), `partition` (int), `headers` (array<struct<key string, value binary>>), `timestamp` (timestamp: the record's own
 time, which Kafka's sink does not have; else it is now). Others are left alone, as Kafka's sink leaves them. A null value is a tombstone.
@@ -36,6 +36,7 @@ class SinkOptions(msgspec.Struct, frozen=True):
     is_exactly_once: bool = True
     compression: int = 0
     batch_bytes: int = 512 << 10
+    request_bytes: int = 4 << 20
     acks: int = -1
     delivery_timeout_s: float = 120.0
     topic_timeout_s: float = 60.0
@@ -62,6 +63,7 @@ def sink_options(given: Mapping[str, str], schema: Any, streaming: bool) -> Sink
         kafka, _columns(schema, topic), topic, is_exactly_once,
         compression=COMPRESSIONS.index(others.choice("compression.type", COMPRESSIONS, "none")),
         batch_bytes=min(max(others.integer("batch.size", 512 << 10), 16 << 10), 4 << 20),
+        request_bytes=min(max(others.integer("max.request.size", 4 << 20), 64 << 10), 64 << 20),
         acks=_acks(others, is_exactly_once),
         delivery_timeout_s=others.integer("delivery.timeout.ms", 120_000) / 1000,
         topic_timeout_s=others.integer("max.block.ms", 60_000) / 1000,

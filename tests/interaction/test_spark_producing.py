@@ -25,9 +25,9 @@ PARTITIONS = 3
 NO_PRODUCER = (-1, -1)
 
 
-def options(broker: Broker, topic: str, **more) -> SinkOptions:
+def options(broker: Broker, topic: str, transport: str = "auto", **more) -> SinkOptions:
     columns = tuple("value" if name == "value" else "" for name in COLUMNS)
-    return SinkOptions(KafkaSettings(broker.bootstrap, client_id=fresh("spark")), columns, topic, batch_bytes=16 << 10, **more)
+    return SinkOptions(KafkaSettings(broker.bootstrap, client_id=fresh("spark"), transport=transport), columns, topic, **{"batch_bytes": 16 << 10, **more})
 
 
 def rows(first: int, count: int) -> pa.RecordBatch:
@@ -53,12 +53,12 @@ def everything(broker: Broker, topic: str) -> list[int]:
         return [int(value) for index in range(PARTITIONS) for value in read_committed(kafka, topic, index)]
 
 
-@pytest.mark.parametrize("role", ["worker", "acceptor"])
-def test_a_broker_that_restarts_gets_every_row_once(start_broker: Callable[..., Broker], role: str) -> None:
+@pytest.mark.parametrize(("role", "transport"), [("worker", "tcp"), ("worker", "auto"), ("acceptor", "tcp")])
+def test_a_broker_that_restarts_gets_every_row_once(start_broker: Callable[..., Broker], role: str, transport: str) -> None:
     broker = start_broker()
     with connect(broker) as kafka:
         topic = topic_of(kafka, PARTITIONS)
-    found = options(broker, topic)
+    found = options(broker, topic, transport)
     producer = Producer(found, identity(found), None)
     for step in range(12):
         send(found, producer, rows(step * 2000, 2000))
@@ -68,6 +68,7 @@ def test_a_broker_that_restarts_gets_every_row_once(start_broker: Callable[..., 
                     os.kill(pid, signal.SIGKILL)
     producer.flush()
     assert producer.record_count == 24_000
+    assert (connections(found).local_count > 0) == (transport == "auto")
     eventually(lambda: sorted(everything(broker, topic)) == list(range(24_000)), "every row once")
 
 
@@ -84,6 +85,30 @@ def test_who_does_not_answer_is_named_in_time(start_broker: Callable[..., Broker
         send(found, producer, rows(10, 10))
         producer.flush()
     producer.close()
+
+
+def test_a_row_that_is_too_large_for_shared_memory_goes_over_tcp(shared_broker: Broker) -> None:
+    with connect(shared_broker) as kafka:
+        topic = topic_of(kafka, 1, **{"max.message.bytes": str(64 << 20)})
+    found = options(shared_broker, topic, "shm")
+    producer = Producer(found, identity(found), None)
+    large = pa.record_batch({"value": pa.array([b"x" * (6 << 20), b"small"], pa.binary())})
+    send(found, producer, large)
+    producer.flush()
+    with connect(shared_broker) as kafka:
+        assert fetch_committed(kafka, topic, 0).high_watermark == 2
+    assert producer.byte_count > 6 << 20
+
+
+def test_shared_memory_that_cannot_be_had_is_said_when_it_is_wanted(shared_broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mqd.shm import rendezvous
+
+    monkeypatch.setattr(rendezvous, "find", lambda *_: rendezvous.Rendezvous(None, "nobody is here"))
+    with connect(shared_broker) as kafka:
+        topic = topic_of(kafka, PARTITIONS)
+    found = options(shared_broker, topic, "shm")
+    with pytest.raises(MqdWriteError, match="cannot be reached through shared memory: nobody is here"):
+        send(found, Producer(found, identity(found), None), rows(0, 1))
 
 
 def test_a_child_whose_transaction_is_over_is_told_so(shared_broker: Broker) -> None:

@@ -1,0 +1,85 @@
+"""Produce requests to this host's broker through shared memory: the face of wire.Link, over an attachment. A request is copied once, into the memory that the broker reads it from.
+
+    L1  one request at a time is outstanding (producing.py S1), so an answer is the answer to it
+    L2  an attachment that has ended (the worker died) raises OSError and is closed; whoever wants another asks find() again, which may say that there is none just now: then it is TCP
+Concurrency: one thread. After fork nothing of the parent's may be used.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Any
+
+from mqd.native import NativeError
+from mqd.native_client import CORRELATION_ID_END, Client
+from mqd.protocol.api import encode_request
+from mqd.protocol.framing import KNOWN
+from mqd.shm import rendezvous
+from mqd.spark.encoding import MqdWriteError
+from mqd.spark.options import KafkaSettings
+
+MEMORY_BYTES = 12 << 20
+FRAME_BYTES_MAX = 5 << 20  # two fit
+ATTACH_TIMEOUT_MS = 3000
+
+
+def find(host: str, port: int, settings: KafkaSettings) -> LocalLink | None:
+    """A way to the broker at this address; None: TCP it is. Raises MqdWriteError when transport says shm and it cannot be."""
+    if settings.transport == "tcp":
+        return None
+    found = rendezvous.find(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    reason = found.reason
+    if found.path is not None:
+        try:
+            return LocalLink(found.path, host, port, settings)
+        except NativeError as error:
+            reason = str(error)
+    if settings.transport == "shm":
+        raise MqdWriteError(f"option transport: shm: the broker {host}:{port} cannot be reached through shared memory: {reason}. With auto it is TCP then")
+    return None
+
+
+class LocalLink:
+    """Raises OSError when the attachment has ended."""
+
+    def __init__(self, path: str, host: str, port: int, settings: KafkaSettings) -> None:
+        self.host, self.port = host, port
+        self._client_id, self._timeout_s = settings.client_id, settings.request_timeout_s
+        self._numbers = itertools.count(1)
+        self._client = Client(path, client_id=settings.client_id, data_bytes=MEMORY_BYTES, request_bytes=MEMORY_BYTES, timeout_ms=ATTACH_TIMEOUT_MS)
+
+    def pick(self, api_key: int, at_most: int) -> int:
+        """The broker is of the same build: another one's memory cannot be attached."""
+        return min(KNOWN[api_key].max_version, at_most)
+
+    def send(self, request: Any, version: int) -> int:
+        """Returns the correlation id. ValueError: the request is larger than FRAME_BYTES_MAX."""
+        number = next(self._numbers) % (CORRELATION_ID_END - 1) + 1
+        frame = encode_request(request, version, number, self._client_id)
+        if len(frame) > FRAME_BYTES_MAX:
+            raise ValueError(f"a request of {len(frame)} bytes")
+        deadline = time.monotonic() + self._timeout_s
+        while not self._client.submit(frame):
+            self._wait(deadline, "takes no request")
+        self._client.flush()
+        return number
+
+    def receive(self) -> bytes:
+        """The next answer, without its length."""
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            answer = self._client.response()
+            if answer is not None:
+                return answer
+            self._wait(deadline, "does not answer")
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _wait(self, deadline: float, problem: str) -> None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"broker {self.host}:{self.port} {problem} within {self._timeout_s:g} s (kafka.request.timeout.ms)")
+        if self._client.wait(int(left * 1e6)):
+            self._client.poll()
