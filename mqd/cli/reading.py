@@ -58,7 +58,9 @@ class Reader:
         offline = sorted(index for index in self._open if index not in known or known[index].leader < 0)
         if offline:
             which = f"partition{'s' if len(offline) > 1 else ''} {', '.join(map(str, offline))}"
-            raise CliError(f"topic {self.topic}: nobody serves {which}: the log directory may be offline (see the broker's logs); -p NUMBER reads the others")
+            holders = sorted({node for index in offline if index in known for node in known[index].replicas})
+            where = f"broker {' or '.join(map(str, holders))}" if holders else "the broker"
+            raise CliError(f"topic {self.topic}: nobody serves {which}: {where} is away, or its log directory is offline (mqd cluster status, and its logs); -p NUMBER reads the others")
 
     def partitions(self, wanted: list[int] | None) -> list[int]:
         """The topic's partitions, or the wanted ones of them. Raises CliError when the topic or one of them does not exist."""
