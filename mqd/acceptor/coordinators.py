@@ -90,6 +90,9 @@ class InternalPartitions:
         image = self._broker.partition_of(self._topic.name, partition)
         return image is not None and image.leader not in (-1, self._broker.node_id)
 
+    def may_lead(self) -> bool:
+        return self._broker.may_lead()
+
     async def create(self) -> bool:
         config = self._broker.effective()
         change = messages.CreateTopic(self._topic.name, self._topic.partition_count(config), -1, {}, dict(self._topic.topic_config(config)))

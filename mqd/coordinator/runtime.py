@@ -9,6 +9,7 @@ Invariants
     R2  every request is answered once: by its core, by CoordinatorError when the shard is thrown away, by its time-out
     R3  the first offset of every batch is where this shard expected it; else somebody else's records are there (a predecessor's, that came late), and the shard is loaded anew
     R4  a shard becomes active when all it has loaded is below the high watermark: what a predecessor had under way counts, and counts for good
+    R5  without its host's lease a shard answers nobody: another host may have been told to lead its partition, and know what this one does not
 Bounds: REQUESTS_MAX requests that wait in one coordinator; more are refused with COORDINATOR_NOT_AVAILABLE. LOADS_AT_ONCE threads load.
 
 Concurrency: the event loop's thread; cores are built by a loading thread before anybody else knows them.
@@ -71,6 +72,9 @@ class Partitions(Protocol):
 
     def is_elsewhere(self, partition: int) -> bool:
         """Another host leads it: its coordinator is there."""
+
+    def may_lead(self) -> bool:
+        """Has this host its lease? Asked with each request."""
 
 
 NAME_CHARS_CACHED = 256  # longer names are nobody's but a hostile client's: 65536 of them would be gigabytes
@@ -288,6 +292,8 @@ class Coordinator:
         place = self._places[partition]
         if place.shard is None:
             raise CoordinatorError(self._absent_error(place))
+        if not self._partitions.may_lead():  # R5; the next look unloads it
+            raise CoordinatorError(ErrorCode.NOT_COORDINATOR)
         return place, place.shard
 
     def _absent_error(self, place: _Place) -> int:

@@ -39,6 +39,7 @@ from mqd.worker.assignments import assignment_of, settings_of
 from mqd.worker.catalog import Catalog, Changes, Owned
 from mqd.worker.shortened import Shortened
 from tests.sim.controller_process import ControllerProcess
+from tests.sim.coordinators import Coordinator
 from tests.sim.disks import PartitionLog
 from tests.sim.kernel import MILLISECOND, Clock, Process, Violation
 from tests.sim.model_worker import Control, ModelWorker
@@ -217,6 +218,7 @@ class Acceptor(Subscriber):
         self.leaders: dict[Partition, tuple[int, int]] = {}  # leader, its epoch
         self._asked: dict[int, Any] = {}
         self._number = 0
+        self.coordinator = Coordinator(self) if host.world.plan.groups else None
         self.join(host, self.process)
 
     def on_request(self, change: Any, caller: Any) -> None:
@@ -250,6 +252,8 @@ class Acceptor(Subscriber):
     def _learn(self, topic_id: bytes, partitions: Any) -> None:
         for partition in partitions:
             self.leaders[topic_id, partition.index] = (partition.leader, partition.leader_epoch)
+        if self.coordinator is not None:
+            self.host.kernel.after(0, self.process, self.coordinator.look)
 
 
 class ClusterHost:

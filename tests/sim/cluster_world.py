@@ -27,6 +27,7 @@ from mqd.cluster.partition_rules import effective_min_in_sync, wanted_min_in_syn
 from mqd.cluster.quorum_core import QuorumCore
 from mqd.cluster.quorum_events import QuorumSettings
 from mqd.cluster.quorum_messages import DATA, Batch, SnapshotMeta, Voter
+from tests.sim import coordinators
 from tests.sim.clients import Asker, Client, Consumer, Producer
 from tests.sim.cluster_faults import Faults
 from tests.sim.cluster_host import Acceptor, ClusterHost, ClusterWorker
@@ -87,6 +88,7 @@ class Plan(msgspec.Struct, frozen=True):
     fetch_max: int = 8
     wire: bool = False  # messages between hosts are encoded and decoded
     producers: int = 3
+    groups: int = 0  # that commit offsets
     faults: tuple[str, ...] = ()  # only these, often; () = as drawn
     boot_id: bool = False  # a host that was killed and whose kernel went on knows that nothing written was lost, and says so
 
@@ -106,6 +108,7 @@ def draw_plan(random: Any) -> Plan:
         wire=random.random() < 0.05,
         producers=random.choice((2, 3, 4)),
         boot_id=random.random() < 0.6,
+        groups=random.choice((0, 0, 0, 1, 3)),
     )
 
 
@@ -166,6 +169,13 @@ class ClusterWorld:
         replicas = min(3, plan.hosts)
         for name, flush in (("flushed", "true"), ("cached", "false")):
             self.admin.wanted.append(messages.CreateTopic(name, plan.partitions, replicas, {}, {"flush.on.ack": flush, "min.insync.replicas": "2"}))
+
+        if plan.groups:
+            self.admin.wanted.append(messages.CreateTopic(coordinators.TOPIC, 2, replicas, {}, {"cleanup.policy": "compact"}))
+
+    def coordinated(self) -> list[Partition]:
+        topic = self.state.topics.get(coordinators.TOPIC)
+        return [(topic.topic_id, partition.index) for partition in topic.partitions] if topic is not None else []
 
     def new_topic_id(self) -> bytes:
         return self.kernel.random.getrandbits(128).to_bytes(16, "big")
@@ -325,10 +335,13 @@ class ClusterWorld:
         self._create_topics(self.plan)
         while kernel.now < last and (self.admin.wanted or self.admin.change is not None):
             kernel.run(until=kernel.now + 100 * MILLISECOND)
-        if len(self.state.topics) < 2:
+        if len(self.state.topics) < 2 + bool(self.plan.groups):
             raise Violation("LIVE", "no topics in 30 s")
         random = kernel.random
-        partitions = self.partitions()
+        coordinated = self.coordinated()
+        partitions = [partition for partition in self.partitions() if partition not in coordinated]
+        for number in range(self.plan.groups):
+            self.clients.append(coordinators.GroupClient(self, number, coordinated[number % len(coordinated)], random.choice((20, 60)) * MILLISECOND))
         for number in range(self.plan.producers):
             all_acks = number == 0 or random.random() < 0.7
             self.clients.append(Producer(self, partitions, random.choice((5, 10, 20, 40)) * MILLISECOND, all_acks, number < 2, random.choice((1, 3, 6))))
@@ -351,9 +364,9 @@ class ClusterWorld:
             kernel.run(until=kernel.now + 200 * MILLISECOND)
         for client in self.clients:
             client.stopping = True
-        for _ in range(10):  # the balance of leaders goes on
+        for _ in range(60):  # the balance of leaders goes on, and moves of replicas that have begun since (seed 105148)
             kernel.run(until=kernel.now + 1_500 * MILLISECOND)
-            if all(map(self.settled, self.partitions())):
+            if all(map(self.settled, self.partitions())) and self.healed():
                 break
 
     def settled(self, partition: Partition) -> bool:

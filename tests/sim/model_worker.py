@@ -198,6 +198,13 @@ class ModelWorker:
         if self._parked:
             self._answer_parked()
 
+    def on_append(self, partition: Any, leader_epoch: int, values: tuple[Any, ...], caller: Caller) -> None:
+        """From a process of this host, meant for this leader epoch; acks=all."""
+        place = self.places.get(partition)
+        if place is None or place.core.leader_epoch != leader_epoch:
+            return self._answer(caller, NOT_LEADER, -1)
+        self.on_produce(partition, -1, 0, values, True, caller)
+
     def _acknowledge(self, place: Place, offset: int, all_acks: bool, caller: Caller) -> None:
         end = offset + 1 + place.log.entries[offset].left
         if not all_acks or "ack" in self.off:

@@ -388,3 +388,18 @@ def test_the_end_of_a_transaction_is_on_record_soon_though_nobody_waits_for_it(t
         assert states()[-1] == State.COMPLETE_COMMIT
 
     run(tmp_path, scenario)
+
+
+def test_without_a_lease_nobody_is_told_what_a_group_has_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by the simulator: a host that is cut off knows for a while longer what its groups had committed, and no more what they have."""
+
+    async def scenario(broker: HandlerBroker) -> None:
+        assert await commit(broker, 5) == [0] and await fetch(broker) == (0, 5)
+        monkeypatch.setattr(broker.broker, "may_lead", lambda: False)
+        assert (await fetch(broker))[0] == NOT_COORDINATOR
+        assert (await commit(broker, 6))[0] == NOT_COORDINATOR
+        monkeypatch.undo()
+        await until(lambda: shard_of(broker, "g") is not None)
+        assert await fetch(broker) == (0, 5)
+
+    run(tmp_path, scenario)
