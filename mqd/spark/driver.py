@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from mqd.protocol.messages import DescribeLogDirsRequest, FindCoordinatorRequest, ListOffsetsRequest, OffsetCommitRequest
 from mqd.spark.options import EARLIEST, LATEST, Limit, Offsets, SourceOptions
@@ -20,6 +22,7 @@ log = logging.getLogger("mqd.spark")
 
 _COMMIT_VERSION_MAX = 9  # topics by name
 _NO_MATCH = -1
+WEIGHTS_S = 60.0
 
 
 def list_offsets(cluster: Cluster, timestamps: Mapping[Key, int], isolation: int, leaders: Metadata | None = None) -> dict[Key, int]:
@@ -60,6 +63,7 @@ class Driver:
         self.cluster = Cluster(options.kafka)
         self.isolation = int(options.kafka.read_committed)
         self.topics: dict[str, Topic] = {}  # as last seen
+        self._weights: tuple[float, dict[Key, float]] = (float("-inf"), {})
 
     def close(self) -> None:
         self.cluster.close()
@@ -167,8 +171,17 @@ class Driver:
 
     def tasks(self, ranges: list[Range]) -> list[Range]:
         options = self.options
-        weights = self.bytes_per_offset({(one.topic, one.partition) for one in ranges}) if options.min_partitions and options.min_partitions > len(ranges) else {}
+        weights = self._known_weights(ranges) if options.min_partitions and options.min_partitions > len(ranges) else {}
         return split(ranges, options.min_partitions, options.max_records_per_partition, weights)
+
+    def _known_weights(self, ranges: list[Range]) -> dict[Key, float]:
+        """Asked again after WEIGHTS_S, or for partitions that are new: not for every micro-batch."""
+        wanted = {(one.topic, one.partition) for one in ranges}
+        asked_at, weights = self._weights
+        if time.monotonic() - asked_at > WEIGHTS_S or not wanted <= weights.keys():
+            weights = self.bytes_per_offset(wanted | weights.keys())
+            self._weights = (time.monotonic(), weights)
+        return weights
 
     # -- a group's offsets ------------------------------------------------------------------------------------------------------------------
 
@@ -206,19 +219,24 @@ def report_loss(options: SourceOptions, text: str) -> None:
 # -- a batch -------------------------------------------------------------------------------------------------------------------------------
 
 
-def plan_batch(options: SourceOptions) -> list[Range]:
-    """The tasks of spark.read. Raises MqdReadError."""
+def plan_batch(options: SourceOptions) -> list[Any]:
+    """The tasks of spark.read: planning.Range, and history.ArchivedTask with the option archive. Raises MqdReadError."""
     driver = Driver(options)
     try:
         keys = driver.partitions()
         starts, ends = driver.resolve(options.starting, keys, "starting"), driver.resolve(options.ending, keys, "ending")
         earliest, latest = driver.list(keys, EARLIEST), driver.list(keys, LATEST)
+        archived: list[Any] = []
+        if options.archive is not None:
+            from mqd.spark import history
+
+            archived, starts = history.plan(options, starts, ends, latest)
         ranges = []
         for key in keys:
             start, end = _within(driver, key, starts[key], ends[key], earliest[key], latest[key])
             if end > start:
                 ranges.append(Range(*key, start, end, driver.topics[key[0]].topic_id))
-        return driver.tasks(ranges)
+        return archived + driver.tasks(ranges)
     finally:
         driver.close()
 

@@ -5,7 +5,9 @@
 2. A wrong value is refused before anything is asked of a broker: MqdOptionError says the option, the value and what would do.
 3. Options that belong to the other kind of query are ignored with a warning, those that would silently read something else are refused, as Kafka's source does.
 
-Of our own: `transport` (auto, shm, tcp), `groupId` (a query's progress is published as this consumer group's offsets).
+fetchOffset.numRetries is taken and means nothing: how long is tried is said by time (kafka.default.api.timeout.ms, kafkaConsumer.pollTimeoutMs).
+
+Of our own: `transport` (auto, shm, tcp), `groupId` (a query's progress is published as this consumer group's offsets), `archive` (a batch begins with what this directory has).
 Source: Spark's Structured Streaming + Kafka Integration Guide.
 """
 
@@ -174,6 +176,19 @@ class SourceOptions(msgspec.Struct, frozen=True):
     retries: int = 3
     retry_interval_s: float = 0.01
     group_id: str | None = None
+    archive: str | None = None
+
+
+def _archive(options: Options, streaming: bool, starting: Limit, ending: Limit) -> str | None:
+    """The directory of an archive that a batch begins with."""
+    path = options.text("archive")
+    if path is None:
+        return None
+    if streaming:
+        raise MqdOptionError("option archive is for spark.read: a stream begins in the log; read the archive by a batch first, or replay it into a topic")
+    if any(limit.timestamp is not None or limit.timestamps is not None for limit in (starting, ending)):
+        raise MqdOptionError("option archive goes with offsets: leave out the timestamp options, and filter on the column timestamp after load()")
+    return path
 
 
 def source_options(given: Mapping[str, str], streaming: bool) -> SourceOptions:
@@ -207,6 +222,7 @@ def source_options(given: Mapping[str, str], streaming: bool) -> SourceOptions:
         retries=options.integer("fetchOffset.numRetries", 3, 0),
         retry_interval_s=options.integer("fetchOffset.retryIntervalMs", 10, 0) / 1000,
         group_id=options.text("groupId"),
+        archive=_archive(options, streaming, starting, ending),
     )  # fmt: skip
 
 

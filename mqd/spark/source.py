@@ -21,6 +21,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from mqd.spark import schema as columns
 from mqd.spark.options import Options, source_options
+from mqd.spark.planning import Range
 
 FORMAT = "mqd"
 
@@ -53,12 +54,16 @@ class MqdDataSource(DataSource):
 
 
 class RangePartition(InputPartition):
-    """One task: `value` is a planning.Range, as plain values for pickling."""
+    """One task: `value` is a planning.Range, or a file of an archive (history.ArchivedTask)."""
 
 
 def _read(options: Any, names: tuple[str, ...], partition: InputPartition) -> Iterator[Any]:
     if partition.value is None:  # Spark's own, in place of no partition at all
         return iter(())
+    if not isinstance(partition.value, Range):
+        from mqd.spark import history
+
+        return history.read(partition.value, names)
     from mqd.spark import reading
 
     return reading.read_range(options, names, partition.value)

@@ -33,6 +33,13 @@ def test_commits_are_found_again(tmp_path: Path) -> None:
     assert (again.ends("t"), again.batches, again.topics) == ({0: 20, 1: 7}, {"q": 3}, ["t"])
 
 
+def test_an_archive_goes_to_where_its_last_batch_ended(tmp_path: Path) -> None:
+    archive = Archive(str(tmp_path))
+    archive.commit(Commit("q", 0, [file("a", 0, 10)], ends={"t": {"0": 11, "1": 0}}))
+    archive.commit(Commit("q", 1, [], ends={"t": {"0": 12, "1": 0}}))
+    assert Archive(str(tmp_path)).ends("t") == {0: 12, 1: 0}, "behind the last record the end of a transaction"
+
+
 def test_another_reader_sees_what_came_since(tmp_path: Path) -> None:
     reader, writer = Archive(str(tmp_path)), Archive(str(tmp_path))
     writer.commit(Commit("q", 0, [file("a", 0, 10)]))

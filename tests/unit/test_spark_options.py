@@ -126,3 +126,9 @@ def test_what_is_of_no_use_is_said(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "mqd.spark"):
         source_options({**BASE, "maxOffsetsPerTrigger": "5", "kafka.group.id": "g"}, False)
     assert "maxOffsetsPerTrigger option ignored in batch queries" in caplog.text and "kafka.group.id" in caplog.text
+
+
+def test_an_archive_is_for_batches_and_offsets() -> None:
+    assert source_options({**BASE, "archive": "/a"}, False).archive == "/a"
+    _refused("option archive is for spark.read", True, archive="/a")
+    _refused("option archive goes with offsets", archive="/a", startingTimestamp="1000")

@@ -29,14 +29,14 @@ def archived(records: DataFrame) -> DataFrame:
     )  # fmt: skip
 
 
-def append(batch: DataFrame, archive: Archive, query: str, number: int) -> Commit | None:
-    """One batch of a query into the archive. None: it is there already, or is empty."""
+def append(batch: DataFrame, archive: Archive, query: str, number: int, ends: dict[str, dict[str, int]] | None = None) -> Commit | None:
+    """One batch of a query into the archive; `ends`: the offsets it ends at. None: it is there already, or is empty."""
     if number <= archive.batches.get(query, -1):
         return None
     added = write(archived(batch), archive, f"{query}-{number:09}")
-    if not added:
+    if not added and not ends:
         return None
-    commit = Commit(query, number, added)
+    commit = Commit(query, number, added, ends=ends or {})
     archive.commit(commit)
     return commit
 

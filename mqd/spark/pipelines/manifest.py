@@ -64,6 +64,8 @@ class Commit(msgspec.Struct, frozen=True):
     """-1: a compaction."""
     added: list[ArchivedFile]
     removed: list[str] = []
+    ends: dict[str, dict[str, int]] = {}
+    """Topic to partition to the offset where the batch ended: behind its last record there may be offsets without one (the ends of transactions)."""
 
 
 def filesystem(path: str) -> tuple[fs.FileSystem, str]:
@@ -83,11 +85,12 @@ class Archive:
     """An archive's list of files, as of the last `refresh`."""
 
     def __init__(self, path: str) -> None:
-        self.path = path
         self.filesystem, self.root = filesystem(path)
         self._local = self.filesystem.type_name == "local"
+        self.path = self.root if self._local else path  # Spark's idea of a relative path is the JVM's
         self.files: dict[str, ArchivedFile] = {}
         self.batches: dict[str, int] = {}
+        self._ends: dict[str, dict[int, int]] = {}
         self._next = 0
         self.refresh()
 
@@ -98,8 +101,8 @@ class Archive:
             self._next += 1
 
     def ends(self, topic: str) -> dict[int, int]:
-        """Partition to the offset after the last archived one."""
-        found: dict[int, int] = {}
+        """Partition to the offset that the archive goes to, exclusive."""
+        found = dict(self._ends.get(topic, {}))
         for file in self.of(topic):
             for span in file.spans:
                 found[span.partition] = max(found.get(span.partition, 0), span.end)
@@ -190,6 +193,8 @@ class Archive:
         self.files.update((file.path, file) for file in commit.added)
         if commit.batch >= 0:
             self.batches[commit.query] = commit.batch
+        for topic, partitions in commit.ends.items():
+            self._ends.setdefault(topic, {}).update((int(partition), end) for partition, end in partitions.items())
 
     def _refuse_overlaps(self, commit: Commit) -> None:
         gone = set(commit.removed)

@@ -5,6 +5,7 @@ Every stream resumes from its checkpoint. Sinks are exactly-once: a topic by mqd
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from mqd.spark.pipelines import compacting
 from mqd.spark.pipelines.aggregate import aggregate
 from mqd.spark.pipelines.dedup import dedup
 from mqd.spark.pipelines.manifest import Archive as ArchiveFiles
+from mqd.spark.pipelines.manifest import filesystem
 from mqd.spark.pipelines.replay import replay
 from mqd.spark.pipelines.route import route
 from mqd.spark.pipelines.settings import ONCE, Aggregate, Archive, Dedup, Pipeline, Replay, Route, SettingsError, Sink, Source, StreamJoin, Table
@@ -43,6 +45,15 @@ class Progress(msgspec.Struct, frozen=True):
     """Records in the topics that are still to be read; -1: not known."""
 
 
+def absolute(path: str) -> str:
+    """A path or URI as Spark takes it: its own idea of a relative path is the JVM's."""
+    return path if "://" in path or path.startswith("file:") else os.path.abspath(path)
+
+
+def _checkpoint(pipeline: Pipeline) -> str:
+    return absolute(pipeline.checkpoint or f"checkpoints/{pipeline.name}")
+
+
 # -- reading and writing -----------------------------------------------------------------------------------------------------------------
 
 
@@ -63,10 +74,18 @@ def _to_sink(frame: DataFrame, pipeline: Pipeline, sink: Sink) -> DataStreamWrit
     if sink.topic:
         return _to_topic(encoded(frame, sink.key), pipeline, sink.topic, sink.options)
     plain = frame.drop("record") if "record" in frame.columns else frame
-    return plain.writeStream.format("parquet").outputMode("append").option("path", sink.path).options(**sink.options)
+    return plain.writeStream.format("parquet").outputMode("append").option("path", absolute(sink.path)).options(**sink.options)
 
 
 # -- the pipelines -----------------------------------------------------------------------------------------------------------------------
+
+
+def _ends(pipeline: Archive, number: int) -> dict[str, dict[str, int]]:
+    """Where a batch ends, by the log of offsets in its checkpoint: a line of version, one of the query's, then one for each source."""
+    files, root = filesystem(_checkpoint(pipeline))
+    with files.open_input_stream(f"{root}/offsets/{number}") as file:
+        offsets = msgspec.json.decode(file.read().splitlines()[2])
+    return {topic: partitions for topic, partitions in offsets.items() if not topic.startswith("@")}
 
 
 def _archive(spark: SparkSession, pipeline: Archive) -> DataStreamWriter:
@@ -74,7 +93,7 @@ def _archive(spark: SparkSession, pipeline: Archive) -> DataStreamWriter:
     archive.vacuum()
 
     def append(batch: DataFrame, number: int) -> None:
-        archiving.append(batch, archive, pipeline.name, number)
+        archiving.append(batch, archive, pipeline.name, number, _ends(pipeline, number))
         for group in compacting.due(archive, pipeline.file_mb << 20, pipeline.compact_from_files):
             compacting.compact(spark, archive, group)
 
@@ -136,7 +155,7 @@ _STREAMS: dict[type, Callable[[SparkSession, Any], DataStreamWriter]] = {
 
 def start(spark: SparkSession, pipeline: Pipeline) -> StreamingQuery:
     """The running query of a pipeline that is a stream."""
-    writer = _STREAMS[type(pipeline)](spark, pipeline).queryName(pipeline.name).option("checkpointLocation", pipeline.checkpoint or f"checkpoints/{pipeline.name}")
+    writer = _STREAMS[type(pipeline)](spark, pipeline).queryName(pipeline.name).option("checkpointLocation", _checkpoint(pipeline))
     return (writer.trigger(availableNow=True) if pipeline.trigger == ONCE else writer.trigger(processingTime=pipeline.trigger)).start()
 
 

@@ -22,6 +22,7 @@ def defaults(master: str) -> dict[str, str]:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
         "spark.ui.showConsoleProgress": "false",
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # Spark's INT96 is no type of Parquet's any more
     }
     local = _LOCAL.fullmatch(master)
     if local:
