@@ -143,6 +143,11 @@ class MetadataCore:
     def active(self) -> bool:
         return self._active is not None
 
+    @property
+    def next_expiry_ms(self) -> int | None:
+        """When a broker's session ends if it is not heard before: a Tick then is not too early."""
+        return self._active.sessions.next_expiry_ms() if self._active is not None else None
+
     def handle(self, event: Event, now_ms: int) -> list[Action]:
         return _HANDLERS[type(event)](self, event, now_ms)
 

@@ -24,6 +24,10 @@ class BrokerSessions:
         """Brokers whose session has ended, by node id."""
         return sorted(node_id for node_id, heard_ms in self._heard.items() if now_ms - heard_ms >= self._session_ms)
 
+    def next_expiry_ms(self) -> int | None:
+        """When the first of them ends if nobody is heard any more; None: nobody has one."""
+        return min(self._heard.values()) + self._session_ms if self._heard else None
+
     def remaining_ms(self, node_id: int, now_ms: int) -> int:
         """Of the session of one broker; 0 = none."""
         heard_ms = self._heard.get(node_id)

@@ -188,7 +188,7 @@ class Shell:
         loop = asyncio.get_running_loop()
         measured_at = loop.time()
         while True:
-            await asyncio.sleep(QUICK_TICK_S if self._leaving or not self._in_service() else TICK_S if self.quorum.core.is_alone and len(self.core.committed.brokers) == 1 else CLUSTER_TICK_S)
+            await asyncio.sleep(self._pause_s())
             self.on_broker(broker_core.Tick())
             await asyncio.sleep(0)  # what it says to itself
             self.metadata(metadata_core.Tick())
@@ -198,6 +198,15 @@ class Shell:
             if loop.time() - measured_at >= MEASURE_S:
                 measured_at = loop.time()
                 await self._measure(loop)
+
+    def _pause_s(self) -> float:
+        """Until the next tick; one comes when a session ends, not up to a tick later: somebody's writes wait for it."""
+        if self._leaving or not self._in_service():
+            return QUICK_TICK_S
+        if self.quorum.core.is_alone and len(self.core.committed.brokers) == 1:
+            return TICK_S
+        expiry_ms = self.core.next_expiry_ms
+        return CLUSTER_TICK_S if expiry_ms is None else min(CLUSTER_TICK_S, max(QUICK_TICK_S, (expiry_ms - boottime_ms()) / 1000))
 
     async def _measure(self, loop: asyncio.AbstractEventLoop) -> None:
         self.directories = await loop.run_in_executor(None, lambda: [directories.measure(entry) for entry in self.directories])

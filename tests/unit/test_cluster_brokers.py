@@ -79,6 +79,22 @@ def test_a_broker_that_is_cut_off_ends_before_it_is_fenced(world: World) -> None
     assert all(2 in partition.in_sync_replicas for partition in partitions(world) if 2 in partition.replicas)
 
 
+def test_a_tick_when_a_session_ends_fences_and_one_before_does_not(world: World) -> None:
+    active = world.hosts[world.active]
+    assert world.hosts[2].core.next_expiry_ms is None or world.active == 2, "only who is active has sessions to end"
+    world.cut.update((a, b) for a in world.hosts for b in world.hosts if a != b)  # nobody is heard from here on
+    expiry_ms = active.core.next_expiry_ms
+    assert world.now_ms < expiry_ms <= world.now_ms + OPTIONS.session_ms
+    world.metadata(active, metadata_core.LeaseChanged(expiry_ms + 1_000))
+
+    def fences(now_ms: int) -> bool:
+        return any(isinstance(action, metadata_core.Persist) for action in active.core.handle(metadata_core.Tick(), now_ms))
+
+    for now_ms in range(world.now_ms, expiry_ms, 200):
+        active.core.handle(metadata_core.Tick(), now_ms)
+    assert not fences(expiry_ms - 1) and fences(expiry_ms)
+
+
 def test_a_new_controller_waits_a_whole_session(world: World) -> None:
     cut_off(world, 2)
     run(world, OPTIONS.session_ms - 1_500)
