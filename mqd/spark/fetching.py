@@ -35,6 +35,7 @@ MAX_WAIT_MS = 500
 FRAME_ROOM_BYTES = 64 << 10  # of an answer beside its records
 RECORDS_MAX, BYTES_MAX = 16384, 2 << 20  # of one view: its columns stay in the cache
 PAUSE_S = 0.05
+MISSING_S = 1.0  # a broker's metadata may be a moment behind
 FETCH = 1
 
 
@@ -127,6 +128,7 @@ class TcpViews:
         self._isolation = int(options.kafka.read_committed)
         self._topic_id = one.topic_id
         self._replica = -1
+        self._missing_since: float | None = None
         room = min(options.kafka.fetch_bytes_max, 64 << 20) + FRAME_ROOM_BYTES
         self._memory = [bytearray(room), bytearray(room)]
         self._since = time.monotonic()
@@ -172,10 +174,15 @@ class TcpViews:
         if topic is not None and not topic.error and not self._topic_id:
             self._topic_id = topic.topic_id
         if topic is None or topic.error in NOT_THERE or (not topic.error and topic.topic_id != self._topic_id) or (not topic.error and self._range.partition not in topic.leaders):
+            if self._missing_since is None:
+                self._missing_since = time.monotonic()
+            if time.monotonic() - self._missing_since < MISSING_S:
+                raise _Again("the topic or partition is not there")
             was = "is another one of the same name by now" if topic is not None and not topic.error and self._range.partition in topic.leaders else "is not there any more"
             self._lost(self._range.end, f"the topic or partition {was}: offsets {self.position} to {self._range.end} cannot be read")
             self.position = self._range.end
             raise _Again
+        self._missing_since = None
         leader = topic.leaders[self._range.partition] if not topic.error else -1
         if leader < 0:
             raise _Again("the partition has no leader just now")

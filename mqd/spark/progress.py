@@ -55,6 +55,9 @@ class Progress:
             self._initial = Position(starts, self._driver.ids())
         return self._initial.to_json()
 
+    def _is_initial(self, position: Position) -> bool:
+        return self._initial is not None and position.offsets == self._initial.offsets
+
     def _by_late_time(self) -> bool:
         """A time that no record has yet is the end of the log, too."""
         return self.options.timestamp_without_match == "latest" and (self.options.starting.timestamp is not None or self.options.starting.timestamps is not None)
@@ -68,7 +71,7 @@ class Progress:
     def latest(self, start: dict[str, Any], unlimited: bool) -> dict[str, Any]:
         """The end of the next batch; `start` itself: nothing to do yet."""
         position = Position.from_json(start)
-        is_first = self._initial is not None and position == self._initial
+        is_first = self._is_initial(position)
         if is_first and self._pin_due:
             self._pin_due = False
             return start
@@ -142,7 +145,7 @@ class Progress:
         starts |= self._new_starts([key for key in stop.offsets if key not in starts], begin, anew)
         ranges = []
         for key, until in sorted(stop.offsets.items()):
-            if starts[key] > until and not (self._initial is not None and begin == self._initial):  # S2: the first batch again, from a later "latest"
+            if starts[key] > until and not self._is_initial(begin):  # S2: the first batch again, from a later "latest"
                 self._driver.lost(f"{key[0]}-{key[1]}: the batch ends at {until}, before its beginning {starts[key]}")
             if until > starts[key]:
                 ranges.append(Range(*key, starts[key], until, stop.ids.get(key[0], b"")))

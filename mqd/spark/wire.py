@@ -7,7 +7,7 @@
 
     W1  a connection that failed, or whose answer does not fit, is closed and never used again: answers keep their order, a lost one would shift all later ones
     W2  an answer is as long as the broker says, at most FRAME_BYTES_MAX
-    W3  patience ends: after `api_timeout_s` the last problem is raised, with what was asked and of whom
+    W3  patience ends: after `api_timeout_s`, or UNKNOWN_TIMEOUT_S for what is not there, the last problem is raised, with what was asked and of whom
 Concurrency: one thread. After fork nothing of the parent's may be used.
 """
 
@@ -34,7 +34,9 @@ FRAME_BYTES_MAX = 256 << 20
 CONNECT_TIMEOUT_S = 10.0
 PAUSE_MIN_S, PAUSE_MAX_S = 0.05, 1.0
 API_TIMEOUT_S = 60.0  # kafka.default.api.timeout.ms
+UNKNOWN_TIMEOUT_S = 2.0  # of what is not there: a broker's metadata may be a moment behind
 PORT_DEFAULT = 9092
+NOT_THERE = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID, ErrorCode.INVALID_TOPIC_EXCEPTION})
 _ANY_TOPIC = bytes(16)
 
 T = TypeVar("T")
@@ -240,7 +242,7 @@ class Cluster:
 
     def patiently(self, what: str, attempt: Callable[[], T], pause_s: float = PAUSE_MIN_S) -> T:
         """attempt(), again while what it raises may come right. Raises MqdReadError."""
-        deadline, pause = time.monotonic() + self.api_timeout_s, max(pause_s, 0.001)
+        began, pause = time.monotonic(), max(pause_s, 0.001)
         while True:
             try:
                 return attempt()
@@ -248,13 +250,13 @@ class Cluster:
                 if isinstance(error, BrokerError) and not error.retriable:
                     raise MqdReadError(f"{what}: {error}") from error
                 self.close()
-                if time.monotonic() + pause >= deadline:
+                waited = time.monotonic() + pause - began
+                if isinstance(error, BrokerError) and error.code in NOT_THERE and waited >= min(UNKNOWN_TIMEOUT_S, self.api_timeout_s):
+                    raise MqdReadError(f"{what}: {error}") from error
+                if waited >= self.api_timeout_s:
                     raise MqdReadError(
                         f"{what}: no answer within {self.api_timeout_s:g} s from {self.settings.bootstrap_servers}: {error}. "
                         "Is the broker running and kafka.bootstrap.servers right? kafka.default.api.timeout.ms says how long is waited"
                     ) from error
             time.sleep(pause)  # between attempts at another process; nothing tells when it is back
             pause = min(2 * pause, PAUSE_MAX_S)
-
-
-NOT_THERE = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID, ErrorCode.INVALID_TOPIC_EXCEPTION})

@@ -92,8 +92,7 @@ def test_the_broker_dies_in_the_middle(start_broker: Any, transport: str, monkey
     """What was read from mapped segments goes on over TCP; a connection is made anew. Each record once."""
     broker = start_broker(name=transport)
     topic = new_topic(broker)
-    for first in range(0, 400, 20):
-        produce(broker, topic, numbered(first, 20))
+    produce(broker, topic, numbered(0, 400), **{"batch.num.messages": 20})
     for module in (fetching, local):
         monkeypatch.setattr(module, "RECORDS_MAX", 10)  # views of ten records, of one batch each
         monkeypatch.setattr(module, "BYTES_MAX", 1)
