@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqd.spark")
 
 PREFIX = JOINT + "spark."
-SIGNS_OF_LIFE = 4  # within transaction.timeout.ms
 
 
 class Place(NamedTuple):
@@ -70,7 +69,8 @@ def _write(options: SinkOptions, place: Place, batches: Iterator[pyarrow.RecordB
         return Written(place, None, 0, 0)
     from mqd.spark import writing
 
-    return writing.write(options, place, first, batches)
+    outcome = writing.write(options, place, first, batches)
+    return Written(place, None if outcome.child is None else tuple(outcome.child), outcome.row_count, outcome.byte_count, outcome.dropped)
 
 
 def _end(options: SinkOptions, messages: Sequence[WriterCommitMessage | None], commit: bool, place: Place | None) -> None:

@@ -1,13 +1,12 @@
-"""A task's rows into topics: enlisted, encoded, sent, acknowledged. What sink.py calls in an executor, and for the end of a batch."""
+"""A task's rows into topics: enlisted, encoded, sent, acknowledged. What sink.py calls in an executor, and for the end of a batch; it knows nothing of Spark."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mqd.protocol.messages import InitProducerIdRequest
-from mqd.spark import sink
 from mqd.spark.encoding import Encoder
 from mqd.spark.joint import Child, Joint
 from mqd.spark.producing import Producer, connections
@@ -18,32 +17,44 @@ if TYPE_CHECKING:
 
     from mqd.spark.sink_options import SinkOptions
 
-__all__ = ["Child", "joint", "write"]
+__all__ = ["Child", "Outcome", "joint", "write"]
+SIGNS_OF_LIFE = 4  # within transaction.timeout.ms
+
+Place = tuple[str, int, str]  # transactional id, batch, run
 
 
-def joint(options: SinkOptions, place: sink.Place) -> Joint:
+class Outcome(NamedTuple):
+    """Of one task attempt. `child` None: it wrote in no transaction; `dropped`: its batch was committed before."""
+
+    child: Child | None
+    row_count: int
+    byte_count: int
+    dropped: bool = False
+
+
+def joint(options: SinkOptions, place: Place) -> Joint:
     return Joint(connections(options).cluster, *place, options.transaction_timeout_ms)
 
 
-def write(options: SinkOptions, place: sink.Place, first: pyarrow.RecordBatch, others: Iterator[pyarrow.RecordBatch]) -> sink.Written:
+def write(options: SinkOptions, place: Place, first: pyarrow.RecordBatch, others: Iterator[pyarrow.RecordBatch]) -> Outcome:
     """Raises MqdWriteError, MqdReadError."""
     own = joint(options, place) if options.is_exactly_once else None
     child = own.enlist() if own is not None else _identity(options)
     if child is None:
         for _ in others:  # Spark waits for a reader of all it sends
             pass
-        return sink.Written(place, None, 0, 0, dropped=True)
+        return Outcome(None, 0, 0, dropped=True)
     producer = Producer(options, child, None if own is None else own.transactional_id)
     try:
         _write_all(options, own, child, producer, first, others)
     finally:
         producer.close()
-    return sink.Written(place if own is not None else None, tuple(child) if own is not None else None, producer.record_count, producer.byte_count)
+    return Outcome(child if own is not None else None, producer.record_count, producer.byte_count)
 
 
 def _write_all(options: SinkOptions, own: Joint | None, child: Child, producer: Producer, first: pyarrow.RecordBatch, others: Iterator[pyarrow.RecordBatch]) -> None:
     encoder = Encoder(options, producer.partition_count)
-    every_s = options.transaction_timeout_ms / 1000 / sink.SIGNS_OF_LIFE
+    every_s = options.transaction_timeout_ms / 1000 / SIGNS_OF_LIFE
     said_at = time.monotonic()
     batch: Any = first
     while batch is not None:
