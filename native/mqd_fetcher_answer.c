@@ -144,7 +144,7 @@ static uint32_t on_records(struct mqd_reactor *r, struct mqd_fetcher *fetcher, c
         struct mqd_followed *followed = fetcher->filling;
         struct mqd_owned *owned = followed->owned;
         struct mqd_follow follow;
-        int error = mqd_partition_follow(owned->partition, bytes + taken, size_bytes - taken, followed->told.current_leader_epoch, false, r->wall_ms, &follow);
+        int error = mqd_partition_follow(owned->partition, bytes + taken, size_bytes - taken, followed->told.current_leader_epoch, followed->leader_high_watermark, r->wall_ms, &follow);
         taken += (uint32_t)follow.taken_bytes;
         if (follow.batch_count) {
             mqd_stat(r, MQD_COUNT_REPLICA_BYTES, follow.taken_bytes);

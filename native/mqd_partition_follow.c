@@ -21,8 +21,9 @@ static int refuse(struct mqd_follow *out, int error, const char *reason)
     return error;
 }
 
-/* Does the batch go on where the log ends? A gap is remembered by a file before the first one is in the log: recovery must not take it for damage. */
-static int check_place(struct mqd_partition *partition, const struct mqd_batch *batch, bool gaps_allowed, struct mqd_follow *out)
+/* Does the batch go on where the log ends? A gap is remembered by a file before the first one is in the log: recovery must not take it for damage. The topic's policy says nothing of whether
+ * there may be one, for the log may have been compacted under another: but whatever compaction leaves lies below the high watermark. */
+static int check_place(struct mqd_partition *partition, const struct mqd_batch *batch, int64_t gaps_below, struct mqd_follow *out)
 {
     int64_t end = partition->staged_end_offset;
     if (batch->base_offset == end)
@@ -36,8 +37,8 @@ static int check_place(struct mqd_partition *partition, const struct mqd_batch *
             return refuse(out, MQD_FOLLOW_BEFORE, "the leader's log start lies inside of a batch");
         return refuse(out, MQD_FOLLOW_OFFSET, "a batch begins below the end of the log");
     }
-    if (!gaps_allowed && !partition->has_gaps && !partition->options.compacted)
-        return refuse(out, MQD_FOLLOW_OFFSET, "offsets are missing before a batch of a log that was never compacted");
+    if (batch->base_offset > gaps_below && !partition->has_gaps && !partition->options.compacted)
+        return refuse(out, MQD_FOLLOW_OFFSET, "offsets are missing before a batch, where no compaction can have been");
     if (!partition->gaps_known && mqd_compact_note_gaps(partition->path) < 0)
         return refuse(out, MQD_FOLLOW_FAILED, "it cannot be noted that the log has gaps");
     partition->has_gaps = partition->gaps_known = true;
@@ -86,7 +87,7 @@ static int stage(struct mqd_partition *partition, const struct mqd_batch *batch,
     return MQD_FOLLOW_OK;
 }
 
-int mqd_partition_follow(struct mqd_partition *partition, const uint8_t *bytes, uint64_t size_bytes, int32_t leader_epoch, bool gaps_allowed, int64_t now_ms, struct mqd_follow *out)
+int mqd_partition_follow(struct mqd_partition *partition, const uint8_t *bytes, uint64_t size_bytes, int32_t leader_epoch, int64_t gaps_below, int64_t now_ms, struct mqd_follow *out)
 {
     struct mqd_batch batch;
     int error = partition->fenced ? MQD_FOLLOW_FAILED : MQD_FOLLOW_OK;
@@ -100,7 +101,7 @@ int mqd_partition_follow(struct mqd_partition *partition, const uint8_t *bytes, 
         else if (batch.partition_leader_epoch > leader_epoch || batch.partition_leader_epoch < 0)
             error = refuse(out, MQD_FOLLOW_EPOCH, "a batch is of a leader epoch that its leader does not have");
         else
-            error = check_place(partition, &batch, gaps_allowed, out);
+            error = check_place(partition, &batch, gaps_below, out);
         if (error == MQD_FOLLOW_OK)
             error = stage(partition, &batch, bytes + out->taken_bytes, now_ms, out);
         if (error != MQD_FOLLOW_OK)

@@ -2,7 +2,7 @@
  *
  * Invariants
  *   F1  what is appended is byte for byte what the leader sent: offsets and epochs are kept, every CRC is checked, a batch begins where the log ends (behind a gap only where
- *       gaps are allowed). Nothing of the first batch that breaks this, or behind it, is taken.
+ *       a compaction may have left one: below the leader's high watermark, or as the topic's policy or the log itself say). Nothing of the first batch that breaks this, or behind it, is taken.
  *   F2  producers, transactions, aborted transactions and leader epochs are as if every batch below log end had been appended here.
  *   F3  a truncation deletes from the end, segment by segment, then cuts; epochs and snapshots follow: wherever it is interrupted, the log is a prefix of the old one not
  *       shorter than the new one, and what is beside it says nothing of records that are gone. Recovery carries the rest out.
@@ -45,9 +45,9 @@ struct mqd_follow {
     int64_t next_offset;   /* where the log will end */
     const char *reason;    /* static text; NULL = OK */
 };
-/* Stages the whole batches of `bytes`, which must stay readable until mqd_partition_write. They are a peer's. leader_epoch: of the leader that sent them. gaps_allowed: the
- * leader's log has been compacted. now_ms: wall clock. Returns enum mqd_follow_error; *out is filled with every one of them. */
-int mqd_partition_follow(struct mqd_partition *partition, const uint8_t *bytes, uint64_t size_bytes, int32_t leader_epoch, bool gaps_allowed, int64_t now_ms, struct mqd_follow *out);
+/* Stages the whole batches of `bytes`, which must stay readable until mqd_partition_write. They are a peer's. leader_epoch: of the leader that sent them. gaps_below: the leader's
+ * high watermark; a batch behind a gap begins there at the latest, for compaction leaves none above. -1: there is none at all. now_ms: wall clock. Returns enum mqd_follow_error; *out is filled with every one of them. */
+int mqd_partition_follow(struct mqd_partition *partition, const uint8_t *bytes, uint64_t size_bytes, int32_t leader_epoch, int64_t gaps_below, int64_t now_ms, struct mqd_follow *out);
 
 /* ---- epochs ---- */
 

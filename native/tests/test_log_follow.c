@@ -94,7 +94,7 @@ static void follow_up_to(struct mqd_partition *partition, const struct leader *l
         uint64_t size_bytes = piece < end - at ? piece : end - at;
         uint8_t *copy = malloc(size_bytes); /* exactly as long: nothing behind it is looked at */
         memcpy(copy, leader->bytes + at, size_bytes);
-        int error = mqd_partition_follow(partition, copy, size_bytes, 1 << 20, false, NOW, &follow);
+        int error = mqd_partition_follow(partition, copy, size_bytes, 1 << 20, -1, NOW, &follow);
         CHECK_OR(error == MQD_FOLLOW_OK || error == MQD_FOLLOW_FULL, fprintf(stderr, "%s\n", follow.reason); free(copy); return);
         CHECK_EQUAL(mqd_partition_write(partition, NOW, &rolled), 0);
         free(copy);
@@ -206,7 +206,7 @@ TEST(batches_are_kept_as_they_were_sent)
 
 static int follow_error(struct mqd_partition *partition, const uint8_t *bytes, uint64_t size_bytes, int32_t epoch, bool gaps, struct mqd_follow *out)
 {
-    int error = mqd_partition_follow(partition, bytes, size_bytes, epoch, gaps, NOW, out);
+    int error = mqd_partition_follow(partition, bytes, size_bytes, epoch, gaps ? INT64_MAX : -1, NOW, out);
     mqd_partition_unstage(partition);
     return error;
 }
@@ -261,7 +261,10 @@ TEST(gaps_are_noted_before_they_are_written)
     struct mqd_partition *partition = log_open(&options, NULL);
     CHECK_EQUAL(follow_error(partition, leader.bytes, leader.size_bytes, 2, false, &follow), MQD_FOLLOW_OFFSET);
     CHECK_EQUAL(follow.batch_count, 1);
-    CHECK_EQUAL(mqd_partition_follow(partition, leader.bytes, leader.size_bytes, 2, true, NOW, &follow), MQD_FOLLOW_OK);
+    CHECK_EQUAL(mqd_partition_follow(partition, leader.bytes, leader.size_bytes, 2, 6, NOW, &follow), MQD_FOLLOW_OFFSET); /* the second batch begins at 7: above the leader's high watermark */
+    CHECK_EQUAL(follow.batch_count, 1);
+    mqd_partition_unstage(partition);
+    CHECK_EQUAL(mqd_partition_follow(partition, leader.bytes, leader.size_bytes, 2, 7, NOW, &follow), MQD_FOLLOW_OK); /* from the first gap on the log is one that has them */
     CHECK_EQUAL(mqd_partition_write(partition, NOW, &rolled), 0);
     CHECK_EQUAL(partition->log_end_offset, 21);
     mqd_partition_close(partition, 0);
@@ -271,7 +274,7 @@ TEST(gaps_are_noted_before_they_are_written)
     struct mqd_truncation cut;
     CHECK_EQUAL(mqd_partition_truncate(partition, 15, NOW, &cut), 0); /* into the gap */
     CHECK_EQUAL(cut.log_end_offset, 8);
-    CHECK_EQUAL(mqd_partition_follow(partition, leader.bytes + leader.position[2], leader.size_bytes - leader.position[2], 2, false, NOW, &follow), MQD_FOLLOW_OK);
+    CHECK_EQUAL(mqd_partition_follow(partition, leader.bytes + leader.position[2], leader.size_bytes - leader.position[2], 2, -1, NOW, &follow), MQD_FOLLOW_OK);
     CHECK_EQUAL(mqd_partition_write(partition, NOW, &rolled), 0);
     CHECK_EQUAL(partition->log_end_offset, 21);
     mqd_partition_close(partition, 1);
@@ -298,7 +301,7 @@ TEST(an_empty_log_begins_where_the_batch_begins)
     CHECK_EQUAL(partition->log_end_offset, 104);
     CHECK_EQUAL(follow_error(partition, leader.bytes, leader.size_bytes, 3, false, &follow), MQD_FOLLOW_OK);
     CHECK_EQUAL(partition->staged_end_offset, 104);
-    CHECK_EQUAL(mqd_partition_follow(partition, leader.bytes, leader.size_bytes, 3, false, NOW, &follow), MQD_FOLLOW_OK);
+    CHECK_EQUAL(mqd_partition_follow(partition, leader.bytes, leader.size_bytes, 3, -1, NOW, &follow), MQD_FOLLOW_OK);
     CHECK_EQUAL(mqd_partition_write(partition, NOW, &rolled), 0);
     CHECK_EQUAL(partition->log_end_offset, 110);
     CHECK_EQUAL(partition->log_start_offset, 104);
