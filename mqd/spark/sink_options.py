@@ -40,7 +40,7 @@ class SinkOptions(msgspec.Struct, frozen=True):
     acks: int = -1
     delivery_timeout_s: float = 120.0
     topic_timeout_s: float = 60.0
-    transaction_timeout_ms: int = 300_000
+    transaction_timeout_ms: int = 900_000
     app_id: str | None = None
     app_version: int = 0
 
@@ -67,7 +67,7 @@ def sink_options(given: Mapping[str, str], schema: Any, streaming: bool) -> Sink
         acks=_acks(others, is_exactly_once),
         delivery_timeout_s=others.integer("delivery.timeout.ms", 120_000) / 1000,
         topic_timeout_s=others.integer("max.block.ms", 60_000) / 1000,
-        transaction_timeout_ms=others.integer("transaction.timeout.ms", 300_000, 1000),
+        transaction_timeout_ms=others.integer("transaction.timeout.ms", 900_000, 1000),
         app_id=app_id,
         app_version=app_version,
     )  # fmt: skip
