@@ -57,6 +57,21 @@ def test_ranges_begin_and_end_anywhere(broker: Broker, hundred: str, transport: 
         assert _read(options, Range(hundred, 0, start, end, topic_id)) == numbered(start, end - start), (start, end)
 
 
+@pytest.fixture
+def no_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever goes on over TCP fails."""
+
+    def refuse(self: Any) -> None:
+        raise AssertionError(f"{self.name} is fetched from offset {self.position} on")
+
+    monkeypatch.setattr(fetching.TcpViews, "_connect", refuse)
+
+
+def test_mapped_segments_alone(broker: Broker, hundred: str, no_fetch: None) -> None:
+    options = _options(broker, hundred, transport="shm")
+    assert _read(options, Range(hundred, 0, 0, 100, _id(options))) == numbered(0, 100)
+
+
 def test_many_small_fetches(broker: Broker, hundred: str) -> None:
     """One batch an answer: the next Fetch is always under way."""
     options = _options(broker, hundred, kafka__max__partition__fetch__bytes=1)
@@ -68,10 +83,12 @@ def test_without_an_id_the_name_counts(broker: Broker, hundred: str) -> None:
 
 
 @pytest.mark.parametrize("transport", WAYS)
-def test_transactions_at_the_end(broker: Broker, transport: str) -> None:
+def test_transactions_at_the_end(broker: Broker, transport: str, request: pytest.FixtureRequest) -> None:
     """The last offsets are markers', and an aborted transaction's: the range ends all the same."""
     from confluent_kafka import Producer
 
+    if transport == "shm":
+        request.getfixturevalue("no_fetch")
     topic = new_topic(broker)
     for commit in (True, False):
         producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": topic})

@@ -51,6 +51,7 @@ def test_tasks_are_even_by_bytes() -> None:
     assert counts == [1, 9]
     weights = [one.size * (100 if one.partition == 0 else 900) for one in made]
     assert max(weights) <= 1.1 * min(weights)
+    assert [sum(one.partition == index for one in split([Range("t", 0, 0, 300), Range("t", 1, 0, 700)], 5, None)) for index in (0, 1)] == [2, 3]  # the largest pieces are cut again
     half_known = split([Range("t", 0, 0, 9000), Range("t", 1, 0, 9000)], 10, None, {("t", 0): 100.0})
     assert [sum(one.partition == index for one in half_known) for index in (0, 1)] == [5, 5]
 
