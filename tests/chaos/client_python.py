@@ -35,9 +35,12 @@ class PythonProducer(Client):
                     max_block_ms=STEP_SECONDS * 1000, **QUICK,
                 )  # fmt: skip
 
-    def run(self) -> int:
+    def __init__(self, settings: dict[str, Any]) -> None:
+        super().__init__(settings)
         self.fates: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.under_way: dict[int, dict[str, Any]] = {}
+
+    def run(self) -> int:
         due = time.monotonic()
         while not self.ending:
             self.begin()

@@ -1,0 +1,61 @@
+"""What the clients of the chaos tests write down, without a broker: one line for each record, whatever the library says and when."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from kafka.errors import KafkaTimeoutError, MessageSizeTooLargeError
+
+from tests.chaos.client_python import PythonProducer
+
+
+class Sent:
+    def add_callback(self, call: Any) -> Sent:
+        self.done = call
+        return self
+
+    def add_errback(self, call: Any) -> Sent:
+        self.failed = call
+        return self
+
+
+class Library:
+    """kafka-python's producer, whose answers come when the test says so."""
+
+    def __init__(self) -> None:
+        self.sent: list[Sent] = []
+        self.full = False
+
+    def send(self, *_: Any, **__: Any) -> Sent:
+        if self.full:
+            raise KafkaTimeoutError("no room")
+        self.sent.append(Sent())
+        return self.sent[-1]
+
+    def flush(self, timeout: float) -> None:
+        """Nothing more comes."""
+
+    def close(self, timeout: float) -> None:
+        """Nothing more comes."""
+
+
+def test_each_record_has_one_fate(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    producer = PythonProducer({"name": "p", "seed": 1, "history": str(path), "topics": {"t": 1}, "rate": 1, "bootstrap": ""})
+    library = producer.producer = Library()
+    assert all(producer.send() for _ in range(4))
+    acknowledged, too_large, late, never = library.sent
+    acknowledged.done(SimpleNamespace(offset=7))
+    too_large.failed(MessageSizeTooLargeError())
+    producer.take_fates(0.0)
+    library.full = True
+    assert not producer.send()
+    producer.end_producer(0.0)
+    late.done(SimpleNamespace(offset=9))  # after it was written down as not known
+    producer.take_fates(0.0)
+    sends = [one for line in path.read_text().splitlines() if (one := json.loads(line))["kind"] == "send"]
+    assert {one["number"]: (one["status"], one["offset"]) for one in sends} == {0: ("ok", 7), 1: ("fail", -1), 2: ("info", -1), 3: ("info", -1), 4: ("info", -1)}
+    assert len(sends) == 5 and producer.producer is None and not producer.under_way
