@@ -110,7 +110,7 @@ def _cluster() -> list[Property]:
         ),
         Property(
             "broker.session.timeout.ms", "int", "5500",
-            "A host that the controller has not heard for so long loses its leaderships. Hosts that were cut off stop to serve as leaders before that.", minimum=500, maximum=600_000,
+            "A host that the controller has not heard for so long loses its leaderships. Hosts that were cut off stop to serve as leaders before that. When the active controller's host is lost another one is elected first (controller.quorum.fetch.timeout.ms).", minimum=500, maximum=600_000,
         ),
         Property("broker.heartbeat.interval.ms", "int", "1000", "How often a host tells the controller that it lives.", minimum=50, maximum=60_000),
         Property(

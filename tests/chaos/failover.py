@@ -10,7 +10,7 @@ measured; with --client librdkafka it is that library.
     cut         the leader's host is cut off from the other hosts and from the writer
     controller  kill -9 of the active controller's process, the leader being elsewhere: writes should not stand still; and how long it takes until another one is active
 
-`lost` and `cut` are measured with the broker's own session and then, on another cluster, with one of 2 s. Prints a line for each fault (stderr) and at the end a table (Markdown), with the
+`lost` and `cut` are measured with the broker's own session and then, on another cluster, with one of 2 s and a quorum that waits a quarter of that for its leader. Prints a line for each fault (stderr) and at the end a table (Markdown), with the
 machine's load: on a machine with other work these are upper bounds. With its defaults it takes about half an hour, and never begins another fault after --minutes.
 """
 
@@ -112,12 +112,13 @@ class Measure:
             self.asking.lead("t", wanted, told.replicas)
             self._until("the leadership does not move", lambda: self.told().leader == wanted)
             told = self.told()
+        self._until("nothing is written", lambda: len([when for when, code in self.answers() if code == 0 and when > time.monotonic_ns() - 1_000_000_000]) >= 10)
         time.sleep(CALM_SECONDS)
         return self.cluster.hosts[told.leader], self.cluster.hosts[told.controller]
 
     def answers(self) -> list[tuple[int, int]]:
         """(when, error code) of every record whose fate is known."""
-        lines = self.log.read_text().split("\n")[:-1]
+        lines = self.log.read_text().split("\n")[:-1] if self.log.exists() else []
         return [(int(when), int(code)) for when, _, code in (line.partition(" ") for line in lines) if not code.startswith("#")]
 
     def gap_ms(self, since_ns: int) -> tuple[float, int]:
@@ -210,7 +211,9 @@ def _runs(kinds: list[str], kills: int) -> Iterator[tuple[str, str, bool | None]
 
 
 def measure_all(kinds: list[str], kills: int, client: str, session_ms: int, until: float, results: dict[str, list[Found]]) -> None:
-    config = {"broker.session.timeout.ms": str(session_ms), "broker.heartbeat.interval.ms": str(session_ms // 6)} if session_ms else {}
+    config: dict[str, str] = {}
+    if session_ms:  # when the active controller's host is lost another one is elected first: that has to be as quick
+        config = {"broker.session.timeout.ms": str(session_ms), "broker.heartbeat.interval.ms": str(session_ms // 6), "controller.quorum.fetch.timeout.ms": str(max(200, session_ms // 4))}
     names = ("n1", "n2", "n3", "client")
     with tempfile.TemporaryDirectory(prefix="mqd-failover-") as directory, network.Network(names) as net, ChaosCluster(net, Path(directory) / "hosts", config=config) as cluster:
         cluster.wait_whole()

@@ -66,6 +66,7 @@ class Host:
             self.client.ready("metrics_port=-1")
             self._connect_controller()
             self.wait_until_ready()
+            wait_for(lambda: self.client.control.endpoint_state(self.workers + 1) == native.ProcessState.RUNNING, "this host is in service: the controller places partitions here")
         except BaseException:
             self.__exit__()
             raise
