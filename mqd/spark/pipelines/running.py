@@ -23,7 +23,7 @@ from mqd.spark.pipelines.route import route
 from mqd.spark.pipelines.settings import ONCE, Aggregate, Archive, Dedup, Pipeline, Replay, Route, SettingsError, Sink, Source, StreamJoin, Table
 from mqd.spark.pipelines.stream_join import stream_join, timed
 from mqd.spark.pipelines.table import table
-from mqd.spark.pipelines.values import decoded, encoded, rows
+from mqd.spark.pipelines.values import RECORD, decoded, encoded, rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -73,7 +73,7 @@ def _to_topic(frame: DataFrame, pipeline: Pipeline, topic: str | None, options: 
 def _to_sink(frame: DataFrame, pipeline: Pipeline, sink: Sink) -> DataStreamWriter:
     if sink.topic:
         return _to_topic(encoded(frame, sink.key), pipeline, sink.topic, sink.options)
-    plain = frame.drop("record") if "record" in frame.columns else frame
+    plain = frame.drop(RECORD) if RECORD in frame.columns else frame
     return plain.writeStream.format("parquet").outputMode("append").option("path", absolute(sink.path)).options(**sink.options)
 
 
@@ -124,7 +124,7 @@ def _stream_join(spark: SparkSession, pipeline: StreamJoin) -> DataStreamWriter:
     sides = []
     for name, side in (("left", pipeline.left), ("right", pipeline.right)):
         named = msgspec.structs.replace(pipeline, name=f"{pipeline.name}-{name}")  # a consumer group each
-        sides.append(timed(decoded(stream(spark, side.source, named), side.value).drop("record"), time=side.time, watermark=side.watermark))
+        sides.append(timed(decoded(stream(spark, side.source, named), side.value), time=side.time, watermark=side.watermark).drop(RECORD))
     return _to_sink(stream_join(*sides, on=pipeline.on, how=pipeline.how, select=pipeline.select), pipeline, pipeline.sink)
 
 

@@ -1,0 +1,88 @@
+"""The commands: `mqd pipeline run` over a kill and a new start, `mqd sql`, `mqd demo-spark`. Each starts a Spark of its own, so they are of the slow tier; what needs none is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.broker import Broker
+from tests.spark.conftest import why_not
+from tests.spark.support import new_topic, produce
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+LIMIT_S = 240
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _spark_is_there() -> None:
+    reason = why_not()
+    if reason:
+        pytest.skip(f"Spark cannot run here: {reason}")
+
+
+def mqd(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "mqd.cli.main", *arguments], cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT_S)
+
+
+def test_what_is_wrong_is_said_before_spark_starts(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('pipeline = "archive"\npath = "x"\n[source]\n')
+    said = mqd("pipeline", "run", "a", cwd=tmp_path)
+    assert (said.returncode, said.stdout) == (2, "")
+    assert said.stderr == "mqd: a.toml: [source] names its topics either by `topics` or by `pattern`\n"
+    assert "there is no such file; the pipelines are" in mqd("pipeline", "run", "none.toml", cwd=tmp_path).stderr
+
+
+@pytest.mark.slow
+def test_a_pipeline_goes_on_where_it_was(broker: Broker, tmp_path: Path) -> None:
+    source, target = new_topic(broker, 2), new_topic(broker, 1)
+    (tmp_path / "r.toml").write_text(f'pipeline = "route"\nbootstrap = "{broker.bootstrap}"\ntrigger = "0 seconds"\ndead_letters = "{target}"\n[source]\ntopics = ["{source}"]\n[value]\nschema = "n INT"\n[[rules]]\nwhen = "n >= 0"\ntopic = "{target}"\n')
+    produce(broker, source, [json.dumps({"n": number}) for number in range(100)])
+    command = [sys.executable, "-m", "mqd.cli.main", "pipeline", "run", "r.toml", "--format", "json"]
+    for stop in (signal.SIGKILL, signal.SIGINT):
+        process = subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        try:
+            assert process.stdout is not None
+            assert json.loads(process.stdout.readline())["rows"] > 0
+        finally:
+            if stop == signal.SIGKILL:
+                os.killpg(process.pid, stop)
+            else:
+                process.send_signal(stop)
+            _, said = process.communicate(timeout=LIMIT_S)
+        produce(broker, source, [json.dumps({"n": number}) for number in range(100, 200)] if stop == signal.SIGKILL else [])
+    assert process.returncode == 0 and "stopped; started again it goes on from its checkpoint" in said
+    done = mqd("pipeline", "run", "r", "--once", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    from confluent_kafka import Consumer, TopicPartition
+
+    consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "check", "isolation.level": "read_committed", "enable.partition.eof": True})
+    consumer.assign([TopicPartition(target, 0, 0)])
+    numbers = []
+    while (message := consumer.poll(30)) is not None and message.error() is None:
+        numbers.append(json.loads(message.value())["n"])
+    consumer.close()
+    assert sorted(numbers) == list(range(200)), "each record once"
+
+
+@pytest.mark.slow
+def test_sql(broker: Broker, tmp_path: Path) -> None:
+    topic = new_topic(broker, 2)
+    produce(broker, topic, [{"key": f"k{number}", "value": json.dumps({"origin": ("EWR", "JFK")[number % 2], "delay": number})} for number in range(10)])
+    said = mqd("-b", broker.bootstrap, "--format", "json", "sql", f"SELECT origin, count(*) AS flights, max(record.key) AS last FROM `{topic}` GROUP BY origin ORDER BY origin", cwd=tmp_path)
+    assert [json.loads(line) for line in said.stdout.splitlines()] == [{"origin": "EWR", "flights": 5, "last": "k8"}, {"origin": "JFK", "flights": 5, "last": "k9"}], said.stderr
+    wrong = mqd("-b", broker.bootstrap, "sql", f"SELECT nonsense FROM `{topic}`", cwd=tmp_path)
+    assert wrong.returncode == 1 and "nonsense" in wrong.stderr and len(wrong.stderr.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_the_demo(tmp_path: Path) -> None:
+    said = mqd("--format", "json", "demo-spark", "--records", "20000", cwd=tmp_path)
+    assert said.returncode == 0, said.stdout + said.stderr
+    assert json.loads(said.stdout)["passed"]
