@@ -83,8 +83,12 @@ class ChaosHost(Broker):
         super().start()
         return self
 
-    def unmount(self) -> None:
+    def unmount(self, keep: bool = False) -> None:
+        """`keep`: its files stay, beside where they were: what somebody will want to look at."""
         if os.path.ismount(self.data_dir):
+            if keep:
+                self.free_disk()
+                subprocess.run(["cp", "-r", "--sparse=always", str(self.data_dir), str(self.data_dir.with_name(f"{self.name}.kept"))], check=False)
             subprocess.run(["umount", "-l", str(self.data_dir)], check=False)
 
     # -- processes -------------------------------------------------------------------------------------------------------------
@@ -212,6 +216,7 @@ class ChaosCluster:
 
     def __init__(self, network: Network, directory: Path, count: int = 3, workers: int = 1, config: dict[str, str] | None = None, extras: Extras = Extras()) -> None:
         self.network, self.directory = network, directory
+        self.keep = True  # of what lies on file systems that end with it; False where nothing was found
         self._workers, self._config, self._extras = workers, dict(config or {}), extras
         self._seeds = ",".join(f"{network.address(f'n{number}')}:{PORT + 2}" for number in range(1, count + 1))
         self.hosts: dict[int, ChaosHost] = {number: self._host(number) for number in range(1, count + 1)}
@@ -275,4 +280,4 @@ class ChaosCluster:
             host.resume()
             with contextlib.suppress(Exception):
                 host.kill_all()
-            host.unmount()
+            host.unmount(self.keep)

@@ -131,6 +131,7 @@ class Run:
             try:
                 with ChaosCluster(self.network, self.directory / "hosts", self.plan.hosts, self.plan.workers, CONFIG, extras) as self.cluster:
                     self._go()
+                    self.cluster.keep = not self.result.ok
             except (AssertionError, OSError, subprocess.SubprocessError) as error:
                 self.result.failure = f"{type(error).__name__}: {error}"
             finally:

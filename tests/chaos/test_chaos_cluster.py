@@ -125,6 +125,7 @@ def test_a_full_disk_is_left_by_what_it_led_and_comes_back(tmp_path: Path) -> No
                 assert time.monotonic() < until, f"{behind}\n{cluster.logs()}"
                 time.sleep(0.2)  # it fetches again
         values = bench.probe(bench.leader([1, 2, 3]))["values"]
+        cluster.keep = False
         assert values == [value for round_ in (0, 1) for value in (f"before-{round_}", *(f"during-{round_}-{number}" for number in range(5)))]
 
 
