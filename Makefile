@@ -42,10 +42,10 @@ native-test:
 	$(MAKE) -C native/tests check
 
 # tests/run_quick.py runs native-test too, beside the tests that wait.
-test: venv
+test: venv $(VENV)/.spark
 	$(BIN)/python -m tests.run_quick
 
-test-long: venv
+test-long: venv $(VENV)/.spark
 	$(MAKE) -C native/tests check-long
 	$(BIN)/python -m pytest -q --tier=long
 

@@ -1,7 +1,7 @@
 """`make test`: the core's own tests and pytest's quick tier; what failed is run once more, alone, by fresh brokers, and named.
 
 Two runs beside each other, since tests with brokers wait more than they compute: those of our own processes under attack (crash, interaction, and what is not named here), and at a lower
-priority `make native-test` and then BESIDE: what starts no broker, and other people's clients, who are patient. What the second says is shown when the first is done. With arguments
+priority `make native-test` and then BESIDE: what starts no broker, and other people's clients and Spark, who are patient. What the second says is shown when the first is done. With arguments
 there is one run of pytest, with them.
 
 Thousands of tests with real processes, on a machine whose speed nobody promises: one of them may lose a race against its own time limit. A test that fails twice,
@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 AGAIN_MAX = 5
-BESIDE = ("tests/tidy", "tests/unit", "tests/sim", "tests/property", "tests/compat")
+BESIDE = ("tests/tidy", "tests/unit", "tests/sim", "tests/property", "tests/compat", "tests/spark")
 BESIDE_NICE = 10
 THE_SECOND = "--beside"
 CORE_FAILED = 100
