@@ -27,7 +27,7 @@ demo-spark: venv $(VENV)/.spark $(VENV)/.charts
 
 # PySpark is half a gigabyte: only what needs it waits for it.
 $(VENV)/.spark: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --editable '.[spark]'
+	-$(BIN)/python -m pip install --quiet --editable '.[spark]'
 	touch $@
 
 # Three brokers on this machine, in the foreground; prints how to look at them.
