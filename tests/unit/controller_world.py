@@ -1,5 +1,4 @@
-"""Several hosts with the real metadata and broker cores, an atomic log between them, links that lose, repeat and delay, and a model of the replicas' logs. Driven by one seed.
-All in one file, because what happens and what is checked are read side by side.
+"""Several hosts with the real metadata and broker cores, an atomic log between them, links that lose, repeat and delay, and a model of the replicas' logs. Driven by one seed. What happens by chance is in controller_chance.py.
 
 The quorum is a list: what is proposed waits in `proposed`, is committed in order, or dropped with its controller. Every host learns what is committed in its own time. A replica's log is the list of
 leader epochs of its records; a leader counts what its followers have when they fetch (R4, R7), asks for other in-sync sets (R5), and an unclean restart loses a random end of every log.
@@ -16,6 +15,7 @@ Checked after each step: both cores' check(), and over the model
 import random
 
 import msgspec
+from controller_chance import Chance
 
 from mqd.base.config import load_broker
 from mqd.cluster import broker_core, broker_messages, metadata_core
@@ -64,7 +64,7 @@ class Host:
         self.broker: broker_core.BrokerCore
 
 
-class World:
+class World(Chance):
     def __init__(self, seed: int, host_count: int = 4, racks: int = 0, mutants: tuple[str, ...] = (), static: dict[str, str] | None = None, lossy: bool = True) -> None:
         self.random = random.Random(seed)
         self.options = msgspec.structs.replace(OPTIONS, mutants=frozenset(mutants))
@@ -528,98 +528,6 @@ class World:
             topic, partition = self.partition_of(state_host(self), key)
             if key not in self.lost and partition is not None and partition.leader == host.node and partition.leader_epoch == leader.epoch:
                 assert host.logs[key][: len(true)] == true, f"P6: leader {host.node} of {key[1]} lacks what was below a high watermark"
-
-    # -- chance ------------------------------------------------------------------------------------------------------------
-
-    def step(self) -> None:
-        dice = self.random.random()
-        up = self.up()
-        if dice < 0.22:
-            self.advance(self.random.choice([5, 20, 60, 200, 700]))
-        elif dice < 0.36:
-            self.append()
-        elif dice < 0.62:
-            self.fetch()
-        elif dice < 0.72:
-            self.propose()
-        elif dice < 0.84:
-            if self.proposed:
-                self.commit()
-        elif dice < 0.93:
-            behind = [host for host in up if host.applied < len(self.log)]
-            if behind:
-                self.learn(self.random.choice(behind))
-        else:
-            self.fault(up)
-        up = self.up()
-        if self.active < 0 and up and self.random.random() < 0.3:
-            self.elect(self.random.choice(up).node)
-
-    def fault(self, up: list[Host]) -> None:
-        dice = self.random.random()
-        node = self.random.choice(list(self.hosts))
-        if dice < 0.12:
-            self.crash(node, clean=self.random.random() < 0.3, wipe=self.random.random() < 0.1)
-        elif dice < 0.45:
-            if not self.hosts[node].up:
-                self.restart(node)
-        elif dice < 0.5:
-            if self.active >= 0:
-                self.depose()
-        elif dice < 0.6:
-            other = self.random.choice(list(self.hosts))
-            self.cut |= {(node, other), (other, node)} if self.random.random() < 0.6 else {(node, other)}
-        elif dice < 0.72:
-            self.cut.clear()
-        elif dice < 0.76 and self.active >= 0 and self.proposed:
-            kept = self.random.randint(0, len(self.proposed) - 1)
-            version = self.proposed[kept].base_offset
-            del self.proposed[kept:]
-            self.metadata(self.hosts[self.active], metadata_core.PersistFailed("no space left on device", kept=version))
-        elif dice < 0.82 and up:
-            self.kill_worker(self.random.choice(up))
-        elif dice < 0.84 and up:
-            host = self.random.choice(up)
-            self.on_broker(host, broker_core.ShutdownRequested())
-        elif dice < 0.87 and up:
-            host = self.random.choice(up)
-            self.on_broker(host, broker_core.HostDied())
-            self.kill_worker(host)
-            self.on_broker(host, broker_core.HostDied(False))
-        elif up:
-            self.request(self.random_change())
-        for host in up:
-            if host.up and host.ended:
-                self.crash(host.node, clean=True)
-
-    def random_change(self):
-        choose, topics = self.random.choice, sorted(self.unlogged.topics)
-        nodes = sorted(self.hosts)
-        dice = self.random.random()
-        if not topics or dice < 0.12:
-            return messages.CreateTopic(f"topic-{self.random.randint(0, 5)}", choose([1, 2, 4]), choose([-1, -1, 2, 3]), {}, {} if dice < 0.06 else {"min.insync.replicas": choose("12")})
-        name = choose(topics)
-        index = self.random.randrange(len(self.unlogged.topics[name].partitions))
-        if dice < 0.5:
-            target = None if self.random.random() < 0.25 else self.random.sample(nodes, self.random.randint(1, min(3, len(nodes))))
-            return messages.AlterReassignments([messages.PartitionReassignment(name, index, target)])
-        if dice < 0.62:
-            return messages.ElectLeaders(0, choose([None, [(name, index)]]))
-        if dice < 0.7:
-            return messages.DrainBroker(choose(nodes), self.random.random() < 0.5)
-        if dice < 0.75:
-            return messages.BalanceReplicas()
-        if dice < 0.8:
-            return messages.UnregisterBroker(choose(nodes))
-        if dice < 0.86:
-            return messages.AlterConfig(2, name, [messages.ConfigOperation("min.insync.replicas", choose(["set", "delete"]), choose("123"))], False)
-        if dice < 0.9:
-            return messages.RetirePartitions(name, self.random.randint(1, 2))
-        if dice < 0.93:
-            return messages.ReleaseRetired(name)
-        if dice < 0.96:
-            return messages.DeleteTopic(name, None)
-        return messages.AddPartitions(name, len(self.unlogged.topics[name].partitions) + 1, None)
 
 
 class state_host:  # noqa: N801  what partition_of() asks of a host, over everything that is committed

@@ -1,0 +1,224 @@
+"""The controller's two cores of one host, driven together as the controller process drives them, with workers that the test plays."""
+
+import random
+
+import msgspec
+
+from mqd.base.config import load_broker
+from mqd.cluster import controller_messages as messages
+from mqd.cluster import host_core, metadata_core
+from mqd.cluster.config_rules import ConfigRules
+from mqd.cluster.metadata_records import Record, decode_record, encode_record
+from mqd.cluster.metadata_rules import Directory
+from mqd.cluster.metadata_state import MetadataState
+
+NODE = 1
+ACCEPTOR = "acceptor"
+
+
+class World:
+    """Both cores, a log that may refuse, workers that apply late, die and come back. Every event is followed by check() of both."""
+
+    def __init__(self, seed: int = 0, worker_count: int = 3, slot_count: int = 40, static: dict[str, str] | None = None) -> None:
+        self.random = random.Random(seed)
+        self.log: list[Record] = []
+        self.slots: dict[int, tuple] = {}  # the control segment
+        self.worker_count, self.slot_count = worker_count, slot_count
+        self.static = static or {}
+        self.now_ms = 0
+        self.answers: dict[int, messages.Answer] = {}
+        self.incarnation = 7
+        self.generations = dict.fromkeys(range(worker_count), 1)
+        self.alive: set[int] = set(range(worker_count))
+        self.views: dict[int, dict] = {}  # what each worker process has applied
+        self.told: dict[int, dict] = {}  # what each worker was told to serve: (topic id, index) -> leader epoch
+        self.lost: dict[int, dict] = {}  # the same of its predecessors
+        self.request_id = 0
+        self.start()
+
+    def start(self) -> None:
+        """A controller process starts over the same log and control segment."""
+        state = MetadataState()
+        for record in self.log:
+            state.apply(decode_record(encode_record(record)))
+        rules = ConfigRules(load_broker(None, {}, self.static))
+        self.core = metadata_core.MetadataCore(state, NODE, rules, lambda: self.random.randbytes(16), self.slot_count)
+        self.host = host_core.HostCore(NODE, NODE, self.worker_count, self.slot_count, {"directory-a": 0, "directory-b": 1})
+        self.queue: list[metadata_core.Persist] = []
+        self.applied_version = -1
+        self.subscribed: dict[str, int] = {}
+        self.inbox = {}
+        directories = (Directory("directory-a", "/a", 1000, True), Directory("directory-b", "/b", 900, True))
+        self.metadata(metadata_core.DirectoriesSeen(directories))
+        self.metadata(metadata_core.BrokerStarted("127.0.0.1", 9092, None, self.incarnation, "cluster"), started=False)
+        self.flush_log(started=False)
+        seen = tuple(
+            host_core.SlotSeen(slot, entry[0], entry[1], entry[4], entry[2], entry[5] != self.generations[entry[2]] if entry[2] != host_core.OWNER_NONE else False)
+            for slot, entry in sorted(self.slots.items())
+        )
+        self.on_host(host_core.Started(self.core.committed, seen, (), {index: self.generations[index] for index in self.alive}))
+
+    # -- carrying out ------------------------------------------------------------------------------------------------------
+
+    def metadata(self, event, started: bool = True) -> None:
+        for action in self.core.handle(event, self.now_ms):
+            match action:
+                case metadata_core.Persist():
+                    self.queue.append(action)
+                case metadata_core.Publish() if started:
+                    self.on_host(action)
+                case metadata_core.Reply():
+                    assert action.answer.request_id not in self.answers, "answered twice"
+                    answer = action.answer
+                    if action.topic is not None:
+                        answer = msgspec.structs.replace(answer, topic=self.host.topic_image(action.topic))
+                    self.answers[answer.request_id] = answer
+        self.core.check()
+
+    def on_host(self, event) -> None:
+        actions = self.host.handle(event, self.now_ms)
+        self.host.check()
+        for action in actions:
+            match action:
+                case host_core.AssignSlot():
+                    generation = self.generations.get(action.owner, 0)
+                    self.slots[action.slot] = (action.topic_id, action.index, action.owner, action.log_dir, action.leader_epoch, generation)
+                case host_core.ClearSlot():
+                    for index, view in self.views.items():
+                        assert action.slot not in view["slots"].values(), f"worker {index} still uses slot {action.slot}"
+                    del self.slots[action.slot]
+                case host_core.Send():
+                    if isinstance(action.message, messages.Answer):
+                        self.answers[action.message.request_id] = action.message
+                    else:
+                        self.check_epochs(action)
+                        self.inbox.setdefault(action.client, []).append(action.message)
+                case host_core.AppliedEverywhere():
+                    assert action.version > self.applied_version
+                    known = self.views.keys() & self.alive  # without a view: just started, serves nothing
+                    assert all(self.views[index]["version"] >= action.version for index in known), "a worker that lives does not have it"
+                    self.applied_version = action.version
+                    self.metadata(metadata_core.AppliedByHost(action.version))
+                case host_core.RaiseEpochs():
+                    self.metadata(metadata_core.LeadershipsLost(action.partitions))
+                case host_core.RecordMove():
+                    self.metadata(metadata_core.MoveCompleted(action.topic_id, action.index, action.directory))
+
+    def check_epochs(self, send: host_core.Send) -> None:
+        """Nobody is told to serve a partition in the epoch that died with its predecessor."""
+        message = send.message
+        parts = message.parts if isinstance(message, messages.Several) else [message]
+        topics = message.topics if isinstance(message, messages.Image) else [part.topic for part in parts if isinstance(part, messages.TopicPut)]
+        told = [(topic.topic_id, partition) for topic in topics for partition in topic.partitions]
+        told += [(part.topic_id, partition) for part in parts if isinstance(part, messages.PartitionsPut) for partition in part.partitions]
+        index = self.subscribed.get(send.client)
+        for topic_id, partition in told:
+            if partition.owner == index:
+                key = (topic_id, partition.index)
+                dead = partition.leader_epoch <= self.lost.get(index, {}).get(key, -1)
+                assert not dead, f"{type(message).__name__}: worker {index} is to serve partition {partition.index} in epoch {partition.leader_epoch}, which died with its predecessor"
+                self.told.setdefault(index, {})[key] = partition.leader_epoch
+
+    def flush_log(self, fail: bool = False, started: bool = True) -> None:
+        """What is queued goes to disk in one go, or not at all."""
+        if not self.queue:
+            return
+        batch, self.queue = self.queue, []
+        if fail:
+            self.metadata(metadata_core.PersistFailed("no space left on device"))
+            return
+        for persist in batch:
+            assert persist.base_offset == len(self.log)
+            self.log += persist.records
+            assert persist.version == len(self.log)
+        self.metadata(metadata_core.Persisted(batch[-1].version), started)
+
+    # -- the processes -----------------------------------------------------------------------------------------------------
+
+    def join(self, index: int) -> str:
+        """A connection of the worker process; its view, as long as the process lives, outlasts connections and controllers."""
+        client = f"worker-{index}.{self.generations[index]}.{self.random.random()}"
+        self.views.setdefault(index, {"slots": {}, "version": -1, "epochs": {}})
+        self.subscribed[client] = index
+        self.on_host(host_core.SubscriberJoined(client, messages.Subscribe("worker", index, self.generations[index])))
+        return client
+
+    def apply(self, client: str) -> None:
+        """The worker takes in everything that was sent, then answers."""
+        view = self.views[self.subscribed[client]]
+        told = False
+        flat = [part for message in self.inbox.pop(client, []) for part in (message.parts if isinstance(message, messages.Several) else [message])]
+        for message in flat:
+            match message:
+                case messages.Image():
+                    view["slots"] = {(t.topic_id, p.index): p.slot for t in message.topics for p in t.partitions if p.slot >= 0}
+                    view["epochs"] = {(t.topic_id, p.index): p.leader_epoch for t in message.topics for p in t.partitions}
+                case messages.TopicPut():
+                    for partition in message.topic.partitions:
+                        key = (message.topic.topic_id, partition.index)
+                        assert view["epochs"].get(key, -1) <= partition.leader_epoch
+                        view["epochs"][key] = partition.leader_epoch
+                        if partition.slot >= 0:
+                            assert view["slots"].get(key, partition.slot) == partition.slot
+                            assert partition.slot not in {slot for other, slot in view["slots"].items() if other != key}, "slot reused too early"
+                            view["slots"][key] = partition.slot
+                case messages.PartitionsPut():
+                    for partition in message.partitions:
+                        key = (message.topic_id, partition.index)
+                        assert view["epochs"].get(key, -1) <= partition.leader_epoch and view["slots"].get(key, -1) == partition.slot
+                        view["epochs"][key] = partition.leader_epoch
+                case messages.TopicRemoved():
+                    for key in [key for key in view["slots"] if key[0] == message.topic_id]:
+                        del view["slots"][key]
+            assert view["version"] <= message.version
+            view["version"], told = message.version, True
+        if told:
+            self.on_host(host_core.WorkerApplied(client, messages.Applied(view["version"], {})))
+
+    def die(self, index: int, notice: bool = True) -> None:
+        generation = self.generations[index]
+        self.lost.setdefault(index, {}).update(self.told.pop(index, {}))
+        self.generations[index] += 1
+        self.alive.discard(index)
+        for client in [client for client, other in self.subscribed.items() if other == index]:
+            del self.subscribed[client]
+            self.inbox.pop(client, None)
+            self.on_host(host_core.SubscriberLeft(client))
+        self.views.pop(index, None)
+        if notice:
+            self.on_host(host_core.WorkerDied(index, generation))
+
+    def request(self, change, validate_only: bool = False) -> int:
+        self.request_id += 1
+        request = messages.Request(self.request_id, change, validate_only)
+        if isinstance(change, messages.DeleteRecords | messages.MoveReplica):
+            self.on_host(host_core.CommandRequested(ACCEPTOR, self.request_id, change))
+        else:
+            self.metadata(metadata_core.ChangeRequested(ACCEPTOR, request))
+        return self.request_id
+
+    def settle(self) -> None:
+        """Every process lives, every message arrives."""
+        for _ in range(10):
+            self.now_ms += 1000
+            self.metadata(metadata_core.Tick())
+            self.flush_log()
+            for index in range(self.worker_count):
+                if index not in self.subscribed.values():
+                    self.alive.add(index)
+                    self.join(index)
+            for client in list(self.subscribed):
+                self.apply(client)
+
+    def ask(self, change, validate_only: bool = False) -> messages.Answer:
+        number = self.request(change, validate_only)
+        self.settle()
+        return self.answers[number]
+
+
+def create(name: str, count: int = 2, factor: int = 1, config: dict | None = None, assignments: dict | None = None) -> messages.CreateTopic:
+    return messages.CreateTopic(name, count, factor, assignments or {}, config or {})
+
+
+def alter(name: str, operations: list[tuple], replace: bool = False, kind: int = 2) -> messages.AlterConfig:
+    return messages.AlterConfig(kind, name, [messages.ConfigOperation(*operation) for operation in operations], replace)
