@@ -502,6 +502,7 @@ enum mqd_event_kind {
     MQD_EVENT_FETCHER_ENDED,   /* the connection put with `token` is over: error, text */
     MQD_EVENT_TRUNCATED,       /* slot's log was cut (a follower's): offset = its end now; level 4: below the high watermark. The checkpoint is due */
     MQD_EVENT_LOG_START,       /* slot's leader has deleted its log below offset: so shall this follower (mqd_reactor_advance_start) */
+    MQD_EVENT_RETIRED_USED,    /* producers still write to the retired partition in slot, which this worker leads; once it is hidden, at most once a second */
     MQD_EVENT_RELAY_WANTED,    /* a connection to the leader at node `offset`, worker `log_dir`, lane `level` */
     MQD_EVENT_RELAY_ENDED      /* the relay put with `token` is over: error, text */
 };

@@ -118,6 +118,7 @@ struct mqd_owned {
     int32_t retired_epoch;        /* leader epoch of the step */
     uint32_t redirect_slot, redirect_index; /* of the partition that takes its records; MQD_SLOT_NONE: it is not on this host */
     int64_t sealed_end;           /* what was taken before it was sealed ends at or before it */
+    int64_t used_told_ms;         /* MQD_EVENT_RETIRED_USED */
     uint64_t close_token;
     struct mqd_node followers_waiting; /* mqd_fetch_entry.waiter of followers' fetches */
     int64_t told_log_start, told_log_end; /* when these were woken last */

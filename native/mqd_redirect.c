@@ -5,6 +5,7 @@
 #include "mqd_redirect.h"
 
 #define VERDICT_DUPLICATE (-1)
+#define USED_MS 1000 /* how often it is told that a hidden partition is written to */
 #define OUT_OF_ORDER_SEQUENCE_NUMBER 45
 #define DUPLICATE_SEQUENCE_NUMBER 46
 #define INVALID_PRODUCER_EPOCH 47
@@ -106,10 +107,21 @@ int16_t mqd_redirect_verdict(const struct mqd_partition *partition, const struct
     return !verdict && mqd_partition_refused_before(partition, batch) ? OUT_OF_ORDER_SEQUENCE_NUMBER : verdict; /* D2 */
 }
 
+/* A library that never takes a smaller number of partitions for true (librdkafka) writes to it for as long as it lives: it does not go before. */
+static void tell_used(struct mqd_reactor *r, struct mqd_owned *owned)
+{
+    struct mqd_event event = {.kind = MQD_EVENT_RETIRED_USED, .slot = owned->slot};
+    if (owned->retiring < MQD_RETIRING_HIDDEN || (owned->used_told_ms && r->now_ms - owned->used_told_ms < USED_MS))
+        return;
+    owned->used_told_ms = r->now_ms;
+    mqd_reactor_emit(r, &event);
+}
+
 static bool give_on(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append, const struct mqd_batch *batch)
 {
     int64_t offset = -1;
     int16_t verdict = 0;
+    tell_used(r, owned);
     if (!settled(owned) || owned->redirect_slot == MQD_SLOT_NONE) {
         if (batch->producer_id >= 0)
             mqd_partition_note_refused(owned->partition, batch, r->wall_ms);

@@ -297,7 +297,11 @@ class ActiveController:
         touched: dict[bytes, None] = {}
         for topic_id, index, epoch in message.partitions:
             found = view.partition(topic_id, index)
-            if found is None or found[1].retiring != RETIRE_REDIRECTED or (found[1].leader, found[1].leader_epoch) != (message.node_id, epoch):
+            if found is None or (found[1].leader, found[1].leader_epoch) != (message.node_id, epoch):
+                continue
+            if found[1].retiring == RETIRE_HIDDEN:
+                self._phases[topic_id] = (RETIRE_HIDDEN, self._ticked_ms)  # producers still write to it: its time begins anew
+            if found[1].retiring != RETIRE_REDIRECTED:
                 continue
             self._emptied.setdefault(topic_id, {})[index] = epoch
             touched[topic_id] = None

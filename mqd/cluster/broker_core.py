@@ -46,7 +46,7 @@ from mqd.cluster.broker_events import (
 )
 from mqd.cluster.controller_options import DEFAULTS, ControllerOptions
 from mqd.cluster.host_core import owner_of
-from mqd.cluster.metadata_records import PartitionState
+from mqd.cluster.metadata_records import RETIRE_HIDDEN, PartitionState
 from mqd.cluster.metadata_state import MetadataState
 from mqd.protocol.errors import ErrorCode
 
@@ -468,6 +468,7 @@ class BrokerCore:
         if self._emptied:
             emptied = [(topic_id, index, epoch) for (topic_id, index), epoch in self._emptied.items()]
             actions += self._to_controller(peer.PartitionsEmptied(self.node_id, self.broker_epoch, emptied))
+            self._emptied = {key: epoch for key, epoch in self._emptied.items() if (partition := self._partition(key)) is not None and partition.retiring != RETIRE_HIDDEN}
         failed, full = self._counted_on() if self._failed else [], self._waited_for() if self._full else []
         if failed or full:
             actions += self._to_controller(peer.ReplicasFailed(self.node_id, self.broker_epoch, failed, full))

@@ -194,7 +194,8 @@ class FullDirectories(msgspec.Struct, tag=True, frozen=True):
 
 
 class PartitionEmptied(msgspec.Struct, tag=True, frozen=True):
-    """From the worker that leads it: a retiring partition has no record any more. Said again until the partition is gone."""
+    """From the worker that leads it: a retiring partition has no record any more. Said again until it is hidden. In the epoch in which it is hidden the same says that producers still
+    write to it: said while they do."""
 
     topic_id: bytes
     index: int

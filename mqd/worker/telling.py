@@ -1,5 +1,5 @@
 """What a worker tells its controller about the partitions of several replicas that it leads: proposed in-sync sets, that an unclean leader is in order, that a retiring
-partition is empty.
+partition is empty, or still written to when it is hidden.
 
 Nothing is remembered across the controller's restart: the reactor makes a proposal again until it is answered, and the rest is looked at every TICK_S.
 Concurrency: the event loop's thread.
@@ -12,6 +12,7 @@ from typing import Any
 from mqd import native
 from mqd.base import logging
 from mqd.cluster.controller_messages import InSyncAnswer, PartitionEmptied, PartitionImage, ProposeInSync, ToController
+from mqd.cluster.metadata_records import RETIRE_HIDDEN, RETIRE_REDIRECTED, RETIRE_SEALED
 from mqd.worker.catalog import Catalog, Key
 from mqd.worker.commands import ReactorCommands
 from mqd.worker.partitions import PartitionSet
@@ -46,6 +47,16 @@ class Telling:
         recovered = assignment is not None and assignment.recovering and assignment.leader_epoch == proposal.leader_epoch
         self._send(ProposeInSync(owned.topic_id, owned.index, proposal.leader_epoch, proposal.partition_epoch, list(proposal.in_sync), proposal.sequence, recovered))
 
+    def on_used(self, event: native.Event) -> None:
+        """Producers still write to a retired partition that clients are not shown any more."""
+        opened = self._partitions.by_slot.get(event.slot)
+        topic = self._catalog.topics.get(opened.owned.topic_id) if opened is not None else None
+        if opened is None or topic is None or opened.owned.index >= len(topic.partitions):
+            return
+        partition = topic.partitions[opened.owned.index]
+        if partition.retiring == RETIRE_HIDDEN and partition.leader == self._catalog.cluster.node_id:
+            self._send(PartitionEmptied(topic.topic_id, partition.index, partition.leader_epoch))
+
     def on_answer(self, answer: InSyncAnswer) -> None:
         opened = self._partitions.open.get((answer.topic_id, answer.index))
         if opened is None:
@@ -67,7 +78,7 @@ class Telling:
                 self._recovered(key, assignment.leader_epoch, assignment.partition_epoch, assignment.recovering, assignment.broker_epoch)
         for topic_id in self._catalog.retiring:
             partitions = self._catalog.topics[topic_id].partitions
-            self._emptied(topic_id, [partition for partition in partitions if partition.retiring and partition.leader == self._catalog.cluster.node_id])
+            self._emptied(topic_id, [one for one in partitions if one.retiring in (RETIRE_SEALED, RETIRE_REDIRECTED) and one.leader == self._catalog.cluster.node_id])
 
     def _recovered(self, key: Key, leader_epoch: int, partition_epoch: int, recovering: bool, broker_epoch: int) -> None:
         """Opening has recovered its log, its epoch has begun: there is nothing more to do. Sequence 0: before all of the reactor's, which say it too."""

@@ -287,6 +287,8 @@ class Worker:
             self._forwarding.on_wanted(event)
         elif kind == native.EventKind.RELAY_ENDED:
             self._forwarding.on_ended(event)
+        elif kind == native.EventKind.RETIRED_USED:
+            self._telling.on_used(event)
         elif event.proposal is not None:
             self._telling.on_proposal(event)
         elif kind == native.EventKind.LOG_DIR_FAILED:

@@ -230,6 +230,28 @@ BOTH(nothing_is_handed_on_before_its_epoch_nor_without_a_target)
     bench_stop(b);
 }
 
+/* Once it is hidden, somebody has to hear that producers still write to it. */
+BOTH(use_of_a_hidden_partition_is_told)
+{
+    struct bench *b = bench_start(backend, NULL);
+    struct client client = client_open(b, 0);
+    struct mqd_event event;
+    uint32_t told = 0;
+    step(b, 1, REDIRECTED);
+    expect(&client, 1, sequenced(7, 0, 0, 1), 0, 0);
+    while (mqd_reactor_next_event(b->reactors[1], &event))
+        told += event.kind == MQD_EVENT_RETIRED_USED;
+    CHECK_EQUAL(told, 0);
+    step(b, 1, MQD_RETIRING_HIDDEN);
+    expect(&client, 1, sequenced(7, 0, 1, 1), 0, 1);
+    expect(&client, 1, sequenced(7, 0, 2, 1), 0, 2);
+    while (mqd_reactor_next_event(b->reactors[1], &event))
+        told += event.kind == MQD_EVENT_RETIRED_USED && event.slot == 1;
+    CHECK_EQUAL(told, 1);
+    client_close(&client);
+    bench_stop(b);
+}
+
 /* ---- transactions ---- */
 
 /* What a coordinator writes through the acceptor. */

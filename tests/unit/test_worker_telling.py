@@ -86,3 +86,16 @@ def test_a_retiring_partition_is_told_when_it_is_empty() -> None:
     bench.view = SimpleNamespace(log_start_offset=9, log_end_offset=9)
     bench.telling.look()
     assert bench.sent == [PartitionEmptied(TOPIC, 0, 4)]
+
+
+def test_a_hidden_partition_is_told_of_only_while_producers_write_to_it() -> None:
+    bench = Bench(retiring=3)
+    bench.view = SimpleNamespace(log_start_offset=9, log_end_offset=9)
+    bench.telling.look()
+    assert bench.sent == []
+    bench.telling.on_used(SimpleNamespace(slot=5))
+    bench.telling.on_used(SimpleNamespace(slot=77))
+    assert bench.sent == [PartitionEmptied(TOPIC, 0, 4)]
+    bench.catalog.on_message(PartitionsPut(2, TOPIC, [bench.partition(leader=1, retiring=3)]))
+    bench.telling.on_used(SimpleNamespace(slot=5))
+    assert len(bench.sent) == 1, "another host leads it"
