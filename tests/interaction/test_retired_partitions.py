@@ -1,0 +1,339 @@
+"""A topic gets fewer partitions while clients that know nothing of it go on: `mqd topic retire-partitions` under load, to the end. Nothing that was acknowledged is lost or doubled, no consumer of a
+group sees the records of a key out of order, transactions stay whole. docs/decisions/2026-11-21-retired-partitions.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+import mqd
+from mqd.cli.request import Broker as Requests
+from mqd.cli.retiring import CREATE_PARTITIONS, HIDDEN, REDIRECTED, SEALED, STATUS
+from mqd.protocol.messages import CreatePartitionsRequest
+from tests.broker import Broker
+from tests.cluster import Cluster
+from tests.interaction.cluster_clients import run
+from tests.interaction.traffic import eventually
+from tests.interaction.transactional import RawProducer, connect, fetch_committed, fresh
+
+GRACE_S = 2
+CONFIG = {"partition.retire.grace.ms": str(1000 * GRACE_S), "log.retention.check.interval.ms": "300"}
+KEYS = 12
+PATIENCE_S = 60.0
+RENEWED_MS = 400  # clients look for the number of partitions this often
+RUN_S_MAX = 120
+
+
+class Writer(threading.Thread):
+    """Writes records of its keys, each with the next number of its key. `written`: those that are to be read in the end, in order."""
+
+    def __init__(self, name: str, topic: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self.topic, self.end = topic, threading.Event()
+        self.written: dict[str, list[int]] = defaultdict(list)
+        self.failures: list[str] = []
+        self.acknowledged = 0
+        self._next: dict[str, int] = defaultdict(int)
+
+    def record(self, number: int) -> tuple[str, int]:
+        key = f"{self.name}-{number % KEYS}"
+        self._next[key] += 1
+        return key, self._next[key]
+
+    def count(self) -> int:
+        """What the broker has taken."""
+        return self.acknowledged
+
+    def failed(self, error: object, _message: object = None) -> None:
+        if error:
+            self.failures.append(str(error))
+        else:
+            self.acknowledged += 1
+
+    def run(self) -> None:
+        try:
+            self.write()
+        except Exception as error:  # noqa: BLE001 - the test's own thread shall see it
+            self.failures.append(repr(error))
+
+    def write(self) -> None:
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        self.end.set()
+        self.join(PATIENCE_S)
+        assert not self.is_alive() and not self.failures, (self.name, self.failures[:3])
+
+
+class Plain(Writer):
+    """An idempotent producer of librdkafka, or of mqd by shared memory, with several batches under way."""
+
+    def __init__(self, name: str, topic: str, bootstrap: str, local: bool = False) -> None:
+        super().__init__(name, topic)
+        own = {"transport": "shm"} if local else {"topic.metadata.refresh.interval.ms": RENEWED_MS}
+        self.producer = (mqd.Producer if local else Producer)({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 2, "message.timeout.ms": 50_000, **own})
+
+    def write(self) -> None:
+        number = 0
+        while not self.end.wait(0.002):
+            key, count = self.record(number)
+            self.producer.produce(self.topic, str(count).encode(), key.encode(), on_delivery=self.failed)
+            self.written[key].append(count)
+            self.producer.poll(0)
+            number += 1
+        assert self.producer.flush(PATIENCE_S) == 0
+
+
+class Transactional(Writer):
+    """Every third transaction is aborted, and its records are not to be read. One that fails with an error that Kafka calls abortable is aborted and written again."""
+
+    def __init__(self, name: str, topic: str, bootstrap: str) -> None:
+        super().__init__(name, topic)
+        self.producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": fresh(name), "topic.metadata.refresh.interval.ms": RENEWED_MS, "linger.ms": 1, "transaction.timeout.ms": 50_000})
+
+    def write(self) -> None:
+        self.producer.init_transactions(PATIENCE_S)
+        number = 0
+        while not self.end.is_set():
+            records = [self.record(number + i) for i in range(KEYS)]
+            while not self._carried_out(records, number % 3 != 2):
+                pass
+            number += 1
+
+    def _carried_out(self, records: list[tuple[str, int]], commit: bool) -> bool:
+        self.producer.begin_transaction()
+        try:
+            for key, count in records:
+                self.producer.produce(self.topic, str(count).encode(), key.encode())
+            if commit:
+                self.producer.commit_transaction(PATIENCE_S)
+                for key, count in records:
+                    self.written[key].append(count)
+                    self.acknowledged += 1
+            else:
+                self.producer.flush(PATIENCE_S)
+                self.producer.abort_transaction(PATIENCE_S)
+        except KafkaException as error:
+            if not error.args[0].txn_requires_abort():
+                raise
+            self.producer.abort_transaction(PATIENCE_S)
+            return False
+        return True
+
+
+class Readers:
+    """A group of two consumers. `read`: numbers by key, in the order in which they were handed out; what is handed out again, after a rebalance, is the same offset and does not count."""
+
+    def __init__(self, topic: str, bootstrap: str) -> None:
+        self._settings = {
+            "bootstrap.servers": bootstrap, "group.id": fresh("readers"), "auto.offset.reset": "earliest", "isolation.level": "read_committed", "auto.commit.interval.ms": 100,
+            "topic.metadata.refresh.interval.ms": RENEWED_MS, "fetch.wait.max.ms": 20,
+        }  # fmt: skip
+        self.topic, self.end, self.lock = topic, threading.Event(), threading.Lock()
+        self.read: dict[str, list[int]] = defaultdict(list)
+        self.seen: set[tuple[int, int]] = set()
+        self.assigned: dict[int, set[int]] = {}
+        self.failures: list[str] = []
+        self.threads = [threading.Thread(target=self._run, args=(number,), daemon=True) for number in range(2)]
+        for thread in self.threads:
+            thread.start()
+
+    def _run(self, number: int) -> None:
+        consumer = Consumer(self._settings)
+        consumer.subscribe([self.topic])
+        while not self.end.is_set():
+            message = consumer.poll(0.1)
+            with self.lock:
+                self.assigned[number] = {one.partition for one in consumer.assignment()}
+                if message is None:
+                    continue
+                if message.error():
+                    if message.error().code() != KafkaError.UNKNOWN_TOPIC_OR_PART:  # the partition has just gone
+                        self.failures.append(message.error().str())
+                elif (place := (message.partition(), message.offset())) not in self.seen:
+                    self.seen.add(place)
+                    self.read[message.key().decode()].append(int(message.value()))
+        consumer.close()
+
+    def has_all(self, written: dict[str, list[int]]) -> bool:
+        with self.lock:
+            return all(len(self.read[key]) >= len(numbers) for key, numbers in written.items())
+
+    def stop(self) -> None:
+        self.end.set()
+        for thread in self.threads:
+            thread.join(PATIENCE_S)
+        assert not self.failures, self.failures[:3]
+
+
+def make_topic(bootstrap: str, partitions: int = 4, replicas: int = 1, **config: str) -> str:
+    name = fresh("retired")
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([NewTopic(name, partitions, replicas, config=config)])[name].result(PATIENCE_S)
+    return name
+
+
+def count_of(bootstrap: str, topic: str) -> int:
+    return len(AdminClient({"bootstrap.servers": bootstrap}).list_topics(topic, timeout=PATIENCE_S).topics[topic].partitions)
+
+
+def step_of(bootstrap: str, topic: str) -> int:
+    with Requests(bootstrap) as requests:
+        request = CreatePartitionsRequest(topics=[CreatePartitionsRequest.Topic(name=topic, count=0, assignments=None, retire=STATUS)], timeout_ms=10_000)
+        return requests.ask(CREATE_PARTITIONS, request).results[0].retirement.step
+
+
+def retire(bootstrap: str, topic: str, *arguments: str, fails: bool = False) -> str:
+    done = run("topic", "retire-partitions", topic, *arguments, "-b", bootstrap)
+    assert (done.returncode != 0) == fails, done.stdout + done.stderr
+    return done.stderr if fails else done.stdout
+
+
+def delete_records(bootstrap: str, topic: str, partitions: Iterator[int] | range) -> None:
+    """As retention would; of these partitions alone."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    for done in admin.delete_records([TopicPartition(topic, index, -1) for index in partitions]).values():
+        done.result(PATIENCE_S)
+
+
+def until(what: str, holds: Callable[[], object]) -> None:
+    eventually(holds, what, PATIENCE_S)
+
+
+def write_on(writers: list[Writer]) -> None:
+    before = {writer: writer.count() for writer in writers}
+
+    def standing() -> list[tuple[str, list[str]]]:
+        return [(writer.name, writer.failures[:2]) for writer, count in before.items() if writer.count() <= count + 3 * KEYS]
+
+    eventually(lambda: not standing(), lambda: f"writing on; these do not: {standing()}", PATIENCE_S)
+
+
+def check(writers: list[Writer], readers: Readers) -> None:
+    for writer in writers:
+        writer.stop()
+    written = {key: numbers for writer in writers for key, numbers in writer.written.items()}
+    until("everything is read", lambda: readers.has_all(written))
+    readers.stop()
+    for key, numbers in written.items():
+        assert readers.read[key] == numbers, (key, [pair for pair in zip(numbers, readers.read[key], strict=False) if pair[0] != pair[1]][:3], len(numbers), len(readers.read[key]))
+    assert readers.read.keys() == written.keys()
+    assert all(writer.acknowledged > 3 * KEYS for writer in writers)
+
+
+def test_clients_go_on_through_a_whole_retirement(io_backend: str, start_broker: Callable[..., Broker]) -> None:
+    broker = start_broker(config={**CONFIG, "io.backend": io_backend})
+    topic = make_topic(broker.bootstrap)
+    readers = Readers(topic, broker.bootstrap)
+    writers: list[Writer] = [Plain("plain", topic, broker.bootstrap), Plain("local", topic, broker.bootstrap, local=True), Transactional("transactional", topic, broker.bootstrap)]
+    for writer in writers:
+        writer.start()
+    until("all of them write", lambda: all(len(writer.written) == KEYS for writer in writers))
+    for _ in range(20):  # one of the moments between two transactions
+        done = run("topic", "retire-partitions", topic, "--to", "2", "-b", broker.bootstrap, "--format", "json")
+        if done.returncode == 0:
+            break
+        assert "A transaction is open on partition" in done.stderr, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["step"], told["partitions"], told["groups_behind"]) == ("redirected", 2, []), told
+    assert count_of(broker.bootstrap, topic) == 4
+    write_on(writers)
+    delete_records(broker.bootstrap, topic, range(2, 4))
+    until("hidden", lambda: step_of(broker.bootstrap, topic) == HIDDEN)
+    until("clients are shown two", lambda: count_of(broker.bootstrap, topic) == 2)
+    until("the group reads two partitions", lambda: set().union(*readers.assigned.values()) == {0, 1})
+    hidden_s = time.monotonic()
+    while time.monotonic() < hidden_s + 2 * GRACE_S:  # librdkafka's producers write to four for as long as they live
+        write_on(writers)
+    assert step_of(broker.bootstrap, topic) == HIDDEN
+    for writer in writers:
+        writer.stop()
+    until("gone", lambda: step_of(broker.bootstrap, topic) == 0)
+    writers.append(Plain("after", topic, broker.bootstrap))
+    writers[-1].start()
+    write_on(writers[-1:])
+    check(writers, readers)
+    assert "2 partitions; none is being retired" in retire(broker.bootstrap, topic, "--status")
+
+
+def test_an_open_transaction_is_named_and_one_that_is_in_both_ends_in_both(shared_broker: Broker) -> None:
+    bootstrap = shared_broker.bootstrap
+    topic = make_topic(bootstrap)
+    with connect(shared_broker) as kafka:
+        producer = RawProducer(kafka)
+        assert producer.init().error_code == 0
+        assert producer.produce(topic, 3, b"first") == 0
+        refused = retire(bootstrap, topic, "--to", "2", fails=True)
+        assert f"partition 3 of {topic}" in refused and producer.name in refused and f"producer id {producer.producer_id}" in refused
+        assert step_of(bootstrap, topic) == 0
+        assert producer.end(True) == 0
+        retire(bootstrap, topic, "--to", "2", "--no-wait")
+        assert step_of(bootstrap, topic) > 0
+        retire(bootstrap, topic, "--to", "2")
+        assert producer.produce(topic, 3, b"aborted") == 0
+        assert fetch_committed(kafka, topic, 1).last_stable_offset == 0
+        assert producer.end(False) == 0
+        assert producer.produce(topic, 3, b"committed") == 0
+        assert producer.end(True) == 0
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": fresh("reader"), "isolation.level": "read_committed", "auto.offset.reset": "earliest", "enable.partition.eof": True})
+    consumer.assign([TopicPartition(topic, 1, 0), TopicPartition(topic, 3, 0)])
+    found, ends = [], 0
+    while ends < 2:
+        message = consumer.poll(PATIENCE_S)
+        ends += bool(message.error())
+        if not message.error():
+            found.append((message.partition(), message.value()))
+    consumer.close()
+    assert sorted(found) == [(1, b"committed"), (3, b"first")]
+
+
+def test_a_group_that_is_behind_is_told_of_and_waited_for_no_longer_than_said(start_broker: Callable[..., Broker]) -> None:
+    broker = start_broker(config={**CONFIG, "partition.retire.barrier.ms": "1500"})
+    topic = make_topic(broker.bootstrap)
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "enable.idempotence": True})
+    for number in range(40):
+        producer.produce(topic, b"x", partition=number % 4)
+    assert producer.flush(PATIENCE_S) == 0
+    group = fresh("slow")
+    consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": group, "auto.offset.reset": "earliest", "enable.auto.commit": False})
+    consumer.subscribe([topic])
+    until("it is a member", lambda: consumer.poll(0.1) is not None)
+    consumer.commit(offsets=[TopicPartition(topic, 3, 4)], asynchronous=False)
+    text = retire(broker.bootstrap, topic, "--to", "2")
+    assert f"group {group} has" in text and "may come out of order" in text
+    assert step_of(broker.bootstrap, topic) == REDIRECTED
+    consumer.close()
+
+
+@pytest.mark.slow
+def test_leaders_die_while_partitions_are_retired(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with Cluster(tmp_path_factory.mktemp("retired"), config={**CONFIG, "broker.session.timeout.ms": "2000", "partition.retire.grace.ms": "600000"}) as cluster:
+        topic = make_topic(cluster.bootstrap, replicas=3)
+        readers = Readers(topic, cluster.bootstrap)
+        writers: list[Writer] = [Plain("plain", topic, cluster.bootstrap), Transactional("transactional", topic, cluster.bootstrap)]
+        for writer in writers:
+            writer.start()
+        until("all of them write", lambda: all(len(writer.written) == KEYS for writer in writers))
+        until("no transaction is open for a moment", lambda: run("topic", "retire-partitions", topic, "--to", "2", "--no-wait", "-b", cluster.bootstrap).returncode == 0)
+        for want in (SEALED, REDIRECTED, REDIRECTED):
+            until("the step", lambda want=want: step_of(cluster.bootstrap, topic) >= want)
+            leader = AdminClient({"bootstrap.servers": cluster.bootstrap}).list_topics(topic, timeout=PATIENCE_S).topics[topic].partitions[3].leader
+            member = cluster.brokers[leader]
+            for role in ("mqd-worker", "mqd-controller"):
+                for pid in member.pids(role):
+                    os.kill(pid, signal.SIGKILL)
+            write_on(writers)
+        until("redirected", lambda: step_of(cluster.bootstrap, topic) == REDIRECTED)
+        delete_records(cluster.bootstrap, topic, range(2, 4))
+        until("hidden", lambda: step_of(cluster.bootstrap, topic) == HIDDEN)
+        until("the group reads two partitions", lambda: set().union(*readers.assigned.values()) == {0, 1})
+        check(writers, readers)
