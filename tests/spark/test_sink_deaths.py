@@ -158,6 +158,7 @@ def output(broker: Broker, topic: str) -> list[int]:  # noqa: F811
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("where", ["hang_before", "hang_after"])
 def test_the_driver_is_killed_around_the_commit(needs_spark: None, start_broker: Callable[..., Broker], tmp_path: Path, script, where: str) -> None:
     broker = start_broker()
@@ -169,10 +170,10 @@ def test_the_driver_is_killed_around_the_commit(needs_spark: None, start_broker:
     job = Job(broker, source, target, tmp_path / "checkpoint", folder, tmp_path / "job.log")
     job.start()
     try:
-        wait(lambda: (Path(folder) / "1.reached").exists(), 240, job)
+        wait(lambda: (Path(folder) / "1.reached").exists(), 600, job)
         job.kill()
         job.start()
-        wait(lambda: len(output(broker, target)) >= feed.end, 240, job)
+        wait(lambda: len(output(broker, target)) >= feed.end, 600, job)
     finally:
         job.kill()
     assert output(broker, target) == list(range(feed.end))
@@ -205,7 +206,7 @@ def test_twenty_kills_at_random(needs_spark: None, start_broker: Callable[..., B
         for victim in victims:
             before = len(output(broker, target))
             feed.more(rng.randrange(500, 2500))
-            wait(lambda before=before: len(output(broker, target)) > before, 240, job)  # it runs: then, at any moment,
+            wait(lambda before=before: len(output(broker, target)) > before, 600, job)  # it runs: then, at any moment,
             time.sleep(rng.random())
             if victim == "driver":
                 job.kill()
@@ -215,7 +216,7 @@ def test_twenty_kills_at_random(needs_spark: None, start_broker: Callable[..., B
                 for pid in broker.pids("acceptor" if victim == "acceptor" else "worker")[:1]:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
-        wait(lambda: len(output(broker, target)) >= feed.end, 400, job)
+        wait(lambda: len(output(broker, target)) >= feed.end, 900, job)
     finally:
         job.kill()
     assert output(broker, target) == list(range(feed.end))
