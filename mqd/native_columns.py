@@ -78,11 +78,18 @@ class ArrowRows:
         self._row_count, self._columns = row_count, frozenset(columns)
         self._sizes = {"keys": data_bytes, "values": data_bytes, "headers": 2 * row_count, "header_keys": data_bytes // 2, "header_values": data_bytes // 2}
         self._kept: list[_Buffers] = []
-        self._buffers = self._take()
+        self._current: _Buffers | None = None
         self._view = ffi.new("struct mqd_record_view *")
 
     def __len__(self) -> int:
-        return self._buffers.rows.row_count
+        return 0 if self._current is None else self._current.rows.row_count
+
+    @property
+    def _buffers(self) -> _Buffers:
+        """Taken with the first row, not before: a task that is done needs no more."""
+        if self._current is None:
+            self._current = self._take()
+        return self._current
 
     def _take(self) -> _Buffers:
         for buffers in self._kept:
@@ -127,7 +134,7 @@ class ArrowRows:
         rows = self._buffers.rows
         name = {"KEYS": "keys", "VALUES": "values", "HEADERS": "headers", "HEADER_KEYS": "header_keys", "HEADER_VALUES": "header_values"}[_FULL[rows.full]]
         self._sizes[name] = min(max(int(rows.needed), 2 * self._sizes[name]), DATA_BYTES_MAX)
-        self._buffers = self._take()
+        self._current = None
 
     def finish(self) -> tuple[int, dict[str, Any]]:
         """(rows, pyarrow arrays by column: key, value, offset, timestamp, timestampType, headers as far as they are wanted). Begins anew."""
@@ -145,7 +152,7 @@ class ArrowRows:
                 out[column] = _blobs(pa, buffers, name, count, pa.binary())
         if "headers" in self._columns:
             out["headers"] = _headers(pa, buffers, count)
-        self._buffers = self._take()
+        self._current = None
         return count, out
 
 

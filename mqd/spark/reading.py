@@ -35,6 +35,7 @@ log = logging.getLogger("mqd.spark")
 
 ROWS_MAX = 65536
 DATA_BYTES_MAX = 16 << 20  # keys, and values, of a batch
+SMALL_ROWS, SMALL_DATA_BYTES = 4096, 1 << 20  # for a range of no more offsets: micro-batches do not pay for large buffers
 _FROM_RECORDS = ("key", "value", "offset", "timestamp", "timestampType", "headers")
 
 
@@ -43,7 +44,7 @@ class Assembly:
 
     def __init__(self, names: Sequence[str], topic: str, partition: int, rows_max: int) -> None:
         self._names, self._schema = names, arrow_schema(names)
-        self._rows = ArrowRows(rows_max, DATA_BYTES_MAX, [name for name in names if name in _FROM_RECORDS])
+        self._rows = ArrowRows(rows_max, DATA_BYTES_MAX if rows_max > SMALL_ROWS else SMALL_DATA_BYTES, [name for name in names if name in _FROM_RECORDS])
         self._constant = {"topic": lambda: _repeated(topic.encode(), rows_max), "partition": lambda: pa.array(np.full(rows_max, partition, np.int32))}
         self._columns: dict[str, Any] = {}
 
@@ -77,7 +78,7 @@ def _repeated(text: bytes, count: int) -> Any:
 
 def read_range(options: SourceOptions, names: Sequence[str], one: Range) -> Iterator[pa.RecordBatch]:
     """See the module. Raises MqdReadError."""
-    assembly = Assembly(names, one.topic, one.partition, ROWS_MAX)
+    assembly = Assembly(names, one.topic, one.partition, min(ROWS_MAX, max(one.size, 1)))
     cluster = Cluster(options.kafka)
     try:
         for view in _views(options, cluster, one):
