@@ -11,10 +11,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from perf.spark import reading
+from perf.spark import reading, writing
 from tests.broker import Broker
 
-TOPIC = "perf-spark"
+TOPIC, WRITTEN = "perf-spark", "perf-spark-written"
 
 
 def _session() -> object:
@@ -26,7 +26,7 @@ def _session() -> object:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m perf.spark", description="What reading by format(mqd) costs.")
+    parser = argparse.ArgumentParser(prog="python -m perf.spark", description="What reading and writing by format(mqd) cost.")
     parser.add_argument("--rows", type=int, default=5_000_000)
     parser.add_argument("--value-bytes", type=int, default=100)
     parser.add_argument("--partitions", type=int, default=2)
@@ -42,10 +42,14 @@ def main() -> None:
 
         for name, transport in (("local", "shm"), ("tcp", "tcp")):
             print(reading.task(name, broker.bootstrap, TOPIC, transport, given.rows, spent).line(), flush=True)
+            print(writing.task(f"write {name}", broker.bootstrap, WRITTEN, given.rows, given.value_bytes, spent, transport=transport).line(), flush=True)
         if not given.no_spark:
             session = _session()
             for transport in ("shm", "tcp"):
                 print(reading.by_spark(session, broker.bootstrap, TOPIC, transport, given.rows, spent, given.rounds).line(), flush=True)
+            for delivery in ("exactly-once", "at-least-once"):
+                name = f"spark write {delivery}"
+                print(writing.by_spark(session, broker.bootstrap, WRITTEN, given.rows, given.value_bytes, spent, given.rounds, name, delivery=delivery).line(), flush=True)
             session.stop()
 
 

@@ -1,0 +1,62 @@
+"""Writing by format("mqd"): rows into a topic, exactly once unless said otherwise, and the steps of it one by one.
+
+    write         a task's whole work in this process, without Spark: enlisted, encoded, sent, acknowledged, committed
+    spark write   spark.range(...).write.format("mqd"), local[2]; the rows are made on the way, which is in the figures
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from perf.spark.reading import KEY_BYTES, Figure, measured
+
+ARROW_ROWS = 10_000  # of a batch, as Spark hands them over
+
+
+def _batches(rows: int, value_bytes: int) -> Iterator[Any]:
+    import numpy
+    import pyarrow as pa
+
+    values = numpy.random.default_rng(1).integers(0, 256, (ARROW_ROWS, value_bytes), numpy.uint8)
+    column = pa.array([value.tobytes() for value in values], pa.binary())
+    keys = pa.array([b"%0*d" % (KEY_BYTES, number) for number in range(ARROW_ROWS)], pa.binary())
+    batch = pa.record_batch({"key": keys, "value": column})
+    yield from itertools.repeat(batch, rows // ARROW_ROWS)
+
+
+def task(name: str, bootstrap: str, topic: str, rows: int, value_bytes: int, broker: Callable[[], float], **given: str) -> Figure:
+    from mqd.spark import writing
+    from mqd.spark.options import Options, kafka_settings
+    from mqd.spark.sink_options import COLUMNS, SinkOptions
+    from mqd.transaction.joint import PREFIX
+
+    columns = tuple(name if name in ("key", "value") else "" for name in COLUMNS)
+    options = SinkOptions(kafka_settings(Options({"kafka.bootstrap.servers": bootstrap, **given}), {}, "producer"), columns, topic)
+    place = (f"{PREFIX}perf.{uuid.uuid4().hex}", 0, "run")
+
+    def work() -> int:
+        every = _batches(rows, value_bytes)
+        outcome = writing.write(options, place, next(every), every)
+        assert outcome.child is not None
+        writing.joint(options, place).commit([outcome.child])
+        return outcome.row_count
+
+    return measured(name, rows // ARROW_ROWS * ARROW_ROWS, work, broker)
+
+
+def by_spark(session: Any, bootstrap: str, topic: str, rows: int, value_bytes: int, broker: Callable[[], float], rounds: int, name: str, **given: str) -> Figure:
+    """The median round by wall time; the first one is not counted."""
+    key = f"cast(lpad(cast(id % 100000 AS string), {KEY_BYTES}, '0') AS binary) AS key"
+    frame = session.range(0, rows, 1, 2).selectExpr(key, f"cast(rpad(cast(id AS string), {value_bytes}, 'x') AS binary) AS value")
+
+    def work() -> int:
+        frame.write.format("mqd").mode("append").options(**{"kafka.bootstrap.servers": bootstrap, "topic": topic, **given}).save()
+        return rows
+
+    work()
+    figures = sorted((measured(name, rows, work, broker) for _ in range(rounds)), key=lambda one: one.wall_s)
+    return figures[statistics.median_low(range(len(figures)))]
