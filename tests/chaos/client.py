@@ -102,7 +102,8 @@ class _Sender(Client):
 class IdempotentProducer(_Sender):
     def begin(self) -> None:
         self.producer = Producer({
-            **self.common(), "enable.idempotence": True, "acks": "all", "linger.ms": 2, "message.timeout.ms": 60_000, "request.timeout.ms": 5_000, "retry.backoff.ms": 50,
+            **self.common(), "log_level": 7, "debug": "eos",  # into its .stderr: when it takes another producer id, and why
+            "enable.idempotence": True, "acks": "all", "linger.ms": 2, "message.timeout.ms": 60_000, "request.timeout.ms": 5_000, "retry.backoff.ms": 50,
             "retry.backoff.max.ms": 500,
         })  # fmt: skip
 
