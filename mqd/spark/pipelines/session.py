@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -38,6 +39,9 @@ def session(name: str, master: str, configuration: Mapping[str, str] | None = No
         from pyspark.sql import SparkSession
     except ImportError:
         raise SettingsError("PySpark is missing; install it with: pip install 'mqd[spark]'") from None
+    if _LOCAL.fullmatch(master):
+        for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+            os.environ.setdefault(name, sys.executable)  # where mqd is; Spark would take the first python3 on the PATH
     builder = SparkSession.builder.appName(name).master(master)
     for key, value in {**defaults(master), **(configuration or {})}.items():
         builder = builder.config(key, value)
@@ -46,4 +50,7 @@ def session(name: str, master: str, configuration: Mapping[str, str] | None = No
     except (PySparkRuntimeError, FileNotFoundError) as error:
         raise SettingsError(f"Spark does not start ({error}): it needs Java 17 or newer on the PATH, or JAVA_HOME") from None
     spark.sparkContext.setLogLevel("ERROR")
+    from mqd.spark.source import MqdDataSource
+
+    spark.dataSource.register(MqdDataSource)  # an editable install is not found by Spark's own look-up
     return spark
