@@ -472,7 +472,7 @@ int mqd_reactor_fetcher_rate(struct mqd_reactor *reactor, uint64_t token, int64_
 
 /* Produce of local clients for partitions that other hosts lead (mqd_relay.h). MQD_EVENT_RELAY_WANTED asks for a connection: offset = the leader's node id, log_dir = which of its workers,
  * level = enum mqd_relay_lane; it is answered by relay_put or relay_refuse. */
-#define MQD_RELAY_COUNT_MAX 1024
+#define MQD_RELAY_COUNT_MAX 4096
 enum mqd_relay_lane { MQD_RELAY_LANE_PLAIN, MQD_RELAY_LANE_TRANSACTIONS, MQD_RELAY_LANE_COUNT };
 struct mqd_relay_options {
     int32_t leader_node;

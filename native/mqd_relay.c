@@ -29,17 +29,38 @@ static struct mqd_relay *find(struct mqd_relays *relays, int32_t leader_node, ui
     return relay;
 }
 
+/* Of a host that nobody writes to any more, out of its bucket; NULL: all are in use. Its generation goes on: events about what it was find nobody. */
+static struct mqd_relay *spare(struct mqd_relays *relays)
+{
+    for (uint32_t i = 0; i < relays->count; i++) {
+        struct mqd_relay *relay = relays->relay[i];
+        if (relay->fd >= 0 || relay->asked || !mqd_list_empty(&relay->entries))
+            continue;
+        struct mqd_relay **link = bucket_of(relays, relay->leader_node, relay->leader_worker, relay->lane);
+        while (*link != relay)
+            link = &(*link)->hash_next;
+        *link = relay->hash_next;
+        return relay;
+    }
+    return NULL;
+}
+
 static struct mqd_relay *find_or_make(struct mqd_reactor *r, int32_t leader_node, uint32_t leader_worker, uint32_t lane)
 {
     if (!r->relays && !(r->relays = calloc(1, sizeof *r->relays)))
         return NULL;
     struct mqd_relays *relays = r->relays;
     struct mqd_relay *relay = find(relays, leader_node, leader_worker, lane);
-    if (relay || relays->count == MQD_RELAY_COUNT_MAX || !(relay = calloc(1, sizeof *relay)))
+    if (relay)
         return relay;
-    *relay = (struct mqd_relay){.leader_node = leader_node, .leader_worker = leader_worker, .lane = lane, .fd = -1, .index = relays->count};
+    bool full = relays->count == MQD_RELAY_COUNT_MAX;
+    if (!(relay = full ? spare(relays) : calloc(1, sizeof *relay)))
+        return NULL;
+    *relay = (struct mqd_relay){.leader_node = leader_node, .leader_worker = leader_worker, .lane = lane, .fd = -1, .index = full ? relay->index : relays->count,
+                                .generation = relay->generation};
     mqd_list_init(&relay->entries);
-    relays->relay[relays->count++] = relay;
+    if (!full)
+        relays->relay[relays->count++] = relay;
     struct mqd_relay **bucket = bucket_of(relays, leader_node, leader_worker, lane);
     relay->hash_next = *bucket;
     *bucket = relay;

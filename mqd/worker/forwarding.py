@@ -48,7 +48,7 @@ class Forwarding:
         self._lives: dict[int, tuple[int, str, int]] = {}  # of hosts that were dialled: epoch and place
         self._dialling: dict[Way, asyncio.Task[None]] = {}
         self._backoff_ms: dict[Way, int] = {}
-        self._ways: dict[int, Way] = {}  # by token, of connections that the reactor has
+        self._tokens: dict[Way, int] = {}  # of the connections that the reactor was given last
         self._endings: set[asyncio.Task[None]] = set()
         self._log = logging.get("worker.forwarding")
 
@@ -75,7 +75,7 @@ class Forwarding:
 
     def on_ended(self, event: native.Event) -> None:
         """MQD_EVENT_RELAY_ENDED."""
-        way = self._ways.pop(event.token, None)
+        way = next((way for way, token in self._tokens.items() if token == event.token), None)
         if way is not None:
             self._log.info("connection to a leader ended", leader=way.leader, worker=way.leader_worker, reason=event.text)
 
@@ -96,7 +96,7 @@ class Forwarding:
             workers = max(self._cluster.brokers[way.leader].worker_count, 1)  # it may have fewer by now than when the partition was placed
             connection = await dial(self._key, self._identity, life[1], life[2], way.leader, way.leader_worker % workers, CONNECT_S_MAX)
             event = await self._commands.run(self._reactor.relay_put, connection.detach(), way.leader, way.leader_worker, way.lane, self._timeout_ms)
-            self._ways[event.token] = way
+            self._tokens[way] = event.token
             self._backoff_ms.pop(way, None)
         except (OSError, EOFError, HandshakeFailed, native.NativeError) as error:
             backoff_ms = self._backoff_ms[way] = min(self._backoff_ms.get(way, BACKOFF_MS_MIN // 2) * 2, BACKOFF_MS_MAX)

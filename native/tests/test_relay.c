@@ -241,6 +241,31 @@ BOTH(a_silent_leader_holds_up_nothing_else)
     local_bench_stop(b);
 }
 
+/* More leaders in a worker's life than it has places for: those that nobody writes to any more make room. */
+BOTH(places_are_used_again)
+{
+    struct bench *b = relay_bench(backend);
+    struct local local = local_open(b, 0, WISH);
+    for (int32_t node = 100; node < 100 + MQD_RELAY_COUNT_MAX + 3; node++) {
+        struct mqd_relay_options options = {.leader_node = node, .leader_worker = 1, .lane = 0, .timeout_ms = 1};
+        int ends[2];
+        CHECK_OR(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0, abort());
+        CHECK_EQUAL(mqd_reactor_relay_put(b->reactors[0], ++b->token, ends[1], &options), 0);
+        CHECK_EQUAL(bench_done(b, 0, b->token).error, 0);
+        CHECK_EQUAL(mqd_reactor_relay_remove(b->reactors[0], ++b->token, node), 0);
+        CHECK_EQUAL(bench_done(b, 0, b->token).error, 0);
+        close(ends[0]);
+    }
+    struct client leader = fake_leader(b, MQD_RELAY_LANE_PLAIN, LIMIT_MS, 0);
+    submit(&local, 1, 1, one_record(1, 1, 64));
+    answer(&leader, (struct answer){relayed(&leader).correlation_id, 1, 0, 77});
+    CHECK_EQUAL(outcome(&local).base_offset[0], 77);
+    client_close(&leader);
+    local_close(&local);
+    local_wait_none(b);
+    local_bench_stop(b);
+}
+
 /* A client that has gone: its batches are written, their answers find nobody. TCP clients are sent to the leader, as ever. */
 BOTH(gone_clients_and_others)
 {

@@ -164,10 +164,10 @@ def test_seeking_where_no_replica_is(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_groups_of_every_coordinator(cluster: Cluster, topics: tuple[str, str], protocol: str) -> None:
-    """Nine groups: each host coordinates some of them."""
+    """Five groups: each host coordinates some of them."""
     create(cluster, f"grouped-{protocol}", [[1, 2, 3], [2, 3, 1], [3, 1, 2]])
     write(Producer(at(cluster.brokers[3])), f"grouped-{protocol}", 30, 3)
-    for number in range(9):
+    for number in range(5):
         config = at(cluster.brokers[1], group_id=f"group-{protocol}-{number}", auto_offset_reset="earliest", group_protocol=protocol, enable_auto_commit=False)
         first = Consumer(config)
         first.subscribe([f"grouped-{protocol}"])
@@ -184,7 +184,7 @@ def test_transactions_of_every_coordinator(cluster: Cluster) -> None:
     create(cluster, "into-all", [[1 + (i + j) % 3 for j in range(3)] for i in range(PARTITIONS)])
     create(cluster, "from", [[3, 2, 1]])
     write(Producer(at(cluster.brokers[2])), "from", 9, 1)
-    for number in range(9):
+    for number in range(5):
         consumer = Consumer(at(cluster.brokers[1], group_id=f"moved-{number}", auto_offset_reset="earliest", enable_auto_commit=False))
         consumer.assign([TopicPartition("from", 0, 0)])
         read(consumer, 9)
@@ -202,7 +202,7 @@ def test_transactions_of_every_coordinator(cluster: Cluster) -> None:
     reader = Consumer(at(cluster.brokers[2], group_id="of-what-was-moved", auto_offset_reset="earliest"))
     both = [(topic, index) for topic in ("into", "into-all") for index in range(PARTITIONS)]
     reader.assign([TopicPartition(*place, 0) for place in both])
-    assert read(reader, 9 * len(both)) == {place: list(range(9)) for place in both}
+    assert read(reader, 5 * len(both)) == {place: list(range(5)) for place in both}
     reader.close()
 
 
@@ -275,7 +275,8 @@ def test_a_leader_that_moves_away_and_back_under_load(cluster: Cluster) -> None:
         consumer.close()
 
 
-@pytest.mark.parametrize("backend", ["epoll", pytest.param("io_uring", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["epoll", "io_uring"])
 def test_a_leader_that_is_killed_under_load(tmp_path: Path, backend: str) -> None:
     config = {"io.backend": backend, "broker.session.timeout.ms": "3000", "min.insync.replicas": "2"}
     with Cluster(tmp_path, config=config) as cluster:
