@@ -1,0 +1,176 @@
+"""An executor's Fetch against brokers that the test plays: a leader that moves, a replica that is nearer, a peer that lies, one that says nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow", reason="the executors' readers come with pyarrow: pip install 'mqd[spark]'")
+
+from mqd.protocol.api import decode_request, encode_response, with_length  # noqa: E402
+from mqd.protocol.framing import SUPPORTED  # noqa: E402
+from mqd.protocol.messages import ApiVersionsResponse, FetchResponse, ListOffsetsResponse, MetadataResponse  # noqa: E402
+from mqd.protocol.records import Record, encode_batch  # noqa: E402
+from mqd.spark.options import source_options  # noqa: E402
+from mqd.spark.planning import Range  # noqa: E402
+from mqd.spark.reading import read_range  # noqa: E402
+from mqd.spark.wire import MqdReadError  # noqa: E402
+
+TOPIC = b"the topic's id.."
+BATCHES = {offset: encode_batch([Record(value=b"%d" % number) for number in range(offset, offset + 10)], base_offset=offset) for offset in range(0, 50, 10)}
+
+
+class World:
+    """Brokers 1 and 2, who leads, and what a Fetch is answered beyond the honest."""
+
+    def __init__(self) -> None:
+        self.leader, self.topic_id, self.fetches = 1, TOPIC, []
+        self.lie: Callable[[int, int], Any] = lambda node, offset: None  # bytes: the whole answer; a PartitionData: that
+        self._sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+        for node, listener in enumerate(self._sockets, 1):
+            threading.Thread(target=self._accept, args=(node, listener), daemon=True).start()
+
+    @property
+    def bootstrap(self) -> str:
+        return "127.0.0.1:%d" % self._sockets[0].getsockname()[1]
+
+    def close(self) -> None:
+        for listener in self._sockets:
+            listener.close()
+
+    def _accept(self, node: int, listener: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(node, connection), daemon=True).start()
+
+    def _serve(self, node: int, connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as stream, contextlib.suppress(OSError):  # the reader hangs up as it likes
+            while len(head := stream.read(4)) == 4:
+                header, request = decode_request(stream.read(struct.unpack(">i", head)[0]))
+                answer = self._answer(node, header, request)
+                connection.sendall(answer if isinstance(answer, bytes) else with_length(encode_response(header, answer)))
+
+    def _answer(self, node: int, header: Any, request: Any) -> Any:
+        if header.api_key == 18:
+            return ApiVersionsResponse(api_keys=[ApiVersionsResponse.ApiVersion(api_key=one.key, min_version=one.min_version, max_version=one.max_version) for one in SUPPORTED.values()])
+        if header.api_key == 3:
+            brokers = [MetadataResponse.Broker(node_id=number, host="127.0.0.1", port=one.getsockname()[1]) for number, one in enumerate(self._sockets, 1)]
+            part = MetadataResponse.Partition(partition_index=0, leader_id=self.leader, replica_nodes=[1, 2], isr_nodes=[1, 2])
+            return MetadataResponse(brokers=brokers, cluster_id="c", controller_id=1, topics=[MetadataResponse.Topic(name="orders", topic_id=self.topic_id, partitions=[part])])
+        if header.api_key == 2:
+            part = ListOffsetsResponse.PartitionResponse(partition_index=0, offset=0 if request.topics[0].partitions[0].timestamp == -2 else 50)
+            return ListOffsetsResponse(topics=[ListOffsetsResponse.TopicResponse(name="orders", partitions=[part])])
+        offset = request.topics[0].partitions[0].fetch_offset
+        self.fetches.append((node, offset))
+        lie = self.lie(node, offset)
+        if isinstance(lie, bytes):
+            return lie
+        honest = self.part(error_code=6) if node != self.leader else self.part(records=BATCHES.get(offset // 10 * 10))
+        return FetchResponse(responses=[FetchResponse.TopicResponse(topic_id=TOPIC, partitions=[lie or honest])])
+
+    @staticmethod
+    def part(**fields: Any) -> Any:
+        return FetchResponse.PartitionData(**{"partition_index": 0, "error_code": 0, "high_watermark": 50, "last_stable_offset": 50, "log_start_offset": 0, "aborted_transactions": None, "records": None, **fields})
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    one = World()
+    yield one
+    one.close()
+
+
+def _read(world: World, end: int = 50, **more: str) -> list[int]:
+    given = {"kafka.bootstrap.servers": world.bootstrap, "subscribe": "orders", "transport": "tcp", "kafkaConsumer.pollTimeoutMs": "20000", "kafka.client.rack": "here", **more}
+    batches = read_range(source_options(given, streaming=False), ("value",), Range("orders", 0, 0, end, TOPIC))
+    return [int(value) for batch in batches for value in batch.column("value").to_pylist()]
+
+
+def test_the_next_fetch_is_under_way(world: World) -> None:
+    assert _read(world) == list(range(50))
+    assert world.fetches == [(1, offset) for offset in range(0, 50, 10)]
+
+
+def test_a_leader_that_moves(world: World) -> None:
+    def move(node: int, offset: int) -> None:
+        if offset == 20:
+            world.leader = 2
+
+    world.lie = move
+    assert _read(world) == list(range(50))
+    assert (1, 20) in world.fetches and (2, 20) in world.fetches and (2, 40) in world.fetches
+
+
+def test_a_nearer_replica(world: World) -> None:
+    """It is gone to when the leader names it (KIP-392), and left when it has not what is asked for."""
+
+    def near(node: int, offset: int) -> Any:
+        if node == 1 and offset == 0:
+            return world.part(preferred_read_replica=2)
+        return world.part(records=BATCHES[offset]) if node == 2 and offset < 30 else None
+
+    world.lie = near
+    assert _read(world) == list(range(50))
+    assert {node for node, offset in world.fetches if 0 < offset < 30} == {2} and (1, 40) in world.fetches
+
+
+@pytest.mark.parametrize("answer", [with_length(b"\0" * 40), with_length(b"no"), struct.pack(">i", 1 << 30), struct.pack(">i", -1), b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_a_peer_that_lies_once(world: World, answer: bytes) -> None:
+    told: list[int] = []
+
+    def lie(node: int, offset: int) -> Any:
+        if offset == 20 and not told:
+            told.append(offset)
+            return answer
+        return None
+
+    world.lie = lie
+    assert _read(world) == list(range(50))
+
+
+def test_a_peer_that_always_lies(world: World) -> None:
+    world.lie = lambda node, offset: with_length(b"\0" * 40)
+    with pytest.raises(MqdReadError, match="orders-0: no records from offset 0 on .of 0 to 50. within 0.3 s: .*does not answer as a Kafka broker does"):
+        _read(world, **{"kafkaConsumer.pollTimeoutMs": "300"})
+
+
+@pytest.mark.parametrize(
+    ("records", "text"),
+    [
+        (BATCHES[20][:40], "40 bytes that are no whole record batch"),
+        (BATCHES[20][:-1], "no whole record batch"),
+        (BATCHES[20][:16] + b"\1" + BATCHES[20][17:], "magic"),
+        (BATCHES[20][:-1] + b"!", "checksum"),
+        (BATCHES[0], "batches that end at offset 10"),
+    ],
+)
+def test_records_that_are_none(world: World, records: bytes, text: str) -> None:
+    """Damage is said, and not fetched around: nothing is left out."""
+    world.lie = lambda node, offset: world.part(records=records) if offset == 20 else None
+    with pytest.raises(MqdReadError, match=f"orders-0: a damaged record batch at offset 20: .*{text}"):
+        _read(world)
+
+
+def test_an_offset_that_is_not_there(world: World) -> None:
+    world.lie = lambda node, offset: world.part(error_code=1) if offset >= 60 else None
+    with pytest.raises(MqdReadError, match="no records from offset 50 on"):
+        _read(world, end=60, **{"kafkaConsumer.pollTimeoutMs": "300"})
+    given = {"kafka.bootstrap.servers": world.bootstrap, "subscribe": "orders", "transport": "tcp"}
+    with pytest.raises(MqdReadError, match="orders-0: offset 60 is beyond the log's end 50"):
+        list(read_range(source_options(given, streaming=False), ("value",), Range("orders", 0, 60, 70, TOPIC)))
+    assert list(read_range(source_options({**given, "failOnDataLoss": "false"}, streaming=False), ("value",), Range("orders", 0, 60, 70, TOPIC))) == []
+
+
+def test_another_topic_of_the_name(world: World) -> None:
+    world.topic_id = bytes(16)
+    with pytest.raises(MqdReadError, match="is another one of the same name by now: offsets 0 to 50 cannot be read"):
+        _read(world)
