@@ -6,13 +6,15 @@ What it adds to supervisord, which stays in charge of starting, restarting, stop
    again soon, a few times.
 2. The broker ends when the keeper does; `failure` then says why, unless the keeper was told to stop.
 3. It says when the broker serves, and gives up on a process that keeps failing before that.
-4. A process that somebody ended (SIGTERM, status 0) while the broker goes on is started again: that is how one restarts the acceptor.
+4. A full disk costs lines of logs, and nothing else: supervisord would tell of a line that could not be written on its standard error, and where that fails too, close the pipe of the process whose line it was.
+5. A process that somebody ended (SIGTERM, status 0) while the broker goes on is started again: that is how one restarts the acceptor.
 
 Single-threaded on purpose: supervisord forks, and a fork beside other threads may inherit their locks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -21,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from supervisor import events
+from supervisor import events, loggers
 from supervisor.medusa import asyncore_25 as asyncore
 from supervisor.options import ServerOptions
 from supervisor.states import SupervisorStates
@@ -34,6 +36,23 @@ START_FAILURE_COUNT_MAX = 5
 _SOON_S = 0.005
 _STARTING_S = 0.01
 _HURRY_COUNT = 4  # turns from an ended child to its successor: read its end, reap, see its state, start
+
+
+_roll_over = loggers.RotatingFileHandler.doRollover
+
+
+def _roll_over_or_go_on(handler: Any) -> None:
+    try:
+        _roll_over(handler)
+    except (OSError, ValueError):  # no space for another file; or none when it was tried before, and the stream is closed
+        with contextlib.suppress(OSError):
+            handler.stream = open(handler.baseFilename, "ab")
+
+
+def survive_full_disks() -> None:
+    """4. of the module's head, for this process. What was not written stays in the stream's buffer, as far as that goes, and comes when there is space."""
+    loggers.Handler.handleError = lambda handler: None
+    loggers.RotatingFileHandler.doRollover = _roll_over_or_go_on
 
 
 class ReadyBroker(msgspec.Struct):
@@ -106,6 +125,7 @@ class BrokerSupervisor(Supervisor):
 
     def __init__(self, options: ServerOptions, places: Layout, on_ready: Callable[[ReadyBroker], None], on_waiting: Callable[[str], None]):
         super().__init__(options)
+        survive_full_disks()
         self._outlives_terminal = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # nohup
         self.failure: str | None = None
         self._places = places
