@@ -146,6 +146,16 @@ static void segments_replaced(struct mqd_reactor *r, struct mqd_owned *owned, co
     mqd_command_done(r, command->token, gone < 0 ? MQD_E_STALE : 0, command->slot, gone, NULL, gone < 0 ? mqd_error_message() : "");
 }
 
+/* Compaction: from here on no cut begins, or cuts may begin again. A cut that was under way is over, for commands wait for it. */
+static void segments_hold(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command)
+{
+    if (command->offset >= 0)
+        owned->held = command->offset > 0;
+    mqd_command_done(r, command->token, 0, command->slot, owned->cut_count, NULL, "");
+    if (!owned->held)
+        mqd_truncation_maybe(r, owned);
+}
+
 static void advance_start(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command)
 {
     struct mqd_positions positions;
@@ -204,6 +214,9 @@ static void with_owned(struct mqd_reactor *r, const struct mqd_command *command)
         return;
     case MQD_COMMAND_SEGMENTS_REPLACED:
         segments_replaced(r, owned, command);
+        return;
+    case MQD_COMMAND_SEGMENTS_HOLD:
+        segments_hold(r, owned, command);
         return;
     case MQD_COMMAND_REPLICA_SET:
         mqd_replication_set(r, owned, command);
@@ -273,6 +286,8 @@ static bool defer(struct mqd_reactor *r, const struct mqd_command *command)
     bool of_partition = command->kind != MQD_COMMAND_LOG_DIR && command->kind != MQD_COMMAND_LOG_DIR_FULL && command->kind != MQD_COMMAND_TOPIC_PUT &&
                         command->kind != MQD_COMMAND_TOPIC_REMOVE && command->kind != MQD_COMMAND_BROKERS_PUT && command->kind != MQD_COMMAND_ENDPOINT_DIED && command->kind < MQD_COMMAND_FETCHER_PUT;
     struct mqd_owned *owned = of_partition ? r->owned[command->slot] : NULL;
+    if (owned && owned->held && owned->resting == MQD_REST_DUE && (command->kind == MQD_COMMAND_SEGMENTS_REPLACED || command->kind == MQD_COMMAND_SEGMENTS_HOLD))
+        return false; /* the cut waits for these */
     struct mqd_command *kept = owned && owned->resting ? malloc(sizeof *kept) : NULL;
     if (!kept) {
         if (owned && owned->resting)
@@ -415,6 +430,11 @@ int mqd_reactor_segments_replaced(struct mqd_reactor *r, uint64_t token, uint32_
 {
     struct mqd_command command = {.kind = MQD_COMMAND_SEGMENTS_REPLACED, .token = token, .slot = slot, .offset = first, .last_offset = last};
     return check_slot(slot) < 0 ? -1 : mqd_command_post(r, &command);
+}
+
+int mqd_reactor_segments_hold(struct mqd_reactor *r, uint64_t token, uint32_t slot, int32_t hold)
+{
+    return post_slot(r, MQD_COMMAND_SEGMENTS_HOLD, token, slot, hold);
 }
 
 int mqd_reactor_set_leader_epoch(struct mqd_reactor *r, uint64_t token, uint32_t slot, int32_t leader_epoch)

@@ -1,6 +1,7 @@
 /* A follower's log is cut while the reactor goes on: the partition rests, a helper thread cuts it (mqd_truncation.c), the reactor takes it back.
  *
  * DUE: what is under way with its files (flush, preallocation, snapshot) ends first; nothing more of it begins, commands wait in owned->deferred.
+ *      So does compaction, when it is putting files into the place of others (`held`): the two commands with which it ends that do not wait.
  * UNDER WAY: the partition is the helper's alone. What readers see of it stays as it was published: the high watermark and the files below it do not change, but after an unclean
  * election, when committed records go too.
  */
@@ -49,7 +50,7 @@ void mqd_follow_rest(struct mqd_reactor *r, struct mqd_owned *owned, int64_t off
 
 void mqd_truncation_maybe(struct mqd_reactor *r, struct mqd_owned *owned)
 {
-    if (owned->resting != MQD_REST_DUE || owned->syncs_pending || owned->in_syncfs || owned->preallocating || owned->snapshotting)
+    if (owned->resting != MQD_REST_DUE || owned->held || owned->syncs_pending || owned->in_syncfs || owned->preallocating || owned->snapshotting)
         return;
     owned->resting = MQD_REST_UNDER_WAY;
     owned->cut->wall_ms = r->wall_ms;
@@ -97,6 +98,7 @@ void mqd_truncation_on_done(struct mqd_reactor *r, uint64_t slot, int result)
         mqd_log(r, 3, 0, owned->slot, "the log cannot be cut: %s", job->text);
         mqd_owner_fence_dir(r, owned->log_dir, job->error, "truncation");
     } else if (job->outcome.cut_bytes || job->restart) {
+        owned->cut_count++;
         struct mqd_partition_slot *shared = mqd_control_partition(r->options.control, owned->slot);
         mqd_fetch_add(&shared->segments_generation, 1); /* names that readers know stand for other bytes now */
         mqd_fetch_add(&r->header->segments_generation, 1);

@@ -127,6 +127,8 @@ struct mqd_owned {
     uint32_t leader_worker;       /* of the leader's host: who owns it there */
     struct mqd_command *deferred; /* in order, by `next` */
     struct mqd_cut_job *cut;      /* while it rests */
+    uint32_t cut_count;           /* cuts that took something, or began the log anew */
+    uint8_t held;                 /* compaction puts files into the place of others: no cut begins */
 };
 
 struct mqd_log_directory {
@@ -152,7 +154,7 @@ struct mqd_control_entry { struct mqd_request *request; uint32_t sequence; uint3
 enum mqd_command_kind {
     MQD_COMMAND_LOG_DIR, MQD_COMMAND_LOG_DIR_FULL, MQD_COMMAND_TOPIC_PUT, MQD_COMMAND_TOPIC_REMOVE, MQD_COMMAND_BROKERS_PUT, MQD_COMMAND_PARTITION_OPEN, MQD_COMMAND_PARTITION_CLOSE,
     MQD_COMMAND_SET_OPTIONS, MQD_COMMAND_ADVANCE_START, MQD_COMMAND_ROLL, MQD_COMMAND_SET_LEADER_EPOCH, MQD_COMMAND_ENDPOINT_DIED,
-    MQD_COMMAND_SEGMENTS_REPLACED, MQD_COMMAND_REPLICA_SET, MQD_COMMAND_IN_SYNC_ANSWER, MQD_COMMAND_FETCHER_PUT, MQD_COMMAND_FETCHER_REMOVE, MQD_COMMAND_FETCHER_RATE,
+    MQD_COMMAND_SEGMENTS_REPLACED, MQD_COMMAND_SEGMENTS_HOLD, MQD_COMMAND_REPLICA_SET, MQD_COMMAND_IN_SYNC_ANSWER, MQD_COMMAND_FETCHER_PUT, MQD_COMMAND_FETCHER_REMOVE, MQD_COMMAND_FETCHER_RATE,
     MQD_COMMAND_RELAY_PUT, MQD_COMMAND_RELAY_REFUSE, MQD_COMMAND_RELAY_REMOVE
 };
 struct mqd_command {

@@ -246,6 +246,10 @@ class Reactor:
         """Compaction made one segment, named by `first`, of those from `first` to `last`; first == last: readers look anew, no more. E_STALE: not these."""
         check(lib.mqd_reactor_segments_replaced(self._reactor, token, slot, first, last))
 
+    def segments_hold(self, token: int, slot: int, hold: int) -> None:
+        """1: no cut of the log begins until 0 is said; -1: only asked. The event's `offset`: how often the log was cut since it was opened."""
+        check(lib.mqd_reactor_segments_hold(self._reactor, token, slot, hold))
+
     def set_leader_epoch(self, token: int, slot: int, leader_epoch: int) -> None:
         check(lib.mqd_reactor_set_leader_epoch(self._reactor, token, slot, leader_epoch))
 

@@ -7,12 +7,15 @@ W2  a partition is given back by the cleaner (`release`) before it is taken from
     no longer than a few MiB or one flush of 32 MiB.
 W3  what a stop or a crash leaves is undone or finished by recovery (native/mqd_compact_swap.c). The checkpoint moves after all groups: else it is done again.
 W4  a log that cannot be read is named, once and in the metrics, and left as it is until its log start moves or the worker starts again; everything else goes on.
+W5  what was read before the log was cut (a follower's, back to where it agrees with its leader; as deep as this only after an unclean election) takes the place of nothing, and no cut begins while a
+    group is swapped in: segments_hold.
 
 Concurrency: everything on the event loop but the steps, which run one after the other on the cleaner's thread. Bound: one partition, one table of keys
 (log.cleaner.dedupe.buffer.size is shared by all workers).
 """
 
 import asyncio
+import contextlib
 import errno
 import os
 import threading
@@ -195,9 +198,10 @@ class Compactor:
         try:
             if opened.closing:
                 return
+            cut_count = (await self._commands.run(self._reactor.segments_hold, opened.owned.slot, -1)).offset  # before anything is read
             options = await self._thread(self._options, chosen)
             compaction = await self._thread(native.Compaction, opened.path, chosen.plan.bases, options)
-            await self._carry_out(chosen, compaction)
+            await self._carry_out(chosen, compaction, cut_count)
             self._account(opened, compaction.figures(), time.monotonic() - began)
         except _Released:
             pass
@@ -227,7 +231,7 @@ class Compactor:
             map_load_percent=load_percent, index_interval_bytes=policy.index_interval_bytes,
         )
 
-    async def _carry_out(self, chosen: _Candidate, compaction: native.Compaction) -> None:
+    async def _carry_out(self, chosen: _Candidate, compaction: native.Compaction, cut_count: int) -> None:
         opened, plan = chosen.opened, chosen.plan
         await self._work(opened, compaction)
         figures = compaction.figures()
@@ -238,7 +242,7 @@ class Compactor:
             await self._work(opened, compaction)
             group = await self._thread(compaction.group_end)
             if group.changed:
-                await self._swap(opened, bases[first : first + count], bases[first + count], group.has_transactions)
+                await self._swap(opened, bases[first : first + count], bases[first + count], group.has_transactions, cut_count)
         owned = opened.owned
         checkpoint = await self._checkpoint_of(opened)
         await self._background.slow(owned.log_dir, checkpoint.put, owned.topic, owned.index, owned.topic_id, figures.mapped_end)
@@ -259,28 +263,39 @@ class Compactor:
                 except TimeoutError:
                     pass
 
-    async def _swap(self, opened: OpenPartition, bases: list[int], end_offset: int, has_transactions: bool) -> None:
-        """The new files take their place, W1. Once prepared, it is gone through with: a reactor that does not serve the partition any more has no say."""
+    async def _swap(self, opened: OpenPartition, bases: list[int], end_offset: int, has_transactions: bool, cut_count: int) -> None:
+        """The new files take their place, W1, W5. Once prepared, it is gone through with: a reactor that does not serve the partition any more has no say."""
+        slot = opened.owned.slot
         async with opened.files_lock:
-            view = self._control.slot_view(opened.owned.slot)
-            if opened.closing:
-                raise _Released
-            if view.log_start_offset >= end_offset or (len(bases) > 1 and view.log_start_offset >= bases[1]):
-                raise native.NativeError(native.E_STALE, "the log start has passed these segments")
-            self._on_replaced(opened.owned.key)
-            await self._thread(native.compact_swap_prepare, opened.path, bases[0], bases[1:], has_transactions)
+            held = await self._commands.run(self._reactor.segments_hold, slot, 1)
             try:
-                await self._commands.run(self._reactor.segments_replaced, opened.owned.slot, bases[0], bases[-1])
-            except native.NativeError:
-                await self._thread(native.compact_swap_undo, opened.path, bases[0])
-                raise
-            await self._thread(native.compact_swap_install, opened.path, bases[0])
-            await self._look_anew(opened, bases[0])
-            await self._thread(native.compact_swap_finish, opened.path, bases[0])
-            await self._look_anew(opened, bases[0])  # descriptors of what is deleted go
-            log_dir = self._partitions.log_dirs[opened.owned.log_dir]
-            await self._background.slow(log_dir.index, log_dir.timestamps.forget, opened.path)
-            self._on_replaced(opened.owned.key)
+                if held.offset != cut_count:
+                    raise native.NativeError(native.E_STALE, "the log was cut meanwhile")
+                await self._install(opened, bases, end_offset, has_transactions)
+            finally:
+                with contextlib.suppress(native.NativeError):  # it is not served any more
+                    await self._commands.run(self._reactor.segments_hold, slot, 0)
+
+    async def _install(self, opened: OpenPartition, bases: list[int], end_offset: int, has_transactions: bool) -> None:
+        view = self._control.slot_view(opened.owned.slot)
+        if opened.closing:
+            raise _Released
+        if view.log_start_offset >= end_offset or (len(bases) > 1 and view.log_start_offset >= bases[1]):
+            raise native.NativeError(native.E_STALE, "the log start has passed these segments")
+        self._on_replaced(opened.owned.key)
+        await self._thread(native.compact_swap_prepare, opened.path, bases[0], bases[1:], has_transactions)
+        try:
+            await self._commands.run(self._reactor.segments_replaced, opened.owned.slot, bases[0], bases[-1])
+        except native.NativeError:
+            await self._thread(native.compact_swap_undo, opened.path, bases[0])
+            raise
+        await self._thread(native.compact_swap_install, opened.path, bases[0])
+        await self._look_anew(opened, bases[0])
+        await self._thread(native.compact_swap_finish, opened.path, bases[0])
+        await self._look_anew(opened, bases[0])  # descriptors of what is deleted go
+        log_dir = self._partitions.log_dirs[opened.owned.log_dir]
+        await self._background.slow(log_dir.index, log_dir.timestamps.forget, opened.path)
+        self._on_replaced(opened.owned.key)
 
     async def _look_anew(self, opened: OpenPartition, base: int) -> None:
         await self._commands.run(self._reactor.segments_replaced, opened.owned.slot, base, base)

@@ -1,6 +1,7 @@
 /* tsan */
 /* A host that follows another: both reactors are real. */
 #include "mqd_fetcher_test.h"
+#include "../mqd_compact_api.h"
 
 #include <sys/wait.h>
 
@@ -104,6 +105,14 @@ BOTH(much_is_followed) { much(backend, NULL); }
 BOTH(rolls_are_followed) { much(backend, small_segments); }
 BOTH(without_flushes) { much(backend, not_flushed); }
 
+/* How often the follower's log was cut. */
+static int64_t hold(struct two *two, int32_t how)
+{
+    if (mqd_reactor_segments_hold(two->b->reactors[1], ++two->b->token, FOLLOWED(0), how) < 0)
+        return -1;
+    return done(two, two->b->token).offset;
+}
+
 /* A record that only the old leader has goes when the new one's epoch is known. */
 BOTH(what_the_leader_does_not_have_is_cut_off)
 {
@@ -138,9 +147,18 @@ BOTH(what_the_leader_does_not_have_is_cut_off)
     assign_leader(two, 0, back);
     struct part other = part(0, 99, 1);
     CHECK_EQUAL(client_produce(&client, -1, &other, 1).error[0], 0);
+    CHECK_EQUAL(hold(two, 1), 0); /* compaction is putting files into place: the cut waits */
     assign_follower(two, 0, back);
     connect_to_leader(two);
+    for (int round = 0; round < 200; round++) { /* unheld it is cut within a few milliseconds */
+        usleep(1000);
+        listen_to(two);
+    }
+    CHECK_EQUAL(two->tale.truncated, 0);
+    CHECK_EQUAL(positions_of(two, FOLLOWED(0)).log_end_offset, 8);
+    CHECK_EQUAL(hold(two, 0), 0);
     UNTIL(two->tale.truncated == 1);
+    CHECK_EQUAL(hold(two, -1), 1); /* what was read before is not to be put into place */
     CHECK_EQUAL(two->tale.offset, 5);
     UNTIL(positions_of(two, FOLLOWED(0)).log_end_offset == 6);
     UNTIL(positions_of(two, FOLLOWED(0)).high_watermark == 6);
