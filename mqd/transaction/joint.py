@@ -32,7 +32,8 @@ from mqd.coordinator.actions import Action, KeyValue, Persist, Reply, Timer, Tim
 from mqd.protocol.errors import ErrorCode
 from mqd.transaction import events
 from mqd.transaction import joint_records as records
-from mqd.transaction.events import NEED_PRODUCER_ID, Description, Identity, JointAnswer, Partition, WriteMarkers
+from mqd.transaction.events import NEED_PRODUCER_ID, Description, Identity, JointAnswer, WriteMarkers
+from mqd.transaction.joint_records import Child
 from mqd.transaction.records import STATE_NAMES, State
 from mqd.transaction.transaction import Settings
 
@@ -60,14 +61,6 @@ TOO_MANY = int(ErrorCode.POLICY_VIOLATION)
 def is_valid(transactional_id: str, batch_id: int, run_id: str) -> bool:
     """What a request may name."""
     return transactional_id.startswith(PREFIX) and batch_id >= 0 and 0 < len(run_id) <= RUN_ID_CHARS_MAX
-
-
-class Child(msgspec.Struct):
-    """As in its record: the transaction it was enlisted in last, its epoch there, and what it wrote to."""
-
-    serial: int
-    epoch: int
-    partitions: dict[Partition, None]
 
 
 class _Held(msgspec.Struct, frozen=True):

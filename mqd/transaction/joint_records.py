@@ -8,7 +8,10 @@ A child is rewritten when it is enlisted and when it gets partitions; that its t
 serial and state): so a transaction of a thousand children begins and ends by one record.
 """
 
+import msgspec
+
 from mqd.coordinator.schema import RecordType, key_type_of
+from mqd.transaction.events import Partition
 
 TRANSACTION = RecordType(
     9100, "JointTransaction", "transactional_id: string 0+\n",
@@ -35,7 +38,14 @@ topics: [Topic] 0+
     partitions: [int32] 0+
 """,
 )  # fmt: skip
-KEY_TYPES = frozenset((TRANSACTION.key_type, CHILD.key_type))
+
+
+class Child(msgspec.Struct):
+    """As in its record: the transaction it was enlisted in last, its epoch there, and what it wrote to."""
+
+    serial: int
+    epoch: int
+    partitions: dict[Partition, None]
 
 
 def name_of(key: bytes) -> str | None:
