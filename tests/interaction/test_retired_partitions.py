@@ -3,6 +3,7 @@ group sees the records of a key out of order, transactions stay whole. docs/deci
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
@@ -98,16 +100,32 @@ class Transactional(Writer):
 
     def __init__(self, name: str, topic: str, bootstrap: str) -> None:
         super().__init__(name, topic)
+        self.may_begin = threading.Event()
+        self.may_begin.set()
+        self.idle = threading.Event()
         self.producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": fresh(name), "topic.metadata.refresh.interval.ms": RENEWED_MS, "linger.ms": 1, "transaction.timeout.ms": 50_000})
 
     def write(self) -> None:
         self.producer.init_transactions(PATIENCE_S)
         number = 0
         while not self.end.is_set():
+            self.idle.set()
+            self.may_begin.wait()
+            self.idle.clear()
             records = [self.record(number + i) for i in range(KEYS)]
             while not self._carried_out(records, number % 3 != 2):
                 pass
             number += 1
+
+    @contextlib.contextmanager
+    def between_two(self) -> Iterator[None]:
+        """No transaction is open."""
+        self.may_begin.clear()
+        assert self.idle.wait(PATIENCE_S)
+        try:
+            yield
+        finally:
+            self.may_begin.set()
 
     def _carried_out(self, records: list[tuple[str, int]], commit: bool) -> bool:
         self.producer.begin_transaction()
@@ -234,15 +252,13 @@ def test_clients_go_on_through_a_whole_retirement(io_backend: str, start_broker:
     broker = start_broker(config={**CONFIG, "io.backend": io_backend})
     topic = make_topic(broker.bootstrap)
     readers = Readers(topic, broker.bootstrap)
-    writers: list[Writer] = [Plain("plain", topic, broker.bootstrap), Plain("local", topic, broker.bootstrap, local=True), Transactional("transactional", topic, broker.bootstrap)]
+    writers: list[Any] = [Plain("plain", topic, broker.bootstrap), Plain("local", topic, broker.bootstrap, local=True), Transactional("transactional", topic, broker.bootstrap)]
     for writer in writers:
         writer.start()
     until("all of them write", lambda: all(len(writer.written) == KEYS for writer in writers))
-    for _ in range(20):  # one of the moments between two transactions
-        done = run("topic", "retire-partitions", topic, "--to", "2", "-b", broker.bootstrap, "--format", "json")
-        if done.returncode == 0:
-            break
-        assert "A transaction is open on partition" in done.stderr, done.stderr
+    with writers[2].between_two():
+        assert "drawing_near" in run("topic", "retire-partitions", topic, "--to", "2", "--no-wait", "-b", broker.bootstrap, "--format", "json").stdout
+    done = run("topic", "retire-partitions", topic, "--to", "2", "-b", broker.bootstrap, "--format", "json")
     told = json.loads(done.stdout)
     assert (told["step"], told["partitions"], told["groups_behind"]) == ("redirected", 2, []), told
     assert count_of(broker.bootstrap, topic) == 4
@@ -319,11 +335,12 @@ def test_leaders_die_while_partitions_are_retired(tmp_path_factory: pytest.TempP
     with Cluster(tmp_path_factory.mktemp("retired"), config={**CONFIG, "broker.session.timeout.ms": "2000", "partition.retire.grace.ms": "600000"}) as cluster:
         topic = make_topic(cluster.bootstrap, replicas=3)
         readers = Readers(topic, cluster.bootstrap)
-        writers: list[Writer] = [Plain("plain", topic, cluster.bootstrap), Transactional("transactional", topic, cluster.bootstrap)]
+        writers: list[Any] = [Plain("plain", topic, cluster.bootstrap), Transactional("transactional", topic, cluster.bootstrap)]
         for writer in writers:
             writer.start()
         until("all of them write", lambda: all(len(writer.written) == KEYS for writer in writers))
-        until("no transaction is open for a moment", lambda: run("topic", "retire-partitions", topic, "--to", "2", "--no-wait", "-b", cluster.bootstrap).returncode == 0)
+        with writers[1].between_two():
+            retire(cluster.bootstrap, topic, "--to", "2", "--no-wait")
         for want in (SEALED, REDIRECTED, REDIRECTED):
             until("the step", lambda want=want: step_of(cluster.bootstrap, topic) >= want)
             leader = AdminClient({"bootstrap.servers": cluster.bootstrap}).list_topics(topic, timeout=PATIENCE_S).topics[topic].partitions[3].leader
