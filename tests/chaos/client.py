@@ -103,8 +103,8 @@ class IdempotentProducer(_Sender):
     def begin(self) -> None:
         self.producer = Producer({
             **self.common(), "log_level": 7, "debug": "eos",  # into its .stderr: when it takes another producer id, and why
-            "enable.idempotence": True, "acks": "all", "linger.ms": 2, "message.timeout.ms": 60_000, "request.timeout.ms": 5_000, "retry.backoff.ms": 50,
-            "retry.backoff.max.ms": 500,
+            "enable.idempotence": True, "acks": "all", "linger.ms": 2, "request.timeout.ms": 5_000, "retry.backoff.ms": 50, "retry.backoff.max.ms": 500,
+            "message.timeout.ms": 0,  # never: a record that times out makes librdkafka go on under another producer id, and send again what it has in flight elsewhere
         })  # fmt: skip
 
     def run(self) -> int:

@@ -31,7 +31,7 @@ class PythonProducer(Client):
         while not self.ending and self.producer is None:
             with contextlib.suppress(KafkaError):
                 self.producer = KafkaProducer(
-                    bootstrap_servers=self.settings["bootstrap"].split(","), client_id=self.name, enable_idempotence=True, acks="all", linger_ms=2, delivery_timeout_ms=60_000,
+                    bootstrap_servers=self.settings["bootstrap"].split(","), client_id=self.name, enable_idempotence=True, acks="all", linger_ms=2, delivery_timeout_ms=3_600_000,
                     max_block_ms=STEP_SECONDS * 1000, **QUICK,
                 )  # fmt: skip
 
