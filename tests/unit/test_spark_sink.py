@@ -123,7 +123,7 @@ def records_of(batches: list[Batch]) -> dict[tuple[str, int], list[Record]]:
 ROWS = st.lists(st.tuples(st.none() | st.binary(max_size=6), st.none() | st.binary(max_size=40), st.none() | st.integers(0, 2)), max_size=60)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(rows=ROWS, cut=st.integers(0, 60), codec=st.sampled_from(["none", "gzip", "snappy", "lz4", "zstd"]))
 def test_rows_come_out_as_they_went_in(rows: list, cut: int, codec: str) -> None:
     kinds = {"key": "binary", "value": "binary", "partition": "int"}
