@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 KINDS = {
     "link": 20, "isolate": 8, "split": 4, "mend": 22, "pause": 8, "pause_part": 5, "restart": 10, "power": 6, "many_down": 2, "clean": 5, "wipe": 1.5, "worker": 7, "acceptor": 3,
     "controller": 7, "data_plane": 3, "leaders": 9, "reassign": 4, "min_in_sync": 2, "voters": 3, "transfer": 3, "topics": 2, "slow_disk": 3, "drift": 1, "drain": 1,
-    "full_disk": 3, "bad_disk": 1.5, "bits": 3, "processes": 6,
+    "full_disk": 3, "bad_disk": 1.5, "bits": 3, "processes": 6, "freeze": 4,
 }  # fmt: skip
 
 
@@ -30,6 +30,8 @@ class Faults:
         random = world.kernel.random
         self.weights = {} if quiet else {kind: random.random() ** 2 * weight for kind, weight in KINDS.items() if random.random() < 0.7}
         self.gap = random.choice((100, 300, 800, 2_000)) * MILLISECOND
+        if world.plan.drift_is_bounded:
+            self.weights.pop("freeze", None)  # a clock that stands still is beyond every bound
         if world.plan.faults:
             self.weights = {kind: KINDS[kind] for kind in world.plan.faults}
         self.slow: dict[int, int] = {}  # node -> microseconds at most
@@ -70,7 +72,7 @@ class Faults:
             self._start(host)
             for process in host.processes():
                 self.kernel.go_on(process)
-            if abs(host.clock.rate - 1) > 0.05:
+            if not host.clock.rate or abs(host.clock.rate - 1) > 0.05:
                 host.clock.set_drift(0.0)
         state = world.state
         for node, broker in state.brokers.items():
@@ -233,8 +235,17 @@ class Faults:
             log.flip(offset)
             self.kernel.tell("bit", partition[1], offset)
 
+    def _freeze(self, random: Any) -> None:
+        host = self._any(random)
+        duration = random.randrange(50, 8_000) * MILLISECOND
+        if host.clock.rate:
+            host.clock.stand_still(duration)
+            host.pause(duration, "host")
+
     def _drift(self, random: Any) -> None:
         host = self._any(random)
+        if not host.clock.rate:
+            return
         host.clock.set_drift(self.world.new_drift())
         host.clock.wall_offset_ms += random.randrange(-10**7, 10**7)
 

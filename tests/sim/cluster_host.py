@@ -493,7 +493,7 @@ class ClusterHost:
             return
         self.acceptor = Acceptor(self)
         for index in range(len(self.workers)):
-            self.workers[index] = ClusterWorker(self, index)
+            self._start_worker(index)  # one that is back already, after all processes had died, has no twin
         controller = self.controller
         self.kernel.after(100, controller.process, controller.on_broker, broker_core.HostDied(False))
         self.excused = False

@@ -100,7 +100,7 @@ def draw_plan(random: Any) -> Plan:
         voters=random.choice((1, 3, 3, 3)),
         workers=random.choice((1, 1, 2)),
         partitions=random.choice((1, 1, 2)),
-        drift_max=random.choice((0.0, 0.001, 0.05)) if bounded else 0.4,
+        drift_max=random.choice((0.0, 0.001, 0.13)) if bounded else 0.4,
         drift_is_bounded=bounded,
         session_ms=random.choice((1_000, 2_000, 6_000)),
         promise_ms=random.choice((400, 1_000, 2_000)),

@@ -151,12 +151,19 @@ class Clock:
         return self.wall_offset_ms + self._kernel.now // 1_000
 
     def true_delay(self, local_ns: int) -> int:
-        """How many microseconds of true time, rounded up, until this clock has gone on by so many nanoseconds."""
-        return max(0, int(local_ns / (1_000 * self.rate)) + 1)
+        """How many microseconds of true time, rounded up, until this clock has gone on by so many nanoseconds (one that stands still: if it did not)."""
+        return max(0, int(local_ns / (1_000 * (self.rate or 1))) + 1)
 
     def set_drift(self, drift: float) -> None:
         self._base_local, self._base_true = self.now(), self._kernel.now
         self.rate = 1 + drift
+
+    def stand_still(self, duration: int) -> None:
+        """A virtual machine that is paused with its clock: nobody in it may run meanwhile. It does not catch up."""
+        rate = self.rate
+        if rate:
+            self.set_drift(-1)
+            self._kernel.after(duration, None, self.set_drift, rate - 1)
 
 
 class Link:

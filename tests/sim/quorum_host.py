@@ -255,7 +255,7 @@ class Host:
         world, core = self.world, self.core
         target = world.hosts.get(core.leader)
         if target is not None:
-            world.network.send(self.node_id - 1, core.leader - 1, target.process, target.on_heartbeat, self.node_id, self.clock.now())
+            world.network.send(self.node_id - 1, core.leader - 1, target.process, target.on_heartbeat, self.node_id, self.process, self.clock.now())
         now = self.clock.now()
         if self.may_grant():
             for node, since in sorted(self.silent_since.items()):
@@ -271,12 +271,13 @@ class Host:
     def may_grant(self) -> bool:
         return self.is_active and self.core.has_lease(self.clock.now())
 
-    def on_heartbeat(self, sender: int, stamp_ns: int) -> None:
+    def on_heartbeat(self, sender: int, process: Process | None, stamp_ns: int) -> None:
+        """The answer is for the life that asked: another boot of its machine has another clock (late schedule 10057)."""
         if self.may_grant():
             self.silent_since[sender] = self.clock.now()
             self.fenced.discard(sender)
             target = self.world.hosts[sender]
-            self.world.network.send(self.node_id - 1, sender - 1, target.process, target.on_granted, stamp_ns)
+            self.world.network.send(self.node_id - 1, sender - 1, process, target.on_granted, stamp_ns)
 
     def on_granted(self, stamp_ns: int) -> None:
         self.lease_until_ns = max(self.lease_until_ns, stamp_ns + int(SESSION_NS * (1 - MARGIN)))
