@@ -6,12 +6,14 @@
 3. A process gets the same descriptors as its predecessor of that role and index.
 4. Nobody can hold the keeper up: it never blocks on a peer. A process that does not read NOTICE_COUNT_MAX notices is killed; tools are at most
    TOOL_COUNT_MAX at a time.
+5. It answers no client. When all that act as the broker have ended and the other hosts were told (proof.py), it turns new connections away until an acceptor is back.
 
 One thread, one epoll. Time comes from the monotonic clock; there is no periodic work.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import heapq
 import os
@@ -19,6 +21,7 @@ import select
 import selectors
 import signal
 import socket
+import struct
 import time
 from collections import deque
 from collections.abc import Callable
@@ -42,6 +45,8 @@ SHUTDOWN_GRACE_S = 25.0
 LEAVE_S = 10.0  # with the grace less than supervisord waits for the keeper
 NOTICE_COUNT_MAX = 1024
 TOOL_COUNT_MAX = 128
+REFUSED_COUNT_MAX = 64  # in a turn
+NO_LINGER = struct.pack("ii", 1, 0)  # the end is a reset
 HELLO_BYTES_MAX = 4096
 # A process that keeps dying is let in later and later, so that a crash loop does not eat the host: from the third death within WINDOW_S on.
 DEATH_WINDOW_S = 10.0
@@ -88,6 +93,7 @@ class Keeper:
         self._waiting = ""  # for what, while it is not ready
         self._ending: str | None = None  # why
         self._done = False
+        self._proven = self._turning_away = False
         self._prove: Callable[..., bool] | None = None
         if resources.cluster is not None:
             from mqd.keeper import proof  # now: when it is needed there is no time; and a host alone has no use for it
@@ -264,6 +270,8 @@ class Keeper:
             self._answer(connection, Refused(refusal or ""))
             self._drop_tool(connection)
             return
+        if process.role == "acceptor":
+            self._turn_away(False)
         hold_back_s = self._hold_back_s(process)
         if hold_back_s > 0:
             log.warning("a process that keeps dying is held back", process=process.name, seconds=round(hold_back_s, 1))
@@ -403,11 +411,37 @@ class Keeper:
 
     def _maybe_prove_death(self, ended: Process) -> None:
         """A host among others whose controller has ended, and perhaps all workers: nobody else can tell."""
-        if self._prove is None or self.resources.cluster is None or self._leaving or ended.role == "acceptor":
+        if self._prove is None or self.resources.cluster is None or self._leaving:
             return
         all_ended = all(process.pidfd < 0 for process in self.processes if process.role != "acceptor")
-        if all_ended or ended.role == "controller":
-            self._prove(self.settings.config, self.settings.places.run_dir, self.resources.control, self.resources.cluster.gossip, self._after, all_ended)
+        if ended.role != "acceptor" and (all_ended or ended.role == "controller"):
+            told = self._prove(self.settings.config, self.settings.places.run_dir, self.resources.control, self.resources.cluster.gossip, self._after, all_ended)
+            self._proven = told and all_ended
+        if all_ended and self._proven and self._by_role["acceptor", 0].pidfd < 0:
+            self._turn_away(True)
+
+    def _turn_away(self, away: bool) -> None:
+        """What this host led is led elsewhere: a client whose connection is taken by the kernel and answered by nobody would wait here, and one that is refused asks another host. Until an
+        acceptor is back."""
+        if away == self._turning_away:
+            return
+        self._turning_away = away
+        for listener in self.resources.listeners:
+            if away:
+                listener.setblocking(False)
+                self._watch(listener, self._refuse, listener)
+            else:
+                self._forget(listener)
+
+    def _refuse(self, listener: socket.socket) -> None:
+        for _ in range(REFUSED_COUNT_MAX):
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with contextlib.suppress(OSError):
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
+            connection.close()
 
     # -- notices -----------------------------------------------------------------------------------------------------------
 
