@@ -36,6 +36,7 @@ class Faults:
             self.weights = {kind: KINDS[kind] for kind in world.plan.faults}
         self.slow: dict[int, int] = {}  # node -> microseconds at most
         self.wiped = 0
+        self.voters_asked = -(1 << 60)  # when a change of the voters was asked for last: it may yet take effect
         self.over = False
         self.counts: dict[str, int] = {}
 
@@ -170,7 +171,8 @@ class Faults:
         if active is None or self.wiped or any(not world.whole(partition) for partition in world.partitions()):
             return
         voters = active.quorum.voters
-        if any(voter.key == host.key for voter in voters) and (len(voters) < 3 or not all(other.up for other in world.hosts)):
+        late = self.kernel.now - self.voters_asked < 10_000 * MILLISECOND
+        if any(voter.key == host.key for voter in voters) and (late or len(voters) < 3 or not all(other.up for other in world.hosts)):
             return
         self.wiped += 1
         host.stop("wipe")
@@ -306,6 +308,7 @@ class Faults:
         if active is None:
             return
         voters = active.quorum.voters
+        self.voters_asked = self.kernel.now
         others = [host for host in self.world.hosts if all(voter.node_id != host.node for voter in voters)]
         if others and (len(voters) < 3 or random.random() < 0.5):
             host = random.choice(others)
