@@ -133,7 +133,8 @@ class Input:
 
     def more(self, count: int) -> None:
         for first in range(self.end, self.end + count, 100):
-            records = [Record(value=b"%d" % number, key=b"%d" % number, timestamp_ms=1) for number in range(first, min(first + 100, self.end + count))]
+            now_ms = time.time_ns() // 1_000_000  # older ones would be deleted for their age
+            records = [Record(value=b"%d" % number, key=b"%d" % number, timestamp_ms=now_ms) for number in range(first, min(first + 100, self.end + count))]
 
             def write(first: int = first, records: list[Record] = records) -> object:
                 try:
