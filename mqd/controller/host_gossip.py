@@ -72,7 +72,7 @@ class HostGossip:
         self._secret = cluster_config.load_key(config)
         self._places: tuple[tuple[str, int], ...] = ()  # of the other voters, and as numbers
         self._numbers: tuple[tuple[str, int], ...] = ()
-        self._noticed: death_notice.Notice | None = None
+        self._noticed: dict[tuple[int, bool], death_notice.Notice] = {}  # (node, all of it) -> the last that was logged
         self._proofs = death_proofs.DeathProofs(key.node_id)
         self._last_words: death_notice.Notice | None = None
         self._orders: death_notice.Orders | None = None
@@ -201,8 +201,9 @@ class HostGossip:
         notice = death_notice.unseal(self._secret, self._cluster_id, data)
         if notice is None:
             return
-        if notice != self._noticed:
-            self._noticed = notice
+        about = (notice.node_id, notice.broker_epoch >= 0)
+        if notice != self._noticed.get(about):
+            self._noticed[about] = notice
             log.info(
                 "a keeper says that processes of its host have ended", node=notice.node_id, all=notice.broker_epoch >= 0, led=notice.led, broker_epoch=notice.broker_epoch,
                 controller_epoch=notice.controller_epoch,
