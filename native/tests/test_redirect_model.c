@@ -104,10 +104,11 @@ static void new_epoch(struct model *m, int log, int leader)
 {
     for (int p = 0; p < PRODUCERS && log == RETIRED && leader != m->leader[log]; p++)
         send_again_from(&m->producer[p], m->producer[p].first); /* another connection: what was on its way is not, and libraries keep their order */
+    bool moved = leader != m->leader[log];
     m->leader[log] = leader;
     m->epoch[log]++;
     led(m, log);
-    for (int host = 0; host < HOSTS; host++) /* at once, or the next leader's log would be no prefix of it */
+    for (int host = 0; host < HOSTS && moved; host++) /* at once, or the next leader's log would be no prefix of it */
         follow(m, host, log);
     m->leader_changes++;
 }
