@@ -31,7 +31,7 @@ LOST_MS_MAX = 10_000  # a peer that does not acknowledge bytes for so long is di
 FLAG_PEER = 2
 PACKET = struct.Struct("<IHH16sHH16si16x")
 ACCEPTOR = -1  # hello.worker: not a worker's
-SERVED = frozenset((24, 26, 27, 66))  # AddPartitionsToTxn, EndTxn, WriteTxnMarkers, ListTransactions
+SERVED = frozenset((24, 26, 27, 61, 66))  # AddPartitionsToTxn, EndTxn, WriteTxnMarkers, DescribeProducers, ListTransactions
 
 log = logging.get("acceptor.between")
 assert PACKET.size == 64
