@@ -45,7 +45,8 @@ class Owned(msgspec.Struct, frozen=True):
     slot: int
     log_dir: int
     leader_epoch: int
-    replicated: bool = False  # it has an assignment
+    replicated: bool = False  # it has an assignment; so has the only replica of a host that does not serve yet
+    has_others: bool = False  # other hosts have replicas of it
 
     @property
     def key(self) -> Key:
@@ -217,7 +218,7 @@ class Catalog:
     def _owned(self, topic: TopicImage, partition: PartitionImage) -> Owned:
         before = self.owned.get((topic.topic_id, partition.index))
         replicated = (before is not None and before.replicated) or is_replicated(partition, self.cluster.node_id)
-        return Owned(topic.name, topic.topic_id, partition.index, partition.slot, partition.log_dir, partition.leader_epoch, replicated)
+        return Owned(topic.name, topic.topic_id, partition.index, partition.slot, partition.log_dir, partition.leader_epoch, replicated, len(partition.replicas) > 1)
 
     def _remove(self, topic: TopicImage, changes: Changes) -> None:
         del self.topics[topic.topic_id]

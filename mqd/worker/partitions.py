@@ -162,8 +162,10 @@ class PartitionSet:
         options = native.LogOptions(**log_options(self.broker_config, self._catalog.topic_of(owned).config))
         known = self._known_high_watermark(owned, view, log_dir) if owned.replicated else None
         partition = native.Partition.open(path, options, owned.leader_epoch, time.time_ns() // 1_000_000, recovery, known)
-        if known is not None:
+        if known is not None and owned.has_others:
             self._check_length(owned, path, partition, recovery, view, known)
+        elif not owned.has_others and shortened.is_marked(path):
+            shortened.unmark(path, self._files)  # nobody has more of it
         return _Opened(owned, path, partition, recovery, existed)
 
     def _check_length(self, owned: Owned, path: Path, partition: native.Partition, recovery: native.Recovery, view: native.SlotView, known: int) -> None:
@@ -254,7 +256,7 @@ class PartitionSet:
         policy = retention_policy(self.broker_config, self._catalog.topic_of(owned).config)
         compaction = compaction_policy(self.broker_config, self._catalog.topic_of(owned).config)
         opened = OpenPartition(owned, result.path, recovery.log_start_offset, policy, compaction, truncated=owned.replicated)
-        if owned.replicated and shortened.is_marked(result.path):
+        if owned.has_others and shortened.is_marked(result.path):
             opened.catching_up = shortened.Shortened()
             self._log.error("replica may lack what was acknowledged", partition=owned.name, reason=shortened.REASON)
         self.open[owned.key] = self.by_slot[owned.slot] = opened

@@ -3,7 +3,8 @@
 Such a replica may have less than everybody believes of it who counts on its disk. A file in its directory says so until it has caught up:
     H1  it leads nothing: as a leader it would have the others cut off what was acknowledged. It says that it does not serve the partition, so that another one leads.
     H2  it follows, and counts again when a leader has put it into the in-sync set, from outside of it: then it has everything.
-    H3  an operator who has recovered the partition by an unclean election has decided, and may delete the file while the broker is down.
+    H3  the only replica of a partition is never one of these: nobody has more.
+    H4  an operator who has recovered the partition by an unclean election has decided, and may delete the file while the broker is down.
 Pure but for the file.
 """
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from pathlib import Path
 
 import msgspec
@@ -146,7 +147,7 @@ def test_nobody_listens_on_an_unused_port():
 
 @pytest.fixture
 def keeper(places):
-    return loop.Keeper(resolved(places, worker_count="2"), None, 0)
+    return loop.Keeper(resolved(places, worker_count="2"), types.SimpleNamespace(cluster=None), 0)
 
 
 def _live(keeper, index=0):
