@@ -70,6 +70,7 @@ class GossipCore:
         self._seed_tried_ms = 0
         self._exchanges: dict[int, Address] = {}
         self._exchange_count = 0
+        self._reconnecting: tuple[int, bytes] | None = None
         self._measured: events.LoadMeasured | None = None
         self._responses = Bucket(settings.response_rate_per_s, settings.response_burst, 0)
         self._strangers = Bucket(settings.stranger_rate_per_s, settings.stranger_rate_per_s, 0)
@@ -178,6 +179,9 @@ class GossipCore:
 
     def emit(self, effect: Effect) -> None:
         self._effects.append(effect)
+        if isinstance(effect, events.MemberChanged) and effect.member.state == ALIVE and (effect.member.node_id, effect.member.directory_id) == self._reconnecting:
+            self._reconnecting = None
+            self.after(0, self._on_back, (effect.member.profile.host, effect.member.profile.port))
 
     def after(self, wait_ms: int, run: Callable[[Any], None], argument: Any = None) -> None:
         self.at_time(self.at + wait_ms, run, argument)
@@ -379,13 +383,20 @@ class GossipCore:
         settings, membership = self.settings, self.membership
         self.after(settings.reconnect_interval_ms, self._on_reconnect)
         dead = [member for member in membership.members.values() if member.state == DEAD]
+        self._reconnecting = None
         if dead:
-            self.prober.reconnect(self.rng.choice(dead))
+            chosen = self.rng.choice(dead)
+            self._reconnecting = chosen.identity
+            self.prober.reconnect(chosen)
         if self._joined and self.at - self._seed_tried_ms >= settings.seed_interval_ms:
             missing = self._missing_seeds()
             if missing:
                 self._seed_tried_ms = self.at
                 self._exchange(self.rng.choice(missing))
+
+    def _on_back(self, address: Address) -> None:
+        """It answered who called it dead. It may have forgotten everybody, and would hear of them only when states are exchanged anyway: one host, the one that called, tells it now."""
+        self._exchange(address)
 
     def _missing_seeds(self) -> list[Address]:
         living = {(member.profile.host, member.profile.port) for member in self.membership.members.values() if member.state in (ALIVE, SUSPECT)}
