@@ -27,7 +27,7 @@ from tests.kafka_connection import KafkaConnection
 
 PARTITIONS = 3
 MEMBERS = 3
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 RECORDS_PER_SECOND = 200
 QUICK_HOSTS = {"broker.session.timeout.ms": "2000", "broker.heartbeat.interval.ms": "300", "controller.quorum.fetch.timeout.ms": "1000", "num.partitions": "3"}
 INTERNAL = ("__consumer_offsets", "__transaction_state")

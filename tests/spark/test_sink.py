@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -97,9 +98,10 @@ def test_what_fails_leaves_nothing(spark: Any, broker: Broker, kafka: KafkaConne
     with pytest.raises(Exception, match="no such luck"):
         save(frame, broker, topic=topic)
     assert values(kafka, topic) == []
-    for index in range(PARTITIONS):
-        found = fetch_committed(kafka, topic, index)
-        assert found.last_stable_offset == found.high_watermark, "the transaction is over"
+    deadline = time.monotonic() + 30  # its markers are written after Spark has said that the job failed
+    while any((found := fetch_committed(kafka, topic, index)).last_stable_offset != found.high_watermark for index in range(PARTITIONS)):
+        assert time.monotonic() < deadline, "the transaction is over"
+        time.sleep(0.05)
 
 
 def test_a_write_of_an_application_and_version_happens_once(spark: Any, broker: Broker, kafka: KafkaConnection, topic: str) -> None:

@@ -18,7 +18,7 @@ ONCE = "import pathlib\n\n\ndef test_it():\n    mark = pathlib.Path(__file__).wi
 
 
 def run(root: Path, core: str = "true", *, with_broker: str = PASSES, without: str = PASSES) -> subprocess.CompletedProcess[str]:
-    for folder, body in (("interaction", with_broker), ("unit", without), ("property", PASSES), ("sim", PASSES), ("tidy", PASSES), ("compat", PASSES)):
+    for folder, body in (("interaction", with_broker), ("unit", without), ("property", PASSES), ("sim", PASSES), ("tidy", PASSES), ("compat", PASSES), ("spark", PASSES)):
         (root / "tests" / folder).mkdir(parents=True)
         (root / "tests" / folder / f"test_of_{folder}.py").write_text(body)
     (root / "native" / "tests").mkdir(parents=True)
@@ -31,7 +31,7 @@ def run(root: Path, core: str = "true", *, with_broker: str = PASSES, without: s
 def test_all_of_it_is_run(tmp_path):
     done = run(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 passed" in done.stdout and "5 passed" in done.stdout and "the core" in done.stdout and "once more" not in done.stdout
+    assert "1 passed" in done.stdout and "6 passed" in done.stdout and "the core" in done.stdout and "once more" not in done.stdout
 
 
 @pytest.mark.parametrize("place", ["with_broker", "without"])
@@ -49,4 +49,4 @@ def test_what_fails_twice_fails_the_run(tmp_path, place):
 
 def test_a_failing_core_fails_the_run_and_hides_nothing(tmp_path):
     done = run(tmp_path, core="false")
-    assert done.returncode != 0 and "5 passed" in done.stdout and "1 passed" in done.stdout
+    assert done.returncode != 0 and "6 passed" in done.stdout and "1 passed" in done.stdout
