@@ -248,6 +248,7 @@ def check(writers: list[Writer], readers: Readers) -> None:
     assert all(writer.acknowledged > 3 * KEYS for writer in writers)
 
 
+@pytest.mark.slow
 def test_clients_go_on_through_a_whole_retirement(io_backend: str, start_broker: Callable[..., Broker]) -> None:
     broker = start_broker(config={**CONFIG, "io.backend": io_backend})
     topic = make_topic(broker.bootstrap)
