@@ -213,6 +213,23 @@ def test_a_dead_member_is_forgotten_after_a_while() -> None:
     assert bench.core.view(3) is None
 
 
+def test_who_comes_back_when_called_is_told_of_everybody() -> None:
+    """Only by the host that called: a member that another host called exchanges states with that one."""
+    bench = Bench(5, Settings(push_pull_interval_ms=10**9))
+    for number in (3, 4):
+        bench.say(2, Dead(number, directory(number), REFUTATIONS, 2))
+    called = None
+    while called is None:
+        bench.give(events.Tick(), 1)
+        called = bench.core._reconnecting
+        assert bench.now < 60_000
+    other = 7 - called[0]
+    for number in (other, called[0]):
+        effects = bench.say(2, alive(number, 2 * REFUTATIONS)) + bench.wait(5)
+        exchanges = [(effect.host, effect.port) for effect in effects if isinstance(effect, events.PushPull)]
+        assert exchanges == ([(f"host-{number}", 9094)] if number == called[0] else []), bench.state(number)
+
+
 def test_probe_asks_others_and_tcp_before_it_suspects() -> None:
     bench = Bench(5)
     seen: list = []
