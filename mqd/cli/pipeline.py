@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from pathlib import Path
@@ -19,20 +20,24 @@ def command() -> None:
 
 @command.command("run")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("-b", "--bootstrap", metavar="HOST:PORT[,...]", help="Broker to ask; the file's by default.")
+@click.option("-b", "--bootstrap", metavar="HOST:PORT[,...]", help="Broker to ask.  [default: the file's, or env MQD_BOOTSTRAP, or 127.0.0.1:9092]")
 @click.option("--master", metavar="URL", help="Spark master.  [default: the file's, or local[*]]")
 @click.option("--once", is_flag=True, help="Do what there is to do, then end.")
-@click.option("--format", "output_format", type=click.Choice(["text", "json"]), default="text", help="Form of the progress.")
-def run(file: Path, bootstrap: str | None, master: str | None, once: bool, output_format: str) -> int:
+@click.option("--format", "output_format", type=click.Choice(["text", "json"]), help="Form of the progress.  [default: text]")
+@click.pass_context
+def run(ctx: click.Context, file: Path, bootstrap: str | None, master: str | None, once: bool, output_format: str | None) -> int:
     """Run the pipeline that FILE.toml describes, until it ends or is interrupted; started again it goes on where it was.
 
     FILE may leave out .toml. Progress goes to stdout, a line for each batch.
     """
     from mqd.spark.pipelines.settings import ONCE, SettingsError, load
 
+    outer = ctx.find_root().obj or {}  # options said before the verb count as well
+    as_json = (output_format or outer.get("output_format")) == "json"
     path = file if file.exists() else file.with_name(f"{file.name}.toml")
+    changes = {"bootstrap": bootstrap or outer.get("bootstrap"), "master": master, "trigger": ONCE if once else None}
     try:
-        pipeline = load(path if path.exists() else file, {"bootstrap": bootstrap, "master": master, "trigger": ONCE if once else None})
+        pipeline = load(path if path.exists() else file, changes, {"bootstrap": os.environ.get("MQD_BOOTSTRAP")})
         from mqd.spark.pipelines.running import Progress, explained
         from mqd.spark.pipelines.running import run as run_pipeline
         from mqd.spark.pipelines.session import session
@@ -43,7 +48,7 @@ def run(file: Path, bootstrap: str | None, master: str | None, once: bool, outpu
         raise CliError(str(error), EXIT_USAGE) from None
 
     def report(progress: Progress) -> None:
-        click.echo(msgspec.json.encode(progress).decode() if output_format == "json" else _line(progress))
+        click.echo(msgspec.json.encode(progress).decode() if as_json else _line(progress))
 
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -69,3 +69,13 @@ def test_measures_keep_their_order(tmp_path: Path) -> None:
     pipeline = load(write(tmp_path, AGGREGATE + '[source]\ntopics=["t"]\n[sink]\ntopic = "x"\n[measures]\nz = "count(*)"\na = "max(a)"'))
     assert isinstance(pipeline, Aggregate)
     assert list(pipeline.measures) == ["z", "a"]
+
+
+def test_what_the_command_says_wins_over_the_file_and_the_file_over_the_environment(tmp_path: Path) -> None:
+    bare, named = tmp_path / "bare.toml", tmp_path / "named.toml"
+    bare.write_text('pipeline = "table"\nchangelog = "t"\n[source]\ntopics = ["a"]\n')
+    named.write_text('bootstrap = "file:1"\n' + bare.read_text())
+    assert load(bare).bootstrap == "127.0.0.1:9092"
+    assert load(bare, {"bootstrap": None}, {"bootstrap": "environment:1"}).bootstrap == "environment:1"
+    assert load(named, {"bootstrap": None}, {"bootstrap": "environment:1"}).bootstrap == "file:1"
+    assert load(named, {"bootstrap": "command:1"}, {"bootstrap": "environment:1"}).bootstrap == "command:1"

@@ -40,8 +40,8 @@ def session(name: str, master: str, configuration: Mapping[str, str] | None = No
     except ImportError:
         raise SettingsError("PySpark is missing; install it with: pip install 'mqd[spark]'") from None
     if _LOCAL.fullmatch(master):
-        for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
-            os.environ.setdefault(name, sys.executable)  # where mqd is; Spark would take the first python3 on the PATH
+        for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+            os.environ.setdefault(variable, sys.executable)  # where mqd is; Spark would take the first python3 on the PATH
     builder = SparkSession.builder.appName(name).master(master)
     for key, value in {**defaults(master), **(configuration or {})}.items():
         builder = builder.config(key, value)

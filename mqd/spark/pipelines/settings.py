@@ -222,15 +222,16 @@ Pipeline = Archive | Replay | Aggregate | Dedup | Route | StreamJoin | Table
 KINDS: dict[str, type[_Pipeline]] = {str(kind.__struct_config__.tag): kind for kind in (Archive, Replay, Aggregate, Dedup, Route, StreamJoin, Table)}
 
 
-def load(path: Path, changes: Mapping[str, Any] | None = None) -> Pipeline:
-    """The pipeline of a TOML file, with top-level fields changed (None: not changed). Raises SettingsError."""
+def load(path: Path, changes: Mapping[str, Any] | None = None, defaults: Mapping[str, Any] | None = None) -> Pipeline:
+    """The pipeline of a TOML file, with top-level fields changed, and with defaults for those that it does not name (None: not changed, no default). Raises SettingsError."""
     try:
         raw = tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise SettingsError(f"{path}: there is no such file; the pipelines are {', '.join(KINDS)}, and docs/spark.md has one of each") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: not TOML: {error}") from None
-    return checked({"name": path.stem, **raw, **{key: value for key, value in (changes or {}).items() if value is not None}}, str(path))
+    said, unsaid = ({key: value for key, value in (given or {}).items() if value is not None} for given in (changes, defaults))
+    return checked({"name": path.stem, **unsaid, **raw, **said}, str(path))
 
 
 def checked(raw: Mapping[str, Any], origin: str) -> Pipeline:
