@@ -18,7 +18,7 @@ Invariants (check() asserts those of the state; tests/sim/test_joint_sim.py thos
     J2  one transaction is under way at a time, of one batch and one run; what a commit names are children of that transaction
     J3  a child's epoch rises from transaction to transaction; one (producer id, epoch) is given out once
     J4  WriteMarkers come only after the Persist of their Prepare record, one for each child that has partitions; Complete after MarkersWritten of all of them
-    J5  a run that was overtaken by another gets no child and ends nothing any more (the last FENCED_RUNS_MAX of them are remembered)
+    J5  a run that was overtaken by another, or has aborted, gets no child and ends nothing any more (the last FENCED_RUNS_MAX of them are remembered)
     J6  every request is answered once: at once, or when the markers are written, or when its time in the waiting list is over
     J7  requests wait only in a Prepare state
     J8  what was persisted, replayed in any order, gives the same state
@@ -125,10 +125,10 @@ class JointTransaction:
         if value is None:
             self.children.pop(producer_id, None)
             return
-        found = records.CHILD.decode_value(value)
-        if producer_id < 0 or not 0 <= found.producer_epoch <= EPOCH_RETIRED:
-            raise ValueError(f"a child of a joint transaction with producer id {producer_id} and epoch {found.producer_epoch}")
-        self.children[producer_id] = Child(found.serial, found.producer_epoch, {(topic.name, index): None for topic in found.topics for index in topic.partitions})
+        child = records.decode_child(value)
+        if producer_id < 0 or not 0 <= child.epoch <= EPOCH_RETIRED:
+            raise ValueError(f"a child of a joint transaction with producer id {producer_id} and epoch {child.epoch}")
+        self.children[producer_id] = child
 
     def _replay_transaction(self, found) -> None:  # noqa: ANN001  (records.TRANSACTION.value.cls)
         state = State(found.state)
@@ -205,8 +205,15 @@ class JointTransaction:
         return None
 
     def _fence_run(self, successor: str) -> None:
-        if self.run_id and self.run_id != successor and self.run_id not in self.fenced_run_ids:
-            self.fenced_run_ids = (*self.fenced_run_ids, self.run_id)[-FENCED_RUNS_MAX:]
+        if self.run_id != successor:
+            self._fence(self.run_id)
+
+    def _fence(self, run_id: str) -> bool:
+        """Whether it is new."""
+        if not run_id or run_id in self.fenced_run_ids:
+            return False
+        self.fenced_run_ids = (*self.fenced_run_ids, run_id)[-FENCED_RUNS_MAX:]
+        return True
 
     def _add_child(self, event: events.Enlist, now_ms: int, actions: list[Action]) -> JointAnswer:
         if not self._free and event.spare_producer_id < 0:
@@ -284,12 +291,21 @@ class JointTransaction:
         return self._finish(event, State.PREPARE_COMMIT, frozenset(producer_id for producer_id, _ in event.winners), now_ms, actions)
 
     def _abort(self, event: events.EndJoint, now_ms: int, actions: list[Action]) -> JointAnswer | None:
-        """Aborting what is not there is done at once."""
+        """A run that aborts is over. Its tasks may outlive that: one that enlisted now would begin a transaction that nobody ends (J5). Aborting what is not there is done at once."""
         if event.batch_id <= self.committed_batch_id:
             return self._answer(INVALID_STATE)
-        if (event.batch_id, event.run_id) != (self.batch_id, self.run_id):
+        is_own = event.run_id == self.run_id
+        if is_own and event.batch_id < self.batch_id:
             return self._answer()
-        return self._abort_any(event, now_ms, actions)
+        is_new = self._fence(event.run_id)
+        if is_own and self.state == State.ONGOING:
+            return self._abort_any(event, now_ms, actions)
+        if is_new:
+            if self.serial == 0:
+                self._begin(event.batch_id, event.run_id, self.timeout_ms, now_ms)
+                self.state = State.COMPLETE_ABORT
+            actions.append(Persist((self._record(now_ms),)))
+        return self._abort_any(event, now_ms, actions) if is_own else self._answer()
 
     def _abort_any(self, event: events.EndJoint, now_ms: int, actions: list[Action]) -> JointAnswer | None:
         if self.state == State.ONGOING:
@@ -459,13 +475,7 @@ class JointTransaction:
         return self._key, records.TRANSACTION.encode_value(value)
 
     def _child_record(self, producer_id: int) -> KeyValue:
-        child = self.children[producer_id]
-        topics: dict[str, list[int]] = {}
-        for name, index in child.partitions:
-            topics.setdefault(name, []).append(index)
-        kind = records.CHILD.value.cls
-        value = kind(serial=child.serial, producer_epoch=child.epoch, topics=[kind.Topic(name=name, partitions=indexes) for name, indexes in topics.items()])
-        return records.CHILD.encode_key(self.transactional_id, producer_id), records.CHILD.encode_value(value)
+        return records.CHILD.encode_key(self.transactional_id, producer_id), records.encode_child(self.children[producer_id])
 
     def durable(self) -> tuple[object, ...]:
         """What a replay of the log must give (J8)."""

@@ -48,6 +48,22 @@ class Child(msgspec.Struct):
     partitions: dict[Partition, None]
 
 
+def encode_child(child: Child) -> bytes:
+    topics: dict[str, list[int]] = {}
+    for name, index in child.partitions:
+        topics.setdefault(name, []).append(index)
+    kind = CHILD.value.cls
+    return CHILD.encode_value(
+        kind(serial=child.serial, producer_epoch=child.epoch, topics=[kind.Topic(name=name, partitions=indexes) for name, indexes in topics.items()])
+    )
+
+
+def decode_child(value: bytes) -> Child:
+    """Raises ValueError for bytes that are none."""
+    found = CHILD.decode_value(value)
+    return Child(found.serial, found.producer_epoch, {(topic.name, index): None for topic in found.topics for index in topic.partitions})
+
+
 def name_of(key: bytes) -> str | None:
     """The transactional id of a key of these types; None for another type. Raises ValueError for bytes that are no key."""
     kind = key_type_of(key)

@@ -84,17 +84,21 @@ def test_an_empty_batch_is_committed_too(kafka: KafkaConnection) -> None:
     assert driver.enlist(1).producer_id == -1
 
 
-def test_an_aborted_batch_may_come_again(kafka: KafkaConnection) -> None:
+def test_an_aborted_batch_comes_again_in_another_run_alone(kafka: KafkaConnection) -> None:
     topic, driver = topic_of(kafka), Driver(kafka)
     child = driver.child(0)
     write(child, topic, 0, b"first try")
     assert driver.end(0, committed=False) == (0, -1)
     assert driver.end(0, committed=False) == (0, -1)
-    assert driver.end(0, child) == (INVALID_TXN_STATE, -1), "what it wrote is aborted"
-    again = driver.child(0)
+    assert driver.end(0, child)[0] == FENCED, "what it wrote is aborted"
+    assert driver.enlist(0).error_code == FENCED, "a task that outlived the abort: nobody would end its transaction"
+    found = fetch_committed(kafka, topic, 0)
+    assert found.last_stable_offset == found.high_watermark
+    later = Driver(kafka, driver.name, "run-2")
+    again = later.child(0)
     write(again, topic, 0, b"second try")
-    assert driver.end(0, child)[0] == INVALID_PRODUCER_ID_MAPPING, "a winner of the transaction before"
-    assert driver.end(0, again) == (0, 0)
+    assert later.end(0, child)[0] == INVALID_PRODUCER_ID_MAPPING, "a winner of the transaction before"
+    assert later.end(0, again) == (0, 0)
     assert read_committed(kafka, topic, 0) == [b"second try"]
 
 

@@ -12,6 +12,7 @@ What is checked (beside the core's own check() after every event)
     W6  markers are written for decisions that are in the log, and Complete follows the markers of all partitions
     W7  a producer id and epoch is given to one attempt
     W8  a driver alone, without deaths and pauses, is never refused anything (`peaceful`)
+    W9  once a run's abort is answered none of its tasks that live on begins a transaction: nobody would end it but its time-out
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 from mqd.coordinator.actions import Persist, Reply, Timer, TimerFired
 from mqd.transaction import events
 from mqd.transaction.events import NEED_PRODUCER_ID, JointAnswer, WriteMarkers
-from mqd.transaction.joint import CONCURRENT, JointTransaction
+from mqd.transaction.joint import CONCURRENT, FENCED_RUNS_MAX, JointTransaction
 from mqd.transaction.records import State
 from mqd.transaction.transaction import Settings
 from tests.sim.transaction_world import LOST, Broken, DataPartition
@@ -167,6 +168,8 @@ class JointWorld:
         self.checkpoint = 0
         self.confirmed_max = self.committed_max = -1
         self.given: dict[tuple[int, int], int] = {}
+        self.fenced: list[str] = []  # every run that the log has fenced, in order
+        self.aborted: dict[str, int] = {}  # run whose abort was answered -> how many were fenced then
         self.partitions = [DataPartition(self) for _ in PARTITIONS]  # type: ignore[arg-type]
         self.answers: dict[int, Callable[[object], None]] = {}
         self.network: list[Callable[[], None]] = []
@@ -246,6 +249,7 @@ class JointWorld:
             if not any(isinstance(other, Persist) for other in self.queue) and fresh.durable() != self.core.durable():
                 raise Broken(f"W5: {fresh.durable()} replayed, {self.core.durable()} persisted")
             self.committed_max = max(self.committed_max, fresh.committed_batch_id)
+            self.check_aborted(fresh)
             if fresh.state in (State.COMPLETE_COMMIT, State.COMPLETE_ABORT) and any(left for _, left in self.jobs):
                 raise Broken("W6: complete before all markers are written")
         elif isinstance(action, Reply):
@@ -258,6 +262,14 @@ class JointWorld:
             if fresh.state not in (State.PREPARE_COMMIT, State.PREPARE_ABORT) or (action.committed and fresh.state != State.PREPARE_COMMIT):
                 raise Broken(f"W6: markers without a decision in the log: {fresh.state!r}")
             self.jobs.append((action, list(range(len(action.partitions)))))
+
+    def check_aborted(self, fresh: JointTransaction) -> None:
+        """The core remembers so many runs, and not more."""
+        if fresh.fenced_run_ids[-1:] != tuple(self.fenced[-1:]):
+            self.fenced += fresh.fenced_run_ids[-1:]
+        since = self.aborted.get(fresh.run_id)
+        if fresh.state == State.ONGOING and since is not None and len(self.fenced) - since < FENCED_RUNS_MAX:
+            raise Broken(f"W9: {fresh.run_id} was told that its transaction is over, and another one of it is open")
 
     def write_marker(self) -> None:
         job, left = self.rng.choice(self.jobs)
@@ -308,7 +320,13 @@ class JointWorld:
             self.ask(lambda number, spare: events.Enlist(number, batch, run, TIMEOUT_MS, producer_id, epoch, spare), answer)
         elif kind == "end":
             batch, run, committed, winners = arguments
-            self.ask(lambda number, _: events.EndJoint(number, batch, run, committed, winners), answer)
+
+            def ended(found: object) -> None:
+                if not committed and isinstance(found, JointAnswer) and not found.error:
+                    self.aborted.setdefault(run, len(self.fenced))
+                answer(found)
+
+            self.ask(lambda number, _: events.EndJoint(number, batch, run, committed, winners), ended)
         else:
             self.produce(*arguments, answer)
 

@@ -167,9 +167,39 @@ class OvertakenGoesOn(JointTransaction):
         return 0 if self.state == State.ONGOING and producer_id in self.children else super()._producer_error(producer_id, epoch)
 
 
+class AbortedGoesOn(JointTransaction):
+    """W9: a task that outlives its run's abort enlists, and begins a transaction."""
+
+    def _abort(self, event, now_ms, actions):
+        if (event.batch_id, event.run_id) == (self.batch_id, self.run_id) and event.batch_id > self.committed_batch_id:
+            return self._abort_any(event, now_ms, actions)
+        return super()._abort(event, now_ms, actions)
+
+
+class AbortOfNothingForgotten(JointTransaction):
+    """W9: the abort comes before the first task does."""
+
+    def _abort(self, event, now_ms, actions):
+        if (event.batch_id, event.run_id) == (self.batch_id, self.run_id) or event.batch_id <= self.committed_batch_id:
+            return super()._abort(event, now_ms, actions)
+        return self._answer()
+
+
+class AbortForgottenInACrash(JointTransaction):
+    """W9: it was aborted by its time-out before, and that its run is over is not in the log."""
+
+    def _abort(self, event, now_ms, actions):
+        state = self.state
+        answer = super()._abort(event, now_ms, actions)
+        if state != State.ONGOING:
+            actions[:] = [action for action in actions if not isinstance(action, Persist)]
+        return answer
+
+
 BUGS = (
     EverybodyWins, WinnersUnchecked, ForgetsWhatWasCommitted, WritesAgain, EpochStays, MarkersBeforeDecision, CompletesTooEarly, ForgetsLosers, ForgetsToPersistPartitions,
     AddIgnoresEpoch, LoadedAndDone, NoTimeout, ForgetsWaiting, AnswersTwice, SharesAChild, OvertakenGoesOn,
+    AbortedGoesOn, AbortOfNothingForgotten, AbortForgottenInACrash,
 )  # fmt: skip
 
 

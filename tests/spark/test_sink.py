@@ -104,9 +104,8 @@ def test_what_fails_leaves_nothing(spark: Any, broker: Broker, kafka: KafkaConne
     assert values(kafka, topic) == []
 
 
-@pytest.mark.slow
 def test_what_fails_is_over(spark: Any, broker: Broker, kafka: KafkaConnection, topic: str) -> None:
-    """The transaction of a failed job is aborted at once. When the other task outlives Spark's abort it is not, but by its time-out: then readers of committed records wait for that."""
+    """The transaction of a failed job is aborted at once, and a task that outlives the abort begins no other: readers of committed records do not wait for a time-out."""
     with pytest.raises(Exception, match="no such luck"):
         save(failing(spark), broker, topic=topic)
     deadline = time.monotonic() + 30

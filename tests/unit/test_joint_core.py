@@ -186,6 +186,46 @@ def test_an_earlier_batch_does_not_end_a_later_one() -> None:
     assert it.end(5, child) is None
 
 
+def test_who_aborts_is_over_and_so_are_its_tasks_that_live_on() -> None:
+    it = Driver()
+    child = it.child(0, A)
+    assert it.end(0, committed=False) is None and it.enlist(0) == error(FENCED), "while its markers are written"
+    it.written()
+    assert it.end(0, committed=False) == error(0) and it.enlist(0) == error(FENCED) and it.enlist(1) == error(FENCED)
+    assert it.end(0, child) == error(FENCED) and it.replayed().fenced_run_ids == ("run",)
+    again = it.child(0, A, run="run-2")
+    assert it.enlist(0) == error(FENCED) and it.end(0, committed=False) == error(0) and it.end(0, again, run="run-2") is None
+
+
+def test_an_abort_before_the_first_task_is_remembered_and_forgotten_in_time() -> None:
+    it = Driver()
+    assert it.end(0, committed=False) == error(0) and it.enlist(0) == error(FENCED) and it.core.state == State.COMPLETE_ABORT
+    it.core = it.replayed()
+    it.core.on_loaded(it.now)
+    assert it.enlist(0) == error(FENCED) and it.child(0, A, run="run-2")
+    it.end(0, committed=False, run="run-2")
+    it.written()
+    it.wait(100_000)
+    assert it.core.is_empty and set(it.log.values()) == {None}
+
+
+def test_an_abort_behind_the_time_out_is_remembered() -> None:
+    it = Driver()
+    it.child(0, A)
+    it.wait(5_000)
+    assert it.core.state == State.PREPARE_ABORT and it.end(0, committed=False) is None
+    assert it.replayed().fenced_run_ids == ("run",), "before it is answered"
+    it.written()
+    assert it.enlist(0) == error(FENCED)
+
+
+def test_the_abort_of_one_run_leaves_another_ones_transaction() -> None:
+    it = Driver()
+    child = it.child(0, A)
+    assert it.end(0, committed=False, run="stillborn") == error(0) and it.enlist(0, "stillborn") == error(FENCED)
+    assert it.core.state == State.ONGOING and it.replayed().durable() == it.core.durable() and it.end(0, child) is None
+
+
 def test_a_time_out_that_may_not_be_is_refused() -> None:
     it = Driver()
     assert it.enlist(0, timeout_ms=60_001) == error(INVALID_TIMEOUT) and it.enlist(0, timeout_ms=0) == error(INVALID_TIMEOUT)
