@@ -24,10 +24,11 @@ import pyarrow.compute as pc
 
 from mqd.client import columns
 from mqd.client.columns import Column
-from mqd.client.messages import encode_headers
 from mqd.native import crc32c
 from mqd.native_client import Columns, Partitioner, partitions_for, records_encode
 from mqd.protocol.compression import compress
+from mqd.spark.headers import HeadersError
+from mqd.spark.headers import encode as encode_headers
 from mqd.spark.sink_options import COLUMNS, SinkOptions, position
 
 HEADER_BYTES = 61
@@ -35,7 +36,6 @@ GATHER_BYTES = 4 << 20  # Arrow bytes of a topic that are encoded together: a pa
 RECORD_OVERHEAD_MAX = 40
 _TRANSACTIONAL = 1 << 4
 _IDENTITY = struct.Struct(">qhi")  # producer id, epoch, base sequence: from byte 43 on
-_NO_HEADERS = b"\0"
 
 
 class MqdWriteError(RuntimeError):
@@ -221,7 +221,6 @@ class Encoder:
         if headers is None or headers.null_count == len(headers):
             return None
         try:
-            sections = [encode_headers([(one["key"], one["value"]) for one in row]) if row else _NO_HEADERS for row in headers.to_pylist()]
-        except TypeError as error:
+            return encode_headers(headers)
+        except HeadersError as error:
             raise MqdWriteError(f"column headers: {error}; a header needs a key") from None
-        return Column(len(sections), b"".join(sections), np.fromiter(map(len, sections), np.int32, len(sections)))

@@ -1,0 +1,97 @@
+"""The column `headers` of rows as the header sections of records, by columns: Arrow joins the pieces, numpy makes the lengths; no row is looked at alone.
+
+    section of a record    varint count, and of each header: varint key length, key, varint value length (-1: null), value
+
+    H1  the bytes are those of mqd.client.messages.encode_headers, row by row; a null or empty list is a count of 0
+    H2  a header without key is refused, with the number of them; nothing is encoded then
+Concurrency: none of its own; arrays are read, never written.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mqd.client.columns import Column
+
+_INT32_OFFSETS_MAX = 1 << 30  # bytes of keys and values up to which what is joined surely fits Arrow's binary: its offsets are int32
+_VARINT_BYTES_MAX = 5
+
+
+class HeadersError(ValueError):
+    """Rows hold headers that no record can have."""
+
+
+def encode(headers: pa.Array) -> Column:
+    """`headers`: lists (also large ones) of struct<key: string or binary, value: binary or string>. Raises HeadersError."""
+    counts = np.asarray(headers.value_lengths().fill_null(0)).astype(np.int64)
+    items = headers.flatten()
+    keys, values = _bytes(items, "key"), _bytes(items, "value")
+    if keys.null_count:
+        raise HeadersError(f"{keys.null_count} headers are null, or have a null key")
+    sections = np.maximum(counts, 1)  # pieces of each row: a row without headers is one piece, its count
+    ends = np.cumsum(sections)
+    starts = ends - sections
+    total = int(ends[-1]) if len(ends) else 0
+    key_bytes, value_bytes = _lengths(keys), _lengths(values)
+    if len(items) != total:  # some rows have no headers
+        is_header = np.ones(total, bool)
+        is_header[starts[counts == 0]] = False
+        places = pa.array(np.cumsum(is_header) - 1, mask=~is_header)
+        keys, values = keys.take(places), values.take(places)
+        key_bytes, value_bytes = _spread(key_bytes, is_header), _spread(value_bytes, is_header)
+    else:
+        is_header = None
+    first = np.full(total, -1, np.int64)
+    first[starts] = counts
+    kind = keys.type
+    pieces = (_varints(first, first >= 0, kind), _varints(key_bytes, is_header, kind), keys, _varints(value_bytes, is_header, kind), values)
+    joined = pc.binary_join_element_wise(*pieces, pa.scalar(b"", kind), null_handling="replace", null_replacement="")
+    offsets = _offsets(joined)
+    bounds = offsets[np.concatenate(([0], ends))]
+    data = joined.buffers()[2]
+    return Column(len(counts), b"" if data is None else memoryview(data)[int(bounds[0]) : int(bounds[-1])], np.diff(bounds).astype(np.int32))
+
+
+def _bytes(items: pa.StructArray, name: str) -> pa.Array:
+    """A field, null where its struct is. Keys and values are of one type."""
+    field = items.flatten()[items.type.get_field_index(name)]
+    wide = items.nbytes > _INT32_OFFSETS_MAX or any(pa.types.is_large_string(one.type) or pa.types.is_large_binary(one.type) for one in items.type)
+    return field.cast(pa.large_binary() if wide else pa.binary())
+
+
+def _lengths(array: pa.Array) -> np.ndarray:
+    """int64, -1 where null."""
+    return np.asarray(pc.binary_length(array).fill_null(-1)).astype(np.int64)
+
+
+def _spread(lengths: np.ndarray, is_header: np.ndarray) -> np.ndarray:
+    spread = np.zeros(len(is_header), np.int64)
+    spread[is_header] = lengths
+    return spread
+
+
+def _varints(numbers: np.ndarray, mask: np.ndarray | None, kind: pa.DataType) -> pa.Array:
+    """Numbers from -1 to 2**31 - 1, zig-zag, as byte strings; an empty one where `mask` is false."""
+    coded = (numbers << 1) ^ (numbers >> 63)
+    sizes = np.ones(len(coded), np.int64)
+    if len(coded) and int(coded.max()) >= 0x80:
+        for count in range(1, _VARINT_BYTES_MAX):
+            sizes += coded >= 1 << 7 * count
+    if mask is not None:
+        sizes *= mask
+    offsets = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    data = np.empty(int(offsets[-1]), np.uint8)
+    for index in range(int(sizes.max()) if len(sizes) else 0):
+        here = sizes > index
+        more = (sizes[here] > index + 1).astype(np.uint8) << 7
+        data[offsets[:-1][here] + index] = (coded[here] >> 7 * index & 0x7F).astype(np.uint8) | more
+    width = np.int64 if pa.types.is_large_binary(kind) else np.int32
+    return pa.Array.from_buffers(kind, len(sizes), [None, pa.py_buffer(offsets.astype(width)), pa.py_buffer(data)])
+
+
+def _offsets(array: pa.Array) -> np.ndarray:
+    width = np.int64 if pa.types.is_large_binary(array.type) else np.int32
+    return np.frombuffer(array.buffers()[1], width, len(array) + 1, array.offset * np.dtype(width).itemsize) if len(array) else np.zeros(1, width)
