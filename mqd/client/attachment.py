@@ -13,7 +13,8 @@ needs no switch of threads. The background thread takes the role back when nobod
 1. `native` is used with `lock` held; only wait() and wake() are not. It is replaced (a new attachment) by the driver alone.
 2. Callbacks (on_response, Listener) run with `lock` held, in any thread. They do not block and never call the user's code.
 3. Every request ends exactly once: with its response, _TIMED_OUT, _TRANSPORT (the worker died; whether the request took effect is unknown) or _DESTROY.
-4. A child of fork has no attachment: every call raises KafkaException (_STATE) there, and nothing of the parent's is touched.
+4. What wake_by() asks for is never slept through: `_asked` is set before `_sleep_until` is looked at, and looked at after that is set, so one of the two threads sees the other.
+5. A child of fork has no attachment: every call raises KafkaException (_STATE) there, and nothing of the parent's is touched.
 """
 
 from __future__ import annotations
@@ -107,6 +108,7 @@ class Attachment:
         self._driven = 0  # turns driven by threads of the application
         self._waiting = 0  # threads of the application that want to drive
         self._sleep_until = 0.0
+        self._asked = False
         self._backoff_s = BACKOFF_MIN_S
         self._reattach_at = 0.0
         self.native = opener()
@@ -140,8 +142,10 @@ class Attachment:
             self._unsent.append((correlation_id, frame))
             if self.attached:
                 self._submit_unsent()
-            if deadline < self._sleep_until or not self.attached or self._unsent:
+            if not self.attached or self._unsent:
                 self.wake()
+            else:
+                self.wake_by(deadline)
         return correlation_id
 
     def request(self, api_key: int, version: int, message: object, timeout: float = -1) -> Any:
@@ -177,7 +181,8 @@ class Attachment:
             self.native.wake()
 
     def wake_by(self, due: float) -> None:
-        """As wake, but only when the driver would sleep beyond `due`."""
+        """As wake, but only when the driver would sleep beyond `due`. A turn that is under way may have passed by what is due: another follows before the driver sleeps (4)."""
+        self._asked = True
         if due < self._sleep_until:
             self.wake()
 
@@ -286,11 +291,12 @@ class Attachment:
         """One turn, then a wait (lock released), then a turn. Lock held on entry and exit; no driver then."""
         self._driver = me
         try:
+            self._asked = False
             due = min(self._turn(), deadline)
             if (predicate is not None and predicate()) or self._closed:
                 return
             self._sleep_until = due
-            native, wait_us = self.native, int(max(min(due - time.monotonic(), IDLE_WAIT_S), 0) * 1e6)
+            native, wait_us = self.native, 0 if self._asked else int(max(min(due - time.monotonic(), IDLE_WAIT_S), 0) * 1e6)
             self.lock.release()
             try:
                 if self.attached:

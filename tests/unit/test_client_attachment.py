@@ -109,6 +109,37 @@ def test_the_background_thread_takes_over_again(attachment: Attachment, broker: 
         attachment.wait_for(lambda: False, 0.002)
 
 
+def test_what_is_asked_for_during_a_turn_is_not_slept_through(attachment: Attachment, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """produce() arms a stage without the lock, and asks for a turn: the turn under way has passed by that stage, and the driver has not said yet how long it will sleep."""
+    native, history, served = broker.clients[0], [], threading.Event()
+    sleep = native.wait
+
+    def wait(timeout_us: int) -> int:
+        history.append("wait")
+        return sleep(timeout_us)
+
+    class Late(Watcher):
+        def on_turn(self, now: float) -> float | None:
+            if "asked" in history:
+                served.set()
+            elif history[-2:] == ["wait", "turn"]:  # after this turn the driver sleeps
+                history.append("asked")
+                thread = threading.Thread(target=attachment.wake_by, args=(now,))
+                thread.start()
+                thread.join()
+            history.append("turn")
+            return None
+
+    monkeypatch.setattr(native, "wait", wait)
+    late = Late()
+    attachment.subscribe(late)
+    deadline = time.monotonic() + 5
+    while "asked" not in history and time.monotonic() < deadline:
+        attachment.wake()
+        time.sleep(0.02)  # another thread works
+    assert served.wait(5), "the driver sleeps"
+
+
 def test_a_dead_worker_is_attached_to_anew(attachment: Attachment, broker: FakeBroker) -> None:
     watcher = Watcher()
     attachment.subscribe(watcher)
