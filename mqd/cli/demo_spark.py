@@ -8,8 +8,11 @@ import signal
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import click
 import msgspec
@@ -18,7 +21,8 @@ from mqd.cli.common import EXIT_FAILED, EXIT_USAGE, CliError, Settings, emit_jso
 from mqd.cli.demo import TOPIC, Broker, Check, Progress, create_topic, encode_flights, flights_file, on_terminate, produce, read_flights
 
 if TYPE_CHECKING:
-    from pyspark.sql import Row, SparkSession
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
 
 DELAYS = "delays"
 SCHEMA = "origin STRING, dep_delay INT, time_hour TIMESTAMP"
@@ -27,6 +31,22 @@ LATE = "2 days"
 """How far apart the event times of two partitions may be when a batch begins."""
 AFTER_ALL = '{"origin":null,"dep_delay":null,"time_hour":"2014-02-01T00:00:00Z"}'
 """Moves the watermark past the last flight, so that the last windows are told, too."""
+AIRPORTS = {"EWR": "Newark", "JFK": "John F. Kennedy", "LGA": "LaGuardia"}
+FLIGHTS_MIN = 100
+"""Of fewer flights the picture draws no mean."""
+LADEN = "failed to connect back"
+"""Spark gives its Python processes ten seconds to come up, and no setting changes that."""
+TRIES = 5
+
+
+class Window(msgspec.Struct, frozen=True):
+    """An airport's flights of one hour, as Parquet has them. Delays in minutes; None where all flights were cancelled."""
+
+    origin: str
+    start: datetime
+    flights: int
+    delayed: int
+    mean_delay: float | None
 
 
 @click.command("demo-spark")
@@ -68,11 +88,11 @@ def command(settings: Settings, limit: int | None, picture: Path) -> int:
         return 0 if passed else EXIT_FAILED
     for check in checks:
         click.echo(f"  {'ok    ' if check.passed else 'FAILED'}  {check.name:<8} {check.detail}")
-    click.echo(f"\n{picture}: delays by airport and hour" if drawn else "\nno picture: matplotlib is missing (pip install matplotlib)")
+    click.echo(f"\n{picture}: delays by airport, hour of the day and month" if drawn else "\nno picture: matplotlib is missing (pip install matplotlib)")
     return 0 if passed else EXIT_FAILED
 
 
-def _through(spark: SparkSession, broker: Broker, flights: list[dict[str, Any]], progress: Progress) -> tuple[list[Row], list[dict[str, Any]]]:
+def _through(spark: SparkSession, broker: Broker, flights: list[dict[str, Any]], progress: Progress) -> tuple[list[Window], list[dict[str, Any]]]:
     """The windows that Parquet has in the end, and those that the topic has."""
     from mqd.spark.pipelines import running
     from mqd.spark.pipelines.settings import Aggregate, Sink, Source, Value
@@ -87,16 +107,36 @@ def _through(spark: SparkSession, broker: Broker, flights: list[dict[str, Any]],
     sender = threading.Thread(target=produce, args=(broker.bootstrap, [*encode_flights(flights), (None, AFTER_ALL.encode())], progress))
     sender.start()
     sender.join()
-    for query in queries:
-        query.processAllAvailable()  # one batch more than the records need: the one that tells the last windows
-        progress.say(f"  {query.name}: {sum(one['numInputRows'] for one in query.recentProgress):,} records in {query.lastProgress['batchId'] + 1} batches")
-        query.stop()
-    rows = spark.read.parquet(f"{place}/delays").where("origin IS NOT NULL").orderBy("start", "origin").collect()
+    for query, pipeline in zip(queries, pipelines, strict=True):
+        ended = _settled(query, lambda pipeline=pipeline: running.start(spark, pipeline))  # type: ignore[misc]
+        progress.say(f"  {query.name}: all is told after batch {ended.lastProgress['batchId']}")
+        ended.stop()
     values = spark.read.format(running.FORMAT).option("kafka.bootstrap.servers", broker.bootstrap).option("subscribe", DELAYS).load().selectExpr("CAST(value AS STRING)").collect()
-    return rows, [window for window in (msgspec.json.decode(row[0]) for row in values) if window["origin"] is not None]
+    return _windows(spark, f"{place}/delays"), [window for window in (msgspec.json.decode(row[0]) for row in values) if window["origin"] is not None]
 
 
-def verdict(flights: list[dict[str, Any]], rows: list[Row], told: list[dict[str, Any]]) -> list[Check]:
+def _settled(query: StreamingQuery, again: Callable[[], StreamingQuery]) -> StreamingQuery:
+    """Waits until the query has told everything there is. A machine too laden for Spark ends it: it goes on from its checkpoint, then."""
+    from pyspark.errors import StreamingQueryException
+
+    for left in reversed(range(TRIES)):
+        try:
+            query.processAllAvailable()  # one batch more than the records need: the one that tells the last windows
+            return query
+        except StreamingQueryException as error:
+            if LADEN not in str(error) or not left:
+                raise
+            query = again()
+    raise AssertionError("unreachable")
+
+
+def _windows(spark: SparkSession, path: str) -> list[Window]:
+    """Spark's timestamps become this machine's local times in Python: seconds of the epoch do not."""
+    found = spark.read.parquet(path).where("origin IS NOT NULL").orderBy("start", "origin").selectExpr("origin", "unix_seconds(start) AS start", "flights", "delayed", "mean_delay").collect()
+    return [Window(row.origin, datetime.fromtimestamp(row.start, UTC), row.flights, row.delayed, row.mean_delay) for row in found]
+
+
+def verdict(flights: list[dict[str, Any]], rows: list[Window], told: list[dict[str, Any]]) -> list[Check]:
     """What came out of Spark against what went in."""
     wanted: dict[tuple[str, str], int] = defaultdict(int)
     for flight in flights:
@@ -111,7 +151,31 @@ def verdict(flights: list[dict[str, Any]], rows: list[Row], told: list[dict[str,
     ]
 
 
-def draw(rows: list[Row], picture: Path) -> bool:
+def new_york() -> tuple[tzinfo, str]:
+    """The airports' clock, and what to call it; without its summer where the machine has no time zones."""
+    try:
+        return ZoneInfo("America/New_York"), "New York time"
+    except ZoneInfoNotFoundError:
+        return timezone(timedelta(hours=-5)), "UTC-5"
+
+
+def by_hour_and_month(rows: list[Window], zone: tzinfo) -> tuple[dict[int, float], dict[int, float]]:
+    """Mean delay, minutes, by hour of the day; share of flights more than 15 minutes late, %, by month. Of hours and months with FLIGHTS_MIN flights or more."""
+    hours, months = defaultdict(lambda: [0.0, 0]), defaultdict(lambda: [0, 0])
+    for row in rows:
+        local = row.start.astimezone(zone)
+        if row.mean_delay is not None:
+            hours[local.hour][0] += row.mean_delay * row.flights
+            hours[local.hour][1] += row.flights
+        months[local.month][0] += row.delayed
+        months[local.month][1] += row.flights
+    return (
+        {hour: minutes / count for hour, (minutes, count) in sorted(hours.items()) if count >= FLIGHTS_MIN},
+        {month: 100 * late / count for month, (late, count) in sorted(months.items()) if count >= FLIGHTS_MIN},
+    )
+
+
+def draw(rows: list[Window], picture: Path) -> bool:
     """Mean delay by hour of the day, and the share of delayed flights by month, for each airport. False: there is no matplotlib."""
     try:
         import matplotlib
@@ -120,23 +184,21 @@ def draw(rows: list[Row], picture: Path) -> bool:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (by_hour, by_month) = pyplot.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    zone, clock = new_york()
+    figure, (hourly, monthly) = pyplot.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
     for origin in sorted({row.origin for row in rows}):
-        mine = [row for row in rows if row.origin == origin]
-        hours, months = defaultdict(lambda: [0.0, 0]), defaultdict(lambda: [0, 0])
-        for row in mine:
-            if row.mean_delay is not None:
-                hours[(row.start.hour - 5) % 24][0] += row.mean_delay * row.flights  # New York's clock, without its summer
-                hours[(row.start.hour - 5) % 24][1] += row.flights
-            months[row.start.month][0] += row.delayed
-            months[row.start.month][1] += row.flights
-        by_hour.plot(sorted(hours), [hours[hour][0] / hours[hour][1] for hour in sorted(hours)], marker=".", label=origin)
-        by_month.plot(sorted(months), [100 * months[month][0] / months[month][1] for month in sorted(months)], marker=".", label=origin)
-    by_hour.set(title="Mean delay of a departure", xlabel="hour of the day (UTC-5)", ylabel="minutes")
-    by_month.set(title="Departures more than 15 minutes late", xlabel="month of 2013", ylabel="%")
-    for axis in (by_hour, by_month):
+        hours, months = by_hour_and_month([row for row in rows if row.origin == origin], zone)
+        hourly.plot(list(hours), list(hours.values()), marker=".", label=AIRPORTS.get(origin, origin))
+        monthly.plot(list(months), list(months.values()), marker=".")
+    hourly.set(title="Mean delay of a departure, minutes", xlabel=f"hour of the day ({clock})", xticks=range(4, 25, 2), xlim=(4, 24))
+    hourly.axhline(0, color="grey", linewidth=0.8)
+    monthly.set(title="Departures more than 15 minutes late, %", xlabel="2013", xticks=range(1, 13), xticklabels="Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(), xlim=(0.6, 12.4))
+    monthly.set_ylim(bottom=0)
+    for axis in (hourly, monthly):
         axis.grid(alpha=0.3)
-        axis.legend(frameon=False)
+        axis.spines[["top", "right"]].set_visible(False)
+    hourly.legend(frameon=False, loc="upper left")
+    figure.suptitle(f"{sum(row.flights for row in rows):,} flights from New York's airports, by Spark from topics of mqd")
     figure.savefig(picture, dpi=120)
     pyplot.close(figure)
     return True

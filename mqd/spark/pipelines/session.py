@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import select
 import sys
-from collections.abc import Mapping
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from mqd.spark.pipelines.settings import SettingsError
@@ -32,8 +36,59 @@ def defaults(master: str) -> dict[str, str]:
     return found
 
 
+def log_level(master: str, configuration: Mapping[str, str]) -> str:
+    """What Spark's log tells: `spark.log.level`, where that is set. Local: nothing, since what ends a query is raised, and each task's stack trace on top would bury it. On a cluster: errors."""
+    return configuration.get("spark.log.level", "FATAL" if _LOCAL.fullmatch(master) else "ERROR")
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """What this process, and those that it starts meanwhile, say on stderr is held back, and told only if the block fails; what they say afterwards goes to stderr as ever.
+
+    Java's and Spark's greetings are ten lines; they cannot be turned off before Spark is there.
+    """
+    reader, writer = os.pipe()
+    held: list[bytes] = []
+    lock = threading.Lock()
+    holding = True
+
+    def pass_on() -> None:
+        while True:
+            select.select([reader], [], [])
+            with lock:  # read and dealt with at once: nothing of before is told after
+                said = os.read(reader, 65536)
+                if not said:
+                    os.close(reader)
+                    return
+                held.append(said) if holding else _tell(said)
+
+    threading.Thread(target=pass_on, name="stderr of Spark", daemon=True).start()
+    sys.stderr.flush()
+    own = os.dup(2)
+    os.dup2(writer, 2)
+    os.close(writer)
+    failed = True
+    try:
+        yield
+        failed = False
+    finally:
+        sys.stderr.flush()
+        os.dup2(own, 2)
+        os.close(own)
+        with lock:
+            holding = False
+            if failed:
+                _tell(b"".join(held))
+
+
+def _tell(said: bytes) -> None:
+    with contextlib.suppress(OSError):  # nobody listens any more
+        os.write(2, said)
+
+
 def session(name: str, master: str, configuration: Mapping[str, str] | None = None) -> SparkSession:
     """A session for `name`. Raises SettingsError when PySpark or Java is missing."""
+    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)  # pandas may be there for others; nothing of ours uses it
     try:
         from pyspark.errors import PySparkRuntimeError
         from pyspark.sql import SparkSession
@@ -46,11 +101,17 @@ def session(name: str, master: str, configuration: Mapping[str, str] | None = No
     for key, value in {**defaults(master), **(configuration or {})}.items():
         builder = builder.config(key, value)
     try:
-        spark = builder.getOrCreate()
+        with held_back():
+            spark = builder.getOrCreate()
+            spark.sparkContext.setLogLevel(log_level(master, configuration or {}))
+            _register(spark)
     except (PySparkRuntimeError, FileNotFoundError) as error:
         raise SettingsError(f"Spark does not start ({error}): it needs Java 17 or newer on the PATH, or JAVA_HOME") from None
-    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def _register(spark: SparkSession) -> None:
+    """An editable install is not found by Spark's own look-up."""
     from mqd.spark.source import MqdDataSource
 
-    spark.dataSource.register(MqdDataSource)  # an editable install is not found by Spark's own look-up
-    return spark
+    spark.dataSource.register(MqdDataSource)

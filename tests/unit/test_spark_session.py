@@ -1,0 +1,62 @@
+"""What a Spark session is given, what is heard of its start, and what the demo draws. Without Spark."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+from datetime import UTC, datetime
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from mqd.cli.demo_spark import Window, by_hour_and_month
+from mqd.spark.pipelines.session import held_back, log_level
+
+GREETS = "import sys; print('hello', file=sys.stderr, flush=True); print('up', flush=True); sys.stdin.readline(); print('later', file=sys.stderr, flush=True)"
+
+
+def start() -> subprocess.Popen[str]:
+    """A process that has said hello; what this process has on stderr is read by then."""
+    process = subprocess.Popen([sys.executable, "-c", GREETS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "up\n"
+    os.write(2, b"mine\n")
+    while struct.unpack("i", fcntl.ioctl(2, termios.FIONREAD, bytes(4)))[0]:
+        time.sleep(0.01)  # another thread reads the pipe that stands for stderr; nothing tells
+    return process
+
+
+def reading() -> threading.Thread:
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == "stderr of Spark")
+    return thread
+
+
+def test_greetings_are_held_back_and_what_is_said_later_is_not(capfd: pytest.CaptureFixture[str]) -> None:
+    with held_back():
+        process, thread = start(), reading()
+    process.communicate("go on")
+    thread.join(20)
+    assert capfd.readouterr().err == "later\n"
+
+
+def test_everything_is_told_of_a_start_that_fails(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError), held_back():
+        process, thread = start(), reading()
+        raise ValueError
+    process.communicate("go on")
+    thread.join(20)
+    assert capfd.readouterr().err == "hello\nmine\nlater\n"
+
+
+def test_a_local_log_is_silent_unless_asked() -> None:
+    assert (log_level("local[*]", {}), log_level("spark://host:7077", {}), log_level("local", {"spark.log.level": "INFO"})) == ("FATAL", "ERROR", "INFO")
+
+
+def test_the_demos_picture_has_the_airports_own_clock() -> None:
+    windows = [Window("EWR", datetime(2013, month, 1, 12, tzinfo=UTC), 150, 30, 10.0 * month) for month in (1, 7)] + [Window("EWR", datetime(2013, 2, 2, 3, tzinfo=UTC), 99, 99, None)]
+    assert by_hour_and_month(windows, ZoneInfo("America/New_York")) == ({7: 10.0, 8: 70.0}, {1: 20.0, 7: 20.0}), "in summer another hour; few flights have no mean"
