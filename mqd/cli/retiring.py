@@ -20,7 +20,7 @@ from mqd.cli.cluster import EARLIEST, LATEST, Cluster, Partition
 from mqd.cli.common import CliError
 from mqd.cli.request import Broker, check
 from mqd.protocol.messages import CreatePartitionsRequest, FetchRequest
-from mqd.protocol.records import CONTROL, HEADER, HEADER_BYTES
+from mqd.protocol.records import TRANSACTIONAL, decode_batch, iterate_batches
 
 CREATE_PARTITIONS, FETCH = 37, 1
 RETIRE, RETIRE_MOVING_KEYS, RELEASE, STATUS = 1, 2, 3, 4
@@ -31,7 +31,9 @@ LOOK_S = 0.25
 TIMEOUT_MS = 30_000
 FETCH_VERSION_MAX = 12  # the newest that names topics by name
 FETCH_BYTES = 1 << 20
-MARKERS_MAX = 1_000  # a group that is further behind has records left to read
+UNREADABLE_MAX = 1_000  # a group that is further behind has records left to read
+READ_COMMITTED = 1
+ABORT = b"\0\0"  # a marker's key: version, then its type (KIP-98)
 
 
 class State(msgspec.Struct):
@@ -108,33 +110,41 @@ def groups_behind(cluster: Cluster, state: State) -> list[Behind]:
 
 
 def _left(cluster: Cluster, row: groups.Progress) -> int:
-    """Records that the group has not read; markers of transactions, behind the last record, are none."""
+    """Records that the group has not read. What nobody hands to an application, behind the last record, is none: markers of transactions, and records of aborted ones. A group cannot commit
+    behind these until a record follows, and while the partition is sealed none does."""
     if row.log_end_offset is None:
         return 1  # nobody serves it: not known
     first = max(row.committed_offset if row.committed_offset is not None else 0, row.log_start_offset or 0)
     left = row.log_end_offset - first
-    return 0 if left <= 0 or (left <= MARKERS_MAX and _only_markers(cluster, (row.topic, row.partition), first)) else left
+    return 0 if left <= 0 or (left <= UNREADABLE_MAX and _nothing_to_read(cluster, (row.topic, row.partition), first, row.log_end_offset)) else left
 
 
-def _only_markers(cluster: Cluster, partition: Partition, offset: int) -> bool:
+def _nothing_to_read(cluster: Cluster, partition: Partition, offset: int, end: int) -> bool:
     topic, index = partition
     ((node_id, _),) = cluster.by_leader([partition]).items()
     asked = FetchRequest.Topic(topic=topic, partitions=[FetchRequest.Partition(partition=index, fetch_offset=offset, partition_max_bytes=FETCH_BYTES)])
-    request = FetchRequest(replica_id=-1, max_wait_ms=0, min_bytes=0, max_bytes=FETCH_BYTES, session_epoch=-1, topics=[asked])
+    request = FetchRequest(replica_id=-1, max_wait_ms=0, min_bytes=0, max_bytes=FETCH_BYTES, isolation_level=READ_COMMITTED, session_epoch=-1, topics=[asked])
     answer = cluster.node(node_id).ask(FETCH, request, FETCH_VERSION_MAX)
     found = answer.responses[0].partitions[0]
-    return not found.error_code and all(attributes & CONTROL for attributes in _attributes(bytes(found.records or b""), offset))
+    aborted = [(one.producer_id, one.first_offset) for one in found.aborted_transactions or ()]
+    return not found.error_code and nothing_to_read(bytes(found.records or b""), aborted, offset, end)
 
 
-def _attributes(data: bytes, offset: int) -> list[int]:
-    """Of the batches that reach beyond `offset`; the last one may be cut off."""
-    at, found = 0, []
-    while at + HEADER_BYTES <= len(data):
-        base_offset, length, _, _, _, attributes, last_delta, *_ = HEADER.unpack_from(data, at)
-        if base_offset + last_delta >= offset:
-            found.append(attributes)
-        at += 12 + length
-    return found
+def nothing_to_read(data: bytes, aborted: list[tuple[int, int]], offset: int, end: int) -> bool:
+    """Whether an application that reads what is committed is given nothing from `offset` to `end` (exclusive). `data`: a Fetch answer's batches, the last one may be cut off; `aborted`: its
+    (producer id, first offset). False as well where `data` does not reach `end`: an open transaction, or too much."""
+    waiting, under_way = sorted(aborted, key=lambda one: one[1]), set()
+    for header, batch in iterate_batches(data, allow_partial=True):
+        while waiting and waiting[0][1] <= header.last_offset:
+            under_way.add(waiting.pop(0)[0])
+        if header.is_control:
+            if (marker := next(decode_batch(batch)).key) is not None and marker[2:4] == ABORT:
+                under_way.discard(header.producer_id)
+        elif header.last_offset >= offset and not (header.attributes & TRANSACTIONAL and header.producer_id in under_way):
+            return False
+        if header.last_offset + 1 >= end:
+            return True
+    return False
 
 
 def records_left(cluster: Cluster, state: State) -> int:
