@@ -4,6 +4,7 @@ group sees the records of a key out of order, transactions stay whole. docs/deci
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import mqd
+from mqd.cli.main import main as cli
 from mqd.cli.request import Broker as Requests
 from mqd.cli.retiring import CREATE_PARTITIONS, HIDDEN, REDIRECTED, SEALED, STATUS
 from mqd.protocol.messages import CreatePartitionsRequest
@@ -36,7 +38,9 @@ RUN_S_MAX = 120
 
 
 class Writer(threading.Thread):
-    """Writes records of its keys, each with the next number of its key. `written`: those that are to be read in the end, in order."""
+    """Writes records of its keys, each with the next number of its key. `written`: those that are to be read in the end, in order. With `with`: nothing of it outlives a test that fails."""
+
+    producer: Any
 
     def __init__(self, name: str, topic: str) -> None:
         super().__init__(name=name, daemon=True)
@@ -74,6 +78,21 @@ class Writer(threading.Thread):
         self.end.set()
         self.join(PATIENCE_S)
         assert not self.is_alive() and not self.failures, (self.name, self.failures[:3])
+
+    def __enter__(self) -> Writer:
+        self.start()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        """After stop() there is nothing left to purge."""
+        self.end.set()
+        while self.is_alive():  # a call that waits for records waits for none now; one that waits for the broker has PATIENCE_S
+            with contextlib.suppress(Exception):
+                self.producer.purge()
+                self.producer.poll(0)
+            self.join(0.1)
+        self.producer.close()
+        del self.producer
 
 
 class Plain(Writer):
@@ -114,7 +133,8 @@ class Transactional(Writer):
             self.idle.clear()
             records = [self.record(number + i) for i in range(KEYS)]
             while not self._carried_out(records, number % 3 != 2):
-                pass
+                if self.end.is_set():
+                    return
             number += 1
 
     @contextlib.contextmanager
@@ -149,7 +169,7 @@ class Transactional(Writer):
 
 
 class Readers:
-    """A group of two consumers. `read`: numbers by key, in the order in which they were handed out; what is handed out again, after a rebalance, is the same offset and does not count."""
+    """A group of two consumers, which ends with the `with`. `read`: numbers by key, in the order in which they were handed out; what is handed out again, after a rebalance, is the same offset and does not count."""
 
     def __init__(self, topic: str, bootstrap: str) -> None:
         self._settings = {
@@ -162,11 +182,27 @@ class Readers:
         self.assigned: dict[int, set[int]] = {}
         self.failures: list[str] = []
         self.threads = [threading.Thread(target=self._run, args=(number,), daemon=True) for number in range(2)]
+
+    def __enter__(self) -> Readers:
         for thread in self.threads:
             thread.start()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.end.set()
+        for thread in self.threads:
+            thread.join()
 
     def _run(self, number: int) -> None:
         consumer = Consumer(self._settings)
+        try:
+            self._read(number, consumer)
+        except Exception as error:  # noqa: BLE001 - the test's own thread shall see it
+            self.failures.append(repr(error))
+        finally:
+            consumer.close()
+
+    def _read(self, number: int, consumer: Consumer) -> None:
         consumer.subscribe([self.topic])
         while not self.end.is_set():
             message = consumer.poll(0.1)
@@ -180,7 +216,6 @@ class Readers:
                 elif (place := (message.partition(), message.offset())) not in self.seen:
                     self.seen.add(place)
                     self.read[message.key().decode()].append(int(message.value()))
-        consumer.close()
 
     def has_all(self, written: dict[str, list[int]]) -> bool:
         with self.lock:
@@ -211,9 +246,12 @@ def step_of(bootstrap: str, topic: str) -> int:
 
 
 def retire(bootstrap: str, topic: str, *arguments: str, fails: bool = False) -> str:
-    done = run("topic", "retire-partitions", topic, *arguments, "-b", bootstrap)
-    assert (done.returncode != 0) == fails, done.stdout + done.stderr
-    return done.stderr if fails else done.stdout
+    """The command in this process: what a process of its own costs is no part of what is looked at."""
+    out, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors), pytest.raises(SystemExit) as done:
+        cli(["topic", "retire-partitions", topic, *arguments, "-b", bootstrap])
+    assert bool(done.value.code) == fails, out.getvalue() + errors.getvalue()
+    return errors.getvalue() if fails else out.getvalue()
 
 
 def delete_records(bootstrap: str, topic: str, partitions: Iterator[int] | range) -> None:
@@ -252,33 +290,35 @@ def check(writers: list[Writer], readers: Readers) -> None:
 def test_clients_go_on_through_a_whole_retirement(io_backend: str, start_broker: Callable[..., Broker]) -> None:
     broker = start_broker(config={**CONFIG, "io.backend": io_backend})
     topic = make_topic(broker.bootstrap)
-    readers = Readers(topic, broker.bootstrap)
-    writers: list[Any] = [Plain("plain", topic, broker.bootstrap), Plain("local", topic, broker.bootstrap, local=True), Transactional("transactional", topic, broker.bootstrap)]
-    for writer in writers:
-        writer.start()
-    until("all of them write", lambda: all(len(writer.written) == KEYS for writer in writers))
-    with writers[2].between_two():
-        assert "drawing_near" in run("topic", "retire-partitions", topic, "--to", "2", "--no-wait", "-b", broker.bootstrap, "--format", "json").stdout
-    done = run("topic", "retire-partitions", topic, "--to", "2", "-b", broker.bootstrap, "--format", "json")
-    told = json.loads(done.stdout)
-    assert (told["step"], told["partitions"], told["groups_behind"]) == ("redirected", 2, []), told
-    assert count_of(broker.bootstrap, topic) == 4
-    write_on(writers)
-    delete_records(broker.bootstrap, topic, range(2, 4))
-    until("hidden", lambda: step_of(broker.bootstrap, topic) == HIDDEN)
-    until("clients are shown two", lambda: count_of(broker.bootstrap, topic) == 2)
-    until("the group reads two partitions", lambda: set().union(*readers.assigned.values()) == {0, 1})
-    hidden_s = time.monotonic()
-    while time.monotonic() < hidden_s + 2 * GRACE_S:  # librdkafka's producers write to four for as long as they live
+    with contextlib.ExitStack() as clients:
+        readers = clients.enter_context(Readers(topic, broker.bootstrap))
+        writers: list[Any] = [
+            clients.enter_context(Plain("plain", topic, broker.bootstrap)),
+            clients.enter_context(Plain("local", topic, broker.bootstrap, local=True)),
+            clients.enter_context(Transactional("transactional", topic, broker.bootstrap)),
+        ]
+        until("all of them write", lambda: all(len(writer.written) == KEYS for writer in writers))
+        with writers[2].between_two():
+            assert "drawing_near" in run("topic", "retire-partitions", topic, "--to", "2", "--no-wait", "-b", broker.bootstrap, "--format", "json").stdout
+        done = run("topic", "retire-partitions", topic, "--to", "2", "-b", broker.bootstrap, "--format", "json")
+        told = json.loads(done.stdout)
+        assert (told["step"], told["partitions"], told["groups_behind"]) == ("redirected", 2, []), told
+        assert count_of(broker.bootstrap, topic) == 4
         write_on(writers)
-    assert step_of(broker.bootstrap, topic) == HIDDEN
-    for writer in writers:
-        writer.stop()
-    until("gone", lambda: step_of(broker.bootstrap, topic) == 0)
-    writers.append(Plain("after", topic, broker.bootstrap))
-    writers[-1].start()
-    write_on(writers[-1:])
-    check(writers, readers)
+        delete_records(broker.bootstrap, topic, range(2, 4))
+        until("hidden", lambda: step_of(broker.bootstrap, topic) == HIDDEN)
+        until("clients are shown two", lambda: count_of(broker.bootstrap, topic) == 2)
+        until("the group reads two partitions", lambda: set().union(*readers.assigned.values()) == {0, 1})
+        hidden_s = time.monotonic()
+        while time.monotonic() < hidden_s + 2 * GRACE_S:  # librdkafka's producers write to four for as long as they live
+            write_on(writers)
+        assert step_of(broker.bootstrap, topic) == HIDDEN
+        for writer in writers:
+            writer.stop()
+        until("gone", lambda: step_of(broker.bootstrap, topic) == 0)
+        writers.append(clients.enter_context(Plain("after", topic, broker.bootstrap)))
+        write_on(writers[-1:])
+        check(writers, readers)
     assert "2 partitions; none is being retired" in retire(broker.bootstrap, topic, "--status")
 
 
@@ -313,45 +353,71 @@ def test_an_open_transaction_is_named_and_one_that_is_in_both_ends_in_both(share
     assert sorted(found) == [(1, b"committed"), (3, b"first")]
 
 
+@contextlib.contextmanager
+def member(bootstrap: str, topic: str) -> Iterator[tuple[str, Consumer]]:
+    """A group's name, and its only member, which has read the first record."""
+    group = fresh("group")
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group, "auto.offset.reset": "earliest", "enable.auto.commit": False, "isolation.level": "read_committed"})
+    try:
+        consumer.subscribe([topic])
+        until("it is a member, and reads", lambda: consumer.poll(0.1) is not None)
+        yield group, consumer
+    finally:
+        consumer.close()
+
+
 def test_a_group_that_is_behind_is_told_of_and_waited_for_no_longer_than_said(start_broker: Callable[..., Broker]) -> None:
-    broker = start_broker(config={**CONFIG, "partition.retire.barrier.ms": "1500"})
+    broker = start_broker(workers=1, config={**CONFIG, "partition.retire.barrier.ms": "300"})
     topic = make_topic(broker.bootstrap)
     producer = Producer({"bootstrap.servers": broker.bootstrap, "enable.idempotence": True})
     for number in range(40):
         producer.produce(topic, b"x", partition=number % 4)
     assert producer.flush(PATIENCE_S) == 0
-    group = fresh("slow")
-    consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": group, "auto.offset.reset": "earliest", "enable.auto.commit": False})
-    consumer.subscribe([topic])
-    until("it is a member", lambda: consumer.poll(0.1) is not None)
-    consumer.commit(offsets=[TopicPartition(topic, 3, 4)], asynchronous=False)
-    text = retire(broker.bootstrap, topic, "--to", "2")
+    with member(broker.bootstrap, topic) as (group, consumer):
+        consumer.commit(offsets=[TopicPartition(topic, 3, 4)], asynchronous=False)
+        text = retire(broker.bootstrap, topic, "--to", "2")
     assert f"group {group} has" in text and "may come out of order" in text
     assert step_of(broker.bootstrap, topic) == REDIRECTED
-    consumer.close()
+
+
+def test_a_group_has_not_the_records_of_an_aborted_transaction_left_to_read(shared_broker: Broker) -> None:
+    topic = make_topic(shared_broker.bootstrap)
+    with connect(shared_broker) as kafka:
+        producer = RawProducer(kafka)
+        assert producer.init().error_code == 0
+        for value in (b"committed", b"aborted"):
+            assert producer.produce(topic, 3, value) == 0
+            assert producer.end(value == b"committed") == 0
+        with member(shared_broker.bootstrap, topic) as (_, consumer):
+            consumer.commit(offsets=[TopicPartition(topic, 3, 1)], asynchronous=False)
+            told = json.loads(retire(shared_broker.bootstrap, topic, "--to", "2", "--format", "json"))
+    assert (told["step"], told["groups_behind"]) == ("redirected", []), told
 
 
 @pytest.mark.slow
 def test_leaders_die_while_partitions_are_retired(tmp_path_factory: pytest.TempPathFactory) -> None:
     with Cluster(tmp_path_factory.mktemp("retired"), config={**CONFIG, "broker.session.timeout.ms": "2000", "partition.retire.grace.ms": "600000"}) as cluster:
         topic = make_topic(cluster.bootstrap, replicas=3)
-        readers = Readers(topic, cluster.bootstrap)
-        writers: list[Any] = [Plain("plain", topic, cluster.bootstrap), Transactional("transactional", topic, cluster.bootstrap)]
-        for writer in writers:
-            writer.start()
-        until("all of them write", lambda: all(len(writer.written) == KEYS for writer in writers))
-        with writers[1].between_two():
-            retire(cluster.bootstrap, topic, "--to", "2", "--no-wait")
-        for want in (SEALED, REDIRECTED, REDIRECTED):
-            until("the step", lambda want=want: step_of(cluster.bootstrap, topic) >= want)
-            leader = AdminClient({"bootstrap.servers": cluster.bootstrap}).list_topics(topic, timeout=PATIENCE_S).topics[topic].partitions[3].leader
-            member = cluster.brokers[leader]
-            for role in ("mqd-worker", "mqd-controller"):
-                for pid in member.pids(role):
-                    os.kill(pid, signal.SIGKILL)
-            write_on(writers)
-        until("redirected", lambda: step_of(cluster.bootstrap, topic) == REDIRECTED)
-        delete_records(cluster.bootstrap, topic, range(2, 4))
-        until("hidden", lambda: step_of(cluster.bootstrap, topic) == HIDDEN)
-        until("the group reads two partitions", lambda: set().union(*readers.assigned.values()) == {0, 1})
-        check(writers, readers)
+        with contextlib.ExitStack() as clients:
+            readers = clients.enter_context(Readers(topic, cluster.bootstrap))
+            writers: list[Any] = [clients.enter_context(one(one.__name__, topic, cluster.bootstrap)) for one in (Plain, Transactional)]
+            _leaders_die(cluster, topic, writers, readers)
+
+
+def _leaders_die(cluster: Cluster, topic: str, writers: list[Any], readers: Readers) -> None:
+    until("all of them write", lambda: all(len(writer.written) == KEYS for writer in writers))
+    with writers[1].between_two():
+        retire(cluster.bootstrap, topic, "--to", "2", "--no-wait")
+    for want in (SEALED, REDIRECTED, REDIRECTED):
+        until("the step", lambda want=want: step_of(cluster.bootstrap, topic) >= want)
+        leader = AdminClient({"bootstrap.servers": cluster.bootstrap}).list_topics(topic, timeout=PATIENCE_S).topics[topic].partitions[3].leader
+        member = cluster.brokers[leader]
+        for role in ("mqd-worker", "mqd-controller"):
+            for pid in member.pids(role):
+                os.kill(pid, signal.SIGKILL)
+        write_on(writers)
+    until("redirected", lambda: step_of(cluster.bootstrap, topic) == REDIRECTED)
+    delete_records(cluster.bootstrap, topic, range(2, 4))
+    until("hidden", lambda: step_of(cluster.bootstrap, topic) == HIDDEN)
+    until("the group reads two partitions", lambda: set().union(*readers.assigned.values()) == {0, 1})
+    check(writers, readers)
