@@ -57,7 +57,7 @@ class TransactionService:
         self.owners = owners
         self.cores = Transactions(settings(broker))
         self.offset_commits = OffsetCommits()
-        self.markers = Markers(self.append_marker, lambda topic, index: broker.partition_of(topic, index) is not None, self.offset_commits)
+        self.markers = Markers(self.append_marker, lambda topic, _index: topic in broker.metadata.topics, self.offset_commits)  # a partition that was retired has a successor: append_marker
         self.carry_out = self.markers.carry_out
         self.peers: Peers | None = None  # set before the first request on a host that has others
         self._remote: RemoteMarkers | None = None

@@ -21,7 +21,7 @@ from mqd.base import logging
 from mqd.native import PRODUCE_ACKS_ALL, PRODUCE_CONTROL, PRODUCE_MARKER_BUMPED, crc32c
 from mqd.protocol.errors import ErrorCode, error_name
 from mqd.protocol.records import CONTROL, HEADER, HEADER_BYTES, LENGTH_BYTES, TRANSACTIONAL
-from mqd.protocol.redirected import redirected_producer
+from mqd.protocol.redirected import origin_of, redirected_producer
 
 BYTES_MAX = 64 << 20
 COUNT_MAX = 100_000
@@ -147,7 +147,7 @@ class Log:
         self._bytes -= append.size_bytes
         if append.future.done():
             return True
-        if redirect >= 0 and append.marker is not None and error in (0, ErrorCode.INVALID_PRODUCER_EPOCH):  # the latter: it was written before, and what became of the other is not known
+        if redirect >= 0 and append.marker is not None and _goes_on(append.marker, error):
             self._redirect(append.future, append.marker, error, base_offset, redirect)
         elif error:
             # A write or flush that failed leaves it open what the disk holds: whoever loads the log next will see.
@@ -186,6 +186,12 @@ class Log:
             append.future.cancel()
         self._pending.clear()
         self._bytes = 0
+
+
+def _goes_on(marker: Marker, error: int) -> bool:
+    """Whether a marker for a retired partition is to be written to the one that takes its records. INVALID_PRODUCER_EPOCH: it was written before, and what became of the other is not known.
+    Records that were handed on once are never handed on again (D3 of native/mqd_redirect.h), and a producer id that was rewritten twice would be another partition's."""
+    return error in (0, ErrorCode.INVALID_PRODUCER_EPOCH) and origin_of(marker.producer_id)[1] < 0
 
 
 # -- batches -------------------------------------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ class _Job:
 
 
 class Markers:
-    """`exists(topic, partition)`: whether the partition still does."""
+    """`exists(topic, partition)`: whether there may still be something to end: in the partition, or in the one that has taken its records."""
 
     def __init__(self, append: Append, exists: Callable[[str, int], bool], offset_commits: OffsetCommits) -> None:
         self._append = append

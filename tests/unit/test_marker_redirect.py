@@ -1,14 +1,17 @@
 """Markers of transactions for partitions that are being retired: written to the partition that takes the records, too, under the rewritten producer id."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from mqd.acceptor.transactions import TransactionService
 from mqd.coordinator.log import AppendError, Log, Marker, Served
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.records import HEADER
 from mqd.protocol.redirected import origin_of, redirected_producer
+from mqd.transaction.events import WriteMarkers
 
 MARKER = Marker("t", 3, 7, 1, 5, True, 1_000, is_bumped=True)
 
@@ -26,13 +29,13 @@ class Owners:
         self.sent.append((slot, HEADER.unpack_from(batch)[9], token))
 
 
-def run(*answers: tuple[int, int]) -> tuple[list[tuple[int, int]], Any]:
+def run(*answers: tuple[int, int], marker: Marker = MARKER) -> tuple[list[tuple[int, int]], Any]:
     """`answers`: (error, redirect) to the appends, in order. What was written where, and what came of it."""
 
     async def scenario() -> tuple[list[tuple[int, int]], Any]:
         owners = Owners()
         log = Log(owners, owners, 1 << 63)
-        future = log.marker_nowait(MARKER)
+        future = log.marker_nowait(marker)
         for number, (error, redirect) in enumerate(answers):
             assert log.produced(owners.sent[number][2], error, 20 + number, redirect)
             await asyncio.sleep(0)
@@ -65,6 +68,55 @@ def test_an_error_of_the_second_is_the_markers(error: int) -> None:
 
 def test_an_error_of_the_first_that_is_tried_again_ends_it() -> None:
     assert run((ErrorCode.NOT_ENOUGH_REPLICAS, 1)) == ([(13, 7)], ErrorCode.NOT_ENOUGH_REPLICAS)
+
+
+def test_records_that_were_handed_on_are_ended_where_they_are() -> None:
+    """Their partition is being retired now: nothing of them goes on, and the number that it would be is that of another partition's records."""
+    there = redirected_producer(7, 5)
+    assert run((0, 1), marker=MARKER._replace(producer_id=there)) == ([(13, there)], 20)
+
+
+class Written:
+    """A coordinator that has one transaction to end, and a log whose first answer is `error`, by a host that knows of fewer partitions already: ours hears of it at the same time."""
+
+    def __init__(self, error: int) -> None:
+        self.error, self.markers, self.posted = error, [], asyncio.Event()
+        self.topic = SimpleNamespace(partitions=[SimpleNamespace(leader=1)] * 4)
+        self.metadata = SimpleNamespace(topics={"t": self.topic})
+        self.node_id, self.broker_value = 1, lambda _name: 1_000
+
+    def partition_of(self, name: str, index: int) -> object:
+        partitions = self.metadata.topics[name].partitions
+        return partitions[index] if index < len(partitions) else None
+
+    def marker_nowait(self, marker: Marker) -> "asyncio.Future[int]":
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.markers.append((marker.partition, marker.producer_id))
+        if len(self.markers) > 1:
+            future.set_result(20)
+        else:
+            del self.topic.partitions[2:]
+            future.set_exception(AppendError(self.error))
+        return future
+
+    def core(self, _name: str) -> "Written":
+        return self
+
+    def post(self, _name: str, _event: object) -> None:
+        self.posted.set()
+
+
+@pytest.mark.parametrize("error", [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.NOT_LEADER_OR_FOLLOWER])
+def test_a_partition_that_goes_while_its_marker_is_written_has_ended_nothing(error: int) -> None:
+    async def scenario() -> list[tuple[int, int]]:
+        world: Any = Written(error)
+        service = TransactionService(world, world)
+        service.attach(world, world, world, lambda: 1_000)
+        service.carry_out("id", WriteMarkers((("t", 3),), 7, 1, True, 1, False), 5)
+        await asyncio.wait_for(world.posted.wait(), 5)
+        return world.markers
+
+    assert asyncio.run(scenario()) == [(3, 7), (1, redirected_producer(7, 3))]
 
 
 def test_numbers() -> None:
