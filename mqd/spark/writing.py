@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mqd.protocol.messages import InitProducerIdRequest
-from mqd.spark.encoding import Encoder
+from mqd.spark.encoding import Encoder, MqdWriteError
 from mqd.spark.joint import Child, Joint
 from mqd.spark.producing import Producer, connections
-from mqd.spark.wire import check
+from mqd.spark.wire import MqdReadError, check
 
 if TYPE_CHECKING:
     import pyarrow
@@ -39,7 +39,10 @@ def joint(options: SinkOptions, place: Place) -> Joint:
 def write(options: SinkOptions, place: Place, first: pyarrow.RecordBatch, others: Iterator[pyarrow.RecordBatch]) -> Outcome:
     """Raises MqdWriteError, MqdReadError."""
     own = joint(options, place) if options.is_exactly_once else None
-    child = own.enlist() if own is not None else _identity(options)
+    try:
+        child = own.enlist() if own is not None else _identity(options)
+    except (MqdWriteError, MqdReadError) as error:  # asked before a row has gone anywhere
+        raise MqdWriteError(f"{'topics of the column topic' if options.topic is None else f'topic {options.topic}'}: {error}") from error
     if child is None:
         for _ in others:  # Spark waits for a reader of all it sends
             pass
