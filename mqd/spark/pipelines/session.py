@@ -100,6 +100,7 @@ def session(name: str, master: str, configuration: Mapping[str, str] | None = No
     builder = SparkSession.builder.appName(name).master(master)
     for key, value in {**defaults(master), **(configuration or {})}.items():
         builder = builder.config(key, value)
+    _raise_only()
     try:
         with held_back():
             spark = builder.getOrCreate()
@@ -108,6 +109,14 @@ def session(name: str, master: str, configuration: Mapping[str, str] | None = No
     except (PySparkRuntimeError, FileNotFoundError) as error:
         raise SettingsError(f"Spark does not start ({error}): it needs Java 17 or newer on the PATH, or JAVA_HOME") from None
     return spark
+
+
+def _raise_only() -> None:
+    """PySpark tells an error of a query as JSON on stderr, and raises it as well."""
+    from pyspark.logger import PySparkLogger
+
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel("CRITICAL")
 
 
 def _register(spark: SparkSession) -> None:
