@@ -220,7 +220,7 @@ def report_loss(options: SourceOptions, text: str) -> None:
 
 
 def plan_batch(options: SourceOptions) -> list[Any]:
-    """The tasks of spark.read: planning.Range, and history.ArchivedTask with the option archive. Raises MqdReadError."""
+    """The tasks of spark.read: planning.Range, and pipelines.parquet.ArchivedTask with the option archive. Raises MqdReadError."""
     driver = Driver(options)
     try:
         keys = driver.partitions()

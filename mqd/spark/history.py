@@ -3,35 +3,18 @@
     H1  an offset comes from the archive or from the log, never from both: the archive's end of a partition is where its log begins to be read
     H2  a read begins at the archive's first offset when it begins at `earliest`; other starting offsets may lie before the log's start as long as the archive has them
     H3  records of a task come in the order of their offsets, partition after partition
-Only the driver reads the archive's commits (mqd/spark/pipelines/manifest.py); executors open the files that they are given, through pyarrow.fs.
+Only the driver reads the archive's commits (mqd/spark/pipelines/manifest.py); executors open the files that they are given (mqd/spark/pipelines/parquet.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
-
-import msgspec
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
+from collections.abc import Mapping
 
 from mqd.spark.options import EARLIEST, SourceOptions
-from mqd.spark.pipelines.manifest import Archive, ArchiveError, filesystem
+from mqd.spark.pipelines.manifest import Archive, ArchiveError
+from mqd.spark.pipelines.parquet import ArchivedTask
 from mqd.spark.planning import Key
-from mqd.spark.schema import arrow_schema
 from mqd.spark.wire import MqdReadError
-
-ROWS_MAX = 65536
-
-
-class ArchivedTask(msgspec.Struct, frozen=True):
-    """One file of an archive: what of it is wanted, as (partition, start, end)."""
-
-    root: str
-    path: str
-    topic: str
-    spans: tuple[tuple[int, int, int], ...]
 
 
 def plan(options: SourceOptions, starts: Mapping[Key, int], ends: Mapping[Key, int], latest: Mapping[Key, int]) -> tuple[list[ArchivedTask], dict[Key, int]]:
@@ -41,6 +24,8 @@ def plan(options: SourceOptions, starts: Mapping[Key, int], ends: Mapping[Key, i
         archive = Archive(options.archive)
     except ArchiveError as error:
         raise MqdReadError(str(error)) from error
+    if not archive.batches:
+        raise MqdReadError(f"option archive: there is no archive at {archive.path}, or nothing was archived yet: `mqd pipeline run` with pipeline = \"archive\" fills one")
     archived = {topic: archive.ends(topic) for topic in {topic for topic, _ in starts}}
     log_starts: dict[Key, int] = {}
     for key, start in starts.items():
@@ -64,27 +49,3 @@ def plan(options: SourceOptions, starts: Mapping[Key, int], ends: Mapping[Key, i
             if wanted:
                 tasks.append(ArchivedTask(archive.path, file.path, topic, wanted))
     return tasks, log_starts
-
-
-def read(task: ArchivedTask, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The task's records as batches of the wanted columns. Raises MqdReadError."""
-    files, root = filesystem(task.root)
-    columns = [name for name in names if name != "topic"]
-    try:
-        with files.open_input_file(f"{root}/{task.path}") as file:
-            parquet = pq.ParquetFile(file)
-            for batch in parquet.iter_batches(ROWS_MAX, columns=[*dict.fromkeys([*columns, "partition", "offset"])]):
-                for partition, start, end in task.spans:
-                    offset = batch.column("offset")
-                    mine = pc.and_(pc.equal(batch.column("partition"), partition), pc.and_(pc.greater_equal(offset, start), pc.less(offset, end)))
-                    found = batch.filter(mine)
-                    if found.num_rows:
-                        yield _shaped(found, names, task.topic)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise MqdReadError(f"{task.path} of the archive {task.root} cannot be read: {error}") from error
-
-
-def _shaped(batch: Any, names: Sequence[str], topic: str) -> pa.RecordBatch:
-    schema = arrow_schema(names)
-    columns = [pa.array([topic]).take(pa.array([0] * batch.num_rows)) if name == "topic" else batch.column(name).cast(schema.field(name).type) for name in names]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)

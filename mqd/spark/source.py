@@ -54,16 +54,16 @@ class MqdDataSource(DataSource):
 
 
 class RangePartition(InputPartition):
-    """One task: `value` is a planning.Range, or a file of an archive (history.ArchivedTask)."""
+    """One task: `value` is a planning.Range, or a file of an archive (pipelines.parquet.ArchivedTask)."""
 
 
 def _read(options: Any, names: tuple[str, ...], partition: InputPartition) -> Iterator[Any]:
     if partition.value is None:  # Spark's own, in place of no partition at all
         return iter(())
     if not isinstance(partition.value, Range):
-        from mqd.spark import history
+        from mqd.spark.pipelines import parquet
 
-        return history.read(partition.value, names)
+        return parquet.read(partition.value, names)
     from mqd.spark import reading
 
     return reading.read_range(options, names, partition.value)

@@ -2,7 +2,7 @@
 
     decode        batches in memory into Arrow, in this process: no broker, no Spark
     local, tcp    an executor's whole task in this process, without Spark: mapped segments, Fetch
-    spark         spark.read...write.format("noop"), local[2]
+    spark         spark.read...write.format("noop"), local[2]; `connector`: the same by Spark's own connector for Kafka, from the same broker
 
 CPU seconds per million rows stand beside the rates: on a machine where others work they are what can be compared. `spark` counts the JVM and its Python workers; the broker's are beside.
 """
@@ -32,7 +32,7 @@ class Figure(NamedTuple):
 
     def line(self) -> str:
         million = self.rows / 1e6
-        return f"{self.name:<14} {million / self.wall_s:7.2f} M rows/s   {self.cpu_s / million:6.3f} CPU-s per million rows   broker {self.broker_cpu_s / million:6.3f}"
+        return f"{self.name:<28} {million / self.wall_s:7.2f} M rows/s   {self.cpu_s / million:6.3f} CPU-s per million rows   broker {self.broker_cpu_s / million:6.3f}"
 
 
 def children_of(pid: int) -> Iterator[int]:
@@ -47,6 +47,14 @@ def children_of(pid: int) -> Iterator[int]:
             yield from children_of(child)
 
 
+def adopt_orphans() -> None:
+    """Processes below this one whose parent ends become its own children from now on: what they have used stays countable. Linux (prctl(2), PR_SET_CHILD_SUBREAPER)."""
+    import ctypes
+
+    if ctypes.CDLL(None, use_errno=True).prctl(36, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
 def cpu_seconds(pid: int) -> float:
     """Of the process, those below it, and those of them that ended and were waited for."""
     total = 0
@@ -57,6 +65,16 @@ def cpu_seconds(pid: int) -> float:
             continue
         total += sum(int(fields[place]) for place in (11, 12, 13, 14))
     return total / _TICKS_PER_S
+
+
+def create(bootstrap: str, topic: str, partitions: int) -> None:
+    from confluent_kafka.admin import NewTopic
+
+    from mqd import AdminClient
+
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    for created in admin.create_topics([NewTopic(topic, partitions, 1)]).values():
+        created.result(30)
 
 
 def fill(bootstrap: str, topic: str, rows: int, value_bytes: int, partitions: int) -> None:
@@ -124,9 +142,9 @@ def task(name: str, bootstrap: str, topic: str, transport: str, rows: int, broke
     return measured(name, rows, lambda: sum(batch.num_rows for one in ranges for batch in read_range(options, COLUMNS, one)), broker)
 
 
-def by_spark(session: Any, bootstrap: str, topic: str, transport: str, rows: int, broker: Callable[[], float], rounds: int) -> Figure:
+def by_spark(session: Any, bootstrap: str, topic: str, rows: int, broker: Callable[[], float], rounds: int, name: str, form: str = "mqd", **given: str) -> Figure:
     """The median round by wall time. The first one, in which workers start and Java compiles, is not counted."""
-    frame = session.read.format("mqd").options(**{"kafka.bootstrap.servers": bootstrap, "subscribe": topic, "transport": transport}).load()
+    frame = session.read.format(form).options(**{"kafka.bootstrap.servers": bootstrap, "subscribe": topic, **given}).load()
 
     def work() -> int:
         frame.write.format("noop").mode("overwrite").save()
@@ -135,5 +153,5 @@ def by_spark(session: Any, bootstrap: str, topic: str, transport: str, rows: int
     if frame.count() != rows:
         raise RuntimeError("not all rows are there")
     work()
-    figures = sorted((measured(f"spark {transport}", rows, work, broker) for _ in range(rounds)), key=lambda one: one.wall_s)
+    figures = sorted((measured(name, rows, work, broker) for _ in range(rounds)), key=lambda one: one.wall_s)
     return figures[statistics.median_low(range(len(figures)))]

@@ -48,13 +48,13 @@ def task(name: str, bootstrap: str, topic: str, rows: int, value_bytes: int, bro
     return measured(name, rows // ARROW_ROWS * ARROW_ROWS, work, broker)
 
 
-def by_spark(session: Any, bootstrap: str, topic: str, rows: int, value_bytes: int, broker: Callable[[], float], rounds: int, name: str, **given: str) -> Figure:
+def by_spark(session: Any, bootstrap: str, topic: str, rows: int, value_bytes: int, broker: Callable[[], float], rounds: int, name: str, form: str = "mqd", **given: str) -> Figure:
     """The median round by wall time; the first one is not counted."""
     key = f"cast(lpad(cast(id % 100000 AS string), {KEY_BYTES}, '0') AS binary) AS key"
     frame = session.range(0, rows, 1, 2).selectExpr(key, f"cast(rpad(cast(id AS string), {value_bytes}, 'x') AS binary) AS value")
 
     def work() -> int:
-        frame.write.format("mqd").mode("append").options(**{"kafka.bootstrap.servers": bootstrap, "topic": topic, **given}).save()
+        frame.write.format(form).mode("append").options(**{"kafka.bootstrap.servers": bootstrap, "topic": topic, **given}).save()
         return rows
 
     work()

@@ -71,6 +71,9 @@ def test_an_offset_is_in_one_file(tmp_path: Path) -> None:
     archive.commit(Commit("q", 1, [file("b", 9, 12, topic="u"), file("c", 9, 12, partition=1)]))
     archive.commit(Commit("", -1, [file("d", 0, 10)], removed=[file("a", 0, 10).path]))
     assert archive.ends("t") == {0: 10, 1: 12}
+    with pytest.raises(ArchiveError, match="10 records were to be compacted and 9 came of it"):
+        archive.commit(Commit("", -1, [file("e", 0, 9)], removed=[file("d", 0, 10).path]))
+    archive.commit(Commit("q", 2, [file("f", 20, 30), file("g", 22, 40)]))  # two days in turns: of one batch
     with pytest.raises(ArchiveError, match="cannot be taken out"):
         archive.commit(Commit("", -1, [], removed=["never"]))
 

@@ -12,6 +12,7 @@ import pytest
 from mqd.spark import history
 from mqd.spark.options import SourceOptions, source_options
 from mqd.spark.pipelines.manifest import Archive, ArchivedFile, Commit, Span
+from mqd.spark.pipelines.parquet import ArchivedTask, read
 from mqd.spark.wire import MqdReadError
 
 NAMES = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
@@ -50,8 +51,8 @@ def one(archive: Archive, name: str, ranges: dict[int, tuple[int, int]]) -> Arch
     return ArchivedFile(str(path.relative_to(archive.root)), "t", "2026-11-21", path.stat().st_size, spans)
 
 
-def values(tasks: list[history.ArchivedTask], names: tuple[str, ...] = NAMES) -> list[bytes]:
-    return [value.as_py() for task in tasks for batch in history.read(task, names) for value in batch.column("value")]
+def values(tasks: list[ArchivedTask], names: tuple[str, ...] = NAMES) -> list[bytes]:
+    return [value.as_py() for task in tasks for batch in read(task, names) for value in batch.column("value")]
 
 
 def test_from_the_beginning_the_log_goes_on_where_the_archive_ends(archive: Archive) -> None:
@@ -73,6 +74,11 @@ def test_a_range_within(archive: Archive) -> None:
     assert begins == {("t", 0): 10, ("t", 1): 6}
 
 
+def test_no_archive_is_said(tmp_path: Path) -> None:
+    with pytest.raises(MqdReadError, match="there is no archive at .*/elsewhere"):
+        history.plan(options(tmp_path / "elsewhere"), {("t", 0): 0}, {("t", 0): 3}, {("t", 0): 3})
+
+
 def test_a_topic_made_anew_is_seen(archive: Archive) -> None:
     with pytest.raises(MqdReadError, match="t-0: the archive .* goes to offset 10 and the log only to 3: the topic was made anew"):
         history.plan(options(Path(archive.root)), {("t", 0): 0}, {("t", 0): 3}, {("t", 0): 3})
@@ -82,13 +88,13 @@ def test_columns_are_the_sources(archive: Archive) -> None:
     from mqd.spark.schema import arrow_schema
 
     (task,) = history.plan(options(Path(archive.root)), {("t", 0): 0}, {("t", 0): 4}, {("t", 0): 30})[0]
-    (batch,) = history.read(task, NAMES)
+    (batch,) = read(task, NAMES)
     assert batch.schema == arrow_schema(NAMES)
     assert batch.to_pylist()[1] == {
         "key": None, "value": b"0/3", "topic": "t", "partition": 0, "offset": 3, "timestamp": datetime.datetime(2026, 11, 21, tzinfo=datetime.UTC), "timestampType": 0,
         "headers": [{"key": "h", "value": b"v"}],
     }  # fmt: skip
-    (pruned,) = history.read(task, ("offset",))
+    (pruned,) = read(task, ("offset",))
     assert pruned.schema == arrow_schema(("offset",)) and pruned.num_rows == 2
 
 

@@ -28,10 +28,13 @@ def due(archive: Archive, file_bytes: int, from_files: int) -> list[list[Archive
     return found
 
 
-def compact(spark: SparkSession, archive: Archive, group: list[ArchivedFile]) -> Commit:
-    """One file instead of the group. The old ones are deleted by a later `vacuum`."""
-    added = archiving.write(archiving.read(spark, archive, group).coalesce(1), archive, "compacted")
-    commit = Commit("", COMPACTION, added, [file.path for file in group])
+def compact(spark: SparkSession, archive: Archive, groups: list[list[ArchivedFile]]) -> Commit:
+    """One file instead of each group; groups are of one topic's day each, and work for one task. The old files are deleted by a later `vacuum`."""
+    from mqd.spark.pipelines.parquet import COLUMNS, ArchivedTask
+
+    tasks = [[ArchivedTask(archive.path, file.path, file.topic, ((span.partition, span.first, span.end),)) for file in group for span in file.spans] for group in groups]
+    added = archiving.write(archiving.archived(archiving.scan(spark, tasks, (*COLUMNS, "topic"))), archive, "compacted")
+    commit = Commit("", COMPACTION, added, [file.path for group in groups for file in group])
     archive.commit(commit)
     return commit
 

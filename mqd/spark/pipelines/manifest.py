@@ -7,7 +7,8 @@ Invariants
 1. Commit N+1 is written when commit N is there; a commit appears whole (written aside, then moved).
 2. A file is in its place before the commit that names it, and is deleted only after the commit that takes it out.
 3. (query, batch) occurs in one commit at most: a batch that Spark repeats is recognised.
-4. Offsets of a topic's partition in different files do not overlap.
+4. A record is in one file. A batch adds nothing within the offsets of files that were there; its own files may hold offsets in turns (two days around midnight), as a compaction's may with
+   those of other days, which holds as many records as the files that it replaces.
 
 One writer at a time. Paths are Spark's (a local path or a URI); files are reached through pyarrow.fs.
 """
@@ -16,7 +17,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pyarrow import fs
 
 LOG = "_mqd/commits"
-STAGING = "_mqd/staging"
 KEEP_S = 3600.0
 """A file that no commit names is left alone for this long: somebody may still read it."""
 
@@ -81,13 +80,23 @@ def filesystem(path: str) -> tuple[fs.FileSystem, str]:
         raise ArchiveError(f"{path} cannot be reached: {error}") from None
 
 
+def sync(files: fs.FileSystem, path: str) -> None:
+    """A local file, or folder, is on disk afterwards; object stores and HDFS say "written" when it is."""
+    if files.type_name != "local":
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 class Archive:
     """An archive's list of files, as of the last `refresh`."""
 
     def __init__(self, path: str) -> None:
         self.filesystem, self.root = filesystem(path)
-        self._local = self.filesystem.type_name == "local"
-        self.path = self.root if self._local else path  # Spark's idea of a relative path is the JVM's
+        self.path = self.root if self.filesystem.type_name == "local" else path  # Spark's idea of a relative path is the JVM's
         self.files: dict[str, ArchivedFile] = {}
         self.batches: dict[str, int] = {}
         self._ends: dict[str, dict[int, int]] = {}
@@ -130,24 +139,8 @@ class Archive:
         self._apply(commit)
         self._next += 1
 
-    def sync(self, path: str) -> None:
-        """A local file is on disk afterwards; object stores and HDFS say "written" when it is."""
-        if self._local:
-            _sync(path)
-
-    def place(self, staged: str, relative: str) -> None:
-        """Moves a file of the staging directory (a path of the file system) to its place in the archive."""
-        target = f"{self.root}/{relative}"
-        self.filesystem.create_dir(target.rsplit("/", 1)[0], recursive=True)
-        self.filesystem.move(staged, target)
-        self.sync(target.rsplit("/", 1)[0])
-
-    def full(self, files: Iterable[ArchivedFile]) -> list[str]:
-        """Paths as Spark takes them."""
-        return [f"{self.path.rstrip('/')}/{file.path}" for file in files]
-
     def vacuum(self, now: float | None = None) -> list[str]:
-        """Deletes files that no commit names and that are older than KEEP_S, and what staging was left. Gives their paths below the archive."""
+        """Deletes files that no commit names and that are older than KEEP_S. Gives their paths below the archive."""
         from pyarrow import fs
 
         now = time.time() if now is None else now
@@ -183,9 +176,9 @@ class Archive:
         self.filesystem.create_dir(path.rsplit("/", 1)[0], recursive=True)
         with self.filesystem.open_output_stream(aside) as file:
             file.write(body)
-        self.sync(aside)
+        sync(self.filesystem, aside)
         self.filesystem.move(aside, path)
-        self.sync(path.rsplit("/", 1)[0])
+        sync(self.filesystem, path.rsplit("/", 1)[0])
 
     def _apply(self, commit: Commit) -> None:
         for path in commit.removed:
@@ -197,23 +190,22 @@ class Archive:
             self._ends.setdefault(topic, {}).update((int(partition), end) for partition, end in partitions.items())
 
     def _refuse_overlaps(self, commit: Commit) -> None:
-        gone = set(commit.removed)
-        spans: dict[tuple[str, int], list[tuple[int, int, str]]] = {}
-        touched = {(file.topic, span.partition) for file in commit.added for span in file.spans}
-        for file in [*(file for path, file in self.files.items() if path not in gone), *commit.added]:
-            for span in file.spans:
-                if (file.topic, span.partition) in touched:
-                    spans.setdefault((file.topic, span.partition), []).append((span.first, span.end, file.path))
-        for (topic, partition), ranges in spans.items():
-            ranges.sort()
-            for (_, end, path), (first, _, other) in zip(ranges, ranges[1:], strict=False):
-                if first < end:
-                    raise ArchiveError(f"{path} and {other} both have offset {first} of {topic}-{partition}: the archive {self.path} was written by another query, or the topic was recreated; archive it elsewhere")
-
-
-def _sync(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        if commit.batch < 0:
+            before, after = sum(self.files[path].rows for path in commit.removed), sum(file.rows for file in commit.added)
+            if before != after:
+                raise ArchiveError(f"{self.path}: {before} records were to be compacted and {after} came of it; the files stay as they are")
+            return
+        topics = {file.topic for file in commit.added}
+        there: dict[tuple[str, int], list[tuple[Span, str]]] = {}
+        for file in self.files.values():
+            if file.topic in topics:
+                for span in file.spans:
+                    there.setdefault((file.topic, span.partition), []).append((span, file.path))
+        for added in commit.added:
+            for span in added.spans:
+                for other, path in there.get((added.topic, span.partition), ()):
+                    if other.first < span.end and span.first < other.end:
+                        raise ArchiveError(
+                            f"{path} and {added.path} both have offset {max(other.first, span.first)} of {added.topic}-{span.partition}: "
+                            f"the archive {self.path} was written by another query, or the topic was recreated; archive it elsewhere"
+                        )

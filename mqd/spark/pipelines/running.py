@@ -93,9 +93,9 @@ def _archive(spark: SparkSession, pipeline: Archive) -> DataStreamWriter:
     archive.vacuum()
 
     def append(batch: DataFrame, number: int) -> None:
-        archiving.append(batch, archive, pipeline.name, number, _ends(pipeline, number))
-        for group in compacting.due(archive, pipeline.file_mb << 20, pipeline.compact_from_files):
-            compacting.compact(spark, archive, group)
+        archiving.append(batch, archive, pipeline.name, number, _ends(pipeline, number), in_order=True)
+        if groups := compacting.due(archive, pipeline.file_mb << 20, pipeline.compact_from_files):
+            compacting.compact(spark, archive, groups)
 
     return stream(spark, pipeline.source, pipeline, headers=True).writeStream.foreachBatch(append)
 

@@ -1,0 +1,119 @@
+"""What a task writes into an archive, without Spark: files by topic and day, their spans, the order that they keep, what they give back."""
+
+from __future__ import annotations
+
+import datetime
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mqd.spark.pipelines import parquet
+from mqd.spark.pipelines.manifest import ArchiveError, ArchivedFile
+from mqd.spark.pipelines.parquet import ArchivedTask, OrderError, read, read_in_order, written
+from mqd.spark.schema import arrow_schema
+
+DAY_MS = 24 * 3600 * 1000
+HEADERS = arrow_schema(["headers"]).field("headers").type
+Row = tuple[str, int, int, int]  # topic, partition, offset, milliseconds of the epoch
+
+
+def batch(rows: list[Row]) -> pa.RecordBatch:
+    """As Spark hands it over: times in the session's time zone."""
+    times = pa.array([1000 * row[3] for row in rows], pa.int64())
+    return pa.record_batch({
+        "partition": pa.array([row[1] for row in rows], pa.int32()), "offset": pa.array([row[2] for row in rows], pa.int64()), "timestamp": times.cast(pa.timestamp("us", "Europe/Berlin")),
+        "timestampType": pa.array([0] * len(rows), pa.int32()), "key": pa.array([None] * len(rows), pa.binary()), "value": pa.array([b"%s-%d/%d" % (row[0].encode(), row[1], row[2]) for row in rows]),
+        "headers": pa.array([[("h", b"1"), ("h", None)] if row[2] % 2 else None for row in rows], HEADERS), "topic": pa.array([row[0] for row in rows]),
+        "date": times.cast(pa.timestamp("us")).cast(pa.date32()),
+    })  # fmt: skip
+
+
+def offsets(root: Path, file: ArchivedFile, partition: int, start: int, end: int) -> list[int]:
+    task = ArchivedTask(str(root), file.path, file.topic, ((partition, start, end),))
+    return [offset for found in read(task, ("offset",)) for offset in found.column("offset").to_pylist()]
+
+
+def test_each_topics_day_is_a_file_that_says_what_it_holds(tmp_path: Path) -> None:
+    rows = [("a", 0, 0, 5), ("a", 0, 1, 3), ("a", 0, 2, DAY_MS + 1), ("b.x-1", 7, 40, 9)]
+    made = written(iter([batch(rows), batch([("a", 0, 3, 8), ("a", 1, 9, 2)])]), str(tmp_path), "q-0")
+    told = {(file.topic, file.date): [(span.partition, span.first, span.end, span.rows, span.min_timestamp, span.max_timestamp) for span in file.spans] for file in made}
+    assert told == {
+        ("a", "1970-01-01"): [(0, 0, 4, 3, 3, 8), (1, 9, 10, 1, 2, 2)],
+        ("a", "1970-01-02"): [(0, 2, 3, 1, DAY_MS + 1, DAY_MS + 1)],
+        ("b.x-1", "1970-01-01"): [(7, 40, 41, 1, 9, 9)],
+    }
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.parquet")) == sorted(file.path for file in made)
+    assert all(file.path.startswith(f"topic={file.topic}/date={file.date}/q-0-") and file.size_bytes == (tmp_path / file.path).stat().st_size for file in made)
+
+
+def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+    (file,) = written(iter([batch([("t", 2, 5, 1_700_000_000_123), ("t", 2, 7, 1_700_000_000_456)])]), str(tmp_path), "q")
+    names = ("topic", "key", "value", "headers", "timestamp", "partition", "offset")
+    (found,) = read(ArchivedTask(str(tmp_path), file.path, "t", ((2, 0, 100),)), names)
+    moment = datetime.datetime.fromtimestamp(1_700_000_000, datetime.UTC).replace(microsecond=123_000)
+    assert found.schema == arrow_schema(names)
+    headers = [{"key": "h", "value": b"1"}, {"key": "h", "value": None}]
+    assert found.to_pylist()[0] == {"topic": "t", "key": None, "value": b"t-2/5", "headers": headers, "timestamp": moment, "partition": 2, "offset": 5}
+
+
+@pytest.mark.parametrize("rows_max", [64, 3])
+def test_days_in_turns_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_max: int) -> None:
+    """By random days, in two batches of two partitions; a file's records are as many as its batches' at least."""
+    monkeypatch.setattr(parquet, "ROWS_MAX", rows_max)
+    monkeypatch.setattr(parquet, "MERGED_ROWS_MIN", 1)
+    chance = random.Random(7)
+    made = []
+    for first in (0, 500):
+        made += written(iter([batch([("t", partition, offset, chance.randrange(3) * DAY_MS) for offset in range(first, first + 500, 1 + partition)]) for partition in range(2)]), str(tmp_path), "q")
+    tasks = [ArchivedTask(str(tmp_path), file.path, "t", ((span.partition, max(span.first, 13), span.end),)) for file in made for span in file.spans]
+    found = [(row["partition"], row["offset"]) for one in read_in_order(reversed(tasks), ("partition", "offset")) for row in one.to_pylist()]
+    assert found == [(0, offset) for offset in range(13, 1000)] + [(1, offset) for offset in range(14, 1000, 2)]
+
+
+def test_groups_that_cannot_have_it_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "GROUP_BYTES", 1)  # a row group for each batch
+    (file,) = written(iter([batch([("t", partition, offset, 0) for offset in range(first, first + 4)]) for partition in range(3) for first in (0, 4)]), str(tmp_path), "q")
+    assert pq.ParquetFile(tmp_path / file.path).num_row_groups == 6
+    assert offsets(tmp_path, file, 1, 2, 6) == [2, 3, 4, 5]
+    assert offsets(tmp_path, file, 2, 7, 9) == [7]
+    assert offsets(tmp_path, file, 2, 8, 9) == offsets(tmp_path, file, 3, 0, 9) == []
+    asked: list[list[int]] = []
+    kept = pq.ParquetFile.iter_batches
+
+    def iter_batches(self: pq.ParquetFile, *given: object, **named: object) -> Iterator[pa.RecordBatch]:
+        asked.append(list(named["row_groups"]))  # type: ignore[call-overload]
+        return kept(self, *given, **named)
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", iter_batches)
+    offsets(tmp_path, file, 1, 2, 4)
+    assert asked == [[2]]
+
+
+@pytest.mark.parametrize("batches", [[[3, 2]], [[2, 2]], [[1, 2], [2, 3]], [[4], [1]]])
+def test_records_out_of_order_are_refused(tmp_path: Path, batches: list[list[int]]) -> None:
+    with pytest.raises(OrderError, match="records of t-0 are not in the order of their offsets"):
+        written((batch([("t", 0, offset, 0) for offset in one]) for one in batches), str(tmp_path), "q")
+
+
+def test_a_record_without_a_time_is_refused(tmp_path: Path) -> None:
+    found = batch([("t", 0, 0, 0), ("t", 0, 1, 0)])
+    dates = pa.array([None, found.column("date")[1].as_py()], pa.date32())
+    with pytest.raises(ArchiveError, match="without topic or timestamp"):
+        written(iter([found.set_column(found.schema.get_field_index("date"), "date", dates)]), str(tmp_path), "q")
+
+
+def test_many_days_do_not_keep_many_files_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "FILES_OPEN_MAX", 2)
+    made = written(iter([batch([("t", 0, day, day * DAY_MS) for day in range(5)]), batch([("t", 0, 5, 4 * DAY_MS), ("t", 0, 6, 0)])]), str(tmp_path), "q")
+    assert sorted((file.date, file.spans[0].first, file.spans[0].end) for file in made) == [
+        ("1970-01-01", 0, 1), ("1970-01-01", 6, 7), ("1970-01-02", 1, 2), ("1970-01-03", 2, 3), ("1970-01-04", 3, 4), ("1970-01-05", 4, 6),
+    ]  # fmt: skip
+
+
+def test_no_record_no_file(tmp_path: Path) -> None:
+    assert written(iter([batch([])]), str(tmp_path), "q") == [] == written(iter([]), str(tmp_path), "q")
+    assert not list(tmp_path.iterdir())
