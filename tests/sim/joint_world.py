@@ -169,7 +169,7 @@ class JointWorld:
         self.confirmed_max = self.committed_max = -1
         self.given: dict[tuple[int, int], int] = {}
         self.fenced: list[str] = []  # every run that the log has fenced, in order
-        self.aborted: dict[str, int] = {}  # run whose abort was answered -> how many were fenced then
+        self.aborted: set[str] = set()  # runs whose abort was answered
         self.partitions = [DataPartition(self) for _ in PARTITIONS]  # type: ignore[arg-type]
         self.answers: dict[int, Callable[[object], None]] = {}
         self.network: list[Callable[[], None]] = []
@@ -264,11 +264,11 @@ class JointWorld:
             self.jobs.append((action, list(range(len(action.partitions)))))
 
     def check_aborted(self, fresh: JointTransaction) -> None:
-        """The core remembers so many runs, and not more."""
+        """The core remembers so many runs, those fenced last, and not more."""
         if fresh.fenced_run_ids[-1:] != tuple(self.fenced[-1:]):
             self.fenced += fresh.fenced_run_ids[-1:]
-        since = self.aborted.get(fresh.run_id)
-        if fresh.state == State.ONGOING and since is not None and len(self.fenced) - since < FENCED_RUNS_MAX:
+        is_forgotten = fresh.run_id in self.fenced and fresh.run_id not in self.fenced[-FENCED_RUNS_MAX:]
+        if fresh.state == State.ONGOING and fresh.run_id in self.aborted and not is_forgotten:
             raise Broken(f"W9: {fresh.run_id} was told that its transaction is over, and another one of it is open")
 
     def write_marker(self) -> None:
@@ -323,7 +323,7 @@ class JointWorld:
 
             def ended(found: object) -> None:
                 if not committed and isinstance(found, JointAnswer) and not found.error:
-                    self.aborted.setdefault(run, len(self.fenced))
+                    self.aborted.add(run)
                 answer(found)
 
             self.ask(lambda number, _: events.EndJoint(number, batch, run, committed, winners), ended)
