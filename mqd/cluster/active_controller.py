@@ -32,6 +32,7 @@ from mqd.protocol.errors import ErrorCode
 
 UNABLE_MS = 30_000  # so long a replica that said that it is not served is not chosen for another that says so
 UPKEEP_MS = 1_000  # how often replicas on their way are looked after
+UNUSED_MS = 5_000  # a hidden partition's leader says every second that it is not used; that is believed for so long
 
 
 class _Shutdown(msgspec.Struct):
@@ -71,6 +72,7 @@ class ActiveController:
         self._unable: dict[tuple[int, tuple[bytes, int]], int] = {}  # (node id, partition) -> when it was last said that it is not served there
         self._phases: dict[bytes, tuple[int, int]] = {}  # topic id -> (RETIRE_*, since when)
         self._emptied: dict[bytes, dict[int, int]] = {}  # topic id -> partition -> leader epoch in which it was said to be empty
+        self._unused: dict[bytes, dict[int, tuple[int, int]]] = {}  # topic id -> hidden partition -> (leader epoch, when): nobody writes to it
         self._next_balance_ms = now_ms + options.balance_check_ms
         self._next_upkeep_ms = now_ms
         self._ticked_ms = now_ms
@@ -300,7 +302,7 @@ class ActiveController:
             if found is None or (found[1].leader, found[1].leader_epoch) != (message.node_id, epoch):
                 continue
             if found[1].retiring == RETIRE_HIDDEN:
-                self._phases[topic_id] = (RETIRE_HIDDEN, self._ticked_ms)  # producers still write to it: its time begins anew
+                self._unused.setdefault(topic_id, {})[index] = (epoch, self._ticked_ms)
             if found[1].retiring != RETIRE_REDIRECTED:
                 continue
             self._emptied.setdefault(topic_id, {})[index] = epoch
@@ -319,6 +321,7 @@ class ActiveController:
         for topic in state.topics.values():
             if not retire_rules.going(topic):
                 self._phases.pop(topic.topic_id, None)
+                self._unused.pop(topic.topic_id, None)
                 continue
             phase = retire_rules.phase(topic)
             moves = retire_rules.draw_near(view, topic, self.directories(state))
@@ -332,12 +335,22 @@ class ActiveController:
             records += retire_rules.seal(view, topic)
             if phase == RETIRE_SEALED and waited_ms >= self._options.retire_barrier_ms:
                 records += retire_rules.release(view, topic)
-            elif phase == RETIRE_HIDDEN and waited_ms >= self._options.retire_grace_ms:
+            elif phase == RETIRE_HIDDEN and waited_ms >= self._options.retire_grace_ms and self._is_unused(topic, now_ms):
                 records += retire_rules.vanish(topic)
         for topic_id in [topic_id for topic_id in self._phases if topic_id not in state.topics_by_id]:
             del self._phases[topic_id]
             self._emptied.pop(topic_id, None)
+            self._unused.pop(topic_id, None)
         return records
+
+    def _is_unused(self, topic: TopicState, now_ms: int) -> bool:
+        """Whether each leader of its hidden partitions has just said that nobody has written there for the grace. Silence is no answer."""
+        told = self._unused.get(topic.topic_id, {})
+        for partition in topic.partitions[retire_rules.retiring_from(topic) :]:
+            epoch, told_ms = told.get(partition.index, (-1, 0))
+            if epoch != partition.leader_epoch or now_ms - told_ms > UNUSED_MS:
+                return False
+        return True
 
     # -- upkeep ------------------------------------------------------------------------------------------------------------
 

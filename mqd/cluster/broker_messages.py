@@ -184,7 +184,7 @@ class ReplicasFailed(msgspec.Struct, tag=True, frozen=True):
 
 
 class PartitionsEmptied(msgspec.Struct, tag=True, frozen=True):
-    """Retired partitions that the sender leads and whose log start has reached the log end. Repeated until they are hidden; of those that are, once when producers write to them."""
+    """Retired partitions that the sender leads and whose log start has reached the log end. Repeated until they are hidden; of those that are, that nobody has written to them for the grace."""
 
     node_id: int
     broker_epoch: int

@@ -194,8 +194,8 @@ class FullDirectories(msgspec.Struct, tag=True, frozen=True):
 
 
 class PartitionEmptied(msgspec.Struct, tag=True, frozen=True):
-    """From the worker that leads it: a retiring partition has no record any more. Said again until it is hidden. In the epoch in which it is hidden the same says that producers still
-    write to it: said while they do."""
+    """From the worker that leads it: a retiring partition has no record any more. Said again until it is hidden. In the epoch in which it is hidden the same says that nobody
+    has written to it for the grace (partition.retire.grace.ms): said every second while that is so."""
 
     topic_id: bytes
     index: int

@@ -1,11 +1,15 @@
 """What a worker tells its controller about the partitions of several replicas that it leads: proposed in-sync sets, that an unclean leader is in order, that a retiring
-partition is empty, or still written to when it is hidden.
+partition is empty, and when it is hidden that nobody has written to it for the grace.
 
 Nothing is remembered across the controller's restart: the reactor makes a proposal again until it is answered, and the rest is looked at every TICK_S.
+
+A hidden partition goes only when its leader has said that it is not used: what is late, lost, or was asleep can never be taken for a producer that is gone. For the same reason time
+counts only in looks (LOOK_S_MAX each at most): while this process, or the machine, stood still, nobody could write.
 Concurrency: the event loop's thread.
 """
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -18,6 +22,8 @@ from mqd.worker.commands import ReactorCommands
 from mqd.worker.partitions import PartitionSet
 
 TICK_S = 1.0
+LOOK_S_MAX = 2 * TICK_S
+USED_S = 1.0  # USED_MS of native/mqd_redirect.c: a use so soon after another is not told
 
 
 class Telling:
@@ -25,7 +31,7 @@ class Telling:
 
     def __init__(
         self, control: native.Control, reactor: native.Reactor, commands: ReactorCommands, partitions: PartitionSet, catalog: Catalog,
-        send: Callable[[ToController], None], aside: Callable[[Coroutine[Any, Any, Any]], None],
+        send: Callable[[ToController], None], aside: Callable[[Coroutine[Any, Any, Any]], None], grace_s: float, monotonic: Callable[[], float] = time.monotonic,
     ):
         self._control = control
         self._reactor = reactor
@@ -34,6 +40,10 @@ class Telling:
         self._catalog = catalog
         self._send = send
         self._aside = aside
+        self._grace_s = grace_s  # partition.retire.grace.ms
+        self._monotonic = monotonic
+        self._looked_s = monotonic()
+        self._unused: dict[Key, tuple[int, float]] = {}  # hidden partitions that are led here: leader epoch, seconds without a batch for them
         self._proposed: dict[Key, int] = {}  # leader epoch in which the reactor has proposed
         self._log = logging.get("worker.replication")
 
@@ -50,12 +60,8 @@ class Telling:
     def on_used(self, event: native.Event) -> None:
         """Producers still write to a retired partition that clients are not shown any more."""
         opened = self._partitions.by_slot.get(event.slot)
-        topic = self._catalog.topics.get(opened.owned.topic_id) if opened is not None else None
-        if opened is None or topic is None or opened.owned.index >= len(topic.partitions):
-            return
-        partition = topic.partitions[opened.owned.index]
-        if partition.retiring == RETIRE_HIDDEN and partition.leader == self._catalog.cluster.node_id:
-            self._send(PartitionEmptied(topic.topic_id, partition.index, partition.leader_epoch))
+        if opened is not None:
+            self._unused.pop(opened.owned.key, None)
 
     def on_answer(self, answer: InSyncAnswer) -> None:
         opened = self._partitions.open.get((answer.topic_id, answer.index))
@@ -76,9 +82,13 @@ class Telling:
         for key, assignment in list(self._catalog.assigned.items()):
             if assignment.leader == assignment.node_id:
                 self._recovered(key, assignment.leader_epoch, assignment.partition_epoch, assignment.recovering, assignment.broker_epoch)
+        now_s = self._monotonic()
+        passed_s, self._looked_s = min(now_s - self._looked_s, LOOK_S_MAX), now_s
+        unused, self._unused = self._unused, {}
         for topic_id in self._catalog.retiring:
-            partitions = self._catalog.topics[topic_id].partitions
-            self._emptied(topic_id, [one for one in partitions if one.retiring in (RETIRE_SEALED, RETIRE_REDIRECTED) and one.leader == self._catalog.cluster.node_id])
+            led = [one for one in self._catalog.topics[topic_id].partitions if one.leader == self._catalog.cluster.node_id]
+            self._emptied(topic_id, [one for one in led if one.retiring in (RETIRE_SEALED, RETIRE_REDIRECTED)])
+            self._hidden(topic_id, [one for one in led if one.retiring == RETIRE_HIDDEN], unused, passed_s)
 
     def _recovered(self, key: Key, leader_epoch: int, partition_epoch: int, recovering: bool, broker_epoch: int) -> None:
         """Opening has recovered its log, its epoch has begun: there is nothing more to do. Sequence 0: before all of the reactor's, which say it too."""
@@ -92,4 +102,16 @@ class Telling:
                 continue
             view = self._control.slot_view(opened.owned.slot)
             if view.log_start_offset == view.log_end_offset:
+                self._send(PartitionEmptied(topic_id, partition.index, partition.leader_epoch))
+
+    def _hidden(self, topic_id: bytes, partitions: list[PartitionImage], unused: dict[Key, tuple[int, float]], passed_s: float) -> None:
+        for partition in partitions:
+            key = (topic_id, partition.index)
+            opened = self._partitions.open.get(key)
+            if opened is None or opened.closing:
+                continue
+            epoch, unused_s = unused.get(key, (-1, 0.0))
+            unused_s = unused_s + passed_s if epoch == partition.leader_epoch else 0.0
+            self._unused[key] = (partition.leader_epoch, unused_s)
+            if unused_s >= self._grace_s + USED_S:
                 self._send(PartitionEmptied(topic_id, partition.index, partition.leader_epoch))

@@ -140,7 +140,8 @@ class Worker:
         )
         self._link = ControllerLink(self._run_dir / "controller.sock", Subscribe("worker", self._index, client.generation), self._on_message)
         self._mover = Mover(self._log_dirs, self._control, self._partitions, self._catalog, self._background, files, self._link.send, self._applying)
-        self._telling = Telling(self._control, self._reactor, self._commands, self._partitions, self._catalog, self._link.send, self._aside)
+        grace_s = int(config["partition.retire.grace.ms"]) / 1000
+        self._telling = Telling(self._control, self._reactor, self._commands, self._partitions, self._catalog, self._link.send, self._aside, grace_s)
         self._upkeep.on_space = self._tell_full
         self._replication = Replication(self._reactor, self._commands, self._catalog.assigned, config, cluster_config.load_key(config))
         self._forwarding = Forwarding(self._reactor, self._commands, config, cluster_config.load_key(config))

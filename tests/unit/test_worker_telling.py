@@ -8,6 +8,7 @@ from mqd.worker.catalog import Catalog
 from mqd.worker.telling import Telling
 
 NODE, TOPIC = 2, b"t" * 16
+GRACE_S = 10.0
 
 
 class Bench:
@@ -27,11 +28,17 @@ class Bench:
         reactor = SimpleNamespace(in_sync_answer="in_sync_answer")
         commands = SimpleNamespace(run=lambda *arguments: arguments)
         control = SimpleNamespace(slot_view=lambda _slot: self.view)
-        self.telling = Telling(control, reactor, commands, self.partitions, self.catalog, self.sent.append, self.told.append)
+        self.now_s = 100.0
+        self.telling = Telling(control, reactor, commands, self.partitions, self.catalog, self.sent.append, self.told.append, GRACE_S, lambda: self.now_s)
 
     @staticmethod
     def partition(leader: int = NODE, leader_epoch: int = 4, **fields) -> PartitionImage:
         return PartitionImage(0, 5, 0, 0, leader, leader_epoch, [1, 2, 3], [2], 7, **fields)
+
+    def pass_time(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.now_s += 1
+            self.telling.look()
 
     def propose(self, sequence: int = 1) -> None:
         self.telling.on_proposal(SimpleNamespace(slot=5, proposal=Proposal(sequence, 5, 4, 7, ((2, 5), (3, 5)))))
@@ -88,14 +95,43 @@ def test_a_retiring_partition_is_told_when_it_is_empty() -> None:
     assert bench.sent == [PartitionEmptied(TOPIC, 0, 4)]
 
 
-def test_a_hidden_partition_is_told_of_only_while_producers_write_to_it() -> None:
+def hidden() -> Bench:
     bench = Bench(retiring=3)
     bench.view = SimpleNamespace(log_start_offset=9, log_end_offset=9)
-    bench.telling.look()
-    assert bench.sent == []
-    bench.telling.on_used(SimpleNamespace(slot=5))
+    bench.pass_time(1)
+    return bench
+
+
+def test_a_hidden_partition_is_told_of_when_nobody_has_written_to_it_for_the_grace() -> None:
+    bench = hidden()
+    bench.pass_time(10)
+    assert bench.sent == [], "a use may be told a second late"
+    bench.pass_time(2)
+    assert bench.sent == [PartitionEmptied(TOPIC, 0, 4)] * 2, "as long as it is so"
     bench.telling.on_used(SimpleNamespace(slot=77))
-    assert bench.sent == [PartitionEmptied(TOPIC, 0, 4)]
-    bench.catalog.on_message(PartitionsPut(2, TOPIC, [bench.partition(leader=1, retiring=3)]))
     bench.telling.on_used(SimpleNamespace(slot=5))
-    assert len(bench.sent) == 1, "another host leads it"
+    bench.pass_time(11)
+    assert len(bench.sent) == 2
+    bench.pass_time(1)
+    assert len(bench.sent) == 3
+
+
+def test_while_the_worker_stands_still_nobody_can_write() -> None:
+    bench = hidden()
+    bench.pass_time(2)
+    bench.now_s += 3_600
+    bench.pass_time(2)
+    assert bench.sent == []
+
+
+def test_what_another_host_has_seen_of_a_hidden_partition_counts_for_nothing() -> None:
+    bench = hidden()
+    bench.pass_time(9)
+    bench.catalog.on_message(PartitionsPut(2, TOPIC, [bench.partition(leader=1, retiring=3, leader_epoch=5)]))
+    bench.pass_time(20)
+    assert bench.sent == [], "another host leads it"
+    bench.catalog.on_message(PartitionsPut(3, TOPIC, [bench.partition(retiring=3, leader_epoch=6)]))
+    bench.pass_time(11)
+    assert bench.sent == []
+    bench.pass_time(1)
+    assert bench.sent == [PartitionEmptied(TOPIC, 0, 6)]
