@@ -1,5 +1,5 @@
 /* A retired partition and the one that takes its records, on three hosts, by chance: idempotent producers with five batches under way, whose answers get lost and who send again; leaders that change
- * before what they wrote is committed; followers that lag; every step of the retirement at any moment.
+ * before what they wrote is committed; followers that lag; producers that begin a new epoch; every step of the retirement at any moment.
  *
  * What must hold: what was acknowledged (or said to be written before) is in the logs once; the batches of a producer lie in the order of its sequences, first in the retired partition, then in the
  * other, without a gap; a producer never hears an error that its library would give up for.
@@ -17,7 +17,12 @@ enum { TRY_AGAIN = 19, NOT_LEADER = 6, OUT_OF_ORDER = 45, FORGOTTEN = 46, FILE_M
 enum fate { UNSENT, SENT, DONE };
 
 struct sent { enum fate fate; int log; int64_t end_offset; int32_t leader_epoch; bool overdue; };
-struct producer { int64_t id; uint32_t first; uint32_t next; struct sent batch[BATCHES]; }; /* first: not done yet; next: to be sent */
+struct producer { /* batches: first is not done yet, next is to be sent, those from tried on never were; epoch: which began with batch number epoch_first */
+    int64_t id;
+    int16_t epoch;
+    uint32_t first, next, tried, epoch_first;
+    struct sent batch[BATCHES];
+};
 struct host { struct mqd_partition *log[2]; int64_t sealed_end; };
 struct model {
     struct host host[HOSTS];
@@ -26,7 +31,7 @@ struct model {
     enum mqd_retiring step;
     struct producer producer[PRODUCERS];
     uint64_t seed;
-    uint32_t refused, handed_on, duplicates, leader_changes;
+    uint32_t refused, handed_on, duplicates, leader_changes, bumps;
     bool failed;
 };
 
@@ -178,6 +183,16 @@ static int16_t produce(struct model *m, struct mqd_batch batch, uint8_t *bytes, 
 
 /* ---- producers ---- */
 
+/* Its sequences begin anew (KIP-360, every transaction of KIP-890): when the fate of all that it ever sent is known. */
+static void bump(struct model *m, struct producer *producer)
+{
+    if (producer->tried > producer->first || producer->epoch_first == producer->first)
+        return;
+    producer->epoch++;
+    producer->epoch_first = producer->first;
+    m->bumps++;
+}
+
 static void done(struct producer *producer, uint32_t number)
 {
     producer->batch[number].fate = DONE;
@@ -198,11 +213,12 @@ static void send(struct model *m, struct producer *producer)
             producer->next = producer->first;
         return;
     }
-    log_encode(bytes, (struct log_batch){.producer_id = producer->id, .base_sequence = (int32_t)number * 2, .record_count = 2, .body_bytes = BODY, .mark = (uint64_t)producer->id << 32 | number});
+    log_encode(bytes, (struct log_batch){.producer_id = producer->id, .producer_epoch = producer->epoch, .base_sequence = (int32_t)(number - producer->epoch_first) * 2, .record_count = 2, .body_bytes = BODY, .mark = (uint64_t)producer->id << 32 | number});
     CHECK_OR(mqd_batch_decode(bytes, sizeof bytes, &batch) == 0, return);
     struct sent *sent = &producer->batch[number];
     int16_t error = produce(m, batch, bytes, &sent->log, &base_offset);
     producer->next++;
+    producer->tried = producer->next > producer->tried ? producer->next : producer->tried;
     if (pick(m, 8) == 0 || error == TRY_AGAIN) { /* the answer is lost, with those of all behind it when the connection goes; or it says so */
         if (pick(m, 2))
             send_again_from(producer, producer->first);
@@ -279,6 +295,9 @@ static void chance(struct model *m)
     case 3: case 4: case 5: case 6: case 7: case 8: case 9: case 10: case 11: case 12:
         follow(m, (int)pick(m, HOSTS), (int)pick(m, 2));
         break;
+    case 13: case 14:
+        bump(m, &m->producer[pick(m, PRODUCERS)]);
+        break;
     default:
         send(m, &m->producer[pick(m, PRODUCERS)]);
     }
@@ -335,14 +354,14 @@ static void run(uint64_t seed, struct model *m)
 
 TEST(nothing_is_lost_doubled_or_reordered_in_any_step)
 {
-    uint64_t seeds = getenv("MQD_TEST_LONG") ? 2000 : 30, refused = 0, handed_on = 0, duplicates = 0, changes = 0, first = getenv("MQD_TEST_SEED") ? strtoull(getenv("MQD_TEST_SEED"), NULL, 0) : 1;
+    uint64_t seeds = getenv("MQD_TEST_LONG") ? 2000 : 30, refused = 0, handed_on = 0, duplicates = 0, changes = 0, bumps = 0, first = getenv("MQD_TEST_SEED") ? strtoull(getenv("MQD_TEST_SEED"), NULL, 0) : 1;
     static struct model m;
     for (uint64_t seed = first; seed < first + seeds; seed++) {
         run(seed, &m);
         CHECK_OR(!m.failed, fprintf(stderr, "again: MQD_TEST_SEED=%llu\n", (unsigned long long)seed); return);
-        refused += m.refused, handed_on += m.handed_on, duplicates += m.duplicates, changes += m.leader_changes;
+        refused += m.refused, handed_on += m.handed_on, duplicates += m.duplicates, changes += m.leader_changes, bumps += m.bumps;
     }
-    test_message("%llu refused, %llu handed on, %llu answered by the retired partition, %llu new epochs", (unsigned long long)refused, (unsigned long long)handed_on, (unsigned long long)duplicates,
-                 (unsigned long long)changes);
-    CHECK(refused && handed_on && duplicates && changes);
+    test_message("%llu refused, %llu handed on, %llu answered by the retired partition, %llu new epochs, %llu of producers", (unsigned long long)refused, (unsigned long long)handed_on,
+                 (unsigned long long)duplicates, (unsigned long long)changes, (unsigned long long)bumps);
+    CHECK(refused && handed_on && duplicates && changes && bumps);
 }
