@@ -1,14 +1,16 @@
 """The exactly-once job on three brokers, each killed (kill -9 of all its processes) and started again in turn while the others serve: the output is the input, every record once, in order.
 
-The job is that of `tests/crash/copy_job.py` (three members that share a group), and the Java program's, one process that is started again when its client gives up. What a run did is in the message of its
-failure. The copies of `transacting.py` are not made for it: seven records to a transaction never catch up with a load, and librdkafka's as they stand may wait a minute for a coordinator that is gone.
+The job is that of `tests/crash/copy_job.py` (three members that share a group), and each client's own copy (`transacting.py` by `copy_client.py`, and the Java program), one process that is started again when its
+client gives up. What a run did is in the message of its failure.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +20,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 
 from tests.cluster import Cluster
 from tests.compat.java_client import build_java_client, java_command
+from tests.compat.transacting import TRANSACTING
 from tests.crash.checker import FinalLog, History, check, summary
 from tests.crash.copying import QUICK_GROUPS, Member, copy_job, difference
 from tests.crash.workload import IDEMPOTENT, LoadConsumer, LoadProducer, wait_until
@@ -200,6 +203,15 @@ def test_a_job_copies_every_record_once_while_each_host_is_killed_in_turn(cluste
 @pytest.mark.parametrize("number", range(4))
 def test_a_job_copies_every_record_once_while_hosts_are_killed_round_after_round(cluster: Cluster, tmp_path: Path, number: int) -> None:
     run(cluster, tmp_path, f"{number}", sharing(cluster, tmp_path, f"{number}", ("classic", "consumer")[number % 2]), 4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("client", TRANSACTING)
+def test_each_clients_own_copy_while_hosts_are_killed_in_turn(cluster: Cluster, tmp_path: Path, client: str) -> None:
+    settings = {"client": client, "group": "copy", "source": "source", "target": "target", "seed": client}
+    command = lambda settings: [sys.executable, "-m", "tests.compat.copy_client", json.dumps(settings)]  # noqa: E731
+    run(cluster, tmp_path, client, [Member(cluster.bootstrap, tmp_path, 0, settings, command)], 2)
 
 
 @pytest.mark.slow

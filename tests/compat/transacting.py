@@ -1,6 +1,6 @@
 """Transactional producers, one for each Python client behind one small face, and the loop that copies a topic exactly once.
 
-`script` is a list of transactions: (values by partition, whether it is committed). `copy` reads what was committed, in transactions of a few records that carry the
+`script` is a list of transactions: (values by partition, whether it is committed). `copy` reads what was committed, in transactions of at most `most` records that carry the
 group's offsets with them; every third of them is thrown away and done again.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import aiokafka
 import aiokafka.structs
@@ -26,13 +26,16 @@ THROWN_AWAY = 3
 
 
 class _Rounds:
-    """Which rounds are thrown away, and when all is copied. AssertionError when that takes too long."""
+    """Which rounds are thrown away, and when all is copied. AssertionError when that takes too long. Without a count it goes on for ever; `begin` is called at the beginning of each."""
 
-    def __init__(self, count: int) -> None:
-        self.count, self.copied, self.number = count, 0, 0
+    def __init__(self, count: int | None, begin: Callable[[], object]) -> None:
+        self.count, self.begin, self.copied, self.number = count, begin, 0, 0
         self.deadline = time.monotonic() + DEADLINE_SECONDS
 
     def more(self) -> bool:
+        self.begin()
+        if self.count is None:
+            return True
         assert self.copied <= self.count, f"{self.copied} copied of {self.count}"
         assert time.monotonic() < self.deadline, f"{self.copied} of {self.count} copied after {DEADLINE_SECONDS} s"
         return self.copied < self.count
@@ -85,7 +88,7 @@ class Confluent:
         else:
             raise AssertionError("who was fenced could commit")
 
-    def copy(self, bootstrap: str, name: str, group: str, source: str, target: str, count: int) -> None:
+    def copy(self, bootstrap: str, name: str, group: str, source: str, target: str, count: int | None, most: int = ROUND_RECORDS, begin: Callable[[], object] = bool) -> None:
         producer = self.producer(bootstrap, name)
         consumer = confluent_kafka.Consumer(
             {
@@ -95,9 +98,9 @@ class Confluent:
         )  # fmt: skip
         try:
             consumer.subscribe([source])
-            rounds = _Rounds(count)
+            rounds = _Rounds(count, begin)
             while rounds.more():
-                records = consumer.consume(ROUND_RECORDS, POLL_SECONDS)
+                records = consumer.consume(most, POLL_SECONDS)
                 if not records:
                     continue
                 producer.begin_transaction()
@@ -157,15 +160,15 @@ class KafkaPython:
         finally:
             elder.close(0)
 
-    def copy(self, bootstrap: str, name: str, group: str, source: str, target: str, count: int) -> None:
+    def copy(self, bootstrap: str, name: str, group: str, source: str, target: str, count: int | None, most: int = ROUND_RECORDS, begin: Callable[[], object] = bool) -> None:
         producer = self.producer(bootstrap, name)
         consumer = kafka.KafkaConsumer(
             source, bootstrap_servers=bootstrap, group_id=group, isolation_level="read_committed", auto_offset_reset="earliest", enable_auto_commit=False, fetch_max_wait_ms=50
         )
         try:
-            rounds = _Rounds(count)
+            rounds = _Rounds(count, begin)
             while rounds.more():
-                batches = consumer.poll(POLL_SECONDS * 1000, max_records=ROUND_RECORDS)
+                batches = consumer.poll(POLL_SECONDS * 1000, max_records=most)
                 records = [record for batch in batches.values() for record in batch]
                 if not records:
                     continue
@@ -225,16 +228,16 @@ class Aiokafka:
 
         asyncio.run(run())
 
-    def copy(self, bootstrap: str, name: str, group: str, source: str, target: str, count: int) -> None:
+    def copy(self, bootstrap: str, name: str, group: str, source: str, target: str, count: int | None, most: int = ROUND_RECORDS, begin: Callable[[], object] = bool) -> None:
         async def run() -> None:
             consumer = aiokafka.AIOKafkaConsumer(
                 source, bootstrap_servers=bootstrap, group_id=group, isolation_level="read_committed", auto_offset_reset="earliest", enable_auto_commit=False,
                 fetch_max_wait_ms=50,
             )  # fmt: skip
             async with self.producer(bootstrap, name) as producer, consumer:
-                rounds = _Rounds(count)
+                rounds = _Rounds(count, begin)
                 while rounds.more():
-                    batches = await consumer.getmany(timeout_ms=int(POLL_SECONDS * 1000), max_records=ROUND_RECORDS)
+                    batches = await consumer.getmany(timeout_ms=int(POLL_SECONDS * 1000), max_records=most)
                     records = [record for batch in batches.values() for record in batch]
                     if not records:
                         continue

@@ -11,12 +11,13 @@ refused; records that a rebalance comes between are dropped; after an abort it r
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import random
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import confluent_kafka
@@ -27,6 +28,8 @@ import mqd
 BATCH_RECORDS_MAX = 200
 STEP_SECONDS = 5.0
 ABORTED_SHARE = 0.1
+# librdkafka 2.10 to 2.16 waits for ever, whatever the time-out, for a group's coordinator that Metadata does not name any more (its issues 5456 and 5511): the process ends itself then.
+HUNG_SECONDS = 20.0
 # librdkafka 2.16 by default begins anew from the bootstrap servers when all brokers are down; of a cluster of one broker, whose connections end together, it then keeps a
 # broker that it is about to forget, and waits for it for ever with what it had to send (TxnOffsetCommit, seen), whatever the time-out.
 _QUICK_RETRIES = {
@@ -39,6 +42,7 @@ class Copier:
         self.source, self.target = settings["source"], settings["target"]
         self.chance = random.Random(f"{settings['seed']} {settings['name']}")
         self.is_stopping = self.is_moved = False
+        self.may_hang = settings["transport"] == "tcp"
         common = {"bootstrap.servers": settings["bootstrap"], "client.id": settings["name"], **_QUICK_RETRIES}
         library: Any = confluent_kafka
         if settings["transport"] == "shm":
@@ -94,7 +98,8 @@ class Copier:
                 self.producer.produce(self.target, message.value(), message.key(), message.partition())
             ends = {message.partition(): message.offset() + 1 for message in batch}
             offsets = [TopicPartition(self.source, partition, end) for partition, end in ends.items()]
-            self.patiently(self.producer.send_offsets_to_transaction, offsets, metadata, STEP_SECONDS)
+            with self.not_hanging():
+                self.patiently(self.producer.send_offsets_to_transaction, offsets, metadata, STEP_SECONDS)
             if self.chance.random() < ABORTED_SHARE:
                 self.abort(batch)
                 return
@@ -105,6 +110,15 @@ class Copier:
             if not error.args[0].txn_requires_abort():
                 raise
             self.abort(batch)
+
+    @contextlib.contextmanager
+    def not_hanging(self) -> Iterator[None]:
+        if self.may_hang:
+            faulthandler.dump_traceback_later(HUNG_SECONDS, exit=True)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
     def abort(self, batch: list[Message]) -> None:
         self.patiently(self.producer.abort_transaction, STEP_SECONDS)
