@@ -228,6 +228,16 @@ class Readers:
         assert not self.failures, self.failures[:3]
 
 
+@contextlib.contextmanager
+def told_with(broker: Broker) -> Iterator[None]:
+    """What fails is told with what the broker has logged."""
+    try:
+        yield
+    except AssertionError as error:
+        error.add_note(broker.logs())
+        raise
+
+
 def make_topic(bootstrap: str, partitions: int = 4, replicas: int = 1, **config: str) -> str:
     name = fresh("retired")
     admin = AdminClient({"bootstrap.servers": bootstrap})
@@ -290,7 +300,7 @@ def check(writers: list[Writer], readers: Readers) -> None:
 def test_clients_go_on_through_a_whole_retirement(io_backend: str, start_broker: Callable[..., Broker]) -> None:
     broker = start_broker(config={**CONFIG, "io.backend": io_backend})
     topic = make_topic(broker.bootstrap)
-    with contextlib.ExitStack() as clients:
+    with told_with(broker), contextlib.ExitStack() as clients:
         readers = clients.enter_context(Readers(topic, broker.bootstrap))
         writers: list[Any] = [
             clients.enter_context(Plain("plain", topic, broker.bootstrap)),

@@ -119,6 +119,30 @@ def test_a_partition_that_goes_while_its_marker_is_written_has_ended_nothing(err
     assert asyncio.run(scenario()) == [(3, 7), (1, redirected_producer(7, 3))]
 
 
+@pytest.mark.parametrize("written", [False, True])
+def test_a_worker_that_dies_between_the_two_markers_gets_both_again(written: bool) -> None:
+    """`written`: the second was in the log when it died. The first is not written twice by its owner: the transaction is over there."""
+
+    async def scenario() -> list[tuple[int, int]]:
+        world: Any = Written(0)
+        owners = Owners()
+        append_log = Log(owners, owners, 1 << 63)
+        service = TransactionService(world, world)
+        service.attach(world, world, append_log, lambda: 1_000)
+        service.carry_out("id", WriteMarkers((("t", 3),), 7, 1, True, 1, True), 5)
+        assert append_log.produced(owners.sent[0][2], 0, 20, 1)
+        append_log.on_owner_death(0)
+        while len(owners.sent) < 3:
+            await asyncio.sleep(0.001)  # it is tried again after a while
+        assert not world.posted.is_set()
+        assert append_log.produced(owners.sent[2][2], 0, 20, 1)
+        assert append_log.produced(owners.sent[3][2], ErrorCode.INVALID_PRODUCER_EPOCH if written else 0, -1)
+        await asyncio.wait_for(world.posted.wait(), 5)
+        return [one[:2] for one in owners.sent]
+
+    assert asyncio.run(scenario()) == [(13, 7), (11, redirected_producer(7, 3))] * 2
+
+
 def test_numbers() -> None:
     assert origin_of(redirected_producer(7, 0)) == (7, 0) and origin_of(redirected_producer((1 << 40) - 1, (1 << 22) - 1)) == ((1 << 40) - 1, (1 << 22) - 1)
     assert origin_of(7) == (7, -1) and origin_of(-1) == (-1, -1) and redirected_producer(-1, 3) == -1
