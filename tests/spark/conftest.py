@@ -30,6 +30,11 @@ def why_not() -> str | None:
         import pyspark  # noqa: F401
     except ImportError as error:
         return f"{error.name} is not installed: pip install 'mqd[spark]'"
+    return why_not_java()
+
+
+def why_not_java() -> str | None:
+    """What is wrong with the Java that is here."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if java is None or not Path(java).exists():
