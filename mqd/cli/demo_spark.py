@@ -34,8 +34,6 @@ AFTER_ALL = '{"origin":null,"dep_delay":null,"time_hour":"2014-02-01T00:00:00Z"}
 AIRPORTS = {"EWR": "Newark", "JFK": "John F. Kennedy", "LGA": "LaGuardia"}
 FLIGHTS_MIN = 100
 """Of fewer flights the picture draws no mean."""
-LADEN = "failed to connect back"
-"""Spark gives its Python processes ten seconds to come up, and no setting changes that."""
 TRIES = 5
 
 
@@ -119,12 +117,14 @@ def _settled(query: StreamingQuery, again: Callable[[], StreamingQuery]) -> Stre
     """Waits until the query has told everything there is. A machine too laden for Spark ends it: it goes on from its checkpoint, then."""
     from pyspark.errors import StreamingQueryException
 
+    from mqd.spark.pipelines.running import LADEN
+
     for left in reversed(range(TRIES)):
         try:
             query.processAllAvailable()  # one batch more than the records need: the one that tells the last windows
             return query
         except StreamingQueryException as error:
-            if LADEN not in str(error) or not left:
+            if not left or not any(said in str(error) for said in LADEN):
                 raise
             query = again()
     raise AssertionError("unreachable")

@@ -16,6 +16,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from mqd.cli.demo_spark import Window, by_hour_and_month
+from mqd.spark.pipelines.running import explained
 from mqd.spark.pipelines.session import held_back, log_level
 
 GREETS = "import sys; print('hello', file=sys.stderr, flush=True); print('up', flush=True); sys.stdin.readline(); print('later', file=sys.stderr, flush=True)"
@@ -60,3 +61,8 @@ def test_a_local_log_is_silent_unless_asked() -> None:
 def test_the_demos_picture_has_the_airports_own_clock() -> None:
     windows = [Window("EWR", datetime(2013, month, 1, 12, tzinfo=UTC), 150, 30, 10.0 * month) for month in (1, 7)] + [Window("EWR", datetime(2013, 2, 2, 3, tzinfo=UTC), 99, 99, None)]
     assert by_hour_and_month(windows, ZoneInfo("America/New_York")) == ({7: 10.0, 8: 70.0}, {1: 20.0, 7: 20.0}), "in summer another hour; few flights have no mean"
+
+
+def test_a_machine_too_laden_for_spark_is_called_so() -> None:
+    assert "too laden" in explained(RuntimeError("[STREAM_FAILED] Query terminated with exception: Python worker failed to connect back. SQLSTATE: XXKST\n=== Streaming Query ==="))
+    assert explained(RuntimeError("[OTHER] first line\nsecond")) == "[OTHER] first line"

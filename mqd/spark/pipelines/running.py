@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 FORMAT = "mqd"
 LOOK_S = 0.5
+LADEN = ("failed to connect back", "CANNOT_OPEN_SOCKET")
+"""What Spark says when a Python process of its own takes longer than ten seconds to come up, which no setting changes."""
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -200,6 +202,8 @@ def explained(error: BaseException) -> str:
     if isinstance(error, SettingsError):
         return str(error)
     text = str(error)
+    if any(said in text for said in LADEN):
+        return "a Python process of Spark's did not come up within the ten seconds that Spark gives it: this machine is too laden; start again when it is less so"
     for marker in ("MqdOptionError:", "MqdReadError:", "MqdWriteError:", "[USER_RAISED_EXCEPTION]"):
         if marker in text:
             return text.split(marker, 1)[1].strip().splitlines()[0]
