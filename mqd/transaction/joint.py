@@ -7,6 +7,7 @@ For engines that write a batch by many tasks, repeat tasks and batches, and deci
                           ^   ^ └── EndJoint(abort), time-out, another run, administrator ──> PrepareAbort ──> CompleteAbort
                           │   └── Enlist: one child more                                                                │
                           └────────────────────────────── Enlist of the next batch ─────────────────────────────────────┘
+    (none) ── EndJoint(abort) ──> CompleteAbort: that the run is over is remembered, whether or not a task of it came before
 
 Every task attempt enlists a child: a producer id and epoch for this transaction alone. Children write as transactional producers of this transactional id do (KIP-890: the first
 batch to a partition adds it). The end names the winners: they get commit markers, all other children abort markers; every marker's epoch is one above the child's, so that nothing

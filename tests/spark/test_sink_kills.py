@@ -25,7 +25,7 @@ SECONDS_EACH = 600  # that it may take the job to go on behind a kill: a JVM's s
 
 
 class Run:
-    """One job and what happens to it. `make_job(broker, source, target)`; `more`: records before each kill, between.
+    """One job and what happens to it. `make_job(broker, source, target)`; `more`: bounds of the number of records that are given before each kill.
     `kills`: of each kind, those that found one to kill; `amid`: those of them while there was input left to carry."""
 
     def __init__(self, broker: Broker, seed: int, make_job: Callable[[Broker, str, str], Any], more: tuple[int, int] = (600, 1500)) -> None:
@@ -97,6 +97,8 @@ def every_number_once(run: Run, victims: dict[str, int]) -> None:
     assert found == list(range(run.feed.end)), f"{run.feed.end - len(set(found))} missing, {len(found) - len(set(found))} twice"
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_a_few_kills_at_random(spark: Any, start_broker: Callable[..., Broker], tmp_path: Path) -> None:
     """Of what dies without the session of the tests."""
     run = Run(start_broker(), 4, lambda *three: SessionJob(spark, *three, tmp_path), (500, 1000))
