@@ -26,7 +26,7 @@ from tests.spark.support import new_topic, produce
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "spark.md").read_text()
-COMMANDS = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.M | re.S)
+INSTALL, PIPELINE, INSTALL_DECLARATIVE, DECLARATIVE, SQL = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.M | re.S)  # one more, and there is a test to write
 LIMIT_S = 900  # bounds a hang
 PATHS = ("PYTHONPATH", "PYTHONHOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_HOME", "SPARK_CONF_DIR", "VIRTUAL_ENV", "MQD_BOOTSTRAP")
 COUNT = """
@@ -93,8 +93,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory, flights: Broker) -> Inst
     shutil.rmtree(tree)
     (wheel,) = (place / "wheels").iterdir()
     (place / "constraints").write_text(f"mqd @ {wheel.as_uri()}\n")
-    assert COMMANDS[0] == "pip install 'mqd[spark]'\n"
-    here.run(COMMANDS[0])
+    here.run(INSTALL)
     return here
 
 
@@ -106,10 +105,9 @@ def test_spark_finds_the_format_in_an_installed_wheel(installed: Installed, flig
 
 def test_a_pipeline_of_the_page(installed: Installed) -> None:
     """It goes on until it is interrupted, so its first batch is waited for."""
-    assert COMMANDS[1] == "mqd pipeline run archive-flights.toml\n"
     (block,) = re.findall(r"^```toml\n# archive-flights.toml\n(.*?)^```$", PAGE, re.M | re.S)
     (installed.place / "archive-flights.toml").write_text(block)
-    with installed.start(f"exec {COMMANDS[1]}") as process:
+    with installed.start(f"exec {PIPELINE}") as process:
         try:
             assert process.stdout is not None
             said = [process.stdout.readline(), process.stdout.readline()]
@@ -123,20 +121,17 @@ def test_a_pipeline_of_the_page(installed: Installed) -> None:
 
 
 def test_sql_of_the_page(installed: Installed) -> None:
-    assert COMMANDS[2].startswith("mqd sql ")
-    assert [line.split() for line in sorted(installed.run(COMMANDS[2]).splitlines())] == [["EWR", "25"], ["JFK", "25"], ["origin", "flights"]]
+    assert [line.split() for line in sorted(installed.run(SQL).splitlines())] == [["EWR", "25"], ["JFK", "25"], ["origin", "flights"]]
 
 
 def test_the_declarative_pipeline_adds_what_is_new_when_it_is_run_again(installed: Installed, flights: Broker) -> None:
     shutil.copytree(ROOT / "examples", installed.place / "examples")
-    install, run = COMMANDS[3:]
-    assert install.startswith("pip install ") and "spark-pipelines run" in run
-    installed.run(install)
-    installed.run(run)
+    installed.run(INSTALL_DECLARATIVE)
+    installed.run(DECLARATIVE)
     assert len(read_all(flights, "flights-good", 50)) == 50
     produce(flights, "flights", [{"value": "no json", "key": "broken", "headers": [("from", b"elsewhere")]}, {"value": json.dumps({"carrier": "UA", "origin": "LGA", "dep_delay": 7}), "key": "N50"}])
-    installed.run(run)
-    installed.run(run)  # the second brings it into the table, and perhaps no further: Spark begins to read the table before it is written
+    installed.run(DECLARATIVE)
+    installed.run(DECLARATIVE)  # the second brings it into the table, and perhaps no further: Spark begins to read the table before it is written
     good = read_all(flights, "flights-good", 51)
     assert sorted(json.loads(message.value())["dep_delay"] for message in good) == sorted([*range(50), 7]) and {message.key() for message in good} == {b"EWR", b"JFK", b"LGA"}
     (dead,) = read_all(flights, "flights-dead", 1)
