@@ -392,6 +392,8 @@ void mqd_fetcher_on_event(struct mqd_reactor *r, uint64_t value, uint32_t flags)
         return;
     if (flags & (MQD_POLL_READABLE | MQD_POLL_HANGUP))
         fetcher->readable = 1;
+    if (flags & MQD_POLL_HANGUP)
+        fetcher->hangup = 1;
     if (flags & MQD_POLL_WRITABLE)
         fetcher->writable = 1;
 }
@@ -440,6 +442,8 @@ static bool receive(struct mqd_reactor *r, struct mqd_fetcher *fetcher, uint32_t
         mqd_fetcher_end(r, fetcher, got < 0 ? errno : ECONNRESET, got < 0 ? strerror(errno) : "the leader closed the connection");
         return false;
     }
+    if ((size_t)got < most && !fetcher->hangup)
+        fetcher->readable = 0; /* drained: the next byte makes an edge */
     fetcher->in_end += (uint32_t)got;
     fetcher->deadline_ms = r->now_ms + fetcher->options.timeout_ms;
     *budget -= (uint32_t)got < *budget ? (uint32_t)got : *budget;

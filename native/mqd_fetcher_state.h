@@ -35,6 +35,7 @@ struct mqd_fetcher {
     int fd;
     uint32_t index, generation;
     uint8_t readable, writable;
+    uint8_t hangup;              /* the end of what comes has been told of, and is not told again: read on until it is met */
     uint8_t outstanding;         /* answers that are due: none, one, or two when the leader was urged */
     uint8_t urging;              /* the next answer is to the request that urged */
     uint8_t urgent;              /* something is to be asked before the leader has news of its own */

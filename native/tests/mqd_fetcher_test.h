@@ -5,6 +5,9 @@
 
 #include "mqd_reactor_test.h"
 
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
+
 #include "../mqd_buffer.h"
 #include "../mqd_fetcher_wire.h"
 #include "../mqd_replica.h"

@@ -27,9 +27,9 @@ static void fake_connect(struct fake *fake)
     fake->token = fetcher_put(fake->two, ends[1], quick_options());
 }
 
-static struct fake fake_start(int backend)
+static struct fake fake_start_with(int backend, void (*change)(struct bench *b))
 {
-    struct fake fake = {.two = two_start(backend, NULL)};
+    struct fake fake = {.two = two_start(backend, change)};
     for (int32_t partition = 0; partition <= 2; partition += 2) {
         follower_open(fake.two, partition);
         assign_follower(fake.two, partition, in_step);
@@ -37,6 +37,8 @@ static struct fake fake_start(int backend)
     fake_connect(&fake);
     return fake;
 }
+
+static struct fake fake_start(int backend) { return fake_start_with(backend, NULL); }
 
 static void fake_stop(struct fake *fake)
 {
@@ -470,6 +472,36 @@ BOTH(an_answer_that_is_none_ends_the_connection)
     }
     CHECK_EQUAL(log_end(&fake, 2), 0);
     CHECK(log_end(&fake, 0) <= 1); /* kind 11: its records were right */
+    fake_stop(&fake);
+}
+
+static void slow_writes(struct bench *b)
+{
+    b->log_options.flush_on_ack = 0; /* it asks again when it has written */
+    CHECK_EQUAL(mqd_file_watch(NULL, "write:DELAY:follower-0:ms=150"), 0);
+}
+
+/* Half an answer and the end come while the follower writes: one event tells of both, and there is no other. */
+BOTH(an_end_right_behind_what_came_before_it_is_seen)
+{
+    struct fake fake = fake_start_with(backend, slow_writes);
+    struct two *two = fake.two;
+    struct request request;
+    uint8_t bytes[200];
+    int unread;
+    CHECK(receive(&fake, &request));
+    struct piece piece = {.partition = 0, .records = bytes, .records_bytes = batch_at(bytes, (struct log_batch){.mark = 1}, 0, 4)};
+    answer(&fake, &request, &piece, 1);
+    UNTIL(ioctl(fake.link.fd, SIOCOUTQ, &unread) == 0 && unread == 0);
+    request.correlation_id++;
+    struct frame half = answer_of(&fake, &request, &piece, 1);
+    half.size_bytes /= 2;
+    client_send(&fake.link, &half);
+    frame_free(&half);
+    shutdown(fake.link.fd, SHUT_WR);
+    UNTIL(two->tale.ended == 1);
+    CHECK_EQUAL(two->tale.error, ECONNRESET);
+    CHECK_EQUAL(log_end(&fake, 0), 1);
     fake_stop(&fake);
 }
 
