@@ -91,7 +91,8 @@ class Writer(threading.Thread):
                 self.producer.purge()
                 self.producer.poll(0)
             self.join(0.1)
-        self.producer.close()
+        with contextlib.suppress(Exception):  # of a transaction that cannot be aborted any more
+            self.producer.close()
         del self.producer
 
 
