@@ -18,7 +18,7 @@ TRANSPORTS = ["shm", "tcp"]
 NOBODY = {"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.default.api.timeout.ms": "500"}
 
 
-def ended(stream: Stream) -> str:
+def ended(stream: Stream | Copy) -> str:
     """What ends a stream that runs."""
     try:
         stream.wait(lambda: False)
@@ -55,14 +55,6 @@ class Copy:
                 raise problem
             assert time.monotonic() < deadline, f"it did not come about: {self.query.status}"
             time.sleep(0.1)  # polls Spark's own threads; nothing tells
-
-    def failure(self) -> str:
-        try:
-            self.wait(lambda: False)
-        except Exception as told:  # noqa: BLE001
-            assert not isinstance(told, AssertionError), told
-            return str(told)
-        raise AssertionError("it did not fail")
 
 
 @pytest.fixture
@@ -261,5 +253,5 @@ def test_a_topic_vanishes_while_a_stream_writes_it(start_broker: Any, copy: Call
     job.wait(lambda: len(job.found()) == 10)
     delete_topic(broker, target)
     produce(broker, source, numbered(10, 10))
-    told = job.failure()
+    told = ended(job)
     assert f"topic {target} cannot be written" in told and f"mqd topic create {target}" in told
