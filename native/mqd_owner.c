@@ -216,6 +216,8 @@ void mqd_owner_publish(struct mqd_reactor *r, struct mqd_owned *owned)
         struct mqd_append *append = MQD_CONTAINER(node, struct mqd_append, node);
         if (append->end_offset > positions.high_watermark)
             break;
+        __builtin_prefetch(spare, 1); /* the next one has waited long enough to have left the cache */
+        __builtin_prefetch(&MQD_CONTAINER(spare, struct mqd_append, node)->end_offset, 1);
         mqd_append_done(r, append, r->lease_lost ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : 0);
     }
 }

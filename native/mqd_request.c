@@ -49,6 +49,29 @@ bool mqd_request_reply(struct mqd_reactor *r, struct mqd_request *request, const
     return true;
 }
 
+/* What a Produce has no use for, and never looks at. */
+static void begin_other(struct mqd_request *request)
+{
+    memset(&request->set, 0, sizeof *request - offsetof(struct mqd_request, set));
+    request->control_offset = -1;
+    request->control_index = UINT32_MAX;
+    mqd_list_init(&request->control_node);
+}
+
+static void end_other(struct mqd_reactor *r, struct mqd_request *request)
+{
+    if (request->set)
+        mqd_fetch_abandon(r, request);
+    if (request->kind == MQD_REQUEST_CONTROL)
+        mqd_control_forget(r, request);
+    if (request->frame) {
+        mqd_heap_give(r, request->frame_bytes);
+        free(request->frame);
+    }
+    if (request->reply.bytes)
+        mqd_buffer_free(&request->reply);
+}
+
 struct mqd_request *mqd_request_new(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header, enum mqd_request_kind kind)
 {
     if (!mqd_heap_take(r, sizeof(struct mqd_request)))
@@ -61,7 +84,9 @@ struct mqd_request *mqd_request_new(struct mqd_reactor *r, struct mqd_connection
         return NULL;
     }
     memset(request, 0, offsetof(struct mqd_request, inline_append));
-    memset(&request->set, 0, sizeof *request - offsetof(struct mqd_request, set));
+    if (kind != MQD_REQUEST_PRODUCE)
+        begin_other(request);
+    mqd_request_expect(r->free_requests);
     request->connection = c;
     request->heap_bytes = sizeof *request;
     c->held_bytes += sizeof *request;
@@ -70,10 +95,8 @@ struct mqd_request *mqd_request_new(struct mqd_reactor *r, struct mqd_connection
     request->version = header->api_version;
     request->kind = (uint8_t)kind;
     request->started_ns = r->now_ns;
-    request->arena_offset = request->control_offset = -1;
-    request->control_index = UINT32_MAX;
+    request->arena_offset = -1;
     request->id = ++r->next_request_id;
-    mqd_list_init(&request->control_node);
     if (c->tail)
         c->tail->next = request;
     else
@@ -97,10 +120,8 @@ void mqd_request_complete(struct mqd_reactor *r, struct mqd_request *request)
 void mqd_request_free(struct mqd_reactor *r, struct mqd_request *request)
 {
     mqd_timer_disarm(r, request);
-    if (request->set)
-        mqd_fetch_abandon(r, request);
-    if (request->kind == MQD_REQUEST_CONTROL)
-        mqd_control_forget(r, request);
+    if (request->kind != MQD_REQUEST_PRODUCE)
+        end_other(r, request);
     if (request->arena_pins == 0 && request->arena_offset >= 0) {
         mqd_arena_release(r->arena, (uint64_t)request->arena_offset);
         request->arena_offset = -1;
@@ -113,12 +134,6 @@ void mqd_request_free(struct mqd_reactor *r, struct mqd_request *request)
         free(request->appends);
     if (request->topics != &request->inline_topic)
         free(request->topics);
-    if (request->frame) {
-        mqd_heap_give(r, request->frame_bytes);
-        free(request->frame);
-    }
-    if (request->reply.bytes)
-        mqd_buffer_free(&request->reply);
     mqd_heap_give(r, request->heap_bytes);
     if (request->connection)
         request->connection->held_bytes -= request->heap_bytes;
@@ -213,6 +228,7 @@ void mqd_connection_answer(struct mqd_reactor *r, struct mqd_connection *c)
         }
         if (!request->complete || !mqd_output_has_room(r, c))
             break;
+        mqd_request_expect(request->next);
         encode_and_charge(r, c, request);
         c->head = request->next;
         if (!c->head)

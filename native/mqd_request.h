@@ -5,6 +5,7 @@
 #include "mqd_list.h"
 #include "mqd_native.h"
 #include "mqd_reader.h"
+#include "mqd_shm_layout.h"
 #include "mqd_wire.h"
 
 struct mqd_check;
@@ -122,7 +123,7 @@ struct mqd_request {
     struct mqd_append inline_append;
     struct mqd_produce_topic_entry inline_topic;
     struct mqd_request_order order;       /* when order_known */
-    /* fetch */
+    /* fetch; from here on nothing is set for a Produce */
     struct mqd_fetch_set *set;
     int32_t wait_ms, bytes_min, bytes_max;
     int8_t isolation_level;
@@ -141,6 +142,14 @@ struct mqd_request {
     uint8_t sent;
     struct mqd_buffer reply;              /* READY, CONTROL: from the correlation id on */
 };
+
+/* This Produce comes next: thousands that waited for followers do not fit in the cache. NULL is no harm. */
+static inline void mqd_request_expect(const struct mqd_request *request)
+{
+    uintptr_t at = (uintptr_t)request;
+    for (uintptr_t line = 0; line < offsetof(struct mqd_request, inline_topic) + 2 * MQD_CACHE_LINE; line += MQD_CACHE_LINE)
+        __builtin_prefetch((const void *)(at + line), 1);
+}
 
 /* ---- connections ---- */
 
