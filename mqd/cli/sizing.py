@@ -259,7 +259,7 @@ def _notes(sheet: _Sheet, load: Load, host: Host, figures: Figures) -> list[str]
     if load.partitions < least:
         notes.append(f"{load.partitions} partitions leave workers without work: take {least:.0f} or more")
     if load.replication > 1:
-        notes.append("this version runs on one host: a follower's cost is taken to be an append, and to its leader a fetch")
+        notes.append("a follower's cost is taken to be an append, and to its leader a fetch; a cluster was measured to spend somewhat less (docs/scale.md)")
     if load.compression < 1:
         notes.append("compressing and decompressing is the clients' work, and not in here")
     return notes

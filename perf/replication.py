@@ -1,0 +1,253 @@
+"""What replication costs: `python -m perf.replication` fills its part of docs/scale.md. Three brokers of one worker each on this machine's loopback; some minutes.
+
+A topic with one replica and one with three, acks=all, flush.on.ack=false, are written to in turns, through the same broker as their leader. CPU-µs are those of each broker's worker process, for a
+record of 1 KiB: the leader's against the unreplicated one's in the same turn, and the followers'. Then librdkafka, at parts of the rate that the three carry together: time to the acknowledgement.
+
+* The workers share a CPU unless --cpus says otherwise, and with it its caches: the harder case, for each host of a real cluster has its own. Clients have the other one. So rates are this machine's, and
+  ratios are the measurement.
+* Three brokers fill three times as many pages as one. In a virtual machine whose host takes free pages back, a page costs several times more when it comes anew: that made a follower of 16 KiB batches
+  look five times as dear as it is. So before each run as much memory is touched as all copies take, and the first turn is thrown away.
+* How long workers waited for a CPU stands beside the latencies: what is beyond that is ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from mqd.cli.sizing import Figures, shipped_figures
+from mqd.protocol.messages import CreateTopicsRequest, DeleteTopicsRequest
+from perf import loading
+from perf import replication_model as model
+from perf.accounting import CpuTime, cpu_time, machine
+from perf.peers.driving import Librdkafka
+from perf.peers.peer import Load
+from perf.replication_model import Roles
+from perf.report import markdown_table, number, replace_block, rounded
+from tests.cluster import Cluster, Member
+from tests.kafka_connection import KafkaConnection
+
+CREATE_TOPICS, DELETE_TOPICS = 19, 20
+BATCHED, SINGLE, BATCH_RECORDS = "16 records a batch", "one record a batch", 16
+WAYS = {
+    BATCHED: {"batch": 16384, "records": BATCH_RECORDS, "connections": 4, "depth": 16, "burst": 8, "count": 12_000},
+    SINGLE: {"batch": 1024, "records": 1, "connections": 8, "depth": 128, "burst": 64, "count": 120_000},
+}
+TARGETS = {"leader": 1.6, "follower": 1.2}
+LOAD = Load(record_bytes=1024, partitions=6)
+SHARES = (1 / 2, 1 / 4, 1 / 8)  # of the maximum
+MAXIMUM_MS, PACED_MS, WARM_MS = 6000, 10_000, 3000
+TOUCH_MORE, TOUCH_LIMIT_MS = 1.3, 20_000  # times what the copies take; where it takes longer, the machine is not ours
+SEED_RATE = 500_000  # records/s that the first design promised of a cluster, at three replicas
+HOSTS, WORKERS, COMPRESSIONS = (3, 5, 10), (1, 2), (1.0, 0.5, 0.25)
+RESULT = loading.ROOT / "perf" / "replication.json"
+PAGE = loading.ROOT / "docs" / "scale.md"
+
+
+class _Address(NamedTuple):
+    """What perf.peers' drivers want of a peer."""
+
+    address: str
+    port: int
+
+
+class OnLoopback(Cluster):
+    """All on 127.0.0.1, which is where the load generator connects, with ports of their own; each worker on the CPU that is named for it."""
+
+    def __init__(self, directory: Path, cpus: list[str]) -> None:
+        self._cpus = cpus
+        super().__init__(directory, config={"log.segment.delete.delay.ms": "0", "admin.port": "-1"})
+
+    def _member(self, node_id: int, name: str | None = None) -> Member:
+        seeds = ",".join(f"127.0.0.1:{self._port_of(number) + 2}" for number in (1, 2, 3))
+        config = {**self._config, "worker.cpus": self._cpus[node_id - 1]}
+        return Member(self._directory / (name or f"broker-{node_id}"), node_id, "127.0.0.1", self._port_of(node_id), seeds, self._workers, config)
+
+    def _port_of(self, node_id: int) -> int:
+        return self._port + 5000 + 10 * node_id
+
+
+# -- measuring -------------------------------------------------------------------------------------------------------------------
+
+
+def _topic(member: Member, name: str, assignments: list[list[int]]) -> None:
+    wanted = CreateTopicsRequest.Topic(
+        name=name, num_partitions=-1, replication_factor=-1, configs=[CreateTopicsRequest.Config(name="flush.on.ack", value="false")],
+        assignments=[CreateTopicsRequest.Assignment(partition_index=index, broker_ids=nodes) for index, nodes in enumerate(assignments)],
+    )  # fmt: skip
+    with KafkaConnection(member.address, member.port, timeout_s=60) as kafka:
+        (result,) = kafka.call(CREATE_TOPICS, 5, CreateTopicsRequest(topics=[wanted], timeout_ms=60_000)).topics
+    if result.error_code:
+        raise loading.LoadFailed(f"cannot create {name}: error {result.error_code} {result.error_message}")
+
+
+def _drop(member: Member, name: str) -> None:
+    with KafkaConnection(member.address, member.port, timeout_s=60) as kafka:
+        kafka.call(DELETE_TOPICS, 5, DeleteTopicsRequest(topic_names=[name], timeout_ms=60_000))
+
+
+def _touch(records: int, copies: int) -> None:
+    wanted = int(records * LOAD.record_bytes * copies * TOUCH_MORE) >> 20
+    touched = loading.run("warm", megabytes=wanted, milliseconds=TOUCH_LIMIT_MS)["bytes"] >> 20
+    if touched < wanted:
+        print(f"only {touched} of {wanted} MB could be touched within {TOUCH_LIMIT_MS / 1000:.0f} s: the next figures are too high", file=sys.stderr)
+
+
+def _begin(leader: Member, topic: str, words: dict[str, int]) -> None:
+    """Some batches, until they are taken: the topic's followers have to be in sync first."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            loading.run("produce", port=leader.port, topic=topic, acks=-1, milliseconds=5000, **{**words, "count": 64, "connections": 1, "depth": 8, "burst": 8})
+            return
+        except loading.LoadFailed:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+def _turn(leader: Member, pids: list[list[int]], words: dict[str, int], name: str) -> dict:
+    """CPU-µs for a record by role, records/s with three replicas, and how long each worker waited for a CPU meanwhile, as a share of what it ran."""
+    spent: dict[str, list[CpuTime]] = {}
+    seconds, records = 1.0, words["count"] * words["records"]
+    for kind, nodes in (("alone", [1]), ("replicated", [1, 2, 3])):
+        topic = f"{kind}-{name}"
+        _topic(leader, topic, [nodes])
+        _begin(leader, topic, words)
+        _touch(records, len(nodes))
+        before = [cpu_time(one) for one in pids]
+        seconds = loading.run("produce", port=leader.port, topic=topic, acks=-1, milliseconds=60_000, **words)["seconds"]
+        spent[kind] = [cpu_time(one) - earlier for one, earlier in zip(pids, before, strict=True)]
+        _drop(leader, topic)
+    alone, led, *followed = (rounded(one.run_us / records) for one in (spent["alone"][0], *spent["replicated"]))
+    waited = [rounded(one.waited_ns / max(one.run_ns, 1)) for one in spent["replicated"]]
+    return {"alone": alone, "leader": led, "followers": followed, "rate": rounded(records / seconds), "waited": waited}
+
+
+def _latencies(members: list[Member], pids: list[list[int]]) -> dict:
+    """librdkafka over all three: its own maximum, then parts of it, with a consumer reading along."""
+    peer, driver = _Address(",".join(member.bootstrap for member in members), members[0].port), Librdkafka()
+    _topic(members[0], "latency", [[1 + (index + step) % 3 for step in range(3)] for index in range(LOAD.partitions)])
+    time.sleep(2.0)  # every host has said what it leads
+    most = driver.produce(peer, "latency", LOAD, records=5_000_000, milliseconds=MAXIMUM_MS)  # type: ignore[arg-type]
+    maximum, points = most["records"] / most["seconds"], []
+    for share in SHARES:
+        rate, seconds = int(maximum * share), (PACED_MS + WARM_MS) / 1000
+        _touch(int(rate * seconds), 3)
+        before = cpu_time(pid for one in pids for pid in one)
+        paced = driver.latency(peer, "latency", LOAD, rate=rate, milliseconds=PACED_MS, warm_milliseconds=WARM_MS)  # type: ignore[arg-type]
+        spent = cpu_time(pid for one in pids for pid in one) - before
+        told = {name: paced["acknowledged"][name] for name in ("p50_us", "p99_us", "p999_us")}
+        shares = {"running": rounded(spent.reactor_ns / seconds / 1e9), "waiting": rounded(spent.waited_ns / seconds / 1e9)}
+        points.append({"share": share, "rate": rate, **told, "late_p99_us": paced["late"]["p99_us"], **shares})
+    return {"maximum": rounded(maximum), "points": points}
+
+
+def measure(directory: Path, turns: int, cpus: list[str], latency: bool) -> dict:
+    with tempfile.TemporaryDirectory(prefix="replication-", dir=directory) as logs, OnLoopback(Path(logs), cpus) as cluster:
+        members = list(cluster)
+        pids = [member.pids("worker") for member in members]
+        found = {way: [_turn(members[0], pids, words, f"{number}-{words['records']}") for number in range(turns + 1)][1:] for way, words in WAYS.items()}
+        told = {"date": datetime.datetime.now().isoformat(timespec="seconds"), "machine": machine(), "cpus": ",".join(cpus), "turns": found}
+        return told | ({"latency": _latencies(members, pids)} if latency else {})
+
+
+# -- telling ---------------------------------------------------------------------------------------------------------------------
+
+
+def _follower(turn: dict) -> float:
+    return statistics.mean(turn["followers"])
+
+
+def summary(turns: list[dict]) -> Roles:
+    return Roles(statistics.median(turn["alone"] for turn in turns), statistics.median(turn["leader"] for turn in turns), statistics.median(map(_follower, turns)))
+
+
+def _rows(way: str, turns: list[dict]) -> list[tuple[str, ...]]:
+    def row(what: str, values: list[float], ratio: str = "", target: str = "") -> tuple[str, ...]:
+        return (f"{what}, {way}", number(statistics.median(values)), f"{number(min(values))}–{number(max(values))}", ratio, target)
+
+    found = [row("one replica", [turn["alone"] for turn in turns])]
+    for kind, what, values in (("leader", "leader", [turn["leader"] for turn in turns]), ("follower", "each follower", [_follower(turn) for turn in turns])):
+        ratio = statistics.median(value / turn["alone"] for value, turn in zip(values, turns, strict=True))
+        found.append(row(f"three replicas: {what}", values, f"{ratio:.2f}", f"≤ {TARGETS[kind]}: {'reached' if ratio <= TARGETS[kind] else 'missed'}"))
+    return [*found, row("three replicas: records/s", [turn["rate"] for turn in turns])]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _latency_lines(latency: dict) -> list[str]:
+    def row(point: dict) -> tuple[str, ...]:
+        milliseconds = [number(point[name] / 1000) for name in ("p50_us", "p99_us", "p999_us", "late_p99_us")]
+        return (f"1/{round(1 / point['share'])}", number(point["rate"]), *milliseconds, _percent(point["running"]), _percent(point["waiting"]))
+
+    headings = ("of it", "records/s", "ms acknowledged, p50", "p99", "p99.9", "ms the client itself was late, p99", "workers ran, of one CPU", "workers waited for it")
+    return [
+        f"librdkafka writes {number(latency['maximum'])} records/s at most to six partitions that three brokers lead. At parts of it, with a consumer reading along (target at 1/2: p99 ≤ 5 ms):",
+        "",
+        markdown_table(headings, map(row, latency["points"]), right=range(1, 8)),
+        "",
+    ]
+
+
+def _model_rows(costs: model.Costs, figures: Figures) -> list[tuple[str, ...]]:
+    def row(hosts: int, compression: float) -> tuple[str, ...]:
+        by_cores = [number(model.cores_rate(costs, figures, hosts=hosts, workers=workers, batch_records=BATCH_RECORDS, compression=compression)) for workers in WORKERS]
+        return (str(hosts), "not compressed" if compression == 1 else f"to {_percent(compression)}", *by_cores, number(model.network_rate(hosts, 3, compression)))
+
+    return [row(hosts, compression) for hosts in HOSTS for compression in COMPRESSIONS]
+
+
+def block(result: dict, figures: Figures) -> str:
+    turns = result["turns"]
+    costs = model.costs_from(summary(turns[SINGLE]), summary(turns[BATCHED]), BATCH_RECORDS)
+    both = 2e6 / costs.record(3, BATCH_RECORDS, 1.0)
+    waited = statistics.median(share for way in turns.values() for turn in way for share in turn["waited"])
+    return "\n".join([
+        f"{result['machine']['cpu']}, {result['machine']['cores']} cores; the workers of brokers 1, 2, 3 on CPU {result['cpus']}; {result['date'][:10]}; medians of {len(turns[BATCHED])} turns. For each second that a worker ran it waited "
+        f"{waited:.2g} s for its CPU, of the others and of what else the machine did.",
+        "",
+        markdown_table(("CPU-µs for a record of 1 KiB", "median", "spread", "× the unreplicated one", "target"), [row for way in WAYS for row in _rows(way, turns[way])], right=(1, 2, 3, 4)),
+        "",
+        *(_latency_lines(result["latency"]) if "latency" in result else ()),
+        f"A record with three replicas, in batches of {BATCH_RECORDS}, costs {number(costs.record(3, BATCH_RECORDS, 1.0))} CPU-µs on all hosts together. Two such cores, if brokers alone had them, carry {number(both)} records/s: "
+        f"**{both / SEED_RATE:.0%}** of {SEED_RATE:,}. With the load generator on one of them it was {number(statistics.median(turn['rate'] for turn in turns[BATCHED]))}. By the model, records/s of a cluster:",
+        "",
+        markdown_table(("hosts", "records", *(f"{workers} worker core{'s' * (workers > 1)} a host" for workers in WORKERS), "10 Gbit/s a host"), _model_rows(costs, figures), right=range(2, 5)),
+    ])  # fmt: skip
+
+
+def write(result: dict) -> None:
+    PAGE.write_text(replace_block(PAGE.read_text(), "replication", block(result, shipped_figures())))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m perf.replication", description=__doc__.splitlines()[0])
+    parser.add_argument("--turns", type=int, default=5, help="that count; one more is run")
+    parser.add_argument("--cpus", default="0,0,0", help="of the workers of brokers 1 (the leader), 2 and 3; the load generator has the last one")
+    parser.add_argument("--directory", type=Path, default=loading.BUILD, help="where the logs go; they are deleted at the end")
+    parser.add_argument("--no-latency", action="store_true", help="CPU time alone: where others work on the machine, latencies are theirs")
+    parser.add_argument("--page", action="store_true", help="only write docs/scale.md again, from perf/replication.json")
+    parser.add_argument("--keep", type=Path, default=RESULT, help="where the figures go; the page is written for the usual place alone")
+    arguments = parser.parse_args()
+    if not arguments.page:
+        arguments.directory.mkdir(parents=True, exist_ok=True)
+        arguments.keep.write_text(json.dumps(measure(arguments.directory, arguments.turns, arguments.cpus.split(","), not arguments.no_latency), indent=1, ensure_ascii=False) + "\n")
+    result = json.loads(arguments.keep.read_text())
+    print(block(result, shipped_figures()))
+    if arguments.keep == RESULT:
+        write(result)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
