@@ -83,7 +83,7 @@ def _plain(blob: Any) -> bytes | None:
 
 
 # Spark waits ten seconds for a Python process of its own to come up, and no setting changes that: on a laden machine it is started again, as an operator would.
-_LADEN = ("failed to connect back", "CANNOT_OPEN_SOCKET")
+LADEN = ("failed to connect back", "CANNOT_OPEN_SOCKET")
 
 
 class Stream:
@@ -117,7 +117,7 @@ class Stream:
         deadline = time.monotonic() + seconds
         while not condition():
             problem = self._query.exception() if not self._query.isActive else None
-            if problem is not None and any(text in str(problem) for text in _LADEN):
+            if problem is not None and any(text in str(problem) for text in LADEN):
                 self.start(*self._arguments)
             elif problem is not None:
                 raise problem

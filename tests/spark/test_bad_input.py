@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.broker import Broker
-from tests.spark.support import _LADEN, Stream, add_partitions, delete_topic, new_topic, numbered, options, produce, read, rows
+from tests.spark.support import LADEN, Stream, add_partitions, delete_topic, new_topic, numbered, options, produce, read, rows
 
 TRANSPORTS = ["shm", "tcp"]
 NOBODY = {"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.default.api.timeout.ms": "500"}
@@ -49,7 +49,7 @@ class Copy:
         deadline = time.monotonic() + seconds
         while not condition():
             problem = self.query.exception() if not self.query.isActive else None
-            if problem is not None and any(text in str(problem) for text in _LADEN):
+            if problem is not None and any(text in str(problem) for text in LADEN):
                 self.start()
             elif problem is not None:
                 raise problem
