@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mqd.protocol.messages import DescribeLogDirsRequest, FindCoordinatorRequest, ListOffsetsRequest, OffsetCommitRequest
+from mqd.spark.offsets import SHOWN
 from mqd.spark.options import EARLIEST, LATEST, Limit, Offsets, SourceOptions
 from mqd.spark.planning import Key, Range, split
 from mqd.spark.wire import BrokerError, Cluster, Metadata, MqdReadError, Topic, check
@@ -196,7 +197,7 @@ class Driver:
         for topic, partition in sorted(offsets):
             by_topic.setdefault(topic, []).append(partition)
         topics = [
-            Topic_(name=topic, partitions=[Partition(partition_index=index, committed_offset=offsets[topic, index], committed_metadata="") for index in indexes]) for topic, indexes in by_topic.items()
+            Topic_(name=topic, partitions=[Partition(partition_index=index, committed_offset=offsets[topic, index], committed_metadata=SHOWN) for index in indexes]) for topic, indexes in by_topic.items()
         ]
         answer = self.cluster.link_to(coordinator.node_id).ask(OffsetCommitRequest(group_id=group_id, member_id="", topics=topics), _COMMIT_VERSION_MAX)
         for topic in answer.topics:
@@ -227,13 +228,14 @@ def plan_batch(options: SourceOptions) -> list[Any]:
         starts, ends = driver.resolve(options.starting, keys, "starting"), driver.resolve(options.ending, keys, "ending")
         earliest, latest = driver.list(keys, EARLIEST), driver.list(keys, LATEST)
         archived: list[Any] = []
+        wanted = {key: [(starts[key], ends[key])] for key in keys}
         if options.archive is not None:
             from mqd.spark import history
 
-            archived, starts = history.plan(options, starts, ends, latest)
+            archived, wanted = history.plan(options, starts, ends, latest)
         ranges = []
-        for key in keys:
-            start, end = _within(driver, key, starts[key], ends[key], earliest[key], latest[key])
+        for key, (first, behind) in ((key, one) for key in keys for one in wanted[key]):
+            start, end = _within(driver, key, first, behind, earliest[key], latest[key])
             if end > start:
                 ranges.append(Range(*key, start, end, driver.topics[key[0]].topic_id))
         return archived + driver.tasks(ranges)

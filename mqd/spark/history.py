@@ -1,8 +1,9 @@
 """What an archive has of a batch read: `option("archive", PATH)` reads each partition from there as far as it goes, and from the log from there on.
 
-    H1  an offset comes from the archive or from the log, never from both: the archive's end of a partition is where its log begins to be read
-    H2  a read begins at the archive's first offset when it begins at `earliest`; other starting offsets may lie before the log's start as long as the archive has them
+    H1  an offset comes from the archive or from the log, never from both: the archive has what lies between its first record of a partition and where its last batch ended, the log what lies before and behind
+    H2  a read begins at the archive's first offset, or the log's, whichever is less, when it begins at `earliest`; other starting offsets may lie before the log's start as long as the archive has them
     H3  records of a task come in the order of their offsets, partition after partition
+    H4  what neither has is lost, and told as such
 Only the driver reads the archive's commits (mqd/spark/pipelines/manifest.py); executors open the files that they are given (mqd/spark/pipelines/parquet.py).
 """
 
@@ -17,8 +18,8 @@ from mqd.spark.planning import Key
 from mqd.spark.wire import MqdReadError
 
 
-def plan(options: SourceOptions, starts: Mapping[Key, int], ends: Mapping[Key, int], latest: Mapping[Key, int]) -> tuple[list[ArchivedTask], dict[Key, int]]:
-    """Tasks over the archive, and where the log of each partition begins to be read. Raises MqdReadError."""
+def plan(options: SourceOptions, starts: Mapping[Key, int], ends: Mapping[Key, int], latest: Mapping[Key, int]) -> tuple[list[ArchivedTask], dict[Key, list[tuple[int, int]]]]:
+    """Tasks over the archive, and what of each partition is read from its log, as (start, end). Raises MqdReadError."""
     assert options.archive is not None
     try:
         archive = Archive(options.archive)
@@ -26,20 +27,21 @@ def plan(options: SourceOptions, starts: Mapping[Key, int], ends: Mapping[Key, i
         raise MqdReadError(str(error)) from error
     if not archive.batches:
         raise MqdReadError(f"option archive: there is no archive at {archive.path}, or nothing was archived yet: `mqd pipeline run` with pipeline = \"archive\" fills one")
-    archived = {topic: archive.ends(topic) for topic in {topic for topic, _ in starts}}
-    log_starts: dict[Key, int] = {}
+    archived = {key: span for topic in {topic for topic, _ in starts} for key, span in _extents(archive, topic).items()}
+    tasks = []
+    from_log: dict[Key, list[tuple[int, int]]] = {}
+    firsts: dict[Key, int] = {}
     for key, start in starts.items():
-        end = archived[key[0]].get(key[1], 0)
+        first, end = archived.get(key, (start, start))
         if end > latest[key]:
             raise MqdReadError(
                 f"{key[0]}-{key[1]}: the archive {options.archive} goes to offset {end} and the log only to {latest[key]}: the topic was made anew after it was archived. "
                 "Read the archive's Parquet files by themselves"
             )
-        # from the beginning: the log has to go on where the archive ends, or records between the two are lost, which the caller says
-        log_starts[key] = end if options.starting.at == EARLIEST and end else max(start, end)
-    firsts = {key: 0 for key in starts} if options.starting.at == EARLIEST else dict(starts)
-    tasks = []
-    for topic in sorted(archived):
+        firsts[key] = min(first, start) if options.starting.at == EARLIEST else start
+        # the log has to go on where the archive ends, or records between the two are lost, which the caller says
+        from_log[key] = [(firsts[key], min(first, ends[key])), (max(firsts[key], end), ends[key])] if key in archived else [(start, ends[key])]
+    for topic in sorted({topic for topic, _ in starts}):
         for file in archive.of(topic):
             wanted = tuple(
                 (span.partition, max(span.first, firsts[key]), min(span.end, ends[key]))
@@ -48,4 +50,14 @@ def plan(options: SourceOptions, starts: Mapping[Key, int], ends: Mapping[Key, i
             )
             if wanted:
                 tasks.append(ArchivedTask(archive.path, file.path, topic, wanted))
-    return tasks, log_starts
+    return tasks, {key: [(start, end) for start, end in ranges if start < end] for key, ranges in from_log.items()}
+
+
+def _extents(archive: Archive, topic: str) -> dict[Key, tuple[int, int]]:
+    """Of each partition that has archived records: its first one's offset, and where the archive ends."""
+    ends = archive.ends(topic)
+    firsts: dict[int, int] = {}
+    for file in archive.of(topic):
+        for span in file.spans:
+            firsts[span.partition] = min(firsts.get(span.partition, span.first), span.first)
+    return {(topic, partition): (first, ends[partition]) for partition, first in firsts.items()}

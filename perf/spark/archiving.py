@@ -1,6 +1,6 @@
 """The pipelines archive and replay, as `mqd pipeline run` starts them: topics into Parquet (zstd), and back into a fresh topic.
 
-Bytes are those of the log, uncompressed. Records are JSON, as people have them: about 250 bytes, and 1 KiB. CPU is the JVM's and its Python workers'; MB/s/core is MB for each CPU second of theirs.
+Bytes are those of keys and values, uncompressed. Records are JSON, as people have them: short ones, and about 1 KB. CPU is the JVM's and its Python workers'; MB/s/core is MB for each CPU second of theirs.
 """
 
 from __future__ import annotations
@@ -15,21 +15,26 @@ from typing import Any
 
 from perf.spark.reading import cpu_seconds, create
 
-SIZES = {"250 B": (0, 1_600_000), "1 KiB": (780, 400_000)}
-"""Bytes of text in each record, and records."""
+SIZES = {0: 4_800_000, 780: 1_200_000}
+"""Bytes of text in each record: how many records."""
 MB = 1e6
 
 
 def there_and_back(session: Any, bootstrap: str, place: Path, partitions: int, broker: Callable[[], float]) -> Iterator[str]:
     from mqd.spark.pipelines.running import run, start
+    from mqd.spark.pipelines.session import defaults
     from mqd.spark.pipelines.settings import checked
 
-    for size, (text_bytes, count) in SIZES.items():
+    for key, value in defaults("local[2]").items():
+        if key.startswith("spark.sql.execution."):
+            session.conf.set(key, value)
+    for text_bytes, count in SIZES.items():
         topic = f"perf-spark-archive-{text_bytes}"
         back = f"{topic}-back"
         for name in (topic, back):
             create(bootstrap, name, partitions)
         megabytes = _fill(bootstrap, topic, text_bytes, count, partitions) / MB
+        size = f"{round(1e6 * megabytes / count)} B"
         for turn in range(2):  # the first one warms the JVM up
             path = str(place / f"archive-{text_bytes}-{turn}")
             common = {"name": f"{topic}-{turn}", "bootstrap": bootstrap, "path": path}
@@ -60,8 +65,9 @@ def _fill(bootstrap: str, topic: str, text_bytes: int, count: int, partitions: i
     words = ["".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=chance.randint(3, 9))) for _ in range(5000)]
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20, "queue.buffering.max.messages": 200_000})
     total = 0
+    chunks = [[_value(chance, words, number, text_bytes) for number in range(start, start + 10_000)] for start in range(0, 200_000, 10_000)]
     for start in range(0, count, 10_000):
-        values = [_value(chance, words, number, text_bytes) for number in range(start, start + 10_000)]
+        values = chunks[start // 10_000 % len(chunks)]
         keys = [b"%010d" % number for number in range(start, start + 10_000)]
         producer.produce_batch(topic, values, keys, partition=start // 10_000 % partitions)
         total += sum(map(len, values)) + sum(map(len, keys))

@@ -15,6 +15,7 @@ from mqd.spark.pipelines import parquet
 from mqd.spark.pipelines.manifest import ArchiveError, ArchivedFile
 from mqd.spark.pipelines.parquet import ArchivedTask, OrderError, read, read_in_order, written
 from mqd.spark.schema import arrow_schema
+from mqd.spark.wire import MqdReadError
 
 DAY_MS = 24 * 3600 * 1000
 HEADERS = arrow_schema(["headers"]).field("headers").type
@@ -60,11 +61,10 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     assert found.to_pylist()[0] == {"topic": "t", "key": None, "value": b"t-2/5", "headers": headers, "timestamp": moment, "partition": 2, "offset": 5}
 
 
-@pytest.mark.parametrize("rows_max", [64, 3])
-def test_days_in_turns_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_max: int) -> None:
-    """By random days, in two batches of two partitions; a file's records are as many as its batches' at least."""
-    monkeypatch.setattr(parquet, "ROWS_MAX", rows_max)
-    monkeypatch.setattr(parquet, "MERGED_ROWS_MIN", 1)
+@pytest.mark.parametrize("read_bytes", [1 << 20, 1])
+def test_days_in_turns_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_bytes: int) -> None:
+    """By random days, in two batches of two partitions; read in batches of many records, and of one."""
+    monkeypatch.setattr(parquet, "READ_BYTES", read_bytes)
     chance = random.Random(7)
     made = []
     for first in (0, 500):
@@ -108,10 +108,38 @@ def test_a_record_without_a_time_is_refused(tmp_path: Path) -> None:
 
 def test_many_days_do_not_keep_many_files_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "FILES_OPEN_MAX", 2)
+    monkeypatch.setattr(parquet, "PENDING_BYTES", 0)
     made = written(iter([batch([("t", 0, day, day * DAY_MS) for day in range(5)]), batch([("t", 0, 5, 4 * DAY_MS), ("t", 0, 6, 0)])]), str(tmp_path), "q")
     assert sorted((file.date, file.spans[0].first, file.spans[0].end) for file in made) == [
         ("1970-01-01", 0, 1), ("1970-01-01", 6, 7), ("1970-01-02", 1, 2), ("1970-01-03", 2, 3), ("1970-01-04", 3, 4), ("1970-01-05", 4, 6),
     ]  # fmt: skip
+
+
+def test_days_in_turns_make_a_file_each(tmp_path: Path) -> None:
+    made = written((batch([("t", 0, 40 * turn + day, day * DAY_MS) for day in range(40)]) for turn in range(5)), str(tmp_path), "q")
+    assert sorted((file.date, file.rows) for file in made) == sorted((str(datetime.date(1970, 1, 1) + datetime.timedelta(day)), 5) for day in range(40))
+
+
+def test_large_values_come_in_small_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "READ_BYTES", 1 << 20)
+    one = batch([("t", 0, offset, 0) for offset in range(40)])
+    values = pa.array([random.Random(offset).randbytes(100_000) for offset in range(40)])
+    (file,) = written(iter([one.set_column(one.schema.get_field_index("value"), "value", values)]), str(tmp_path), "q")
+    sizes = [found.num_rows for found in read(ArchivedTask(str(tmp_path), file.path, "t", ((0, 0, 40),)), ("value",))]
+    assert sum(sizes) == 40 and max(sizes) <= 11
+
+
+def test_a_flipped_bit_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "COMPRESSION", "none")  # a decompressor might find it, too
+    (file,) = written(iter([batch([("t", 0, offset, 0) for offset in range(1000)])]), str(tmp_path), "q")
+    path = tmp_path / file.path
+    meta = pq.ParquetFile(path).metadata.row_group(0)
+    column = next(meta.column(number) for number in range(meta.num_columns) if meta.column(number).path_in_schema == "value")
+    data = bytearray(path.read_bytes())
+    data[column.data_page_offset + column.total_compressed_size - 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(MqdReadError, match=r"cannot be read \(t-0 0 to 999\)"):
+        list(read(ArchivedTask(str(tmp_path), file.path, "t", ((0, 0, 1000),)), ("value",)))
 
 
 def test_no_record_no_file(tmp_path: Path) -> None:

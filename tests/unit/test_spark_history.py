@@ -58,20 +58,31 @@ def values(tasks: list[ArchivedTask], names: tuple[str, ...] = NAMES) -> list[by
 def test_from_the_beginning_the_log_goes_on_where_the_archive_ends(archive: Archive) -> None:
     log_starts, ends = {("t", 0): 8, ("t", 1): 3, ("t", 2): 4}, {("t", 0): 20, ("t", 1): 7, ("t", 2): 9}
     tasks, begins = history.plan(options(Path(archive.root)), log_starts, ends, ends)
-    assert begins == {("t", 0): 10, ("t", 1): 6, ("t", 2): 4}
+    assert begins == {("t", 0): [(10, 20)], ("t", 1): [(6, 7)], ("t", 2): [(4, 9)]}
     assert values(tasks) == [b"0/%d" % n for n in range(2, 6)] + [b"1/%d" % n for n in range(5)] + [b"0/%d" % n for n in range(6, 10)]
 
 
 def test_a_gap_between_the_two_is_left_to_be_seen(archive: Archive) -> None:
     _, begins = history.plan(options(Path(archive.root)), {("t", 0): 15}, {("t", 0): 20}, {("t", 0): 20})
-    assert begins == {("t", 0): 10}, "the log starts at 15: who reads from 10 is told what is gone"
+    assert begins == {("t", 0): [(10, 20)]}, "the log starts at 15: who reads from 10 is told what is gone"
 
 
 def test_a_range_within(archive: Archive) -> None:
     given = options(Path(archive.root), startingOffsets='{"t":{"0":4,"1":5}}')
     tasks, begins = history.plan(given, {("t", 0): 4, ("t", 1): 5}, {("t", 0): 8, ("t", 1): 6}, {("t", 0): 20, ("t", 1): 9})
     assert values(tasks) == [b"0/4", b"0/5", b"0/6", b"0/7"]
-    assert begins == {("t", 0): 10, ("t", 1): 6}
+    assert begins == {("t", 0): [], ("t", 1): []}
+
+
+def test_what_lies_before_the_archive_comes_from_the_log(archive: Archive) -> None:
+    """Begun at `latest`, or later than the log: partition 0 is archived from 2 on, of partition 3 nothing but where a batch ended."""
+    archive.commit(Commit("q", 2, [], ends={"t": {"0": 10, "1": 6, "3": 7}}))
+    log_starts, ends = {("t", 0): 0, ("t", 3): 0}, {("t", 0): 12, ("t", 3): 9}
+    tasks, from_log = history.plan(options(Path(archive.root)), log_starts, ends, ends)
+    assert from_log == {("t", 0): [(0, 2), (10, 12)], ("t", 3): [(0, 9)]}
+    assert values(tasks) == [b"0/%d" % n for n in range(2, 10)]
+    given = options(Path(archive.root), startingOffsets='{"t":{"0":1}}')
+    assert history.plan(given, {("t", 0): 1}, {("t", 0): 2}, {("t", 0): 12}) == ([], {("t", 0): [(1, 2)]})
 
 
 def test_no_archive_is_said(tmp_path: Path) -> None:

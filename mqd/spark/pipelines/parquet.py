@@ -14,6 +14,8 @@ Sources: Parquet's format (encodings, logical types), as pyarrow writes it; ever
 
 from __future__ import annotations
 
+import collections
+import resource
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -30,11 +32,14 @@ from mqd.spark.wire import MqdReadError
 COLUMNS = ("partition", "offset", "timestamp", "timestampType", "key", "value", "headers")
 COMPRESSION = "zstd"
 GROUP_BYTES = 32 << 20
-"""Of a row group in memory. It bounds what a reader of the file holds, and what a writer does for each file that it has open."""
-FILES_OPEN_MAX = 16
-BUFFER_BYTES = 1 << 20
-ROWS_MAX = 65536
-MERGED_ROWS_MIN = 64
+"""Of a row group in memory."""
+PENDING_BYTES = 96 << 20
+"""Of all files of a task that wait to be written: then the largest row group is."""
+FILES_OPEN_MAX = 128
+ROWS_MAX, READ_BYTES = 65536, 16 << 20
+"""Of a batch that is read, whichever is less."""
+BUFFER_BYTES, MERGED_BUFFER_BYTES = 1 << 20, 64 << 10
+"""Of each column that is read: of one file, and of many at once."""
 
 
 class OrderError(Exception):
@@ -54,25 +59,54 @@ def writer(root: str, prefix: str) -> Callable[[Iterator[pa.RecordBatch]], Itera
     return write
 
 
-def written(batches: Iterator[pa.RecordBatch], root: str, prefix: str) -> list[ArchivedFile]:
+def written(batches: Iterable[pa.RecordBatch], root: str, prefix: str) -> list[ArchivedFile]:
     """Raises OrderError, ArchiveError for a record without topic or timestamp."""
-    open_files: dict[tuple[str, str], _File] = {}
-    done = []
+    task = _Task(root, prefix)
     for batch in batches:
         for topic, date, records in _by_day(batch):
-            if (topic, date) not in open_files:
-                if len(open_files) == FILES_OPEN_MAX:
-                    done.append(open_files.pop(next(iter(open_files))).close())
-                open_files[topic, date] = _File(root, topic, date, prefix)
-            open_files[topic, date].add(records)
-    return done + [file.close() for file in open_files.values()]
+            task.add(topic, date, records)
+    return task.close()
+
+
+class _Task:
+    """The files of one task, one for each topic and day; more when there are too many to be open at once."""
+
+    def __init__(self, root: str, prefix: str) -> None:
+        self._filesystem, self._root = filesystem(root)
+        self._prefix = prefix
+        self._files: dict[tuple[str, str], _File] = {}  # the one written to last is the last
+        self._done: list[ArchivedFile] = []
+
+    def add(self, topic: str, date: str, records: pa.RecordBatch) -> None:
+        file = self._files.get((topic, date))
+        if file is None:
+            file = self._files[topic, date] = _File(self._filesystem, self._root, topic, date, self._prefix)
+        file.add(records)
+        if file.waiting_bytes >= GROUP_BYTES:
+            self._write(file)
+        while sum(one.waiting_bytes for one in self._files.values()) > PENDING_BYTES:
+            self._write(max(self._files.values(), key=lambda one: one.waiting_bytes))
+
+    def close(self) -> list[ArchivedFile]:
+        self._done += [file.close() for file in self._files.values()]
+        folders = {folder for file in self._done for folder in (file.path.rsplit("/", 1)[0], file.path.split("/", 1)[0])}
+        for folder in (*sorted(folders), *([""] if folders else [])):
+            sync(self._filesystem, f"{self._root}/{folder}".rstrip("/"))
+        return self._done
+
+    def _write(self, file: _File) -> None:
+        self._files[file.topic, file.date] = self._files.pop((file.topic, file.date))
+        file.write_group()
+        opened = [one for one in self._files.values() if one.opened]
+        if len(opened) > FILES_OPEN_MAX:
+            self._done.append(self._files.pop((opened[0].topic, opened[0].date)).close())
 
 
 def _by_day(batch: pa.RecordBatch) -> Iterator[tuple[str, str, pa.RecordBatch]]:
     """A batch's records by topic and date; as a rule all are of one."""
     columns = batch.select(["topic", "date"])
     if columns.column("date").null_count or columns.column("topic").null_count:
-        raise ArchiveError("a record without topic or timestamp cannot be archived: give it both")
+        raise ArchiveError(f"a record without topic or timestamp cannot be archived: give it both ({_first_of(batch)})")
     days = pa.Table.from_batches([columns]).group_by(["topic", "date"]).aggregate([]).to_pylist()
     for day in days:
         records = batch
@@ -81,47 +115,61 @@ def _by_day(batch: pa.RecordBatch) -> Iterator[tuple[str, str, pa.RecordBatch]]:
         yield day["topic"], str(day["date"]), records
 
 
-class _File:
-    """A file that is being written."""
+def _first_of(batch: pa.RecordBatch) -> str:
+    return f"among {batch.num_rows} records from {batch.column('topic')[0]}-{batch.column('partition')[0]}, offset {batch.column('offset')[0]}, on"
 
-    def __init__(self, root: str, topic: str, date: str, prefix: str) -> None:
-        self._files, self._root = filesystem(root)
-        self._topic, self._date = topic, date
-        self._folder = f"topic={topic}/date={date}"
-        self._path = f"{self._folder}/{prefix}-{uuid.uuid4().hex[:16]}.parquet"
-        self._files.create_dir(f"{self._root}/{self._folder}", recursive=True)
+
+class _File:
+    """A file that is being written. It is there when its first row group is."""
+
+    def __init__(self, files: Any, root: str, topic: str, date: str, prefix: str) -> None:
+        self._files, self._root = files, root
+        self.topic, self.date = topic, date
+        self._path = f"topic={topic}/date={date}/{prefix}-{uuid.uuid4().hex[:16]}.parquet"
         self._schema = arrow_schema(COLUMNS)
-        self._sink = self._files.open_output_stream(f"{self._root}/{self._path}")
-        encodings = {"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"}
-        self._parquet = pq.ParquetWriter(self._sink, self._schema, compression=COMPRESSION, use_dictionary=["partition", "timestampType"], column_encoding=encodings)
+        self._parquet: pq.ParquetWriter | None = None
         self._group: list[pa.RecordBatch] = []
-        self._bytes = 0
+        self.waiting_bytes = 0
         self._spans: dict[int, Span] = {}
+
+    @property
+    def opened(self) -> bool:
+        return self._parquet is not None
 
     def add(self, records: pa.RecordBatch) -> None:
         columns = [records.column(field.name).cast(field.type) for field in self._schema]
         batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
         self._count(batch)
         self._group.append(batch)
-        self._bytes += batch.nbytes
-        if self._bytes >= GROUP_BYTES:
-            self._write_group()
+        self.waiting_bytes += batch.nbytes
+
+    def write_group(self) -> None:
+        if not self._group:
+            return
+        table = pa.Table.from_batches(self._group)
+        if self._parquet is None:
+            self._open()
+        self._parquet.write_table(table, row_group_size=table.num_rows)
+        self._group, self.waiting_bytes = [], 0
 
     def close(self) -> ArchivedFile:
-        self._write_group()
+        """The file is on disk; that its folder says so is the task's."""
+        self.write_group()
         self._parquet.close()
         self._sink.close()
         path = f"{self._root}/{self._path}"
-        for place in (path, path.rsplit("/", 1)[0], path.rsplit("/", 2)[0], self._root):
-            sync(self._files, place)
+        sync(self._files, path)
         spans = sorted(self._spans.values(), key=lambda span: span.partition)
-        return ArchivedFile(self._path, self._topic, self._date, self._files.get_file_info(path).size, spans)
+        return ArchivedFile(self._path, self.topic, self.date, self._files.get_file_info(path).size, spans)
 
-    def _write_group(self) -> None:
-        if self._group:
-            table = pa.Table.from_batches(self._group)
-            self._parquet.write_table(table, row_group_size=table.num_rows)
-        self._group, self._bytes = [], 0
+    def _open(self) -> None:
+        path = f"{self._root}/{self._path}"
+        self._files.create_dir(path.rsplit("/", 1)[0], recursive=True)
+        self._sink = self._files.open_output_stream(path)
+        encodings = {"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"}
+        self._parquet = pq.ParquetWriter(
+            self._sink, self._schema, compression=COMPRESSION, use_dictionary=["partition", "timestampType"], column_encoding=encodings, write_page_checksum=True
+        )
 
     def _count(self, batch: pa.RecordBatch) -> None:
         for partition in pc.unique(batch.column("partition")).to_pylist():
@@ -133,7 +181,7 @@ class _File:
             so_far = self._spans.get(partition)
             in_order = pc.all(pc.less(offsets[:-1], offsets[1:])).as_py() is not False
             if not in_order or (so_far is not None and first < so_far.end):
-                raise OrderError(f"records of {self._topic}-{partition} are not in the order of their offsets at {first}: sort them by topic, partition and offset")
+                raise OrderError(f"records of {self.topic}-{partition} are not in the order of their offsets at {first}: this is a defect of mqd's unless you have called append(in_order=True) with records in another order")
             low_ms, high_ms = times["min"] // 1000, times["max"] // 1000
             if so_far is not None:
                 first, low_ms, high_ms = so_far.first, min(low_ms, so_far.min_timestamp), max(high_ms, so_far.max_timestamp)
@@ -170,15 +218,30 @@ def read_in_order(tasks: Iterable[ArchivedTask], names: Sequence[str]) -> Iterat
 
 
 def _merged(tasks: list[ArchivedTask], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """A file is opened when its first offset is reached, and closed behind its last."""
     if len(tasks) < 2:
         for task in tasks:
             yield from read(task, names)
         return
-    rest = [_Rest(read(task, names, max(ROWS_MAX // len(tasks), MERGED_ROWS_MIN))) for task in tasks]
-    while rest := [one for one in rest if one.batch is not None]:
+    _allow_files(len(tasks))
+    rows_max = max(ROWS_MAX // len(tasks), 64)
+    to_come, rest = collections.deque(sorted(tasks, key=lambda task: task.spans[0][1])), list[_Rest]()
+    while to_come or rest:
+        while to_come and (not rest or to_come[0].spans[0][1] <= min(one.last for one in rest)):
+            rest += [one for one in [_Rest(read(to_come.popleft(), names, rows_max, MERGED_BUFFER_BYTES))] if one.batch is not None]
+        if not rest:
+            continue
         until = min(one.last for one in rest)
-        found = pa.Table.from_batches([part for one in rest if (part := one.take(until)) is not None])
-        yield from found.sort_by("offset").combine_chunks().to_batches()
+        parts = [part for one in rest if (part := one.take(until)) is not None]
+        rest = [one for one in rest if one.batch is not None]
+        yield from pa.Table.from_batches(parts).sort_by("offset").combine_chunks().to_batches()
+
+
+def _allow_files(count: int) -> None:
+    """That many files may be open at once, as far as the system lets this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < count + 256:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard != resource.RLIM_INFINITY and hard < count + 256 else count + 256, hard))
 
 
 class _Rest:
@@ -200,23 +263,32 @@ class _Rest:
         return found if count else None
 
 
-def read(task: ArchivedTask, names: Sequence[str], rows_max: int = ROWS_MAX) -> Iterator[pa.RecordBatch]:
+def read(task: ArchivedTask, names: Sequence[str], rows_max: int = ROWS_MAX, buffer_bytes: int = BUFFER_BYTES) -> Iterator[pa.RecordBatch]:
     """The task's records as batches of the wanted columns, partition after partition. Raises MqdReadError."""
     files, root = filesystem(task.root)
     columns = list(dict.fromkeys([*(name for name in names if name != "topic"), "partition", "offset"]))
     try:
         with files.open_input_file(f"{root}/{task.path}") as file:
-            parquet = pq.ParquetFile(file, buffer_size=BUFFER_BYTES)
+            parquet = pq.ParquetFile(file, buffer_size=buffer_bytes, page_checksum_verification=True)
             for partition, start, end in task.spans:
-                groups = [number for number in range(parquet.num_row_groups) if _may_have(parquet.metadata.row_group(number), partition, start, end)]
-                for batch in parquet.iter_batches(rows_max, row_groups=groups, columns=columns) if groups else ():
+                for batch in _batches(parquet, columns, rows_max, (partition, start, end)):
                     offset = batch.column("offset")
                     mine = pc.and_(pc.equal(batch.column("partition"), partition), pc.and_(pc.greater_equal(offset, start), pc.less(offset, end)))
                     found = batch if pc.all(mine).as_py() else batch.filter(mine)
                     if found.num_rows:
                         yield _shaped(found, names, task.topic)
     except (OSError, pa.ArrowInvalid) as error:
-        raise MqdReadError(f"{task.path} of the archive {task.root} cannot be read: {error}") from error
+        spans = ", ".join(f"{task.topic}-{partition} {start} to {end - 1}" for partition, start, end in task.spans)
+        raise MqdReadError(f"{task.path} of the archive {task.root} cannot be read ({spans}): {error}") from error
+
+
+def _batches(parquet: pq.ParquetFile, columns: list[str], rows_max: int, span: tuple[int, int, int]) -> Iterator[pa.RecordBatch]:
+    """Of those row groups that may have records of the span, each by itself: a batch is READ_BYTES at most, or one record."""
+    for number in range(parquet.num_row_groups):
+        group = parquet.metadata.row_group(number)
+        if _may_have(group, *span):
+            rows = READ_BYTES * group.num_rows // max(group.total_byte_size, 1)
+            yield from parquet.iter_batches(max(1, min(rows, rows_max)), row_groups=[number], columns=columns)
 
 
 def _may_have(group: Any, partition: int, start: int, end: int) -> bool:
