@@ -16,6 +16,8 @@ from typing import Any
 import msgspec
 
 IDS = "@topic_ids"
+SHOWN = "spark query"
+"""Metadata of the offsets that a query publishes as a group's: they are shown, the query reads by its checkpoint."""
 
 
 class Position(msgspec.Struct, frozen=True):
