@@ -36,7 +36,7 @@ def append(batch: DataFrame, archive: Archive, query: str, number: int, ends: di
 
     ends: the offsets that the batch ends at. in_order: each Spark partition has its records in the order of their offsets already, as they come from format("mqd"); they are sorted otherwise.
     """
-    if number <= archive.batches.get(query, -1):
+    if archive.has(query, number, ends):
         return None
     records = archived(batch)
     added = write(records if in_order else records.sortWithinPartitions("topic", "partition", "offset"), archive, f"{query}-{number:09}")

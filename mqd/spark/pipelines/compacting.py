@@ -1,4 +1,8 @@
-"""Small files of an archive into large ones."""
+"""Small files of an archive into large ones.
+
+A record is rewritten rarely: a file is compacted only with others that are together as large as it is, so each time it comes into a file twice as large at least. A day that gets N bytes a minute,
+compacted to files of M bytes, is rewritten some log2(M/N) times and not once a minute, and has beside its large files at most a few of each size.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ COMPACTION = -1
 
 
 def due(archive: Archive, file_bytes: int, from_files: int) -> list[list[ArchivedFile]]:
-    """Groups of files of one topic's day, each at most `file_bytes` together, worth to be one file: at least `from_files` that are smaller than half of it."""
+    """Groups of files of one topic's day, each at most `file_bytes` together, worth to be one file: at least `from_files` that are smaller than half of it, the largest no larger than the others together."""
     if from_files == 0:
         return []
     days: dict[tuple[str, str], list[ArchivedFile]] = {}
@@ -23,19 +27,39 @@ def due(archive: Archive, file_bytes: int, from_files: int) -> list[list[Archive
             days.setdefault((file.topic, file.date), []).append(file)
     found = []
     for _, files in sorted(days.items()):
-        if len(files) >= max(from_files, 2):
-            found += [group for group in _packed(sorted(files, key=lambda file: (file.spans[0].first, file.path)), file_bytes) if len(group) > 1]
+        small = _balanced(files)
+        if len(small) >= max(from_files, 2):
+            groups = _packed(sorted(small, key=lambda file: (file.spans[0].first, file.path)), file_bytes)
+            found += [group for group in groups if len(group) > 1 and _is_worth(group, file_bytes)]
     return found
 
 
+def _balanced(files: list[ArchivedFile]) -> list[ArchivedFile]:
+    """The smallest files, up to the last that is no larger than those before it together."""
+    ordered = sorted(files, key=lambda file: (file.size_bytes, file.path))
+    before = count = 0
+    for place, file in enumerate(ordered):
+        if file.size_bytes <= before:
+            count = place + 1
+        before += file.size_bytes
+    return ordered[:count]
+
+
+def _is_worth(group: list[ArchivedFile], file_bytes: int) -> bool:
+    """The file that comes of it is large enough not to be compacted again, or is twice as large as any of the group: packing may have parted a large file from the small ones."""
+    together = sum(file.size_bytes for file in group)
+    return together >= file_bytes / 2 or together >= 2 * max(file.size_bytes for file in group)
+
+
 def compact(spark: SparkSession, archive: Archive, groups: list[list[ArchivedFile]]) -> Commit:
-    """One file instead of each group; groups are of one topic's day each, and work for one task. The old files are deleted by a later `vacuum`."""
+    """One file instead of each group; groups are of one topic's day each, and work for one task. The old files are deleted by a later compaction, or `vacuum`."""
     from mqd.spark.pipelines.parquet import COLUMNS, ArchivedTask
 
     tasks = [[ArchivedTask(archive.path, file.path, file.topic, ((span.partition, span.first, span.end),)) for file in group for span in file.spans] for group in groups]
     added = archiving.write(archiving.archived(archiving.scan(spark, tasks, (*COLUMNS, "topic"))), archive, "compacted")
     commit = Commit("", COMPACTION, added, [file.path for group in groups for file in group])
     archive.commit(commit)
+    archive.sweep()
     return commit
 
 

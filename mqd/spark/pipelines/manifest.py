@@ -4,20 +4,28 @@ An archive is a directory of Parquet files, `topic=T/date=D/NAME.parquet`, which
 went. A file that no commit names does not count: it is half a batch, or was replaced.
 
 Invariants
-1. Commit N+1 is written when commit N is there; a commit appears whole (written aside, then moved).
-2. A file is in its place before the commit that names it, and is deleted only after the commit that takes it out.
-3. (query, batch) occurs in one commit at most: a batch that Spark repeats is recognised.
+1. Commit N+1 is written when commit N is there; a commit appears whole (written aside under a name of its own, then moved), and only where none is.
+2. A file is in its place, with its size, before the commit that names it, and stays for KEEP_S after the commit that takes it out. A file that no commit has named stays for KEEP_S after it was written.
+3. (query, batch) occurs in one commit at most: a batch that Spark repeats is recognised. One that has the number of a batch which is there, but goes beyond the archive's end, is refused: it is another batch.
 4. A record is in one file. A batch adds nothing within the offsets of files that were there; its own files may hold offsets in turns (two days around midnight), as a compaction's may with
-   those of other days, which holds as many records as the files that it replaces.
+   those of other days, which holds of each day as many records as the files that it replaces.
+5. Only an archive's own files are deleted: `topic=T/date=YYYY-MM-DD/NAME.parquet`, and what lies below `_mqd/staging`. Whatever else is below the path is somebody's: a checkpoint, notes, another table.
+6. A snapshot, `_mqd/snapshots/NUMBER.json`, is what the commits before NUMBER come to. It spares reading them, which stay; one that cannot be read is passed over.
 
-One writer at a time. Paths are Spark's (a local path or a URI); files are reached through pyarrow.fs.
+One writer at a time. A second one is refused by the first commit that both want to write: by a hard link on a local file system, by the rename on HDFS. Object stores move onto what is there:
+between a writer's look and its move another's commit may be replaced there, which that other finds at its next commit.
+Paths are Spark's (a local path or a URI); files are reached through pyarrow.fs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import time
-from typing import TYPE_CHECKING
+import uuid
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
@@ -25,8 +33,15 @@ if TYPE_CHECKING:
     from pyarrow import fs
 
 LOG = "_mqd/commits"
+SNAPSHOTS = "_mqd/snapshots"
+STAGING = "_mqd/staging"
+"""Where an earlier version wrote files before they were moved."""
+SNAPSHOT_EVERY = 1000
+"""Commits."""
+SNAPSHOTS_KEPT = 2
 KEEP_S = 3600.0
-"""A file that no commit names is left alone for this long: somebody may still read it."""
+"""A file that does not count, or does so no more, is left alone for this long: somebody may still write or read it."""
+_OWN = re.compile(rf"topic=[^/]+/date=\d{{4}}-\d\d-\d\d/[^/]+\.parquet|{STAGING}/.+")
 
 
 class ArchiveError(Exception):
@@ -56,6 +71,11 @@ class ArchivedFile(msgspec.Struct, frozen=True):
     def rows(self) -> int:
         return sum(span.rows for span in self.spans)
 
+    @property
+    def offsets(self) -> str:
+        """For messages."""
+        return ", ".join(f"{self.topic}-{span.partition} from {span.first} to {span.end}" for span in self.spans)
+
 
 class Commit(msgspec.Struct, frozen=True):
     query: str
@@ -65,6 +85,21 @@ class Commit(msgspec.Struct, frozen=True):
     removed: list[str] = []
     ends: dict[str, dict[str, int]] = {}
     """Topic to partition to the offset where the batch ended: behind its last record there may be offsets without one (the ends of transactions)."""
+    at: int = 0
+    """When it was written, ms of the Unix epoch; 0: by a version that did not say."""
+
+    def __str__(self) -> str:
+        return f"batch {self.batch} of {self.query}" if self.batch >= 0 else "a compaction"
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """What all commits before a number come to."""
+
+    files: list[ArchivedFile]
+    batches: dict[str, int]
+    ends: dict[str, dict[int, int]]
+    removed: dict[str, int]
+    """Path to the time of the commit that took it out, ms of the Unix epoch."""
 
 
 def filesystem(path: str) -> tuple[fs.FileSystem, str]:
@@ -96,11 +131,16 @@ class Archive:
 
     def __init__(self, path: str) -> None:
         self.filesystem, self.root = filesystem(path)
-        self.path = self.root if self.filesystem.type_name == "local" else path  # Spark's idea of a relative path is the JVM's
+        self._local = self.filesystem.type_name == "local"
+        self.path = self.root if self._local else path  # Spark's idea of a relative path is the JVM's
         self.files: dict[str, ArchivedFile] = {}
         self.batches: dict[str, int] = {}
         self._ends: dict[str, dict[int, int]] = {}
+        self._removed: dict[str, int] = {}
         self._next = 0
+        self._last: bytes | None = None
+        """The commit before `_next`, when this object wrote it."""
+        self._load_snapshot()
         self.refresh()
 
     def refresh(self) -> None:
@@ -108,6 +148,8 @@ class Archive:
         while (commit := self._read(self._next)) is not None:
             self._apply(commit)
             self._next += 1
+            self._last = None
+        self._forget_removed(time.time())
 
     def ends(self, topic: str) -> dict[int, int]:
         """Partition to the offset that the archive goes to, exclusive."""
@@ -124,36 +166,69 @@ class Archive:
     def topics(self) -> list[str]:
         return sorted({file.topic for file in self.files.values()})
 
+    def has(self, query: str, number: int, ends: Mapping[str, Mapping[str, int]] | None = None) -> bool:
+        """Whether a batch is there. ends: the offsets that it ends at. Raises ArchiveError when its number is there, but it goes further than the archive: it is another batch then."""
+        if number > self.batches.get(query, -1):
+            return False
+        for topic, partitions in (ends or {}).items():
+            there = self.ends(topic)
+            for partition, end in partitions.items():
+                if end > there.get(int(partition), 0):
+                    raise ArchiveError(
+                        f"batch {number} of {query} is in {self.path} already, but with other offsets ({topic}-{partition} ended at {there.get(int(partition), 0)} there, at {end} now): "
+                        "the checkpoint was lost or made anew; give the pipeline another name, or its old checkpoint"
+                    )
+        return True
+
     def commit(self, commit: Commit) -> None:
         """Makes the commit the next one. Raises ArchiveError when somebody else wrote it meanwhile, or when it breaks an invariant."""
         if commit.batch >= 0 and commit.batch <= self.batches.get(commit.query, -1):
-            raise ArchiveError(f"batch {commit.batch} of {commit.query} is in {self.path} already")
+            offsets = "; ".join(file.offsets for file in commit.added) or "nothing"
+            raise ArchiveError(f"{commit} is in {self.path} already, {offsets} cannot be added by it again: give the pipeline another name, or its old checkpoint")
         missing = [path for path in commit.removed if path not in self.files]
         if missing:
             raise ArchiveError(f"{self.path}: {missing[0]} is not in the archive, it cannot be taken out")
-        self._refuse_overlaps(commit)
-        target = self._commit_path(self._next)
-        if self._exists(target):
-            raise ArchiveError(f"{self.path} has another writer (commit {self._next} is there): stop one of the two")
-        self._write(target, msgspec.json.encode(commit))
+        self._refuse_losses(commit) if commit.batch < 0 else self._refuse_overlaps(commit)
+        self._refuse_absent(commit)
+        commit = msgspec.structs.replace(commit, at=round(time.time() * 1000))
+        body = msgspec.json.encode(commit)
+        self._publish(body)
         self._apply(commit)
         self._next += 1
+        self._last = body
+        if self._next % SNAPSHOT_EVERY == 0:
+            with contextlib.suppress(OSError):  # the commit is there; who opens the archive reads some more commits
+                self._write_snapshot()
 
     def vacuum(self, now: float | None = None) -> list[str]:
-        """Deletes files that no commit names and that are older than KEEP_S. Gives their paths below the archive."""
+        """Deletes files of records that do not count, or have not since KEEP_S. Gives their paths below the archive. Lists the whole archive."""
         from pyarrow import fs
 
         now = time.time() if now is None else now
+        self.refresh()
         gone = []
-        for info in self.filesystem.get_file_info(fs.FileSelector(self.root, recursive=True, allow_not_found=True)):
-            relative = info.path[len(self.root) :].lstrip("/")
-            stays = relative in self.files or relative.startswith(LOG) or not info.is_file
-            if not stays and (info.mtime_ns or 0) / 1e9 < now - KEEP_S:
-                self.filesystem.delete_file(info.path)
-                gone.append(relative)
+        above = self.filesystem.get_file_info(fs.FileSelector(self.root, allow_not_found=True))
+        folders = [info.path for info in above if info.base_name.startswith("topic=") and not info.is_file]
+        for folder in (*folders, f"{self.root}/{STAGING}"):
+            for info in self.filesystem.get_file_info(fs.FileSelector(folder, recursive=True, allow_not_found=True)):
+                path = info.path[len(self.root) :].lstrip("/")
+                since_s = max((info.mtime_ns or 0) / 1e9, self._removed.get(path, 0) / 1000)
+                if info.is_file and _OWN.fullmatch(path) and path not in self.files and since_s < now - KEEP_S:
+                    self.filesystem.delete_file(info.path)
+                    gone.append(path)
+        self._forget_removed(now)
         return gone
 
-    # -- inside ----------------------------------------------------------------------------------------------------------------------
+    def sweep(self, now: float | None = None) -> None:
+        """Deletes files that this object knows to have been taken out KEEP_S ago: a vacuum that lists nothing, for a writer that runs for months."""
+        now = time.time() if now is None else now
+        for path, at in self._removed.items():
+            if at / 1000 < now - KEEP_S:
+                with contextlib.suppress(OSError):  # the next vacuum finds it
+                    self.filesystem.delete_file(f"{self.root}/{path}")
+        self._forget_removed(now)
+
+    # -- commits ---------------------------------------------------------------------------------------------------------------------
 
     def _commit_path(self, number: int) -> str:
         return f"{self.root}/{LOG}/{number:012}.json"
@@ -161,40 +236,142 @@ class Archive:
     def _exists(self, path: str) -> bool:
         return bool(self.filesystem.get_file_info(path).is_file)
 
+    def _body(self, path: str) -> bytes | None:
+        try:
+            with self.filesystem.open_input_stream(path) as file:
+                return bytes(file.read())
+        except FileNotFoundError:
+            return None
+
     def _read(self, number: int) -> Commit | None:
         path = self._commit_path(number)
         try:
-            with self.filesystem.open_input_stream(path) as file:
-                return msgspec.json.decode(file.read(), type=Commit)
-        except FileNotFoundError:
-            return None
+            body = self._body(path)
+            return None if body is None else msgspec.json.decode(body, type=Commit)
         except msgspec.DecodeError as error:
             raise ArchiveError(f"{path} is damaged ({error}): restore it from a copy; without it the files that it names do not count") from None
 
-    def _write(self, path: str, body: bytes) -> None:
-        aside = path + ".new"
-        self.filesystem.create_dir(path.rsplit("/", 1)[0], recursive=True)
+    def _publish(self, body: bytes) -> None:
+        """Writes the next commit, where none is. Raises ArchiveError for another writer's."""
+        if not self._local and self._last is not None and self._body(self._commit_path(self._next - 1)) != self._last:
+            self._refuse_writer(self._next - 1, "what this one had committed there counts no more; archive it elsewhere, from the topic")
+        target = self._commit_path(self._next)
+        aside = self._write_aside(target, body)
+        try:
+            if not self._linked(aside, target):
+                self._move(aside, target, body)
+        finally:
+            with contextlib.suppress(OSError):
+                self.filesystem.delete_file(aside)
+        sync(self.filesystem, target.rsplit("/", 1)[0])
+
+    def _write_aside(self, target: str, body: bytes) -> str:
+        aside = f"{target}.{uuid.uuid4().hex}.new"
+        self.filesystem.create_dir(target.rsplit("/", 1)[0], recursive=True)
         with self.filesystem.open_output_stream(aside) as file:
             file.write(body)
         sync(self.filesystem, aside)
-        self.filesystem.move(aside, path)
-        sync(self.filesystem, path.rsplit("/", 1)[0])
+        return aside
+
+    def _linked(self, aside: str, target: str) -> bool:
+        """False: this file system has no hard links."""
+        if not self._local:
+            return False
+        try:
+            os.link(aside, target)
+        except FileExistsError:
+            self._refuse_writer(self._next)
+        except OSError:
+            return False
+        return True
+
+    def _move(self, aside: str, target: str, body: bytes) -> None:
+        if self._exists(target):
+            self._refuse_writer(self._next)
+        try:
+            self.filesystem.move(aside, target)
+        except OSError:
+            if self._exists(target):
+                self._refuse_writer(self._next)
+            raise
+        if self._body(target) != body:
+            self._refuse_writer(self._next)
+
+    def _refuse_writer(self, number: int, more: str = "") -> NoReturn:
+        raise ArchiveError(f"{self.path} has another writer (commit {number} there is {self._read(number) or 'gone again'}): stop one of the two" + (f"; {more}" if more else ""))
 
     def _apply(self, commit: Commit) -> None:
         for path in commit.removed:
             self.files.pop(path, None)
+            self._removed[path] = commit.at
         self.files.update((file.path, file) for file in commit.added)
         if commit.batch >= 0:
             self.batches[commit.query] = commit.batch
         for topic, partitions in commit.ends.items():
             self._ends.setdefault(topic, {}).update((int(partition), end) for partition, end in partitions.items())
 
-    def _refuse_overlaps(self, commit: Commit) -> None:
-        if commit.batch < 0:
-            before, after = sum(self.files[path].rows for path in commit.removed), sum(file.rows for file in commit.added)
-            if before != after:
-                raise ArchiveError(f"{self.path}: {before} records were to be compacted and {after} came of it; the files stay as they are")
+    def _forget_removed(self, now: float) -> None:
+        """A file is older than the commit that takes it out: what left KEEP_S ago is old enough by its own time, too."""
+        self._removed = {path: at for path, at in self._removed.items() if at / 1000 >= now - KEEP_S}
+
+    # -- snapshots -------------------------------------------------------------------------------------------------------------------
+
+    def _snapshots(self) -> list[int]:
+        """Numbers, the newest first."""
+        from pyarrow import fs
+
+        found = self.filesystem.get_file_info(fs.FileSelector(f"{self.root}/{SNAPSHOTS}", allow_not_found=True))
+        return sorted((int(info.base_name[:-5]) for info in found if re.fullmatch(r"\d{12}\.json", info.base_name)), reverse=True)
+
+    def _snapshot_path(self, number: int) -> str:
+        return f"{self.root}/{SNAPSHOTS}/{number:012}.json"
+
+    def _load_snapshot(self) -> None:
+        for number in self._snapshots():
+            try:
+                snapshot = msgspec.json.decode(self._body(self._snapshot_path(number)) or b"", type=Snapshot)
+            except (msgspec.DecodeError, OSError):
+                continue
+            self.files = {file.path: file for file in snapshot.files}
+            self.batches, self._ends, self._removed = snapshot.batches, snapshot.ends, snapshot.removed
+            self._next = number
             return
+
+    def _write_snapshot(self) -> None:
+        path = self._snapshot_path(self._next)
+        aside = self._write_aside(path, msgspec.json.encode(Snapshot(list(self.files.values()), self.batches, self._ends, self._removed)))
+        self.filesystem.move(aside, path)
+        sync(self.filesystem, path.rsplit("/", 1)[0])
+        for number in self._snapshots()[SNAPSHOTS_KEPT:]:
+            self.filesystem.delete_file(self._snapshot_path(number))
+
+    # -- what is refused -------------------------------------------------------------------------------------------------------------
+
+    def _refuse_absent(self, commit: Commit) -> None:
+        """Files that the tasks have written and the driver does not see."""
+        found = self.filesystem.get_file_info([f"{self.root}/{file.path}" for file in commit.added])
+        for file, info in zip(commit.added, found, strict=True):
+            if not info.is_file or info.size != file.size_bytes:
+                sees = f"has {info.size} bytes here" if info.is_file else "is not here"
+                raise ArchiveError(
+                    f"{info.path} ({file.offsets}) was written with {file.size_bytes} bytes and {sees}: Spark's executors and its driver do not see the same file system "
+                    "(a path without a scheme, on a cluster of several hosts?); give the archive a path that all of them reach, as hdfs:// or s3://"
+                )
+
+    def _refuse_losses(self, commit: Commit) -> None:
+        """A compaction that lost records, or made some."""
+        old, new = [self.files[path] for path in commit.removed], commit.added
+        for topic, date in sorted({(file.topic, file.date) for file in (*old, *new)}):
+            before, after = ([file for file in files if (file.topic, file.date) == (topic, date)] for files in (old, new))
+            had, has = sum(file.rows for file in before), sum(file.rows for file in after)
+            if had != has:
+                offsets = "; ".join(f"{file.path}: {file.offsets}" for file in before) or "no file"
+                raise ArchiveError(
+                    f"{self.path}: {had} records of {topic}, {date}, were to be compacted and {has} came of it; the files stay as they are ({offsets}). "
+                    "See whether each of them can be read; compact_from_files = 0 archives without compacting"
+                )
+
+    def _refuse_overlaps(self, commit: Commit) -> None:
         topics = {file.topic for file in commit.added}
         there: dict[tuple[str, int], list[tuple[Span, str]]] = {}
         for file in self.files.values():
