@@ -257,6 +257,8 @@ def test_small_files_of_a_day_are_packed_in_the_order_of_offsets(tmp_path: Path)
     assert due(archive, 100, 0) == []
     groups = due(archive, 100, 7)
     assert [[one.spans[0].first for one in group] for group in groups] == [[0, 10, 20], [30, 40, 50]]
+    groups = due(archive, 100, 6, without={file("f1", 10, 20).path})
+    assert [[one.spans[0].first for one in group] for group in groups] == [[0, 20, 30], [40, 50, 60]]
 
 
 def test_a_large_file_is_not_written_again_for_a_few_small_ones(tmp_path: Path) -> None:

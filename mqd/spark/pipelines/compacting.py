@@ -6,6 +6,7 @@ compacted to files of M bytes, is rewritten some log2(M/N) times and not once a 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from mqd.spark.pipelines import archive as archiving
@@ -17,13 +18,16 @@ if TYPE_CHECKING:
 COMPACTION = -1
 
 
-def due(archive: Archive, file_bytes: int, from_files: int) -> list[list[ArchivedFile]]:
-    """Groups of files of one topic's day, each at most `file_bytes` together, worth to be one file: at least `from_files` that are smaller than half of it, the largest no larger than the others together."""
+def due(archive: Archive, file_bytes: int, from_files: int, without: Collection[str] = ()) -> list[list[ArchivedFile]]:
+    """Groups of files of one topic's day, each at most `file_bytes` together, worth to be one file: at least `from_files` that are smaller than half of it, the largest no larger than the others together.
+
+    without: paths of files that cannot be compacted; the others of their day are.
+    """
     if from_files == 0:
         return []
     days: dict[tuple[str, str], list[ArchivedFile]] = {}
     for file in archive.files.values():
-        if file.size_bytes < file_bytes / 2:
+        if file.size_bytes < file_bytes / 2 and file.path not in without:
             days.setdefault((file.topic, file.date), []).append(file)
     found = []
     for _, files in sorted(days.items()):
