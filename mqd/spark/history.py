@@ -10,16 +10,20 @@ Only the driver reads the archive's commits (mqd/spark/pipelines/manifest.py); e
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
+from mqd.spark.offsets import id_text
 from mqd.spark.options import EARLIEST, SourceOptions
 from mqd.spark.pipelines.manifest import Archive, ArchiveError
 from mqd.spark.pipelines.parquet import ArchivedTask
 from mqd.spark.planning import Key
 from mqd.spark.wire import MqdReadError
 
+APART = "Read the archive's Parquet files by themselves"
 
-def plan(options: SourceOptions, starts: Mapping[Key, int], ends: Mapping[Key, int], latest: Mapping[Key, int]) -> tuple[list[ArchivedTask], dict[Key, list[tuple[int, int]]]]:
-    """Tasks over the archive, and what of each partition is read from its log, as (start, end). Raises MqdReadError."""
+
+def plan(options: SourceOptions, starts: Mapping[Key, int], ends: Mapping[Key, int], latest: Mapping[Key, int], ids: Mapping[str, bytes] = MappingProxyType({})) -> tuple[list[ArchivedTask], dict[Key, list[tuple[int, int]]]]:
+    """Tasks over the archive, and what of each partition is read from its log, as (start, end). `ids`: those of the topics now. Raises MqdReadError."""
     assert options.archive is not None
     try:
         archive = Archive(options.archive)
@@ -27,6 +31,9 @@ def plan(options: SourceOptions, starts: Mapping[Key, int], ends: Mapping[Key, i
         raise MqdReadError(str(error)) from error
     if not archive.batches:
         raise MqdReadError(f"option archive: there is no archive at {archive.path}, or nothing was archived yet: `mqd pipeline run` with pipeline = \"archive\" fills one")
+    for topic, topic_id in ids.items():
+        if archive.topic_ids.get(topic, id_text(topic_id)) != id_text(topic_id):
+            raise MqdReadError(f"{topic} was made anew after it was archived at {options.archive}: offsets mean other records in the two. {APART}")
     archived = {key: span for topic in {topic for topic, _ in starts} for key, span in _extents(archive, topic).items()}
     tasks = []
     from_log: dict[Key, list[tuple[int, int]]] = {}
@@ -35,8 +42,7 @@ def plan(options: SourceOptions, starts: Mapping[Key, int], ends: Mapping[Key, i
         first, end = archived.get(key, (start, start))
         if end > latest[key]:
             raise MqdReadError(
-                f"{key[0]}-{key[1]}: the archive {options.archive} goes to offset {end} and the log only to {latest[key]}: the topic was made anew after it was archived. "
-                "Read the archive's Parquet files by themselves"
+                f"{key[0]}-{key[1]}: the archive {options.archive} goes to offset {end} and the log only to {latest[key]}: the topic was made anew after it was archived. {APART}"
             )
         firsts[key] = min(first, start) if options.starting.at == EARLIEST else start
         # the log has to go on where the archive ends, or records between the two are lost, which the caller says

@@ -20,6 +20,11 @@ SHOWN = "spark query"
 """Metadata of the offsets that a query publishes as a group's: they are shown, the query reads by its checkpoint."""
 
 
+def id_text(topic_id: bytes) -> str:
+    """URL-safe Base64 without padding, as Kafka's tools print it."""
+    return base64.urlsafe_b64encode(topic_id).rstrip(b"=").decode()
+
+
 class Position(msgspec.Struct, frozen=True):
     """`offsets`: (topic, partition) -> next offset; `ids`: topic -> its id, 16 bytes, of those known."""
 
@@ -31,7 +36,7 @@ class Position(msgspec.Struct, frozen=True):
         out: dict[str, Any] = {}
         for topic, partition in sorted(self.offsets):
             out.setdefault(topic, {})[str(partition)] = self.offsets[topic, partition]
-        ids = {topic: base64.urlsafe_b64encode(self.ids[topic]).rstrip(b"=").decode() for topic in out if topic in self.ids}
+        ids = {topic: id_text(self.ids[topic]) for topic in out if topic in self.ids}
         return {**out, IDS: ids} if ids else out
 
     @classmethod

@@ -294,3 +294,12 @@ def test_packing_does_not_leave_a_large_file_with_a_small_one(tmp_path: Path) ->
     archive = Archive(str(tmp_path))
     commit(archive, Commit("q", 0, [*(file(f"s{number:02}", number, number + 1, size=10) for number in range(17)), file("large", 20, 50, size=40), file("z", 50, 51, size=10)]))
     assert [len(group) for group in due(archive, 200, 4)] == [17]
+
+
+def test_a_topic_made_anew_is_archived_elsewhere(tmp_path: Path) -> None:
+    archive = Archive(str(tmp_path))
+    archive.commit(Commit("q", 0, [], ends={"t": {"0": 5}}, topic_ids={"t": "one"}))
+    again = Archive(str(tmp_path))
+    again.commit(Commit("q", 1, [], ends={"t": {"0": 6}}, topic_ids={"t": "one", "u": "two"}))
+    with pytest.raises(ArchiveError, match="u was made anew"):
+        again.commit(Commit("q", 2, [], ends={"t": {"0": 7}}, topic_ids={"t": "one", "u": "three"}))

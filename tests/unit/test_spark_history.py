@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mqd.spark import history
+from mqd.spark.offsets import id_text
 from mqd.spark.options import SourceOptions, source_options
 from mqd.spark.pipelines.manifest import Archive, ArchivedFile, Commit, Span
 from mqd.spark.pipelines.parquet import ArchivedTask, read
@@ -93,6 +94,15 @@ def test_no_archive_is_said(tmp_path: Path) -> None:
 def test_a_topic_made_anew_is_seen(archive: Archive) -> None:
     with pytest.raises(MqdReadError, match="t-0: the archive .* goes to offset 10 and the log only to 3: the topic was made anew"):
         history.plan(options(Path(archive.root)), {("t", 0): 0}, {("t", 0): 3}, {("t", 0): 3})
+
+
+def test_a_topic_made_anew_is_seen_when_it_has_grown(archive: Archive) -> None:
+    old, new = b"o" * 16, b"n" * 16
+    archive.commit(Commit("q", 2, [], topic_ids={"t": id_text(old)}))
+    where = ({("t", 0): 0}, {("t", 0): 30}, {("t", 0): 30})
+    assert history.plan(options(Path(archive.root)), *where, {"t": old, "u": new})[1]
+    with pytest.raises(MqdReadError, match="t was made anew after it was archived"):
+        history.plan(options(Path(archive.root)), *where, {"t": new})
 
 
 def test_columns_are_the_sources(archive: Archive) -> None:

@@ -31,10 +31,10 @@ def archived(records: DataFrame) -> DataFrame:
     )  # fmt: skip
 
 
-def append(batch: DataFrame, archive: Archive, query: str, number: int, ends: dict[str, dict[str, int]] | None = None, *, in_order: bool = False) -> Commit | None:
+def append(batch: DataFrame, archive: Archive, query: str, number: int, ends: dict[str, dict[str, int]] | None = None, *, ids: dict[str, str] | None = None, in_order: bool = False) -> Commit | None:
     """One batch of a query into the archive. None: it is there already, or is empty.
 
-    ends: the offsets that the batch ends at. in_order: each Spark partition has its records in the order of their offsets already, as they come from format("mqd"); they are sorted otherwise.
+    ends: the offsets that the batch ends at. ids: the topics' (manifest.Commit.topic_ids). in_order: each Spark partition has its records in the order of their offsets already, as they come from format("mqd"); they are sorted otherwise.
     """
     if archive.has(query, number, ends):
         return None
@@ -42,7 +42,7 @@ def append(batch: DataFrame, archive: Archive, query: str, number: int, ends: di
     added = write(records if in_order else records.sortWithinPartitions("topic", "partition", "offset"), archive, f"{query}-{number:09}")
     if not added and not ends:
         return None
-    commit = Commit(query, number, added, ends=ends or {})
+    commit = Commit(query, number, added, ends=ends or {}, topic_ids=ids or {})
     archive.commit(commit)
     return commit
 

@@ -85,6 +85,8 @@ class Commit(msgspec.Struct, frozen=True):
     removed: list[str] = []
     ends: dict[str, dict[str, int]] = {}
     """Topic to partition to the offset where the batch ended: behind its last record there may be offsets without one (the ends of transactions)."""
+    topic_ids: dict[str, str] = {}
+    """Topic to its id, as a query's offsets write it (mqd/spark/offsets.py): a topic made anew has another."""
     at: int = 0
     """When it was written, ms of the Unix epoch; 0: by a version that did not say."""
 
@@ -100,6 +102,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     ends: dict[str, dict[int, int]]
     removed: dict[str, int]
     """Path to the time of the commit that took it out, ms of the Unix epoch."""
+    topic_ids: dict[str, str] = {}
 
 
 def filesystem(path: str) -> tuple[fs.FileSystem, str]:
@@ -135,6 +138,7 @@ class Archive:
         self.path = self.root if self._local else path  # Spark's idea of a relative path is the JVM's
         self.files: dict[str, ArchivedFile] = {}
         self.batches: dict[str, int] = {}
+        self.topic_ids: dict[str, str] = {}
         self._ends: dict[str, dict[int, int]] = {}
         self._removed: dict[str, int] = {}
         self._next = 0
@@ -188,6 +192,9 @@ class Archive:
         missing = [path for path in commit.removed if path not in self.files]
         if missing:
             raise ArchiveError(f"{self.path}: {missing[0]} is not in the archive, it cannot be taken out")
+        for topic, topic_id in commit.topic_ids.items():
+            if self.topic_ids.get(topic, topic_id) != topic_id:
+                raise ArchiveError(f"{topic} was made anew since {self.path} has records of it: offsets mean other records now; archive the new topic elsewhere")
         self._refuse_losses(commit) if commit.batch < 0 else self._refuse_overlaps(commit)
         self._refuse_absent(commit)
         commit = msgspec.structs.replace(commit, at=round(time.time() * 1000))
@@ -307,6 +314,7 @@ class Archive:
         self.files.update((file.path, file) for file in commit.added)
         if commit.batch >= 0:
             self.batches[commit.query] = commit.batch
+        self.topic_ids.update(commit.topic_ids)
         for topic, partitions in commit.ends.items():
             self._ends.setdefault(topic, {}).update((int(partition), end) for partition, end in partitions.items())
 
@@ -333,13 +341,13 @@ class Archive:
             except (msgspec.DecodeError, OSError):
                 continue
             self.files = {file.path: file for file in snapshot.files}
-            self.batches, self._ends, self._removed = snapshot.batches, snapshot.ends, snapshot.removed
+            self.batches, self._ends, self._removed, self.topic_ids = snapshot.batches, snapshot.ends, snapshot.removed, snapshot.topic_ids
             self._next = number
             return
 
     def _write_snapshot(self) -> None:
         path = self._snapshot_path(self._next)
-        aside = self._write_aside(path, msgspec.json.encode(Snapshot(list(self.files.values()), self.batches, self._ends, self._removed)))
+        aside = self._write_aside(path, msgspec.json.encode(Snapshot(list(self.files.values()), self.batches, self._ends, self._removed, self.topic_ids)))
         self.filesystem.move(aside, path)
         sync(self.filesystem, path.rsplit("/", 1)[0])
         for number in self._snapshots()[SNAPSHOTS_KEPT:]:
