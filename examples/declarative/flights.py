@@ -18,6 +18,7 @@ FLIGHT = "carrier STRING, origin STRING, dep_delay INT, broken STRING"  # `broke
 @dp.table(comment="The topic as it is: key, value, place, time and headers of each record.")
 def flight_records() -> DataFrame:
     reader = spark.readStream.format("mqd").option("kafka.bootstrap.servers", BOOTSTRAP).option("groupId", "flights-declarative")
+    reader = reader.option("kafka.isolation.level", "read_committed")  # without what a sink's failed attempts left in the log
     return reader.option("subscribe", "flights").option("startingOffsets", "earliest").option("includeHeaders", "true").load()
 
 

@@ -93,7 +93,7 @@ def command(settings: Settings, limit: int | None, picture: Path) -> int:
 def _through(spark: SparkSession, broker: Broker, flights: list[dict[str, Any]], progress: Progress) -> tuple[list[Window], list[dict[str, Any]]]:
     """The windows that Parquet has in the end, and those that the topic has."""
     from mqd.spark.pipelines import running
-    from mqd.spark.pipelines.settings import Aggregate, Sink, Source, Value
+    from mqd.spark.pipelines.settings import READ_COMMITTED, Aggregate, Sink, Source, Value
 
     place = str(broker.directory)
     common = {"source": Source(topics=[TOPIC]), "value": Value(schema=SCHEMA), "time": "time_hour", "window": "1 hour", "watermark": LATE, "by": ["origin"], "measures": MEASURES}
@@ -109,7 +109,8 @@ def _through(spark: SparkSession, broker: Broker, flights: list[dict[str, Any]],
         ended = _settled(query, lambda pipeline=pipeline: running.start(spark, pipeline))  # type: ignore[misc]
         progress.say(f"  {query.name}: all is told after batch {ended.lastProgress['batchId']}")
         ended.stop()
-    values = spark.read.format(running.FORMAT).option("kafka.bootstrap.servers", broker.bootstrap).option("subscribe", DELAYS).load().selectExpr("CAST(value AS STRING)").collect()
+    records = spark.read.format(running.FORMAT).options(**READ_COMMITTED).option("kafka.bootstrap.servers", broker.bootstrap).option("subscribe", DELAYS).load()
+    values = records.selectExpr("CAST(value AS STRING)").collect()
     return _windows(spark, f"{place}/delays"), [window for window in (msgspec.json.decode(row[0]) for row in values) if window["origin"] is not None]
 
 

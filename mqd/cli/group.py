@@ -273,7 +273,7 @@ def seek(settings: Settings, name: str, targets: tuple[str, ...], where: str | N
     from mqd.cli.cluster import Cluster
     from mqd.cli.groups import NOBODY
     from mqd.cli.groups import describe as ask
-    from mqd.cli.seeking import commit, parse_where, plan
+    from mqd.cli.seeking import ONLY_SHOWN, commit, parse_where, plan
 
     if (where is None) == (shift_by is None):
         raise click.UsageError("say where: --to earliest|latest|TIME|OFFSET, or --shift-by N")
@@ -289,9 +289,10 @@ def seek(settings: Settings, name: str, targets: tuple[str, ...], where: str | N
             raise CliError(f"there is no group {name}; mqd group list shows those there are. To begin one, name the topics")
         moves = plan(cluster, name, asked, start, shift_by or 0)
         failed = commit(cluster, name, moves) if execute else {}
+    only_shown = any(one.only_shown for one in moves)
     if settings.json:
         emit_json({
-            "group": name, "executed": execute,
+            "group": name, "executed": execute, "streaming_query": only_shown,
             "partitions": [
                 {"topic": one.topic, "partition": one.partition, "old_offset": one.old, "new_offset": one.new, "note": one.note or None,
                  "error": failed.get((one.topic, one.partition))} for one in moves
@@ -299,6 +300,8 @@ def seek(settings: Settings, name: str, targets: tuple[str, ...], where: str | N
         })  # fmt: skip
     else:
         _show_moves(name, moves, failed, execute)
+    if only_shown:
+        error_line(ONLY_SHOWN.format(group=name))
     if busy and group is not None:
         error_line(f"--execute would be refused now: {_refusal(group)}")
     if failed:

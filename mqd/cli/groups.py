@@ -165,6 +165,16 @@ def names(bootstrap: str) -> list[str]:
 
 def committed(cluster: Cluster, name: str) -> dict[Partition, int]:
     """Every committed offset of the group."""
+    return {partition: commit.offset for partition, commit in commits(cluster, name).items()}
+
+
+class Commit(msgspec.Struct):
+    offset: int
+    metadata: str
+
+
+def commits(cluster: Cluster, name: str) -> dict[Partition, Commit]:
+    """Every committed offset of the group, with what was said along with it."""
     request = OffsetFetchRequest(group_id=name, topics=None, groups=[OffsetFetchRequest.Group(group_id=name, topics=None)])
 
     def error_of(found: Any) -> int:
@@ -174,7 +184,10 @@ def committed(cluster: Cluster, name: str) -> dict[Partition, int]:
     if error_of(answer) != GROUP_ID_NOT_FOUND:
         check(f"group {name}", error_of(answer), None)
     topics = answer.groups[0].topics if answer.groups else answer.topics
-    return {(topic.name, one.partition_index): one.committed_offset for topic in topics for one in topic.partitions if not one.error_code and one.committed_offset >= 0}
+    return {
+        (topic.name, one.partition_index): Commit(one.committed_offset, one.metadata or "")
+        for topic in topics for one in topic.partitions if not one.error_code and one.committed_offset >= 0
+    }  # fmt: skip
 
 
 class Progress(msgspec.Struct):

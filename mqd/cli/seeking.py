@@ -9,22 +9,28 @@ import msgspec
 
 from mqd.cli.cluster import EARLIEST, GROUP, LATEST, Cluster, Partition
 from mqd.cli.common import CliError
-from mqd.cli.groups import NAMES_BY_TEXT, committed, explain
+from mqd.cli.groups import NAMES_BY_TEXT, commits, explain
 from mqd.cli.records import Start, parse_start, parse_time
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import OffsetCommitRequest
+from mqd.spark.offsets import SHOWN
 
 OFFSET_COMMIT = 8
+ONLY_SHOWN = (
+    "group {group} only shows how far a streaming query of Spark's is: the query reads by its checkpoint. Moved offsets change the lag that is shown, until the query's next batch from that partition, "
+    "and nothing that is read. To read from elsewhere start the query with a new checkpoint and startingOffsets"
+)
 
 
 class Move(msgspec.Struct):
-    """`old`: None, nothing was committed. `new`: None, it stays, and `note` says why."""
+    """`old`: None, nothing was committed. `new`: None, it stays, and `note` says why. `only_shown`: a streaming query publishes its progress here, and reads by its checkpoint."""
 
     topic: str
     partition: int
     old: int | None
     new: int | None
     note: str
+    only_shown: bool = False
 
 
 def parse_where(text: str, now: datetime) -> Start:
@@ -54,7 +60,8 @@ def _partitions(cluster: Cluster, asked: list[tuple[str, set[int] | None]], offs
 
 def plan(cluster: Cluster, group: str, asked: list[tuple[str, set[int] | None]], start: Start | None, shift: int) -> list[Move]:
     """`start` None: by `shift` from where it is. Offsets lie within the log: others are clamped, and the note says so. Raises CliError when nothing can move."""
-    offsets = committed(cluster, group)
+    found = commits(cluster, group)
+    offsets = {partition: one.offset for partition, one in found.items()}
     partitions = _partitions(cluster, asked, offsets)
     first, end = cluster.offsets(partitions, EARLIEST), cluster.offsets(partitions, LATEST)
     at_time = cluster.offsets(partitions, start.value) if start is not None and start.kind == "time" else {}
@@ -62,7 +69,7 @@ def plan(cluster: Cluster, group: str, asked: list[tuple[str, set[int] | None]],
     for partition in partitions:
         old = offsets.get(partition)
         new, note = _aim(old, first.get(partition), end.get(partition), at_time.get(partition), start, shift)
-        moves.append(Move(*partition, old, new, note))
+        moves.append(Move(*partition, old, new, note, only_shown=partition in found and found[partition].metadata == SHOWN))
     if not any(move.new is not None for move in moves):
         raise CliError(f"group {group} has no committed offset there; --to earliest or latest gives it some" if not any(move.old is not None for move in moves) else moves[0].note)
     return moves
@@ -95,7 +102,8 @@ def commit(cluster: Cluster, group: str, moves: list[Move]) -> dict[Partition, s
     topics: dict[str, list[Any]] = {}
     for one in moves:
         if one.new is not None:
-            topics.setdefault(one.topic, []).append(OffsetCommitRequest.Partition(partition_index=one.partition, committed_offset=one.new, committed_metadata=""))
+            metadata = SHOWN if one.only_shown else ""  # still a query's
+            topics.setdefault(one.topic, []).append(OffsetCommitRequest.Partition(partition_index=one.partition, committed_offset=one.new, committed_metadata=metadata))
     request = OffsetCommitRequest(group_id=group, topics=[OffsetCommitRequest.Topic(name=name, partitions=partitions) for name, partitions in topics.items()])
 
     def errors(answer: Any) -> dict[Partition, int]:

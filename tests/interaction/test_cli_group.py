@@ -11,6 +11,8 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from prometheus_client.parser import text_string_to_metric_families
 
+from mqd.spark.driver import Driver
+from mqd.spark.options import source_options
 from tests.broker import Broker
 from tests.interaction.command_line import CommandLine
 from tests.interaction.traffic import create_topic, eventually
@@ -250,6 +252,21 @@ def test_a_new_group_begins_where_it_is_told(mqd: CommandLine, broker: Broker, t
     assert first.offset() == 8
     code, _, error = mqd("group", "seek", fresh("newcomer"), topic, "--shift-by", "1")
     assert code == 1 and "has no committed offset there" in error
+
+
+def test_of_a_streaming_querys_group_it_is_said_what_seeking_does_not_move(mqd: CommandLine, broker: Broker, topic: str) -> None:
+    query, plain = fresh("query"), fresh("plain")
+    source = Driver(source_options({"kafka.bootstrap.servers": broker.bootstrap, "subscribe": topic, "groupId": query}, streaming=True))
+    source.publish(query, {(topic, 0): 2, (topic, 1): 5})
+    source.close()
+    commit(broker, plain, topic, {0: 2})
+    for execute in ([], ["--execute"], ["--execute"]):  # it is still the query's when its offsets were moved
+        code, out, error = mqd("group", "seek", query, "--to", "earliest", *execute)
+        assert code == 0 and f"group {query} only shows how far a streaming query of Spark's is" in error and "start the query with a new checkpoint and startingOffsets" in error
+    assert offsets_of(mqd, query) == {0: 0, 1: 0}
+    assert mqd.json("group", "seek", query, "--to", "latest")["streaming_query"] is True
+    assert "streaming query" not in mqd("group", "seek", plain, "--to", "earliest")[2]
+    assert mqd.json("group", "seek", plain, "--to", "latest")["streaming_query"] is False
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mqd.spark.pipelines.settings import Value
+from mqd.spark.pipelines.settings import READ_COMMITTED, Value
 from mqd.spark.pipelines.values import RECORD, decoded, rows
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def topics_in(query: str, topics: Sequence[str]) -> list[str]:
 def add_view(spark: SparkSession, topic: str, bootstrap: str, schema: str | None = None, live: bool = False, starting: str = "earliest") -> None:
     """Makes the topic a view of the session; `schema` in DDL ("" : no fields), None: found in a sample."""
     reader = spark.readStream if live else spark.read
-    records = reader.format(FORMAT).option("kafka.bootstrap.servers", bootstrap).option("subscribe", topic).option("startingOffsets", starting).load()
+    records = reader.format(FORMAT).option("kafka.bootstrap.servers", bootstrap).option("subscribe", topic).option("startingOffsets", starting).options(**READ_COMMITTED).load()
     if schema is None:
         schema = found_schema(spark, topic, bootstrap)
     seen = decoded(records, Value(schema=schema, malformed="drop")) if schema else rows(records)
@@ -38,7 +38,7 @@ def add_view(spark: SparkSession, topic: str, bootstrap: str, schema: str | None
 
 def found_schema(spark: SparkSession, topic: str, bootstrap: str) -> str:
     """DDL of the JSON objects among the topic's first values; "" where there are none."""
-    records = spark.read.format(FORMAT).option("kafka.bootstrap.servers", bootstrap).option("subscribe", topic).load()
+    records = spark.read.format(FORMAT).option("kafka.bootstrap.servers", bootstrap).option("subscribe", topic).options(**READ_COMMITTED).load()
     values = [row.value for row in records.selectExpr("CAST(value AS STRING) AS value").where("value LIKE '{%'").limit(SAMPLE).collect()]
     if not values:
         return ""

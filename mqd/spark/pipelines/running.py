@@ -1,11 +1,15 @@
 """From settings to running queries: the thin drivers around the pipelines' functions.
 
-Every stream resumes from its checkpoint. Sinks are exactly-once: a topic by mqd's transactions, Parquet by Spark's own file sink, an archive by its manifest.
+Every stream resumes from its checkpoint. Sinks are exactly-once: a topic by mqd's transactions, Parquet by Spark's own file sink, an archive by its manifest. Sources leave out what was aborted: attempts
+of our own sinks that failed are in the log, too.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
+import re
 import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -17,10 +21,10 @@ from mqd.spark.pipelines import compacting
 from mqd.spark.pipelines.aggregate import aggregate
 from mqd.spark.pipelines.dedup import dedup
 from mqd.spark.pipelines.manifest import Archive as ArchiveFiles
-from mqd.spark.pipelines.manifest import filesystem
+from mqd.spark.pipelines.manifest import ArchivedFile
 from mqd.spark.pipelines.replay import replay
 from mqd.spark.pipelines.route import route
-from mqd.spark.pipelines.settings import ONCE, Aggregate, Archive, Dedup, Pipeline, Replay, Route, SettingsError, Sink, Source, StreamJoin, Table
+from mqd.spark.pipelines.settings import ONCE, READ_COMMITTED, Aggregate, Archive, Dedup, Pipeline, Replay, Route, SettingsError, Sink, Source, StreamJoin, Table
 from mqd.spark.pipelines.stream_join import stream_join, timed
 from mqd.spark.pipelines.table import table
 from mqd.spark.pipelines.values import RECORD, decoded, encoded, rows
@@ -29,10 +33,18 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
+log = logging.getLogger("mqd.spark")
+
 FORMAT = "mqd"
 LOOK_S = 0.5
 LADEN = ("failed to connect back", "CANNOT_OPEN_SOCKET")
 """What Spark says when a Python process of its own takes longer than ten seconds to come up, which no setting changes."""
+STOPPED = ("SPARK_JOB_CANCELLED", "InterruptedException", "InterruptedIOException", "ClosedByInterruptException")
+"""What a Spark job ends with whose query is being stopped."""
+OURS = ("MqdOptionError:", "MqdReadError:", "MqdWriteError:", ".ArchiveError:", ".OrderError:", "[USER_RAISED_EXCEPTION]")
+"""Before the text of an error that was written for the user, in what Spark makes of it."""
+_PYTHONS_LAST = re.compile(r"^((?:[\w.]*(?:Error|Exception))?: \S.*)$", re.MULTILINE)
+"""Java's follow Py4J's in a line that begins with the colon."""
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -56,6 +68,14 @@ def _checkpoint(pipeline: Pipeline) -> str:
     return absolute(pipeline.checkpoint or f"checkpoints/{pipeline.name}")
 
 
+def _in_checkpoint(spark: SparkSession, pipeline: Pipeline, name: str) -> str:
+    """A file of the checkpoint, read by Spark: only its settings say where a path like hdfs:/// or s3a:// is."""
+    literal = re.sub(r"([{}\[\]*?\\])", r"\\\1", f"{_checkpoint(pipeline)}/{name}")  # Spark reads globs
+    found = spark.read.text(literal, wholetext=True).first()
+    assert found is not None, f"{name} of the checkpoint is empty"
+    return str(found[0])
+
+
 # -- reading and writing -----------------------------------------------------------------------------------------------------------------
 
 
@@ -63,7 +83,7 @@ def stream(spark: SparkSession, source: Source, pipeline: Pipeline, headers: boo
     """The records of a pipeline's source, as a stream; its progress is published as the consumer group of the pipeline's name."""
     reader = spark.readStream.format(FORMAT).option("kafka.bootstrap.servers", pipeline.bootstrap).option("startingOffsets", source.starting)
     reader = reader.option("subscribe", ",".join(source.topics)) if source.topics else reader.option("subscribePattern", source.pattern)
-    reader = reader.option("groupId", pipeline.name).option("includeHeaders", str(headers).lower())
+    reader = reader.option("groupId", pipeline.name).option("includeHeaders", str(headers).lower()).options(**READ_COMMITTED)
     return reader.options(**source.options).load()
 
 
@@ -82,24 +102,44 @@ def _to_sink(frame: DataFrame, pipeline: Pipeline, sink: Sink) -> DataStreamWrit
 # -- the pipelines -----------------------------------------------------------------------------------------------------------------------
 
 
-def _ends(pipeline: Archive, number: int) -> dict[str, dict[str, int]]:
+def _ends(spark: SparkSession, pipeline: Archive, number: int) -> dict[str, dict[str, int]]:
     """Where a batch ends, by the log of offsets in its checkpoint: a line of version, one of the query's, then one for each source."""
-    files, root = filesystem(_checkpoint(pipeline))
-    with files.open_input_stream(f"{root}/offsets/{number}") as file:
-        offsets = msgspec.json.decode(file.read().splitlines()[2])
+    offsets = msgspec.json.decode(_in_checkpoint(spark, pipeline, f"offsets/{number}").splitlines()[2])
     return {topic: partitions for topic, partitions in offsets.items() if not topic.startswith("@")}
 
 
 def _archive(spark: SparkSession, pipeline: Archive) -> DataStreamWriter:
     archive = ArchiveFiles(pipeline.path)
     archive.vacuum()
+    let_be: set[str] = set()
 
     def append(batch: DataFrame, number: int) -> None:
-        archiving.append(batch, archive, pipeline.name, number, _ends(pipeline, number), in_order=True)
-        if groups := compacting.due(archive, pipeline.file_mb << 20, pipeline.compact_from_files):
-            compacting.compact(spark, archive, groups)
+        archiving.append(batch, archive, pipeline.name, number, _ends(spark, pipeline, number), in_order=True)
+        _compact(spark, archive, compacting.due(archive, pipeline.file_mb << 20, pipeline.compact_from_files), let_be)
 
     return stream(spark, pipeline.source, pipeline, headers=True).writeStream.foreachBatch(append)
+
+
+def _compact(spark: SparkSession, archive: ArchiveFiles, due: list[list[ArchivedFile]], let_be: set[str]) -> None:
+    """Small files into large ones. Groups that cannot be are told, and added to `let_be`; archiving goes on without: the log's retention does not wait."""
+    groups = [group for group in due if all(file.path in archive.files and file.path not in let_be for file in group)]
+    if not groups:
+        return
+    try:
+        compacting.compact(spark, archive, groups)
+    except Exception as error:
+        if any(said in str(error) for said in STOPPED):
+            raise
+        if len(groups) > 1:  # one Spark job for all: which of them it is
+            for group in groups:
+                _compact(spark, archive, [group], let_be)
+            return
+        paths = [file.path for file in groups[0]]
+        let_be.update(paths)
+        log.warning(
+            "compacting %d files of %s, %s to %s, failed: %s; they are left alone until the pipeline is started again, archiving goes on",
+            len(paths), archive.path, paths[0], paths[-1], explained(error).rstrip("."),
+        )
 
 
 def _aggregate(spark: SparkSession, pipeline: Aggregate) -> DataStreamWriter:
@@ -131,10 +171,15 @@ def _stream_join(spark: SparkSession, pipeline: StreamJoin) -> DataStreamWriter:
 
 
 def _table(spark: SparkSession, pipeline: Table) -> DataStreamWriter:
+    @functools.cache
+    def application() -> str:
+        """Whose batches these are: the query's id, which is new with a new checkpoint. A name is not enough: its numbers would be another query's, and be dropped as known."""
+        return f"{pipeline.name}-{msgspec.json.decode(_in_checkpoint(spark, pipeline, 'metadata'))['id']}"
+
     def append(changes: DataFrame, number: int) -> None:
         writer = changes.select("key", "value").write.format(FORMAT).mode("append").options(**pipeline.options)
         writer = writer.option("kafka.bootstrap.servers", pipeline.bootstrap).option("topic", pipeline.changelog)
-        writer.option("txnAppId", pipeline.name).option("txnVersion", str(number)).save()
+        writer.option("txnAppId", application()).option("txnVersion", str(number)).save()
 
     return table(stream(spark, pipeline.source, pipeline)).writeStream.outputMode("update").foreachBatch(append)
 
@@ -182,17 +227,18 @@ def run(spark: SparkSession, pipeline: Pipeline, report: Callable[[Progress], No
 
 
 def _told(name: str, progress: Any) -> Progress:
+    behind = [_behind(source["endOffset"], source["latestOffset"]) for source in progress["sources"]]
     return Progress(
         name, progress["batchId"], progress["numInputRows"], progress["processedRowsPerSecond"] or 0.0, progress["batchDuration"] or 0,
-        sum(_behind(source["endOffset"], source["latestOffset"]) for source in progress["sources"]),
+        -1 if None in behind else sum(behind),  # type: ignore[arg-type]
     )  # fmt: skip
 
 
-def _behind(end: str | None, latest: str | None) -> int:
-    """Records between two offsets in the source's JSON; what is not a topic's begins with @."""
-    if not end or not latest:
-        return 0
-    at, to = msgspec.json.decode(end), msgspec.json.decode(latest)
+def _behind(end: str | None, latest: str | None) -> int | None:
+    """Records between two offsets in the source's JSON; what is not a topic's begins with @. None: not known, as of a batch that is done again after a crash ("null": the source was not asked for the latest)."""
+    at, to = (msgspec.json.decode(said) if said else None for said in (end, latest))
+    if at is None or to is None:
+        return None
     topics = [topic for topic in to if not topic.startswith("@")]
     return sum(max(0, offset - at.get(topic, {}).get(partition, 0)) for topic in topics for partition, offset in to[topic].items())
 
@@ -204,7 +250,9 @@ def explained(error: BaseException) -> str:
     text = str(error)
     if any(said in text for said in LADEN):
         return "a Python process of Spark's did not come up within the ten seconds that Spark gives it: this machine is too laden; start again when it is less so"
-    for marker in ("MqdOptionError:", "MqdReadError:", "MqdWriteError:", "[USER_RAISED_EXCEPTION]"):
+    for marker in OURS:
         if marker in text:
             return text.split(marker, 1)[1].strip().splitlines()[0]
+    if "Traceback (most recent call last):" in text and (raised := _PYTHONS_LAST.findall(text)):
+        return raised[-1].removeprefix(": ")
     return next((line for line in text.splitlines() if line.strip()), type(error).__name__)

@@ -15,6 +15,8 @@ import msgspec
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 ONCE = "available-now"
+READ_COMMITTED = {"kafka.isolation.level": "read_committed"}
+"""How pipelines and `mqd sql` read: an exactly-once sink's attempts that failed stay in the log, aborted."""
 
 
 class SettingsError(ValueError):
@@ -33,7 +35,7 @@ class Source(_Strict, frozen=True, kw_only=True):
     starting: str = "earliest"
     """earliest, latest, or JSON: {"topic":{"0":12}}. Counts when the pipeline has no checkpoint yet."""
     options: dict[str, str] = {}
-    """Further options of format("mqd"): maxOffsetsPerTrigger, kafka.isolation.level, ..."""
+    """Further options of format("mqd"): maxOffsetsPerTrigger, kafka.isolation.level (read_committed unless told), ..."""
 
     def problems(self) -> list[str]:
         if bool(self.topics) == bool(self.pattern):

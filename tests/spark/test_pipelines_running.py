@@ -1,0 +1,81 @@
+"""Pipelines over real topics: what of a topic they take, what a checkpoint is to them, what does not stop them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from mqd.spark.pipelines import running
+from mqd.spark.pipelines.manifest import Archive as ArchiveFiles
+from mqd.spark.pipelines.settings import ONCE, Archive, Source, Table
+from tests.broker import Broker
+from tests.spark.support import LADEN, new_topic, numbered, produce, read, values
+
+TRIES = 5
+
+
+def run(spark: Any, pipeline: Any) -> None:
+    """All there is. Where Spark found the machine too laden it is started again, as an operator would."""
+    for left in reversed(range(TRIES)):
+        try:
+            return running.run(spark, pipeline, lambda _: None, threading.Event())
+        except Exception as error:
+            if not left or not any(text in str(error) for text in LADEN):
+                raise
+    raise AssertionError("unreachable")
+
+
+def archive_of(broker: Broker, topic: str, place: Path, **more: Any) -> Archive:
+    return Archive(name="archiving", bootstrap=broker.bootstrap, source=Source(topics=[topic]), path=str(place / "archive"), checkpoint=str(place / "check [it]{1}"), trigger=ONCE, **more)
+
+
+def test_what_was_aborted_is_not_archived(spark: Any, broker: Broker, tmp_path: Path) -> None:
+    """An exactly-once sink's batch that failed is in the log, aborted."""
+    topic = new_topic(broker)
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": topic})
+    producer.init_transactions(30)
+    for end, value in ((producer.abort_transaction, b"aborted"), (producer.commit_transaction, b"committed")):
+        producer.begin_transaction()
+        producer.produce(topic, value, partition=0)
+        producer.flush(30)
+        end(30)
+    run(spark, archive_of(broker, topic, tmp_path))
+    archive = ArchiveFiles(str(tmp_path / "archive"))
+    assert [file.rows for file in archive.files.values()] == [1]
+    assert archive.ends(topic) == {0: 4}, "the markers at the end belong to the batch: by the checkpoint"
+
+
+def test_a_table_with_a_new_checkpoint_is_another_query(spark: Any, broker: Broker, tmp_path: Path) -> None:
+    """Numbers of batches begin anew; under the pipeline's name alone they were dropped as known. With the old checkpoint nothing is written twice."""
+    topic, changelog = new_topic(broker), new_topic(broker)
+    produce(broker, topic, [{"value": "1", "key": "k"}])
+
+    def table(checkpoint: str) -> list[Any]:
+        run(spark, Table(name="planes", bootstrap=broker.bootstrap, source=Source(topics=[topic]), changelog=changelog, checkpoint=str(tmp_path / checkpoint), trigger=ONCE))
+        return values(read(spark, broker, changelog, kafka__isolation__level="read_committed"))
+
+    assert table("a") == [b"1"]
+    for commit in (tmp_path / "a/commits").glob("*0*"):  # and Hadoop's checksum of it
+        commit.unlink()  # a crash between the changelog's commit and the checkpoint's
+    assert table("a") == [b"1"]
+    assert table("b") == [b"1", b"1"]
+
+
+def test_a_compaction_that_fails_does_not_end_archiving(spark: Any, broker: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    topic = new_topic(broker)
+    pipeline = archive_of(broker, topic, tmp_path, compact_from_files=2)
+    for number in range(3):
+        produce(broker, topic, numbered(10 * number, 10))
+        run(spark, pipeline)
+        if number == 0:
+            (damaged,) = (tmp_path / "archive").glob("topic=*/date=*/*.parquet")
+            damaged.write_bytes(b"no Parquet")
+    archive = ArchiveFiles(str(tmp_path / "archive"))
+    assert (sum(file.rows for file in archive.files.values()), archive.ends(topic)) == (30, {0: 30})
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING and "archiving goes on" in record.getMessage()]
+    assert told and all(damaged.name in text for text in told)

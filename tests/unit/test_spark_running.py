@@ -1,0 +1,190 @@
+"""What pipelines ask of Spark, and what they make of its errors; what a query publishes as a group. Without Spark."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from mqd.spark.driver import Driver
+from mqd.spark.options import source_options
+from mqd.spark.pipelines import compacting, queries, running
+from mqd.spark.pipelines.manifest import ArchivedFile, ArchiveError, Span
+from mqd.spark.pipelines.settings import Archive, Source, Table
+
+ISOLATION = "kafka.isolation.level"
+
+
+class Reader:
+    """A session, its readers and their frame in one: it keeps the options."""
+
+    def __init__(self) -> None:
+        self.given: dict[str, str] = {}
+        self.read = self.readStream = self
+
+    def option(self, name: str, value: str) -> Reader:
+        self.given[name] = value
+        return self
+
+    def options(self, **given: str) -> Reader:
+        self.given |= given
+        return self
+
+    def collect(self) -> list[Any]:
+        return []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: self
+
+
+# -- what is read ------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, "read_committed"), ({ISOLATION: "read_uncommitted"}, "read_uncommitted")])
+def test_pipelines_read_what_was_committed_unless_told(given: dict[str, str], expected: str) -> None:
+    reader, source = Reader(), Source(topics=["t"], options=given)
+    running.stream(reader, source, Table(name="n", source=source, changelog="c"))  # type: ignore[arg-type]
+    assert reader.given[ISOLATION] == expected
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_sql_reads_what_was_committed(monkeypatch: pytest.MonkeyPatch, live: bool) -> None:
+    view, sample = Reader(), Reader()
+    monkeypatch.setattr(queries, "rows", lambda _: MagicMock())
+    queries.add_view(view, "t", "b", "", live)  # type: ignore[arg-type]
+    queries.found_schema(sample, "t", "b")  # type: ignore[arg-type]
+    assert (view.given[ISOLATION], sample.given[ISOLATION]) == ("read_committed", "read_committed")
+
+
+def test_where_a_batch_ends_is_read_by_spark_from_the_checkpoint() -> None:
+    """Its settings say where hdfs:/// is, pyarrow's do not; and what it reads is a glob."""
+    spark, source = MagicMock(), Source(topics=["t"])
+    spark.read.text.return_value.first.return_value = ['v1\n{"batchWatermarkMs":0}\n{"t":{"0":7},"@topic_ids":{"t":"x"}}']
+    pipeline = Archive(name="n", source=source, path="a", checkpoint="hdfs:///check[1]")
+    assert running._ends(spark, pipeline, 3) == {"t": {"0": 7}}
+    spark.read.text.assert_called_once_with(r"hdfs:///check\[1\]/offsets/3", wholetext=True)
+
+
+# -- what went wrong ---------------------------------------------------------------------------------------------------------------------
+
+FAILED = """[STREAM_FAILED] Query [id = 078c38b8-3cfc-4475-9961-30d13393c64a, runId = 6d85c2f7-3e03-4d65-b73a-c83a7b545571] terminated with exception: \
+[FOREACH_BATCH_USER_FUNCTION_ERROR] An error occurred in the user provided function in foreach batch sink. Reason: An exception was raised by the Python Proxy. Return Message: Traceback (most recent call last):
+  File "/site-packages/pyspark/sql/utils.py", line 163, in call
+    self.func(DataFrame(jdf, wrapped_session_jdf), batch_id)
+  File "/mqd/spark/pipelines/manifest.py", line 15, in commit
+    raise ArchiveError("what the line says")
+%s
+ SQLSTATE: 39000 SQLSTATE: XXKST
+=== Streaming Query ===
+Identifier: [id = 078c38b8-3cfc-4475-9961-30d13393c64a, runId = 6d85c2f7-3e03-4d65-b73a-c83a7b545571]
+Current Committed Offsets: {}
+
+Logical Plan:
+~WriteToMicroBatchDataSourceV1 ForeachBatchSink, 078c38b8-3cfc-4475-9961-30d13393c64a, [checkpointLocation=/tmp/cp], Append
+"""
+IN_A_TASK = """pyspark.errors.exceptions.captured.PythonException: An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "/mqd/spark/pipelines/parquet.py", line 9, in add
+    raise OrderError("what the line says")
+"""
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        ("mqd.spark.pipelines.manifest.ArchiveError: /a has another writer (commit 3 is there): stop one of the two", "/a has another writer (commit 3 is there): stop one of the two"),
+        (IN_A_TASK + "mqd.spark.pipelines.parquet.OrderError: records of t-0 are not in order at 3: sort them", "records of t-0 are not in order at 3: sort them"),
+        (IN_A_TASK + "OSError: [Errno 28] No space left on device: '/a/x.parquet'", "OSError: [Errno 28] No space left on device: '/a/x.parquet'"),
+        ("py4j.protocol.Py4JJavaError: An error occurred while calling o7.save.\n: org.apache.spark.SparkException: Job aborted\n\tat org.Some.java", "org.apache.spark.SparkException: Job aborted"),
+    ],
+)
+def test_an_error_of_a_batchs_function_is_told_by_its_own_text(raised: str, expected: str) -> None:
+    """FAILED and IN_A_TASK are Spark's 4.3."""
+    assert running.explained(RuntimeError(FAILED % raised)) == expected
+
+
+def progress(*ends: tuple[str | None, str | None]) -> dict[str, Any]:
+    return {"batchId": 0, "numInputRows": 1, "processedRowsPerSecond": 1.0, "batchDuration": 1, "sources": [{"endOffset": end, "latestOffset": latest} for end, latest in ends]}
+
+
+@pytest.mark.parametrize(
+    ("ends", "behind"),
+    [
+        ([('{"t":{"0":3},"@topic_ids":{"t":"x"}}', '{"t":{"0":7,"1":2},"@topic_ids":{"t":"x"}}')], 6),
+        ([('{"t":{"0":3}}', '{"t":{"0":3}}'), ('{"u":{"0":3}}', '{"u":{"0":4}}')], 1),
+        ([('{"t":{"0":3}}', "null")], -1),
+        ([('{"t":{"0":3}}', '{"t":{"0":3}}'), ('{"u":{"0":3}}', None)], -1),
+    ],
+)
+def test_how_far_a_batch_is_behind(ends: list[tuple[str | None, str | None]], behind: int) -> None:
+    """Spark says "null" of a batch that is done again after a crash."""
+    assert running._told("n", progress(*ends)).behind == behind
+
+
+# -- compacting --------------------------------------------------------------------------------------------------------------------------
+
+
+def archived(name: str) -> ArchivedFile:
+    return ArchivedFile(f"topic=t/{name}", "t", "2026-11-21", 10, [Span(0, 0, 1, 1, 0, 0)])
+
+
+class Files:
+    """An archive's list of files, and a compaction that fails of some."""
+
+    path = "/archive"
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *broken: str, error: type[BaseException] = ArchiveError) -> None:
+        self.groups = [[archived("a1"), archived("a2")], [archived("b1"), archived("b2")]]
+        self.files = {file.path: file for group in self.groups for file in group}
+        self.asked: list[list[str]] = []
+        self._broken, self._error = broken, error
+        monkeypatch.setattr(compacting, "compact", self._compact)
+
+    def _compact(self, _spark: Any, _archive: Any, groups: list[list[ArchivedFile]]) -> None:
+        self.asked.append([group[0].path[-2:] for group in groups])
+        for path in (file.path for group in groups for file in group):
+            if path.endswith(self._broken):
+                raise self._error(f"{path} cannot be read")
+        for group in groups:
+            for file in group:
+                del self.files[file.path]
+
+    def run(self, let_be: set[str]) -> list[list[str]]:
+        self.asked = []
+        running._compact(None, self, [group for group in self.groups if group[0].path in self.files], let_be)  # type: ignore[arg-type]
+        return self.asked
+
+
+def test_a_compaction_that_fails_is_told_and_left_alone(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    files, let_be = Files(monkeypatch, "b2"), set[str]()
+    assert files.run(let_be) == [["a1", "b1"], ["a1"], ["b1"]], "together, then one by one: the other group is compacted"
+    assert sorted(files.files) == ["topic=t/b1", "topic=t/b2"] == sorted(let_be)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and "topic=t/b2 cannot be read" in record.getMessage()
+    assert files.run(let_be) == [], "until the next start"
+    assert files.run(set()) == [["b1"]]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, type("SparkException", (Exception,), {"__str__": lambda _: "[SPARK_JOB_CANCELLED] Job 7 cancelled"})])
+def test_what_stops_a_query_stops_a_compaction(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: type[BaseException]) -> None:
+    files = Files(monkeypatch, "b2", error=error)
+    with pytest.raises(error):
+        files.run(set())
+    assert files.asked == [["a1", "b1"]] and not caplog.records
+
+
+# -- a group's offsets -------------------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_query_publishes_says_that_it_is_a_querys() -> None:
+    """`mqd group seek` goes by it: see tests/interaction/test_cli_group.py."""
+    driver = Driver(source_options({"kafka.bootstrap.servers": "a", "subscribe": "t", "groupId": "g"}, streaming=True))
+    asked: list[Any] = []
+    coordinator = SimpleNamespace(coordinators=[SimpleNamespace(error_code=0, node_id=1, host="h", port=1)])
+    link = SimpleNamespace(ask=lambda request, *_: (asked.append(request), coordinator if len(asked) == 1 else SimpleNamespace(topics=[]))[1])
+    driver.cluster = SimpleNamespace(any_link=lambda: link, link_to=lambda _: link, brokers={})  # type: ignore[assignment]
+    driver.publish("g", {("t", 0): 7})
+    (partition,) = asked[1].topics[0].partitions
+    assert (partition.committed_offset, partition.committed_metadata) == (7, "spark query")
