@@ -232,7 +232,7 @@ def plan_batch(options: SourceOptions) -> list[Any]:
         if options.archive is not None:
             from mqd.spark import history
 
-            archived, wanted = history.plan(options, starts, ends, latest, {topic: found.topic_id for topic, found in driver.topics.items()})
+            archived, wanted = history.plan(options, starts, ends, latest, driver.ids())
         ranges = []
         for key, (first, behind) in ((key, one) for key in keys for one in wanted[key]):
             start, end = _within(driver, key, first, behind, earliest[key], latest[key])

@@ -63,7 +63,7 @@ def test_where_a_batch_ends_is_read_by_spark_from_the_checkpoint() -> None:
     spark, source = MagicMock(), Source(topics=["t"])
     spark.read.text.return_value.first.return_value = ['v1\n{"batchWatermarkMs":0}\n{"t":{"0":7},"@topic_ids":{"t":"x"}}']
     pipeline = Archive(name="n", source=source, path="a", checkpoint="hdfs:///check[1]")
-    assert running._ends(spark, pipeline, 3) == {"t": {"0": 7}}
+    assert running._ends(spark, pipeline, 3) == ({"t": {"0": 7}}, {"t": "x"})
     spark.read.text.assert_called_once_with(r"hdfs:///check\[1\]/offsets/3", wholetext=True)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from mqd.spark.offsets import IDS
 from mqd.spark.pipelines import archive as archiving
 from mqd.spark.pipelines import compacting
 from mqd.spark.pipelines.aggregate import aggregate
@@ -102,10 +103,10 @@ def _to_sink(frame: DataFrame, pipeline: Pipeline, sink: Sink) -> DataStreamWrit
 # -- the pipelines -----------------------------------------------------------------------------------------------------------------------
 
 
-def _ends(spark: SparkSession, pipeline: Archive, number: int) -> dict[str, dict[str, int]]:
-    """Where a batch ends, by the log of offsets in its checkpoint: a line of version, one of the query's, then one for each source."""
+def _ends(spark: SparkSession, pipeline: Archive, number: int) -> tuple[dict[str, dict[str, int]], dict[str, str]]:
+    """Where a batch ends, and its topics' ids, by the log of offsets in its checkpoint: a line of version, one of the query's, then one for each source."""
     offsets = msgspec.json.decode(_in_checkpoint(spark, pipeline, f"offsets/{number}").splitlines()[2])
-    return {topic: partitions for topic, partitions in offsets.items() if not topic.startswith("@")}
+    return {topic: partitions for topic, partitions in offsets.items() if topic != IDS}, offsets.get(IDS, {})
 
 
 def _archive(spark: SparkSession, pipeline: Archive) -> DataStreamWriter:
@@ -114,7 +115,8 @@ def _archive(spark: SparkSession, pipeline: Archive) -> DataStreamWriter:
     let_be: set[str] = set()
 
     def append(batch: DataFrame, number: int) -> None:
-        archiving.append(batch, archive, pipeline.name, number, _ends(spark, pipeline, number), in_order=True)
+        ends, ids = _ends(spark, pipeline, number)
+        archiving.append(batch, archive, pipeline.name, number, ends, ids=ids, in_order=True)
         _compact(spark, archive, compacting.due(archive, pipeline.file_mb << 20, pipeline.compact_from_files), let_be)
 
     return stream(spark, pipeline.source, pipeline, headers=True).writeStream.foreachBatch(append)
