@@ -36,8 +36,9 @@ NOTES = """
   `batch_id` and `run_id` enlists a child of the batch's transaction, which begins with the first one: it answers with the child's own producer id and epoch. With a producer id and
   epoch in the request that child says that it lives: the time-out counts from the last sign of life. The answer has `committed_batch_id`; when the batch asked for is not above it,
   it is written already, and there is no producer id (-1). EndTxn has `batch_id`, `run_id` and `winners` (producer id and epoch of each child whose records count); its producer id
-  is not looked at. With an empty `run_id` and `committed` false an administrator aborts what is under way. Errors: PRODUCER_FENCED: another run has taken over;
-  INVALID_TXN_STATE: the transaction was aborted meanwhile; INVALID_PRODUCER_ID_MAPPING: a winner is not of this transaction. An answer without the field is that of a broker that
+  is not looked at. With `committed` false the batch is aborted, and its run is over: children that it would enlist later are refused, also when none was enlisted before. With an empty
+  `run_id` and `committed` false an administrator aborts what is under way. Errors: PRODUCER_FENCED: another run has taken over, or this one was aborted; INVALID_TXN_STATE: the
+  transaction was aborted meanwhile; INVALID_PRODUCER_ID_MAPPING: a winner is not of this transaction. An answer without the field is that of a broker that
   does not know joint transactions. Children produce with Produce 12 and up.
 * **Envelope** (58, KIP-590) goes between hosts alone, over the listener that clients cannot use: the request of a client that is attached by shared memory to one host, answered by
   another, which coordinates its group or transactional id or leads its partition (ListOffsets). `request_principal` is MessagePack of the client process's `uid` and `pid`,
