@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from tests.spark.support import new_topic, produce
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+KILLS = 6
 LIMIT_S = 500  # bounds a hang; half a minute is what they take on a machine of their own
 
 
@@ -82,6 +85,37 @@ def test_a_pipeline_goes_on_where_it_was(broker: Broker, tmp_path: Path) -> None
         numbers.append(json.loads(message.value())["n"])
     consumer.close()
     assert sorted(numbers) == list(range(200)), "each record once"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(6 * LIMIT_S)
+def test_an_archive_has_each_record_once_however_often_it_is_killed(broker: Broker, tmp_path: Path) -> None:
+    """kill -9 of the whole pipeline at random moments after its first batch: in a batch, between its files and their commit, between that and Spark's, in a compaction."""
+    from mqd.spark.pipelines.manifest import Archive
+    from mqd.spark.pipelines.parquet import ArchivedTask, read_in_order
+
+    chance = random.Random(6)
+    topic = new_topic(broker, 2)
+    settings = f'pipeline = "archive"\nbootstrap = "{broker.bootstrap}"\ntrigger = "0 seconds"\npath = "there"\ncompact_from_files = 4\n[source]\ntopics = ["{topic}"]\noptions = {{ maxOffsetsPerTrigger = "300" }}\n'
+    (tmp_path / "a.toml").write_text(settings)
+    command = [sys.executable, "-m", "mqd.cli.main", "pipeline", "run", "a.toml", "--format", "json"]
+    for turn in range(KILLS):
+        for partition in range(2):
+            produce(broker, topic, [b"%d" % (5000 * turn + number) for number in range(5000)], partition)
+        process = subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True)
+        try:
+            assert process.stdout is not None and json.loads(process.stdout.readline())["rows"] > 0
+            time.sleep(chance.uniform(0, 3))  # the moment of the kill, not something that is waited for
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate(timeout=LIMIT_S)
+    done = mqd("pipeline", "run", "a", "--once", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    archive = Archive(str(tmp_path / "there"))
+    tasks = [ArchivedTask(archive.path, file.path, topic, ((span.partition, span.first, span.end),)) for file in archive.of(topic) for span in file.spans]
+    found = [(row["partition"], row["offset"], int(row["value"])) for batch in read_in_order(tasks, ("partition", "offset", "value")) for row in batch.to_pylist()]
+    assert found == [(partition, number, number) for partition in range(2) for number in range(5000 * KILLS)]
+    assert any(path.rsplit("/", 1)[1].startswith("compacted-") for path in archive.files)
 
 
 @pytest.mark.slow
