@@ -163,7 +163,7 @@ class Gate:
         deadline = time.monotonic() + seconds
         while not (self._folder / "reached").exists():
             assert time.monotonic() < deadline, "no row came to the gate"
-            time.sleep(0.02)
+            time.sleep(0.02)  # one of Spark's processes makes it; nothing tells
 
     def open(self) -> None:
         (self._folder / "open").touch()

@@ -117,7 +117,7 @@ def _archive(spark: SparkSession, pipeline: Archive) -> DataStreamWriter:
     def append(batch: DataFrame, number: int) -> None:
         ends, ids = _ends(spark, pipeline, number)
         archiving.append(batch, archive, pipeline.name, number, ends, ids=ids, in_order=True)
-        _compact(spark, archive, compacting.due(archive, pipeline.file_mb << 20, pipeline.compact_from_files), let_be)
+        _compact(spark, archive, compacting.due(archive, pipeline.file_mb << 20, pipeline.compact_from_files, let_be), let_be)
 
     return stream(spark, pipeline.source, pipeline, headers=True).writeStream.foreachBatch(append)
 
