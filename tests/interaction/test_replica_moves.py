@@ -4,6 +4,7 @@ import random
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -60,14 +61,25 @@ def copies(disks: list[Path], topic: str) -> list[str]:
 
 def read_all(broker: Broker, topic: str, partition: int, end: int) -> list[bytes]:
     values: list[bytes] = []
+    answers: Counter[int] = Counter()  # error codes since the last record
     deadline = time.monotonic() + DEADLINE_S
     with topics.connect(broker) as connection:
         while len(values) < end:
             got = topics.fetch(connection, topic, len(values), partition)
+            answers[got.error_code] += 1
             assert got.error_code in {0, *RETRIABLE}, got.error_code
-            assert time.monotonic() < deadline, f"{len(values)} of {end}"
+            assert time.monotonic() < deadline, unreadable(broker, topic, partition, f"{len(values)} of {end} records; answers since, by error code: {dict(answers)}; last: {got}")
+            if got.records:
+                answers.clear()
             values += [record.value for record in decode_records(got.records or b"") if record.offset >= len(values)]
     return values
+
+
+def unreadable(broker: Broker, topic: str, partition: int, what: str) -> str:
+    """What there is to know of a partition that ought to be read."""
+    disks = [Path(disk) for disk in broker.config["log.dirs"].split(",")]
+    files = {f"{disk.name}/{path.name}": sorted(f"{file.name} {file.stat().st_size}" for file in path.iterdir()) for disk in disks for path in disk.glob(f"{topic}-*")}
+    return f"{what}\nthe metadata: {where(broker, topic, partition)}\nthe disks: {files}\n{broker.logs()}"
 
 
 class Writer:
