@@ -53,10 +53,15 @@ class World:
         self.metadata(metadata_core.BrokerStarted("127.0.0.1", 9092, None, self.incarnation, "cluster"), started=False)
         self.flush_log(started=False)
         seen = tuple(
-            host_core.SlotSeen(slot, entry[0], entry[1], entry[4], entry[2], entry[5] != self.generations[entry[2]] if entry[2] != host_core.OWNER_NONE else False)
+            host_core.SlotSeen(slot, entry[0], entry[1], entry[4], entry[2], self.is_stale(slot), entry[3])
             for slot, entry in sorted(self.slots.items())
         )
         self.on_host(host_core.Started(self.core.committed, seen, (), {index: self.generations[index] for index in self.alive}))
+
+    def is_stale(self, slot: int) -> bool:
+        """Its owner has died since."""
+        entry = self.slots.get(slot)
+        return entry is not None and entry[2] != host_core.OWNER_NONE and entry[5] != self.generations[entry[2]]
 
     # -- carrying out ------------------------------------------------------------------------------------------------------
 
@@ -82,6 +87,8 @@ class World:
             match action:
                 case host_core.AssignSlot():
                     generation = self.generations.get(action.owner, 0)
+                    if action.moved and self.is_stale(action.slot):
+                        continue  # as mqd/controller/slots.py
                     self.slots[action.slot] = (action.topic_id, action.index, action.owner, action.log_dir, action.leader_epoch, generation)
                 case host_core.ClearSlot():
                     for index, view in self.views.items():
@@ -116,6 +123,8 @@ class World:
             if partition.owner == index:
                 key = (topic_id, partition.index)
                 dead = partition.leader_epoch <= self.lost.get(index, {}).get(key, -1)
+                placed = self.slots[partition.slot]  # every worker reads by what it finds there
+                assert placed[:4] == (topic_id, partition.index, partition.owner, partition.log_dir) and placed[4] >= partition.leader_epoch, f"slot {partition.slot} says {placed}, not {partition}"
                 assert not dead, f"{type(message).__name__}: worker {index} is to serve partition {partition.index} in epoch {partition.leader_epoch}, which died with its predecessor"
                 self.told.setdefault(index, {})[key] = partition.leader_epoch
 
@@ -132,6 +141,12 @@ class World:
             self.log += persist.records
             assert persist.version == len(self.log)
         self.metadata(metadata_core.Persisted(batch[-1].version), started)
+
+    def die_writing(self, count: int | None = None) -> None:
+        """The controller process dies when the first `count` of what is queued (None: all of it) are on disk, and nothing of it was carried out. The next one starts."""
+        for persist in self.queue[:count]:
+            self.log += persist.records
+        self.start()
 
     # -- the processes -----------------------------------------------------------------------------------------------------
 

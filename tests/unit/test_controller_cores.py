@@ -87,7 +87,8 @@ def test_random_history(seed: int) -> None:
                 world.alive = set()
                 world.views = {}
             live = sorted(set(world.subscribed.values()) & world.alive)
-            world.start()
+            random_move(world)
+            world.die_writing(world.random.randint(0, len(world.queue)))
             for index in live:  # the same processes subscribe again, over new connections
                 world.join(index)
     world.settle()
@@ -291,11 +292,59 @@ def test_full_table_waits_for_slots_of_a_deletion(world: World) -> None:
     assert answer.error == 0 and len(answer.topic.partitions) == 5 and all(partition.slot >= 0 for partition in answer.topic.partitions)
 
 
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_move_that_was_written_and_not_carried_out_when_the_controller_died_is_carried_out_by_the_next(world: World, dies: bool) -> None:
+    """The metadata say that it lies in the other directory, the slot that it lies in the old one: whoever reads goes by the slot, and the old one's files are deleted."""
+    image = world.ask(create("orders", 1)).topic
+    (partition,) = image.partitions
+    worker = next(client for client, index in world.subscribed.items() if index == partition.owner)
+    world.on_host(host_core.MoveEnded(worker, messages.MoveCompleted(image.topic_id, 0, 1 - partition.log_dir)))
+    if dies:  # its slot is the witness: it stays as it is until there is a newer epoch
+        world.die(partition.owner, notice=False)
+    before = world.slots[partition.slot]
+    world.die_writing()
+    assert world.core.committed.topics["orders"].partitions[0].directories == (["directory-a", "directory-b"][1 - partition.log_dir],)
+    placed = world.slots[partition.slot]
+    assert placed == before if dies else placed == (image.topic_id, 0, partition.owner, 1 - partition.log_dir, 0, 1)
+    world.settle()
+    assert world.slots[partition.slot][2:5] == (partition.owner, 1 - partition.log_dir, int(dies))
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+def test_a_move_does_not_hide_the_death_of_who_moved_it(world: World, noticed: bool) -> None:
+    """The worker dies between its word and the publication, the controller before the new epoch is written: the next controller has the slot alone to go by."""
+    image = world.ask(create("orders", 1)).topic
+    (partition,) = image.partitions
+    worker = next(client for client, index in world.subscribed.items() if index == partition.owner)
+    world.on_host(host_core.MoveEnded(worker, messages.MoveCompleted(image.topic_id, 0, 1 - partition.log_dir)))
+    world.die(partition.owner, notice=noticed)
+    moved, world.queue = world.queue[:1], world.queue[1:]
+    raised, world.queue = world.queue, moved
+    world.flush_log()
+    world.queue = raised
+    world.die_writing(0)
+    world.settle()  # check_epochs()
+    assert world.slots[partition.slot][2:5] == (partition.owner, 1 - partition.log_dir, 1)
+
+
+@pytest.mark.parametrize("was_offline", [True, False])
+def test_a_log_directory_that_is_usable_to_the_next_controller_alone_decides_who_owns_its_partitions(world: World, was_offline: bool) -> None:
+    image = world.ask(create("orders", 1)).topic
+    (partition,) = image.partitions
+    owner, place = (host_core.OWNER_NONE, 0) if was_offline else (partition.owner, partition.log_dir)
+    usable = {"directory-a": 0, "directory-b": 1} if was_offline else {}
+    host = host_core.HostCore(NODE, NODE, 3, 40, usable)
+    actions = host.handle(host_core.Started(world.core.committed, (host_core.SlotSeen(partition.slot, image.topic_id, 0, 0, owner, False, place),), (), {0: 1, 1: 1, 2: 1}), 0)
+    host.check()
+    expected = (partition.owner, partition.log_dir) if was_offline else (host_core.OWNER_NONE, host_core.LOG_DIR_NONE)
+    assert [(action.slot, action.owner, action.log_dir) for action in actions if isinstance(action, host_core.AssignSlot)] == [(partition.slot, *expected)]
+
+
 def test_torn_slot_goes_to_the_partition_that_lacks_one(world: World) -> None:
     image = world.ask(create("orders", 2)).topic
     host = host_core.HostCore(NODE, NODE, 3, 40, {"directory-a": 0, "directory-b": 1})
     whole, torn = image.partitions
-    seen = host_core.SlotSeen(whole.slot, image.topic_id, 0, 0, whole.owner, False)
+    seen = host_core.SlotSeen(whole.slot, image.topic_id, 0, 0, whole.owner, False, whole.log_dir)
     actions = host.handle(host_core.Started(world.core.committed, (seen,), (torn.slot,), {0: 1, 1: 1, 2: 1}), 0)
     host.check()
     assigned = [action for action in actions if isinstance(action, host_core.AssignSlot)]

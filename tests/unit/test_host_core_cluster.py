@@ -171,7 +171,7 @@ def test_leaders_that_moved_away_meanwhile_hold_no_worker(host: Host) -> None:
 
 def test_a_controller_that_starts_again_takes_stale_slots_of_followers_over(host: Host) -> None:
     host.commit(topic(partition(0, (2, 1)), partition(1, (1, 2))))
-    seen = tuple(host_core.SlotSeen(slot, entry[0], entry[1], entry[3], entry[2], True) for slot, entry in sorted(host.slots.items()))
+    seen = tuple(host_core.SlotSeen(slot, entry[0], entry[1], entry[3], entry[2], True, 0) for slot, entry in sorted(host.slots.items()))
     core = HostCore(NODE, 1, 2, 8, {DIRECTORY: 0})
     actions = core.handle(host_core.Started(host.state, seen, (), {0: 2, 1: 2}), 0)
     core.check()

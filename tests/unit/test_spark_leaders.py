@@ -42,6 +42,7 @@ class World:
 
     def close(self) -> None:
         for listener in self._sockets:
+            listener.shutdown(socket.SHUT_RDWR)  # ends the accept() that waits; close() alone does not
             listener.close()
 
     def _accept(self, node: int, listener: socket.socket) -> None:
