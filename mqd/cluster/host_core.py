@@ -17,6 +17,8 @@ Invariants (check())
     H6  subscribers are told of the first partitions of each topic, all but those at its end that wait for their first slot; a partition has a slot exactly if this host
         has a replica of it, in a recorded directory, and a slot was free
     H7  what belongs to one version reaches a subscriber in one message
+    H8  a worker that is told to serve a partition finds itself, the log directory and the leader epoch (or a newer one) in its slot: all workers read by what the slot says. So a
+        controller that starts carries out what its predecessor had written and not carried out
 Bounds: COMMANDS_MAX commands under way.
 """
 
@@ -69,6 +71,13 @@ LOG_DIR_NONE = 255
 def owner_of(topic_id: bytes, index: int, worker_count: int) -> int:
     """The partitions of one topic go round the workers; where the round begins depends on the topic."""
     return (zlib.crc32(topic_id) + index) % worker_count
+
+
+def _is_in_place(seen: SlotSeen | None, image: messages.PartitionImage) -> bool:
+    """The slot says it already; or more than a state that is only catching up; or it is the witness of a death (then the next epoch brings the rest)."""
+    if seen is None or seen.leader_epoch != image.leader_epoch:
+        return seen is not None and seen.leader_epoch > image.leader_epoch
+    return seen.stale or (seen.owner == image.owner and (seen.owner == OWNER_NONE or seen.log_dir == image.log_dir))
 
 
 def broker_image(broker: BrokerState) -> messages.BrokerImage:
@@ -129,7 +138,7 @@ class HostCore(HostCommands):
         actions: list[Action] = []
         lost: list[SlotSeen] = []
         used: set[int] = set()
-        in_place: dict[Partition, int] = {}
+        in_place: dict[Partition, SlotSeen] = {}
         for seen in event.slots:
             used.add(seen.slot)
             partition = (seen.topic_id, seen.index)
@@ -139,7 +148,7 @@ class HostCore(HostCommands):
                 continue
             self._slots.adopt(partition, seen.slot)
             if not seen.stale or state.leader == self.node_id:
-                in_place[partition] = seen.leader_epoch
+                in_place[partition] = seen
             if seen.stale and state.leader == self.node_id:
                 lost.append(seen)
         self._adopt_torn(event, used)
@@ -252,7 +261,7 @@ class HostCore(HostCommands):
                 return []  # told when all of it has slots: whoever asked for it is to find all of it
         return [messages.TopicPut(self._version, self._images[topic.name])]
 
-    def _put(self, topic: TopicState, in_place: Mapping[Partition, int], only: list[int] | None = None) -> list[Action]:
+    def _put(self, topic: TopicState, in_place: Mapping[Partition, SlotSeen], only: list[int] | None = None) -> list[Action]:
         actions: list[Action] = []
         old = self._images.get(topic.name)
         before = old.partitions if old is not None and old.topic_id == topic.topic_id else []
@@ -263,10 +272,12 @@ class HostCore(HostCommands):
                 images[index] = image
             else:
                 images.append(image)
-            was = before[index] if index < len(before) else None
+            was, seen = before[index] if index < len(before) else None, in_place.get((topic.topic_id, index))
             unchanged = was is not None and (was.slot, was.owner, was.leader_epoch, was.log_dir) == (image.slot, image.owner, image.leader_epoch, image.log_dir)
-            if image.slot >= 0 and not unchanged and in_place.get((topic.topic_id, index), -1) < image.leader_epoch:  # a slot may know more than a state that is only catching up
-                actions.append(AssignSlot(image.slot, topic.topic_id, index, image.owner, image.log_dir, image.leader_epoch))
+            if image.slot >= 0 and not unchanged and not _is_in_place(seen, image):
+                known = was if was is not None else seen
+                moved = known is not None and image.leader == self.node_id and (known.owner, known.leader_epoch) == (image.owner, image.leader_epoch)
+                actions.append(AssignSlot(image.slot, topic.topic_id, index, image.owner, image.log_dir, image.leader_epoch, moved))
         for image in before[len(topic.partitions) :]:
             self._give_up((topic.topic_id, image.index))
         while len(images) > len(before) and (topic.topic_id, images[-1].index) in self._slots.unplaced:  # H6; _place_waiting comes back to them

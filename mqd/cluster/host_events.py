@@ -23,6 +23,7 @@ class SlotSeen(NamedTuple):
     leader_epoch: int
     owner: int
     stale: bool  # its owner has died since the slot was assigned
+    log_dir: int
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -104,6 +105,7 @@ class AssignSlot(msgspec.Struct, frozen=True):
     owner: int
     log_dir: int
     leader_epoch: int
+    moved: bool = False  # only the log directory is another one, of a partition that this host leads: if its owner has died the slot stays as it is, the witness, until the next epoch
 
 
 class ClearSlot(msgspec.Struct, frozen=True):

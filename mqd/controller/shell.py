@@ -24,7 +24,7 @@ from mqd.cluster.peer_messages import PeerProtocolError
 from mqd.cluster.placement import Directory
 from mqd.cluster.quorum_core import QuorumCore
 from mqd.cluster.quorum_store import QuorumStore
-from mqd.controller import directories, quotas, voters
+from mqd.controller import directories, quotas, slots, voters
 from mqd.controller.quorum import Quorum
 from mqd.controller.server import Connection, Server
 
@@ -134,32 +134,13 @@ class Shell:
         if self.present.done() or own is None or (own.incarnation, own.directory_id) != (self._registration.incarnation, self._registration.directory_id):
             return
         self.present.set_result(None)
-        self.on_host(self._seen_slots())
+        self.on_host(slots.seen(self._control, self.core.committed))
         self.on_host(ControllerChanged(self._leader()))
         self.on_broker(broker_core.MetadataCommitted(self.core.committed.version, self.host.version))
 
     def _publish_quotas(self) -> None:
         """Before anybody is told: whoever hears that a quota was set is held to it."""
         quotas.publish(self._control, self.core.committed.client_quotas, self._quota_burst_ns)
-
-    def _seen_slots(self) -> host_core.Started:
-        control, seen, torn = self._control, [], []
-        alive = {
-            index: control.endpoint_generation(index)
-            for index in range(control.worker_count)
-            if control.endpoint_state(index) in (native.ProcessState.STARTING, native.ProcessState.RUNNING)
-        }
-        for slot in range(native.PARTITION_SLOT_COUNT):
-            try:
-                view = control.slot_view(slot)
-            except native.NativeError:
-                torn.append(slot)
-                continue
-            if view.state == native.SlotState.FREE:
-                continue
-            stale = view.owner != native.OWNER_NONE and view.owner_generation != control.endpoint_generation(view.owner)
-            seen.append(host_core.SlotSeen(slot, view.topic_id, view.partition_index, view.leader_epoch, view.owner, stale))
-        return host_core.Started(self.core.committed, tuple(seen), tuple(torn), alive)
 
     async def leave(self) -> int:
         """What this host leads goes to others, and the quorum too; until then it serves on (R15). Its broker epoch, -1 when it has none."""
@@ -403,10 +384,7 @@ class Shell:
         for action in self.host.handle(event, clock.monotonic_ms()):
             match action:
                 case host_core.AssignSlot():
-                    log_dir = action.log_dir if action.log_dir != host_core.LOG_DIR_NONE else 0
-                    self._control.assign_slot(action.slot, action.topic_id, action.index, action.owner, log_dir, action.leader_epoch)
-                    if action.owner == host_core.OWNER_NONE:
-                        self._control.set_slot_state(action.slot, native.SlotState.OFFLINE)
+                    slots.assign(self._control, action)
                 case host_core.ClearSlot():
                     self._control.clear_slot(action.slot)
                 case host_core.Send():

@@ -319,7 +319,7 @@ class ClusterHost:
     def slots_seen(self) -> tuple[SlotSeen, ...]:
         return tuple(
             [
-                SlotSeen(slot, topic_id, index, epoch, owner, owner < len(self.workers) and generation != self.generation_of(owner))
+                SlotSeen(slot, topic_id, index, epoch, owner, owner < len(self.workers) and generation != self.generation_of(owner), 0)
                 for slot, (topic_id, index, epoch, owner, generation) in sorted(self.slots.items())
             ]
         )

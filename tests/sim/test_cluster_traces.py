@@ -329,7 +329,7 @@ def test_a_slot_that_knows_more_than_the_state_stays_a_witness() -> None:
     from mqd.cluster.host_events import SlotSeen, Started, SubscriberJoined
 
     state = cluster(in_sync=(0, 1, 2), leader_epoch=3)
-    slots = (SlotSeen(5, TOPIC, 0, 4, 0, True),)
+    slots = (SlotSeen(5, TOPIC, 0, 4, 0, True, 0),)
     for process in range(2):
         host = HostCore(0, -1, 1, 64, {"a": 0})
         actions = host.handle(Started(state, slots, (), {0: 9}), process)

@@ -1,0 +1,47 @@
+"""The control segment's partition slots, as the host core knows them: what a predecessor left there, and what the core says of them (invariants H1 to H8 of mqd/cluster/host_core.py)."""
+
+from mqd import native
+from mqd.cluster.host_core import LOG_DIR_NONE, OWNER_NONE, AssignSlot, SlotSeen, Started
+from mqd.cluster.metadata_state import MetadataState
+
+
+def seen(control: native.Control, state: MetadataState) -> Started:
+    """What a controller that starts finds. `state`: the committed metadata."""
+    found, torn = [], []
+    alive = {
+        index: control.endpoint_generation(index)
+        for index in range(control.worker_count)
+        if control.endpoint_state(index) in (native.ProcessState.STARTING, native.ProcessState.RUNNING)
+    }
+    for slot in range(native.PARTITION_SLOT_COUNT):
+        view = _view(control, slot)
+        if view is None:
+            torn.append(slot)
+        elif view.state != native.SlotState.FREE:
+            found.append(SlotSeen(slot, view.topic_id, view.partition_index, view.leader_epoch, view.owner, _is_stale(control, view), view.log_dir))
+    return Started(state, tuple(found), tuple(torn), alive)
+
+
+def assign(control: native.Control, action: AssignSlot) -> None:
+    """What has no owner is OFFLINE, and stays so until its new owner has opened it: a flush may have failed there, and the owner goes by that."""
+    before = _view(control, action.slot)
+    if action.moved and before is not None and _is_stale(control, before):
+        return  # the witness
+    offline = action.owner == OWNER_NONE or (before is not None and before.owner == OWNER_NONE and before.state == native.SlotState.OFFLINE)
+    log_dir = action.log_dir if action.log_dir != LOG_DIR_NONE else 0
+    control.assign_slot(action.slot, action.topic_id, action.index, action.owner, log_dir, action.leader_epoch)
+    if offline:
+        control.set_slot_state(action.slot, native.SlotState.OFFLINE)
+
+
+def _view(control: native.Control, slot: int) -> native.SlotView | None:
+    """None: it is torn, its identity was being written when a predecessor died."""
+    try:
+        return control.slot_view(slot)
+    except native.NativeError:
+        return None
+
+
+def _is_stale(control: native.Control, view: native.SlotView) -> bool:
+    """Its owner has died since it was assigned."""
+    return view.owner != native.OWNER_NONE and view.owner_generation != control.endpoint_generation(view.owner)

@@ -1,0 +1,56 @@
+"""Partition slots in a real control segment: what the host core says of them, and what the next controller finds."""
+
+import mmap
+
+import pytest
+
+from mqd import native
+from mqd.cluster.host_core import LOG_DIR_NONE, OWNER_NONE, AssignSlot, SlotSeen
+from mqd.cluster.metadata_state import MetadataState
+from mqd.controller import slots
+
+TOPIC = b"t" * 16
+SLOT = 5
+
+
+@pytest.fixture
+def control() -> native.Control:
+    control = native.Control.format(mmap.mmap(-1, native.control_size_bytes()), 2, b"b" * 16, 7, 1000)
+    for worker in range(2):
+        control.set_endpoint_state(worker, native.ProcessState.RUNNING, 4711)
+    return control
+
+
+def assign(control: native.Control, owner: int = 1, log_dir: int = 0, leader_epoch: int = 3, moved: bool = False) -> native.SlotView:
+    slots.assign(control, AssignSlot(SLOT, TOPIC, 2, owner, log_dir, leader_epoch, moved))
+    return control.slot_view(SLOT)
+
+
+def seen(control: native.Control) -> SlotSeen:
+    (found,) = slots.seen(control, MetadataState()).slots
+    return found
+
+
+def test_what_was_assigned_is_seen(control: native.Control) -> None:
+    assign(control, log_dir=4)
+    assert seen(control) == SlotSeen(SLOT, TOPIC, 2, 3, 1, False, 4)
+    assert slots.seen(control, MetadataState()).alive == {0: control.endpoint_generation(0), 1: control.endpoint_generation(1)}
+    control.clear_slot(SLOT)
+    assert slots.seen(control, MetadataState()).slots == ()
+
+
+def test_a_move_is_seen_and_leaves_the_slot_of_a_dead_owner_as_it_is(control: native.Control) -> None:
+    assign(control)
+    assert assign(control, log_dir=1, moved=True).log_dir == 1 and not seen(control).stale
+    control.set_endpoint_state(1, native.ProcessState.DEAD, 4711)
+    assert assign(control, log_dir=0, moved=True).log_dir == 1 and seen(control).stale
+    view = assign(control, log_dir=0, leader_epoch=4)
+    assert (view.log_dir, view.leader_epoch) == (0, 4) and not seen(control).stale
+
+
+def test_what_had_no_owner_is_offline_until_its_new_one_has_opened_it(control: native.Control) -> None:
+    assert assign(control).state == native.SlotState.OPENING
+    view = assign(control, owner=OWNER_NONE, log_dir=LOG_DIR_NONE)
+    assert (view.owner, view.log_dir, view.state) == (OWNER_NONE, 0, native.SlotState.OFFLINE)
+    view = assign(control, owner=1, log_dir=1)
+    assert (view.owner, view.log_dir, view.state) == (1, 1, native.SlotState.OFFLINE)
