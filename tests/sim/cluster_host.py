@@ -385,8 +385,11 @@ class ClusterHost:
         assert not self.up
         self.incarnation += 1
         if not self._ended_well:
-            for log in self.logs.values():
+            for partition, log in self.logs.items():
+                told = log.entries[: log.on_disk]
                 log.reopen(self.kernel.random, "CRC" not in self.world.off)
+                if log.end < len(told):
+                    self.world.history.lost(partition, told)
         self.flush_failed = self._ended_well = False
         self.leaving = self.excused = False
         self._new_control()
@@ -431,7 +434,8 @@ class ClusterHost:
             for log in self.logs.values():
                 log.lose_power(random)
         elif how == "wipe":
-            self.world.history.disk_lost(self.logs)
+            for partition, log in self.logs.items():
+                self.world.history.lost(partition, log.entries[: log.on_disk])
             self.new_disks()
 
     def kill_controller(self) -> None:

@@ -43,7 +43,7 @@ class History:
         self.dirty: dict[Any, None] = {}
         self.counts = {"acked": 0, "committed": 0, "elections": 0, "reads": 0, "refused": 0, "truncated": 0}
         self.aware = True  # false while a scenario breaks things by hand
-        self.lost_logs: dict[Any, list[list[Entry]]] = {}  # what was durable on disks that are gone
+        self.lost_logs: dict[Any, list[list[Entry]]] = {}  # what was durable, and is gone with its disk or behind a flipped bit
 
     # -- what happened -----------------------------------------------------------------------------------------------------
 
@@ -123,10 +123,9 @@ class History:
         if committed[offset:end] != entries:
             raise Violation("C1", f"{partition}: offset {offset} is acknowledged and was never committed")
 
-    def disk_lost(self, logs: dict[Any, PartitionLog]) -> None:
-        """What lay there has counted, perhaps, when it was told; the leader may acknowledge by it yet."""
-        for partition, log in logs.items():
-            self.lost_logs.setdefault(partition, []).append(log.entries[: log.on_disk])
+    def lost(self, partition: Any, entries: list[Entry]) -> None:
+        """A log that was durable and is gone, or is cut off where a bit has flipped: it has counted, perhaps, when it was told, and the leader may acknowledge by it yet."""
+        self.lost_logs.setdefault(partition, []).append(entries)
 
     def served(self, partition: Any, offset: int, entries: list[Entry]) -> None:
         """C3: whoever reads, reads what was committed."""

@@ -160,3 +160,24 @@ def test_a_full_disk_refuses_records_and_is_whole_again_when_there_is_space() ->
     world.heal()
     world.check_end()
     assert all(world.view(partition).in_sync and set(world.view(partition).in_sync) == set(world.view(partition).replicas) for partition in world.partitions())
+
+
+def test_what_recovery_cuts_off_behind_a_flipped_bit_has_counted() -> None:
+    """The leader may acknowledge by what a follower said before it was restarted, and cut (seed 210471 of a long run)."""
+    world = ClusterWorld(8, plan=Plan(hosts=3, partitions=1), quiet=True)
+    world.begin()
+    run(world, 1)
+    partition = world.partitions()[0]
+    host = next(host for host in world.hosts if host.node != world.view(partition).leader)
+    log = host.logs[partition]
+    while not log.shortened:
+        host.stop("kill")
+        log.flip(log.on_disk // 2)
+        told = log.entries[: log.on_disk]
+        host.start()
+        run(world, 1)
+    lost = world.history.lost_logs[partition][-1]
+    assert lost == told and len(lost) > 10
+    log.repair()
+    world.heal()
+    world.check_end()
