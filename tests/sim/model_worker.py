@@ -76,7 +76,7 @@ class HostView(Protocol):
 class Place:
     """A partition in its worker."""
 
-    __slots__ = ("partition", "log", "core", "control", "waiting", "flush_pending", "flushing", "sent", "later", "refused_epoch")
+    __slots__ = ("partition", "log", "core", "control", "waiting", "flush_pending", "flushing", "sent", "later", "refused_epoch", "producers")
 
     def __init__(self, partition: Any, log: PartitionLog, core: Any, control: Control) -> None:
         self.partition = partition
@@ -88,6 +88,7 @@ class Place:
         self.sent: dict[int, int] = {}  # node -> high watermark it was told last
         self.later = False  # the follower waits before it asks again
         self.refused_epoch = control.led
+        self.producers: Any = None  # batch_worker.py's
 
 
 class Fetcher:
@@ -189,11 +190,15 @@ class ModelWorker:
         offset, last = log.end, len(values) - 1
         for number, value in enumerate(values):
             log.append(Entry(core.leader_epoch, producer, sequence + number, value, last - number))
-        changed = core.log_changed(self._now_ms())
+        self._appended(place, offset, all_acks, caller)
+
+    def _appended(self, place: Place, offset: int, all_acks: bool, caller: Caller) -> None:
+        """A batch, at `offset`."""
+        changed = place.core.log_changed(self._now_ms())
         self.history.touched(self, place)
         self._moved(place, changed)
         self._acknowledge(place, offset, all_acks, caller)
-        if core.flush_on_ack:
+        if place.core.flush_on_ack:
             self._flush(place)
         if self._parked:
             self._answer_parked()
