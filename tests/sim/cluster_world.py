@@ -33,6 +33,7 @@ from tests.sim.cluster_faults import Faults
 from tests.sim.cluster_host import Acceptor, ClusterHost, ClusterWorker
 from tests.sim.controller_process import ControllerProcess, encode_state
 from tests.sim.disks import PartitionLog
+from tests.sim.group_members import MemberGroups
 from tests.sim.history import History, PartitionView
 from tests.sim.kernel import MILLISECOND, SECOND, Kernel, Network, Violation
 from tests.sim.model_worker import Place
@@ -89,8 +90,13 @@ class Plan(msgspec.Struct, frozen=True):
     wire: bool = False  # messages between hosts are encoded and decoded
     producers: int = 3
     groups: int = 0  # that commit offsets
+    members: int = 0  # groups with members: group_members.py
     faults: tuple[str, ...] = ()  # only these, often; () = as drawn
     boot_id: bool = False  # a host that was killed and whose kernel went on knows that nothing written was lost, and says so
+
+    @property
+    def has_coordinators(self) -> bool:
+        return bool(self.groups or self.members)
 
 
 def draw_plan(random: Any) -> Plan:
@@ -113,6 +119,8 @@ def draw_plan(random: Any) -> Plan:
 
 
 class ClusterWorld:
+    transactions: Any = None  # transaction_cluster.py's
+
     def __init__(self, seed: int, off: frozenset[str] = frozenset(), plan: Plan | None = None, quorum_class: type[QuorumCore] = QuorumCore, quiet: bool = False) -> None:
         self.seed = seed
         kernel = self.kernel = Kernel(f"cluster {seed}")
@@ -136,6 +144,7 @@ class ClusterWorld:
         self.producer_ids = self.values = self._number = 0
         self.history = History(self.view, self.running, self.logs, self.flush_on_ack)
         self._ghost()
+        self.members = MemberGroups(self) if plan.members else None
         self.hosts: list[ClusterHost] = []
         for node in range(plan.hosts):
             self.hosts.append(ClusterHost(self, node, random.choice((None, "r1", "r2")), plan.workers))
@@ -170,7 +179,7 @@ class ClusterWorld:
         for name, flush in (("flushed", "true"), ("cached", "false")):
             self.admin.wanted.append(messages.CreateTopic(name, plan.partitions, replicas, {}, {"flush.on.ack": flush, "min.insync.replicas": "2"}))
 
-        if plan.groups:
+        if plan.has_coordinators:
             self.admin.wanted.append(messages.CreateTopic(coordinators.TOPIC, 2, replicas, {}, {"cleanup.policy": "compact"}))
 
     def coordinated(self) -> list[Partition]:
@@ -323,6 +332,8 @@ class ClusterWorld:
     def _after_each(self) -> None:
         if self.history.dirty:
             self.history.check()
+        if self.members is not None:
+            self.members.check()
 
     # -- the run -----------------------------------------------------------------------------------------------------------
 
@@ -335,13 +346,15 @@ class ClusterWorld:
         self._create_topics(self.plan)
         while kernel.now < last and (self.admin.wanted or self.admin.change is not None):
             kernel.run(until=kernel.now + 100 * MILLISECOND)
-        if len(self.state.topics) < 2 + bool(self.plan.groups):
+        if len(self.state.topics) < 2 + self.plan.has_coordinators:
             raise Violation("LIVE", "no topics in 30 s")
         random = kernel.random
         coordinated = self.coordinated()
         partitions = [partition for partition in self.partitions() if partition not in coordinated]
         for number in range(self.plan.groups):
             self.clients.append(coordinators.GroupClient(self, number, coordinated[number % len(coordinated)], random.choice((20, 60)) * MILLISECOND))
+        if self.members is not None:
+            self.members.begin()
         for number in range(self.plan.producers):
             all_acks = number == 0 or random.random() < 0.7
             self.clients.append(Producer(self, partitions, random.choice((5, 10, 20, 40)) * MILLISECOND, all_acks, number < 2, random.choice((1, 3, 6))))
@@ -362,6 +375,8 @@ class ClusterWorld:
         last = kernel.now + HEAL_MAX
         while kernel.now < last and not self.healed():
             kernel.run(until=kernel.now + 200 * MILLISECOND)
+        if self.members is not None:
+            self.members.heal()
         for client in self.clients:
             client.stopping = True
         for _ in range(60):  # the balance of leaders goes on, and moves of replicas that have begun since (seed 105148)
@@ -429,6 +444,8 @@ class ClusterWorld:
         for host in self.hosts:
             if host.controller is not None:
                 host.controller.check()
+        if self.members is not None:
+            self.members.check_end()
 
     def name(self, partition: Partition) -> str:
         return f"{self.state.topics_by_id.get(partition[0], '?')}-{partition[1]}"

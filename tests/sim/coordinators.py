@@ -1,18 +1,20 @@
 """Group coordinators of simulated hosts: the real shard and the real cores of groups on partitions of __consumer_offsets, and around them what mqd/coordinator/runtime.py does: load, write, unload.
 
 A coordinator lives in its host's acceptor. It is one as long as its host leads the partition; whoever leads it next loads what the log says. Clients are groups of one: they commit rising offsets, each over one
-connection at a time, and ask what is committed.
+connection at a time, and ask what is committed. Groups with members are in group_members.py.
 
 Checked
     C5  what a coordinator tells of a group is at least what was acknowledged or told by it or by any before it, at most what was tried
     L5  no coordinator answers without its host's lease
-Names of rules that can be off: `R4c` (a coordinator is active before what it has loaded is below the high watermark), `held` (replies do not wait for the writes on which they rest), `L5`.
+Names of rules that can be off: `R4c` (a coordinator is active before what it has loaded is below the high watermark), `held` (replies do not wait for the writes on which they rest), `L5`,
+`timers` (those of cores are not armed).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mqd.coordinator.actions import TimerFired
 from mqd.coordinator.shard import Loaded, Shard, Unit
 from mqd.group.cores import GroupCores
 from mqd.group.group import Group
@@ -45,6 +47,7 @@ class Place:
         self.source: Source | None = None
         self.loaded: Loaded | None = None
         self.not_before = 0
+        self.alarm_ms: int | None = None
         self.write = 0  # number of the write under way
         self.requests: dict[int, tuple[Any, int]] = {}  # number -> who asked, in which leader epoch
 
@@ -58,13 +61,16 @@ class Coordinator:
         self.kernel = self.world.kernel
         self.process: Process = acceptor.process
         self._acceptor = acceptor
-        self._cores = GroupCores(lambda name: Group(name, ClassicSettings(), OffsetsSettings()))
+        members = self.world.members
+        self._cores = GroupCores(members.core_maker(self.host) if members is not None else lambda name: Group(name, ClassicSettings(), OffsetsSettings()))
+        self._has_timers = members is not None and "timers" not in self.world.off
+        self._base_ms = self.host.clock.wall_ms() - self.host.clock.now_ms()  # as mqd/acceptor/coordinators.py: the wall's time when the process began, counted on
         self._places: dict[Partition, Place] = {}
         self._number = 0
         self.kernel.after(LOOK, self.process, self._look_again)
 
     def _now_ms(self) -> int:
-        return self.host.clock.now() // 1_000_000
+        return self._base_ms + self.host.clock.now() // 1_000_000
 
     def _may_lead(self) -> bool:
         return self.host.clock_ns() < self.host.lease_deadline_ns
@@ -107,7 +113,11 @@ class Coordinator:
     def _load(self, partition: Partition, end: int) -> Loaded:
         loaded = Loaded(end)
         log = self.host.logs[partition]
-        records = {key: value for key, value in (entry.value for entry in log.entries[:end])}
+        records: dict[bytes, bytes] = {}
+        for key, value in (entry.value for entry in log.entries[:end]):
+            records.pop(key, None)
+            if value is not None:
+                records[key] = value
         self._cores.replay_all(loaded.cores, records, self._unreadable)
         return loaded
 
@@ -119,7 +129,7 @@ class Coordinator:
         self.kernel.tell("coordinator", self.host.node, partition[1], epoch)
         place.shard = Shard(
             self._cores, place.loaded, epoch, lambda number, response: self._reply(place, number, response), self._no_effect,
-            lambda: self.kernel.after(0, self.process, self._turn, partition, place), lambda _at_ms: None,
+            lambda: self.kernel.after(0, self.process, self._turn, partition, place), lambda at_ms: self._armed(place, at_ms),
         )  # fmt: skip
         place.loaded = None
         place.shard.on_loaded(self._now_ms())
@@ -129,11 +139,32 @@ class Coordinator:
 
     def _unload(self, place: Place) -> None:
         shard, place.shard = place.shard, None
+        place.alarm_ms = None
         place.not_before = self.kernel.now + RETRY
         shard.fail(NOT_COORDINATOR)
         requests, place.requests = place.requests, {}
         for caller, _ in requests.values():
             self._answer(caller, NOT_COORDINATOR, None, -1)
+
+    # -- timers ------------------------------------------------------------------------------------------------------------
+
+    def _armed(self, place: Place, at_ms: int) -> None:
+        if self._has_timers and (place.alarm_ms is None or at_ms < place.alarm_ms):
+            place.alarm_ms = at_ms
+            self.kernel.after(self.host.clock.true_delay(max(0, at_ms - self._now_ms()) * 1_000_000), self.process, self._on_alarm, place, place.shard, at_ms)
+
+    def _on_alarm(self, place: Place, shard: Shard | None, at_ms: int) -> None:
+        """As mqd/coordinator/runtime.py does it: whether this host has its lease is not asked."""
+        if place.alarm_ms != at_ms or place.shard is None or (shard is not None and place.shard is not shard):
+            return
+        place.alarm_ms, shard, now_ms = None, place.shard, self._now_ms()
+        for timer in shard.timers.take_due(now_ms):
+            name = shard.fire(timer)
+            if name is not None and place.shard is shard:
+                shard.handle_known(name, TimerFired(timer[1]), now_ms)
+        next_ms = shard.timers.next_ms()
+        if place.shard is shard and next_ms is not None:
+            self._armed(place, next_ms)
 
     # -- requests ----------------------------------------------------------------------------------------------------------
 
@@ -146,6 +177,8 @@ class Coordinator:
         place.requests[self._number] = (caller, place.shard.leader_epoch)
         place.shard.handle(group, make(self._number), self._now_ms())
         place.shard.check() if place.shard is not None else None
+        if self._has_timers and place.shard is not None and (core := place.shard.core(group)) is not None:
+            core.check()
 
     def _reply(self, place: Place, number: int, response: Any) -> None:
         entry = place.requests.pop(number, None)

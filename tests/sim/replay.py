@@ -1,4 +1,4 @@
-"""Runs one seed of the cluster simulator again and tells it: `python -m tests.sim.replay SEED [--off R5] [--chaos 3000] [--last 60]`. The same seed and commit are the same run."""
+"""Runs one seed of the cluster simulator again and tells it: `python -m tests.sim.replay SEED [--off R5] [--kind members] [--chaos 3000] [--last 60]`. The same seed and commit are the same run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import traceback
 
 from tests.sim.cluster_world import ClusterWorld
+from tests.sim.plans import KINDS
 from tests.sim.schedules import CHAOS
 
 
@@ -38,12 +39,14 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim.replay", description=__doc__)
     parser.add_argument("seed", type=int)
     parser.add_argument("--off", default="", help="rules to switch off, with commas")
-    parser.add_argument("--chaos", type=int, default=CHAOS, help="events before healing begins")
+    parser.add_argument("--kind", choices=KINDS, help="of plans.py; none: as drawn")
+    parser.add_argument("--chaos", type=int, help=f"events before healing begins; {CHAOS} unless the kind has another number")
     parser.add_argument("--last", type=int, default=60, help="entries of the story to show")
     given = parser.parse_args(arguments)
-    world = ClusterWorld(given.seed, frozenset(rule for rule in given.off.split(",") if rule))
+    kind = KINDS.get(given.kind)
+    world = ClusterWorld(given.seed, frozenset(rule for rule in given.off.split(",") if rule), kind.plan(given.seed) if kind is not None else None)
     try:
-        world.run(given.chaos)
+        world.run(given.chaos or (kind.chaos if kind is not None else CHAOS))
     except Exception as error:
         traceback.print_exc()
         tell(world, given.last)

@@ -1,4 +1,4 @@
-"""Many seeds of the cluster simulator, on all cores: what the tests, the long tier and `python -m tests.sim.schedules FIRST COUNT` run."""
+"""Many seeds of the cluster simulator, on all cores: what the tests, the long tier and `python -m tests.sim.schedules FIRST COUNT [RULE,... [KIND]]` run (KIND: of plans.py)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from functools import partial
 from typing import NamedTuple
 
 from tests.sim.cluster_world import ClusterWorld, Plan
+from tests.sim.plans import KINDS
 
 CHAOS = 3_000  # events of a schedule before healing begins
 
@@ -24,10 +25,14 @@ class Outcome(NamedTuple):
     elections: int
     stuck: int
     kinds: dict[str, int]
+    kind: str = ""  # of plans.py
 
 
-def outcome(seed: int, off: frozenset[str] = frozenset(), chaos: int = CHAOS, plan: Plan | None = None) -> Outcome:
+def outcome(seed: int, off: frozenset[str] = frozenset(), chaos: int = CHAOS, plan: Plan | None = None, kind: str = "") -> Outcome:
+    """kind: of plans.py, instead of `chaos` and `plan`."""
     world = None
+    if kind:
+        plan, chaos = KINDS[kind].plan(seed), KINDS[kind].chaos
     name = what = ""
     try:
         world = ClusterWorld(seed, off, plan)
@@ -35,17 +40,17 @@ def outcome(seed: int, off: frozenset[str] = frozenset(), chaos: int = CHAOS, pl
     except Exception as error:
         name, what = getattr(error, "name", "") or type(error).__name__, str(error)
     if world is None:
-        return Outcome(seed, name, what, 0, 0, 0, 0, 0, {})
+        return Outcome(seed, name, what, 0, 0, 0, 0, 0, {}, kind)
     counts, kinds = world.history.counts, world.faults.counts
-    return Outcome(seed, name, what, world.kernel.steps, sum(kinds.values()), counts["acked"], counts["elections"], getattr(world, "stuck_count", 0), kinds)
+    return Outcome(seed, name, what, world.kernel.steps, sum(kinds.values()), counts["acked"], counts["elections"], getattr(world, "stuck_count", 0), kinds, kind)
 
 
-def outcomes(seeds: range, off: frozenset[str] = frozenset(), chaos: int = CHAOS, enough: int = 1 << 30, plan: Plan | None = None) -> list[Outcome]:
+def outcomes(seeds: range, off: frozenset[str] = frozenset(), chaos: int = CHAOS, enough: int = 1 << 30, plan: Plan | None = None, kind: str = "") -> list[Outcome]:
     """Of all these seeds; stops after `enough` violations."""
     found: list[Outcome] = []
     violations = 0
     with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
-        for result in pool.imap(partial(outcome, off=off, chaos=chaos, plan=plan), seeds, chunksize=5):
+        for result in pool.imap(partial(outcome, off=off, chaos=chaos, plan=plan, kind=kind), seeds, chunksize=5):
             found.append(result)
             violations += bool(result.name)
             if violations >= enough:
@@ -56,14 +61,14 @@ def outcomes(seeds: range, off: frozenset[str] = frozenset(), chaos: int = CHAOS
 
 def report(found: list[Outcome]) -> str:
     """For whom a test fails: what, and the command that runs it again."""
-    return "\n".join(f"{result.name}: {result.what}\n    python -m tests.sim.replay {result.seed}" for result in found if result.name)
+    return "\n".join(f"{result.name}: {result.what}\n    python -m tests.sim.replay {result.seed}{' --kind ' + result.kind if result.kind else ''}" for result in found if result.name)
 
 
 def main(arguments: list[str]) -> int:
     first, count = int(arguments[0]), int(arguments[1])
     off = frozenset(rule for rule in (arguments[2] if len(arguments) > 2 else "").split(",") if rule)
     began = time.monotonic()
-    found = outcomes(range(first, first + count), off)
+    found = outcomes(range(first, first + count), off, kind=arguments[3] if len(arguments) > 3 else "")
     seconds = time.monotonic() - began
     events = sum(result.events for result in found)
     kinds: dict[str, int] = {}
