@@ -160,7 +160,7 @@ enum mqd_descriptor_kind {
 #define MQD_PRODUCE_CONTROL 1     /* flags of PRODUCE: written by a coordinator; may hold control batches */
 #define MQD_PRODUCE_ACKS_ALL 2
 #define MQD_PRODUCE_ACKS_NONE 4
-#define MQD_PRODUCE_MARKER_BUMPED 8 /* with CONTROL: a marker of transactions v2, whose producer epoch is above that of what it ends (KIP-890) */
+#define MQD_PRODUCE_MARKER_BUMPED 8 /* with CONTROL: a marker of transactions v2, whose producer epoch is above that of what it ends (KIP-890); refused for that, it is below the high watermark */
 #define MQD_PRODUCE_REDIRECTED 16 /* for the partition that takes the records of a retired one, whose index is in `error`: the producer id is rewritten (mqd_redirect.h) */
 #define MQD_PRODUCE_KNOWN 32      /* with REDIRECTED: only when the partition knows the producer and the batch is its next, or one that it has */
 #define MQD_PRODUCED_REDIRECTED 1 /* flags of PRODUCED, of a coordinator's batch: the partition is retired, the same is to be written to the one whose index is in size_bytes */

@@ -32,7 +32,7 @@ static void append_written(struct mqd_reactor *r, struct mqd_owned *owned, struc
     append->log_start_offset = positions->log_start_offset;
     mqd_list_remove(&append->node);
     if (!append->acks_all || append->end_offset <= positions->high_watermark) {
-        mqd_append_done(r, append, 0);
+        mqd_append_done(r, append, append->error);
         return;
     }
     if (append->request)
@@ -43,6 +43,23 @@ static void append_written(struct mqd_reactor *r, struct mqd_owned *owned, struc
     while (after != &owned->waiting && MQD_CONTAINER(after, struct mqd_append, node)->end_offset > append->end_offset)
         after = after->previous;
     mqd_list_append(after->next, &append->node); /* append "before next" */
+}
+
+static void await_write(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append)
+{
+    mqd_list_append(&owned->staged, &append->node);
+    if (!mqd_list_linked(&owned->write_node))
+        mqd_list_append(&r->to_write, &owned->write_node);
+}
+
+/* A marker that this log has already. Its coordinator takes the refusal for the end of the transaction here: so it leaves when all that the log holds now is below the high
+ * watermark, like an acknowledgement. The next leader may not have what is above. */
+static void refuse_when_replicated(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append)
+{
+    mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
+    append->error = MQD_KAFKA_INVALID_PRODUCER_EPOCH;
+    append->end_offset = mqd_partition_staged_end(owned->partition);
+    await_write(r, owned, append);
 }
 
 void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_batch *batch, uint8_t *bytes, bool patch_in_place)
@@ -85,6 +102,10 @@ void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const str
         }
         return;
     }
+    if (error == MQD_KAFKA_INVALID_PRODUCER_EPOCH && append->control & MQD_STAGE_MARKER_BUMPED) {
+        refuse_when_replicated(r, owned, append);
+        return;
+    }
     if (error) {
         mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
         mqd_append_done(r, append, error > 0 || error == MQD_STAGE_UNKNOWN ? error : MQD_KAFKA_STORAGE_ERROR);
@@ -98,9 +119,7 @@ void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const str
     mqd_stat(r, MQD_COUNT_BATCHES_APPENDED, !result.duplicate);
     mqd_stat(r, MQD_COUNT_RECORDS_APPENDED, result.duplicate ? 0 : (uint64_t)batch->record_count);
     mqd_stat(r, MQD_COUNT_BYTES_APPENDED, result.duplicate ? 0 : (uint64_t)batch->size_bytes);
-    mqd_list_append(&owned->staged, &append->node); /* a duplicate too: its original may be staged in this very turn */
-    if (!mqd_list_linked(&owned->write_node))
-        mqd_list_append(&r->to_write, &owned->write_node);
+    await_write(r, owned, append); /* a duplicate too: its original may be staged in this very turn */
     if (append->ordered)
         mqd_check_decided(r, append);
 }
@@ -218,7 +237,7 @@ void mqd_owner_publish(struct mqd_reactor *r, struct mqd_owned *owned)
             break;
         __builtin_prefetch(spare, 1); /* the next one has waited long enough to have left the cache */
         __builtin_prefetch(&MQD_CONTAINER(spare, struct mqd_append, node)->end_offset, 1);
-        mqd_append_done(r, append, r->lease_lost ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : 0);
+        mqd_append_done(r, append, r->lease_lost ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : append->error);
     }
 }
 

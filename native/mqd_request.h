@@ -21,7 +21,7 @@ struct mqd_append {
     struct mqd_request *request; /* NULL: forwarded to us by a peer */
     uint32_t slot;
     uint16_t peer;               /* forwarded: who sent it (owner's side) or who owns it (sender's side) */
-    int16_t error;
+    int16_t error;               /* before it is done: with which it will be, when the high watermark reaches end_offset */
     uint8_t acks_all;
     uint8_t pinned;              /* enum mqd_pin */
     uint8_t done;

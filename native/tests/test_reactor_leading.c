@@ -41,6 +41,49 @@ BOTH(an_acknowledgement_waits_for_every_member)
     bench_stop(b);
 }
 
+/* A bumped marker by way of the acceptor. */
+static void send_marker(struct bench *b, uint64_t token, int64_t leader_epoch)
+{
+    uint32_t owner = bench_owner(SLOT), place = (uint32_t)token * 256;
+    uint32_t size_bytes = log_encode(b->arenas[ACCEPTOR] + place, (struct log_batch){.marker = 2, .producer_id = 7, .producer_epoch = 1});
+    struct mqd_descriptor produce = {.kind = MQD_LINK_PRODUCE, .flags = MQD_PRODUCE_CONTROL | MQD_PRODUCE_ACKS_ALL | MQD_PRODUCE_MARKER_BUMPED, .slot = SLOT, .token = token, .offset = place,
+                                     .size_bytes = size_bytes, .a = leader_epoch, .c = (int64_t)mqd_endpoint_generation(b->control, owner)};
+    CHECK_EQUAL(mqd_endpoint_send(b->endpoints[ACCEPTOR], owner, &produce), 0);
+    mqd_endpoint_flush(b->endpoints[ACCEPTOR]);
+}
+
+static void expect_produced(struct bench *b, uint64_t token, int32_t error)
+{
+    uint32_t from;
+    struct mqd_descriptor answer = bench_expect(b, ACCEPTOR, MQD_LINK_PRODUCED, &from);
+    CHECK_EQUAL(answer.token, token);
+    CHECK_EQUAL(answer.error, error);
+}
+
+/* Its coordinator takes "I have it" for the end of the transaction: the next leader must have it too. */
+BOTH(a_marker_that_is_here_is_refused_when_it_is_replicated)
+{
+    struct bench *b = bench_start(backend, NULL);
+    struct client second = client_open_as(b, 0, 2), third = client_open_as(b, 0, 3);
+    assign(b, all_in_sync);
+    send_marker(b, 1, -1);
+    send_marker(b, 2, -1);  /* the same again */
+    send_marker(b, 3, 99);  /* what is refused at once overtakes both */
+    expect_produced(b, 3, 6);
+    for (int round = 0; round < 2; round++) {
+        struct ask ask = {.node = 2, .leader_epoch = 1, .last_epoch = round ? 1 : -1, .wait_ms = round ? 0 : LIMIT_MS, .offset = round};
+        follow(b, &second, ask);
+        ask.node = 3;
+        follow(b, &third, ask);
+    }
+    expect_produced(b, 1, 0);
+    expect_produced(b, 2, 47);
+    send_marker(b, 4, -1);  /* nothing is above the high watermark any more */
+    expect_produced(b, 4, 47);
+    client_close(&second), client_close(&third);
+    bench_stop(b);
+}
+
 BOTH(a_consumer_sees_nothing_that_is_not_replicated)
 {
     struct bench *b = bench_start(backend, NULL);
