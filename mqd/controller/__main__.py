@@ -206,8 +206,8 @@ class Process:
         shell.start_quorum(cluster_id, peers)
         await self.membership.start_gossip(self.places.metadata_dir, self.places.run_dir, self.client.control.generation)
         control = self.client.control
-        seen_before = control.metadata_version if control.broker_incarnation == control.generation else 0
-        await self._or_end(shell.wait_metadata(seen_before))
+        restarted = control.broker_incarnation == control.generation
+        await self._or_end(shell.wait_metadata(control.metadata_version, shell.quorum.core.log.end_offset) if restarted else shell.wait_metadata(0))
         if shell.failed.done():
             return await self._finish()
         state = shell.core.committed

@@ -91,20 +91,23 @@ class Shell:
         if peers:
             self.quorum.handle(events.PeersKnown(peers))
 
-    async def wait_metadata(self, version: int) -> None:
-        """Until what is committed is known up to `version`, and, on a host that is alone, it decides; or the process must end."""
+    async def wait_metadata(self, version: int, logged: int = 0) -> None:
+        """Until what is committed is known up to `version` and `logged`, and, on a host that is alone, it decides; or the process must end. `logged`: as far as this host's log went when
+        a predecessor had ended: it had told single workers what it knew to be committed, and that was in its log. What the quorum's leader cuts off there was not committed."""
         waiting_since, said = clock.monotonic_ms(), 0
         while not self.failed.done():
             known = self.core.committed
+            logged = min(logged, self.quorum.core.log.end_offset)
+            need = max(version, logged)
             waited_s = (clock.monotonic_ms() - waiting_since) // 1000
             if waited_s >= 2 and waited_s // 10 >= said:
                 said = waited_s // 10 + 1
                 core = self.quorum.core
                 log.info(
                     "waiting for the metadata quorum", leader=core.leader, epoch=core.epoch, voters=",".join(str(voter.node_id) for voter in core.voters) or "?",
-                    have=known.version, need=version, seconds=waited_s,
+                    have=known.version, need=need, seconds=waited_s,
                 )  # fmt: skip
-            if known.cluster_id and (self.core.active or (not self.quorum.core.is_alone and known.version >= version)):
+            if known.cluster_id and (self.core.active or (not self.quorum.core.is_alone and known.version >= need)):
                 return
             await asyncio.sleep(0.002)  # three cores and a disk have to come together; it is a matter of milliseconds, or of other hosts
 

@@ -110,6 +110,8 @@ class ClusterWorker(ModelWorker, Subscriber):
     def on_message(self, message: Any) -> None:
         match message:
             case Image():
+                if message.version < self._version and self.cluster_host.world.off.isdisjoint(("PAST", "R10")):
+                    raise Violation("OLDER", f"node {self.cluster_host.node}: worker {self.index} has version {self._version} in force and is told {message.version}")
                 if not self._told:  # strays are set aside
                     self._told = True
                     self._set_aside({topic.topic_id for topic in message.topics})

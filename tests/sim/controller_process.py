@@ -15,7 +15,7 @@ import msgspec
 from mqd.cluster import broker_core, broker_messages, host_core, host_events, metadata_core
 from mqd.cluster import quorum_events as events
 from mqd.cluster.broker_core import BrokerCore
-from mqd.cluster.controller_messages import Applied, DeleteRecords, MoveReplica, ProposeInSync, Request, Subscribe
+from mqd.cluster.controller_messages import Applied, DeleteRecords, MoveReplica, PartitionEmptied, ProposeInSync, Request, Subscribe
 from mqd.cluster.death_notice import Notice
 from mqd.cluster.death_proofs import DeathProofs, last_words
 from mqd.cluster.host_core import HostCore
@@ -56,6 +56,7 @@ class ControllerProcess:
         self.broker = BrokerCore(host.node, state, options)
         self.host_core = HostCore(host.node, -1, len(host.workers), SLOTS, {host.log_directory: 0})
         self.active_epoch = -1
+        self._logged = self.quorum.log.end_offset  # by a predecessor: as far as it may have told workers
         self._started = False
         self._tick_at = NO_DEADLINE
         self._lease_ms = 0
@@ -78,11 +79,12 @@ class ControllerProcess:
 
     def _maybe_start_host(self) -> None:
         """Only what is of the present is told to this host's processes: metadata that know this life of the host, and nothing older than what its workers have in force. By older ones
-        a worker would set files aside whose topics it does not find there."""
+        a worker would set files aside whose topics it does not find there. What one worker alone has in force is not in the control segment, but in the log (OLDER)."""
         host, state = self.host, self.metadata.committed
+        self._logged = 0 if "OLDER" in self.world.off else min(self._logged, self.quorum.log.end_offset)
         own = state.brokers.get(host.node)
         registered = own is not None and (own.incarnation, own.directory_id) == (host.incarnation, host.key.directory_id.hex())
-        if self._started or not ((registered and state.version >= host.metadata_version) or not self.world.off.isdisjoint(("PAST", "R10"))):
+        if self._started or not ((registered and state.version >= max(host.metadata_version, self._logged)) or not self.world.off.isdisjoint(("PAST", "R10"))):
             return
         self._started = True
         alive = {worker.index: worker.generation for worker in host.workers if worker is not None and worker.process.alive}
@@ -358,6 +360,8 @@ class ControllerProcess:
                 self.on_host(host_events.SubscriberJoined(client, message))
             case Applied():
                 self.on_host(host_events.WorkerApplied(client, message))
+            case PartitionEmptied():
+                self.on_broker(broker_core.PartitionEmptied(message.topic_id, message.index, message.leader_epoch))
             case ProposeInSync():
                 self.on_broker(broker_core.InSyncProposed(client, message))
             case Request():

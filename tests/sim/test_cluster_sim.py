@@ -45,10 +45,10 @@ def test_the_same_seed_is_the_same_run_whatever_the_hash_seed() -> None:
 
 
 # Rules that a cluster shows within SEEN_COUNT seeds when they are off. Those that it shows more rarely are seen in the small world (test_partition_sim.py) and by traces
-# (test_cluster_traces.py): R1, R3, R6, R6b, KIP-903, whom a proof of death concerns.
+# (test_cluster_traces.py): R1, R3, R6, R6b, KIP-903, whom a proof of death concerns, OLDER.
 MUTANTS = ("R2", "R4", "R5", "R7", "R8", "R9", "R10", "R11", "R12", "R13", "flush", "lease", "L2", "PAST")
 SEEN_COUNT = 150
-RARE = {"R3": 2_000, "R6": 2_000, "903": 2_000, "proof of any epoch": 2_000}
+RARE = {"R3": 2_000, "R6": 2_000, "903": 2_000, "proof of any epoch": 2_000, "OLDER": 2_000}
 
 
 @pytest.mark.parametrize("rule", MUTANTS)

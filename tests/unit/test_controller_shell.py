@@ -1,0 +1,64 @@
+"""What the shell does by itself: how long it waits for metadata before anybody is told."""
+
+import asyncio
+from types import SimpleNamespace
+
+from mqd.controller.shell import Shell
+
+
+def shell(committed: int, log_end_offset: int, alone: bool = False) -> Shell:
+    """Its quorum is played by the test."""
+    found = object.__new__(Shell)
+    found.failed = asyncio.get_running_loop().create_future()
+    found.core = SimpleNamespace(committed=SimpleNamespace(cluster_id="cluster", version=committed), active=False)
+    found.quorum = SimpleNamespace(core=SimpleNamespace(leader=-1, epoch=1, voters=(), is_alone=alone, log=SimpleNamespace(end_offset=log_end_offset)))
+    return found
+
+
+async def is_done(task: asyncio.Task[None]) -> bool:
+    await asyncio.sleep(0.02)  # ten looks
+    return task.done()
+
+
+def run(scenario) -> None:
+    asyncio.run(asyncio.wait_for(scenario, 10))
+
+
+def test_what_every_worker_has_is_waited_for_and_what_is_in_the_log() -> None:
+    async def scenario() -> None:
+        one = shell(committed=9, log_end_offset=12)
+        waiting = asyncio.create_task(one.wait_metadata(9, 12))
+        assert not await is_done(waiting), "a predecessor may have told a worker all of its log"
+        one.core.committed.version = 11
+        assert not await is_done(waiting)
+        one.core.committed.version = 12
+        await waiting
+        await shell(committed=12, log_end_offset=15).wait_metadata(12)
+        assert not await is_done(behind := asyncio.create_task(shell(committed=11, log_end_offset=15).wait_metadata(12)))
+        behind.cancel()
+
+    run(scenario())
+
+
+def test_what_the_quorum_cuts_off_was_not_committed() -> None:
+    async def scenario() -> None:
+        one = shell(committed=9, log_end_offset=12)
+        waiting = asyncio.create_task(one.wait_metadata(9, 12))
+        assert not await is_done(waiting)
+        one.quorum.core.log.end_offset = 10
+        assert not await is_done(waiting)
+        one.core.committed.version, one.quorum.core.log.end_offset = 10, 11
+        await waiting
+
+    run(scenario())
+
+
+def test_a_host_that_is_alone_waits_until_it_decides() -> None:
+    async def scenario() -> None:
+        one = shell(committed=12, log_end_offset=12, alone=True)
+        waiting = asyncio.create_task(one.wait_metadata(12, 12))
+        assert not await is_done(waiting)
+        one.core.active = True
+        await waiting
+
+    run(scenario())
