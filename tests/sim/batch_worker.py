@@ -5,7 +5,8 @@ Before a transaction begins in a partition its coordinator is asked, by way of t
 Invariants
     W6  a batch that begins a transaction is appended only with the guard that its coordinator's answer brought
     W7  who reads committed records gets none at or above the last stable offset of the replica that it asks
-Names of rules that can be off: `LSO` (the last stable offset is the high watermark), `fence` and `verify` (native_producers.py).
+    W8  a marker that the log has already is refused when all that the log holds then is below the high watermark: whoever hears it takes the transaction for ended there
+Names of rules that can be off: `M4` (such a marker is refused at once), `LSO` (the last stable offset is the high watermark), `fence` and `verify` (native_producers.py).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from tests.sim.disks import Entry
 from tests.sim.model_worker import READ_MAX, Caller, ModelWorker, Place
 from tests.sim.native_producers import VERIFY, Carried, ProducerState, Verdict, parsed
 from tests.sim.partition_replica import NOT_LEADER, STORAGE_ERROR
+
+INVALID_EPOCH = 47
 
 Check = Callable[[Any, Callable[[int], None]], None]  # (partition, what takes the error code)
 
@@ -35,8 +38,12 @@ class BatchWorker(ModelWorker):
         place = self.places.get(partition)
         if place is None or leader_epoch not in (-1, place.core.leader_epoch):
             return self._answer(caller, NOT_LEADER, -1)
-        verdict = self._stage(place, data, bool(flags & PRODUCE_CONTROL), bool(flags & PRODUCE_MARKER_BUMPED), 0)
-        self._carry_out_verdict(place, data, verdict, caller)
+        bumped = bool(flags & PRODUCE_MARKER_BUMPED)
+        verdict = self._stage(place, data, bool(flags & PRODUCE_CONTROL), bumped, 0)
+        if bumped and verdict.error == INVALID_EPOCH and place.log.end > place.core.high_watermark and "M4" not in self.off:
+            place.refused.append((place.log.end, caller))  # W8
+        else:
+            self._carry_out_verdict(place, data, verdict, caller)
 
     def on_transactional(self, partition: Any, data: bytes, check: Check, caller: Caller) -> None:
         """A Produce of a transactional producer. `check` asks the coordinator."""
@@ -78,6 +85,20 @@ class BatchWorker(ModelWorker):
             log.append(Entry(core.leader_epoch, -1, 0, Carried(data, number), count - 1 - number))  # type: ignore[arg-type]
         self.producers_of(place).sync()
         self._appended(place, offset, True, caller)
+
+    def _moved(self, place: Place, changed: int) -> None:
+        super()._moved(place, changed)
+        if place.refused:
+            high = place.core.high_watermark
+            due, place.refused = [caller for end, caller in place.refused if end <= high], [each for each in place.refused if each[0] > high]
+            for caller in due:
+                self._answer(caller, INVALID_EPOCH, -1)
+
+    def _refuse(self, place: Place, error: int) -> None:
+        super()._refuse(place, error)
+        refused, place.refused = place.refused, []
+        for _, caller in refused:
+            self._answer(caller, error, -1)
 
     # -- reading -----------------------------------------------------------------------------------------------------------
 

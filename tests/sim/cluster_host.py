@@ -38,6 +38,7 @@ from mqd.worker.assignments import Assignment as WorkerAssignment
 from mqd.worker.assignments import assignment_of, settings_of
 from mqd.worker.catalog import Catalog, Changes, Owned
 from mqd.worker.shortened import Shortened
+from tests.sim.batch_worker import BatchWorker
 from tests.sim.controller_process import ControllerProcess
 from tests.sim.coordinators import Coordinator
 from tests.sim.disks import PartitionLog
@@ -87,13 +88,13 @@ class Subscriber:
         raise NotImplementedError
 
 
-class ClusterWorker(ModelWorker, Subscriber):
+class ClusterWorker(BatchWorker, Subscriber):
     role = "worker"
 
     def __init__(self, host: ClusterHost, index: int) -> None:
         world = host.world
         Subscriber.__init__(self, host)
-        ModelWorker.__init__(self, host, world.history, self._new_core, world.off, world.fetch_max)
+        BatchWorker.__init__(self, host, world.history, self._new_core, world.off, world.fetch_max)
         self.index = index
         self.generation = host.take_generation(index)
         self.cluster_host = host
@@ -220,7 +221,9 @@ class Acceptor(Subscriber):
         self.leaders: dict[Partition, tuple[int, int]] = {}  # leader, its epoch
         self._asked: dict[int, Any] = {}
         self._number = 0
-        self.coordinator = Coordinator(self) if host.world.plan.groups else None
+        transactions = host.world.transactions
+        self.transactions = transactions.coordination(self) if transactions is not None else None
+        self.coordinator = Coordinator(self) if host.world.plan.has_coordinators else None
         self.join(host, self.process)
 
     def on_request(self, change: Any, caller: Any) -> None:
@@ -229,6 +232,11 @@ class Acceptor(Subscriber):
         self.say(self.host, Request(self._number, change))
 
     def on_message(self, message: Any) -> None:
+        self._apply(message)
+        if self.transactions is not None:
+            self.transactions.on_metadata(message)
+
+    def _apply(self, message: Any) -> None:
         match message:
             case Image():
                 self.leaders = {}
@@ -242,7 +250,7 @@ class Acceptor(Subscriber):
                 self.leaders = {key: leader for key, leader in self.leaders.items() if key[0] != message.topic_id}
             case Several():
                 for part in message.parts:
-                    self.on_message(part)
+                    self._apply(part)
             case BrokersPut():
                 pass
             case Answer():
@@ -467,6 +475,8 @@ class ClusterHost:
             return
         self._gone(worker)
         self.workers[index] = ClusterWorker(self, index)
+        if self.acceptor is not None and self.acceptor.transactions is not None:
+            self.kernel.after(100, self.acceptor.process, self.acceptor.transactions.on_worker_death, index)
         controller = self.controller
         if controller is not None:
             self.kernel.after(self.kernel.random.randrange(100, 2_000), controller.process, controller.on_worker_death, index, worker.generation)

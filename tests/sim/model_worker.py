@@ -76,7 +76,7 @@ class HostView(Protocol):
 class Place:
     """A partition in its worker."""
 
-    __slots__ = ("partition", "log", "core", "control", "waiting", "flush_pending", "flushing", "sent", "later", "refused_epoch", "producers")
+    __slots__ = ("partition", "log", "core", "control", "waiting", "flush_pending", "flushing", "sent", "later", "refused_epoch", "producers", "refused")
 
     def __init__(self, partition: Any, log: PartitionLog, core: Any, control: Control) -> None:
         self.partition = partition
@@ -88,7 +88,8 @@ class Place:
         self.sent: dict[int, int] = {}  # node -> high watermark it was told last
         self.later = False  # the follower waits before it asks again
         self.refused_epoch = control.led
-        self.producers: Any = None  # batch_worker.py's
+        self.producers: Any = None  # this and the next are batch_worker.py's
+        self.refused: list[tuple[int, Caller]] = []
 
 
 class Fetcher:

@@ -8,12 +8,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from tests.sim.cluster_world import Plan, draw_plan
+from tests.sim.cluster_world import ClusterWorld, Plan, draw_plan
+from tests.sim.transaction_cluster import TransactionCluster
 
 
 class Kind(NamedTuple):
     plan: Callable[[int], Plan]  # of a seed
     chaos: int  # events before healing begins
+    world: type[ClusterWorld] = ClusterWorld
 
 
 def members(seed: int) -> Plan:
@@ -22,4 +24,15 @@ def members(seed: int) -> Plan:
     return msgspec.structs.replace(drawn, members=3, groups=0, producers=1, partitions=1)
 
 
-KINDS = {"members": Kind(members, 6_000)}
+def transactions(seed: int) -> Plan:
+    """Transactional ids, their producers and readers of committed records."""
+    return msgspec.structs.replace(draw_plan(Random(f"transactions {seed}")), groups=0, producers=1)
+
+
+def retire(seed: int) -> Plan:
+    """A topic of four partitions, or two, that gets fewer of them while keyed producers write to it."""
+    random = Random(f"retirement plan {seed}")
+    return msgspec.structs.replace(draw_plan(random), retire=random.choice((2, 4)), groups=0, producers=1, partitions=1)
+
+
+KINDS = {"members": Kind(members, 6_000), "retire": Kind(retire, 6_000), "transactions": Kind(transactions, 6_000, TransactionCluster)}

@@ -44,7 +44,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--last", type=int, default=60, help="entries of the story to show")
     given = parser.parse_args(arguments)
     kind = KINDS.get(given.kind)
-    world = ClusterWorld(given.seed, frozenset(rule for rule in given.off.split(",") if rule), kind.plan(given.seed) if kind is not None else None)
+    make = kind.world if kind is not None else ClusterWorld
+    world = make(given.seed, frozenset(rule for rule in given.off.split(",") if rule), kind.plan(given.seed) if kind is not None else None)
     try:
         world.run(given.chaos or (kind.chaos if kind is not None else CHAOS))
     except Exception as error:

@@ -30,12 +30,12 @@ class Outcome(NamedTuple):
 
 def outcome(seed: int, off: frozenset[str] = frozenset(), chaos: int = CHAOS, plan: Plan | None = None, kind: str = "") -> Outcome:
     """kind: of plans.py, instead of `chaos` and `plan`."""
-    world = None
+    world, make = None, ClusterWorld
     if kind:
-        plan, chaos = KINDS[kind].plan(seed), KINDS[kind].chaos
+        plan, chaos, make = KINDS[kind].plan(seed), KINDS[kind].chaos, KINDS[kind].world
     name = what = ""
     try:
-        world = ClusterWorld(seed, off, plan)
+        world = make(seed, off, plan)
         world.run(chaos)
     except Exception as error:
         name, what = getattr(error, "name", "") or type(error).__name__, str(error)

@@ -1,0 +1,91 @@
+"""Transactions on whole clusters: schedules of faults, every rule that is switched off is seen, and what the simulator has found."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.sim.plans import KINDS
+from tests.sim.schedules import outcome, outcomes, report
+from tests.sim.transaction_cluster import TransactionCluster
+
+QUICK_COUNT = 45
+KIND = KINDS["transactions"]
+
+
+def world_of(seed: int, quiet: bool = False, chaos: int = KIND.chaos) -> TransactionCluster:
+    world = TransactionCluster(seed, plan=KIND.plan(seed), quiet=quiet)
+    world.run(chaos)
+    return world
+
+
+def test_schedules_with_transactions() -> None:
+    found = outcomes(range(QUICK_COUNT), kind="transactions")
+    assert not report(found), "\n" + report(found)
+    assert sum(result.faults for result in found) > 10 * QUICK_COUNT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(10))
+def test_many_more_schedules_with_transactions(block: int) -> None:
+    first = int(os.environ.get("MQD_SIM_FIRST", "100000")) + block * 200
+    found = outcomes(range(first, first + 200), kind="transactions")
+    assert not report(found), "\n" + report(found)
+
+
+def test_transactions_get_on() -> None:
+    """Otherwise the schedules prove nothing: they end both ways, fenced and by themselves; readers read and leave out; coordinators move."""
+    counts: dict[str, int] = {}
+    epochs = 0
+    for seed in range(6):
+        world = world_of(seed)
+        for name, count in world.transactional.counts.items():
+            counts[name] = counts.get(name, 0) + count
+        epochs += sum(world.view(partition).leader_epoch for partition in world.coordinated())
+    assert counts["committed"] > 20 and counts["aborted"] > 10 and counts["fenced"] > 3 and counts["delivered"] > 100 and counts["left out"] > 50, counts
+    assert epochs > 6
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_nothing_goes_wrong_by_itself(seed: int) -> None:
+    world = world_of(seed, quiet=True, chaos=3_000)
+    assert not world.stuck_count and world.transactional.counts["committed"] > 2
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    first, second = (world_of(3, chaos=2_000) for _ in range(2))
+    assert first.kernel.trace_hash() == second.kernel.trace_hash() and first.transactional.counts == second.transactional.counts
+    assert first.kernel.steps == second.kernel.steps and first.history.committed == second.history.committed
+
+
+# A rule that is off -> (seeds within which it is seen, by which invariants).
+MUTANTS = {
+    "fence": (120, ("FENCE",)),  # markers of a coordinator of an earlier epoch are taken
+    "end epoch": (30, ("T4",)),  # EndTxn ends what is under way, whatever epoch it names
+    "LSO": (10, ("T2",)),  # the last stable offset does not look at open transactions
+    "early": (60, ("T1", "T3", "T4")),  # a coordinator answers before its state is replicated
+    "one marker": (10, ("T1", "T3")),  # of all the partitions of a transaction one gets its marker
+    "verify": (10, ("T1", "T3")),  # a transaction begins in a partition of which its coordinator does not know
+}
+
+
+@pytest.mark.parametrize("rule", MUTANTS)
+def test_a_rule_that_is_off_is_seen(rule: str) -> None:
+    seeds, names = MUTANTS[rule]
+    found = outcomes(range(seeds), frozenset([rule]), enough=1, kind="transactions")
+    seen = [result.name for result in found if result.name]
+    assert seen, f"{rule} survives {seeds} schedules"
+    assert set(seen) <= set(names), f"{rule} is seen by {seen}"
+
+
+def test_a_marker_that_the_next_leader_does_not_have() -> None:
+    """A leader refused a marker as one that it had, before that was replicated; the coordinator took the transaction for ended there. The next leader did not have the marker, and the transaction, committed in one
+    partition, was aborted in the other when its producer was fenced (rule M4; native/mqd_owner.c: refuse_when_replicated)."""
+    assert outcome(30, frozenset(["M4"]), kind="transactions").name == "T1"
+    assert not outcome(30, kind="transactions").name
+
+
+def test_a_schedule_that_fails_says_how_to_run_it_again() -> None:
+    failed = next(result for result in (outcome(seed, frozenset(["LSO"]), kind="transactions") for seed in range(10)) if result.name)
+    assert f"python -m tests.sim.replay {failed.seed} --kind transactions" in report([failed])
