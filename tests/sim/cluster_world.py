@@ -27,7 +27,7 @@ from mqd.cluster.partition_rules import effective_min_in_sync, wanted_min_in_syn
 from mqd.cluster.quorum_core import QuorumCore
 from mqd.cluster.quorum_events import QuorumSettings
 from mqd.cluster.quorum_messages import DATA, Batch, SnapshotMeta, Voter
-from tests.sim import coordinators
+from tests.sim import coordinators, retirement
 from tests.sim.clients import Asker, Client, Consumer, Producer
 from tests.sim.cluster_faults import Faults
 from tests.sim.cluster_host import Acceptor, ClusterHost, ClusterWorker
@@ -37,6 +37,7 @@ from tests.sim.group_members import MemberGroups
 from tests.sim.history import History, PartitionView
 from tests.sim.kernel import MILLISECOND, SECOND, Kernel, Network, Violation
 from tests.sim.model_worker import Place
+from tests.sim.retirement import Retirement
 
 Partition = tuple[bytes, int]
 HEAL_MAX = 90 * SECOND
@@ -91,6 +92,7 @@ class Plan(msgspec.Struct, frozen=True):
     producers: int = 3
     groups: int = 0  # that commit offsets
     members: int = 0  # groups with members: group_members.py
+    retire: int = 0  # partitions of a topic that gets fewer: retirement.py
     faults: tuple[str, ...] = ()  # only these, often; () = as drawn
     boot_id: bool = False  # a host that was killed and whose kernel went on knows that nothing written was lost, and says so
 
@@ -132,7 +134,7 @@ class ClusterWorld:
         self.network = Network(kernel, plan.hosts + 1)
         self.options = ControllerOptions(
             session_ms=plan.session_ms, heartbeat_ms=plan.session_ms // 5, replication_delay_ms=random.choice((-1, 5_000, 60_000)), balance_check_ms=random.choice((3_000, 300_000)),
-            balance_stable_ms=1_000, shutdown_wait_ms=5_000, mutants=frozenset([CONTROLLER_MUTANTS.get(rule, rule) for rule in off]),
+            balance_stable_ms=1_000, shutdown_wait_ms=5_000, retire_barrier_ms=retirement.BARRIER_MS, retire_grace_ms=retirement.GRACE_MS, mutants=frozenset([CONTROLLER_MUTANTS.get(rule, rule) for rule in off]),
         )  # fmt: skip
         self.quorum_settings = QuorumSettings(promise_ns=plan.promise_ms * 1_000_000, log_bytes_max=random.choice((3_000, 20_000, 1 << 20)), retained_bytes=random.choice((500, 5_000, 1 << 20)))
         self.quorum_class = quorum_class
@@ -145,6 +147,8 @@ class ClusterWorld:
         self.history = History(self.view, self.running, self.logs, self.flush_on_ack)
         self._ghost()
         self.members = MemberGroups(self) if plan.members else None
+        self.retirement = Retirement(self) if plan.retire else None
+        self._more: list[Any] = [part for part in (self.members, self.retirement) if part is not None]
         self.hosts: list[ClusterHost] = []
         for node in range(plan.hosts):
             self.hosts.append(ClusterHost(self, node, random.choice((None, "r1", "r2")), plan.workers))
@@ -179,6 +183,8 @@ class ClusterWorld:
         for name, flush in (("flushed", "true"), ("cached", "false")):
             self.admin.wanted.append(messages.CreateTopic(name, plan.partitions, replicas, {}, {"flush.on.ack": flush, "min.insync.replicas": "2"}))
 
+        if plan.retire:
+            self.admin.wanted.append(messages.CreateTopic(retirement.TOPIC, plan.retire, replicas, {}, {"min.insync.replicas": "2"}))
         if plan.has_coordinators:
             self.admin.wanted.append(messages.CreateTopic(coordinators.TOPIC, 2, replicas, {}, {"cleanup.policy": "compact"}))
 
@@ -317,6 +323,8 @@ class ClusterWorld:
                 if was is None or was.leader_epoch != partition.leader_epoch:
                     history.chosen(key, partition.leader_epoch)
                 history.dirty[key] = None
+        if self.retirement is not None:
+            self.retirement.applied(before)
         if isinstance(record, BrokerRegistered | BrokerChanged):
             history.dirty.update(dict.fromkeys(self.partitions()))
 
@@ -332,8 +340,8 @@ class ClusterWorld:
     def _after_each(self) -> None:
         if self.history.dirty:
             self.history.check()
-        if self.members is not None:
-            self.members.check()
+        for part in self._more:
+            part.check()
 
     # -- the run -----------------------------------------------------------------------------------------------------------
 
@@ -346,15 +354,16 @@ class ClusterWorld:
         self._create_topics(self.plan)
         while kernel.now < last and (self.admin.wanted or self.admin.change is not None):
             kernel.run(until=kernel.now + 100 * MILLISECOND)
-        if len(self.state.topics) < 2 + self.plan.has_coordinators:
+        if len(self.state.topics) < 2 + self.plan.has_coordinators + bool(self.plan.retire):
             raise Violation("LIVE", "no topics in 30 s")
         random = kernel.random
         coordinated = self.coordinated()
-        partitions = [partition for partition in self.partitions() if partition not in coordinated]
+        others = {state.topic_id for name in (coordinators.TOPIC, retirement.TOPIC) if (state := self.state.topics.get(name)) is not None}
+        partitions = [partition for partition in self.partitions() if partition[0] not in others and partition not in coordinated]
         for number in range(self.plan.groups):
             self.clients.append(coordinators.GroupClient(self, number, coordinated[number % len(coordinated)], random.choice((20, 60)) * MILLISECOND))
-        if self.members is not None:
-            self.members.begin()
+        for part in self._more:
+            part.begin()
         for number in range(self.plan.producers):
             all_acks = number == 0 or random.random() < 0.7
             self.clients.append(Producer(self, partitions, random.choice((5, 10, 20, 40)) * MILLISECOND, all_acks, number < 2, random.choice((1, 3, 6))))
@@ -375,8 +384,8 @@ class ClusterWorld:
         last = kernel.now + HEAL_MAX
         while kernel.now < last and not self.healed():
             kernel.run(until=kernel.now + 200 * MILLISECOND)
-        if self.members is not None:
-            self.members.heal()
+        for part in self._more:
+            part.heal()
         for client in self.clients:
             client.stopping = True
         for _ in range(60):  # the balance of leaders goes on, and moves of replicas that have begun since (seed 105148)
@@ -444,8 +453,8 @@ class ClusterWorld:
         for host in self.hosts:
             if host.controller is not None:
                 host.controller.check()
-        if self.members is not None:
-            self.members.check_end()
+        for part in self._more:
+            part.check_end()
 
     def name(self, partition: Partition) -> str:
         return f"{self.state.topics_by_id.get(partition[0], '?')}-{partition[1]}"

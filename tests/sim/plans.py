@@ -32,7 +32,12 @@ def transactions(seed: int) -> Plan:
 def retire(seed: int) -> Plan:
     """A topic of four partitions, or two, that gets fewer of them while keyed producers write to it."""
     random = Random(f"retirement plan {seed}")
-    return msgspec.structs.replace(draw_plan(random), retire=random.choice((2, 4)), groups=0, producers=1, partitions=1)
+    return msgspec.structs.replace(draw_plan(random), retire=random.choice((2, 4)), groups=0, producers=0, partitions=1)
 
 
-KINDS = {"members": Kind(members, 6_000), "retire": Kind(retire, 6_000), "transactions": Kind(transactions, 6_000, TransactionCluster)}
+def coordinators(seed: int) -> Plan:
+    """As transactions; what happens is that leaders move and die, coordinators among them."""
+    return msgspec.structs.replace(transactions(seed), faults=("leaders", "worker", "restart", "processes", "pause", "mend"))
+
+
+KINDS = {"coordinators": Kind(coordinators, 6_000, TransactionCluster), "members": Kind(members, 6_000), "retire": Kind(retire, 6_000), "transactions": Kind(transactions, 6_000, TransactionCluster)}
