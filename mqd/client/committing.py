@@ -2,6 +2,8 @@
 
     C1  a commit that is tried again is tried before all later ones: an older offset never replaces a newer one
     C2  every commit ends once: `outcome` is set, then its callback is called (by whoever serves callbacks)
+    C3  what was asked for of a partition that has gone since (gone()) is not tried any more: this member may be in the group again, with an epoch that counts, and the partition's next
+        owner further on. What is under way then names the epoch in which the partition was this member's
 Bounds: QUEUE_MAX commits wait; further ones are refused with _QUEUE_FULL. A commit that has not come through after its time-out ends with the last error.
 """
 
@@ -9,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from mqd.client import requests
@@ -21,6 +23,7 @@ from mqd.protocol.errors import ErrorCode
 
 QUEUE_MAX = 10_000
 AGAIN_S = 0.1
+_GONE = int(ErrorCode.ILLEGAL_GENERATION)
 _AGAIN_LOCAL = frozenset({KafkaError._TRANSPORT, KafkaError._TIMED_OUT})
 
 OnCommit = Callable[[KafkaError | None, list[PartitionResult]], None]
@@ -29,12 +32,16 @@ OnCommit = Callable[[KafkaError | None, list[PartitionResult]], None]
 class Commit:
     """`outcome`: None while under way, then (error of all, or None; per partition)."""
 
-    __slots__ = ("deadline", "offsets", "on_commit", "outcome", "result")
+    __slots__ = ("deadline", "gone", "offsets", "on_commit", "outcome", "result")
 
     def __init__(self, offsets: dict[Key, Committed], on_commit: OnCommit | None, deadline: float) -> None:
         self.offsets, self.on_commit, self.deadline = offsets, on_commit, deadline
         self.outcome: tuple[KafkaError | None, list[PartitionResult]] | None = None
         self.result: dict[Key, int] = {}
+        self.gone: set[Key] = set()  # C3
+
+    def left(self) -> dict[Key, Committed]:
+        return {key: one for key, one in self.offsets.items() if key not in self.gone} if self.gone else self.offsets
 
 
 class Commits:
@@ -69,14 +76,25 @@ class Commits:
     def advance(self) -> None:
         if self._under_way is not None or not self._waiting or time.monotonic() < self._again_at:
             return
+        while self._waiting and not self._waiting[0].left():
+            commit = self._waiting.popleft()
+            self.finish(commit, broker_error(_GONE, "commit"), _results(commit, broker_error(_GONE, "commit")))
+        if not self._waiting:
+            return
         commit = self._under_way = self._waiting.popleft()
         member_id, generation = self._identity()
-        message = commit_request(self._group_id, member_id, generation, self._instance_id, commit.offsets)
+        message = commit_request(self._group_id, member_id, generation, self._instance_id, commit.left())
         try:
             version = self._attachment.api.pick(requests.OFFSET_COMMIT, COMMIT_VERSION_MAX)
             self._attachment.send(requests.OFFSET_COMMIT, version, message, lambda response, error: self._inbox.put(self._on_response, commit, response, error))
         except KafkaException as problem:
             self._end(commit, problem.args[0])
+
+    def gone(self, keys: Iterable[Key]) -> None:
+        """C3: these partitions are, or will be, another member's."""
+        keys = set(keys)
+        for commit in (*self._waiting, *([self._under_way] if self._under_way is not None else ())):
+            commit.gone.update(keys.intersection(commit.offsets))
 
     def _on_response(self, commit: Commit, response: Any, error: KafkaError | None) -> None:
         if commit is not self._under_way:
@@ -91,7 +109,8 @@ class Commits:
         if bad in COORDINATOR_AWAY or bad in STALE or bad == ErrorCode.UNSTABLE_OFFSET_COMMIT:
             self._again_or_end(commit, broker_error(bad, "commit"), True)
             return
-        commit.result = codes
+        commit.result = {key: codes.get(key, _GONE if key in commit.gone else 0) for key in commit.offsets}
+        bad = next((code for code in commit.result.values() if code), 0)
         for key, code in codes.items():
             if not code:
                 self._on_committed(key, commit.offsets[key].offset)
@@ -107,12 +126,7 @@ class Commits:
 
     def _end(self, commit: Commit, error: KafkaError | None) -> None:
         self._under_way = None
-        results = []
-        for (topic, index), one in commit.offsets.items():
-            code = commit.result.get((topic, index), 0)
-            outcome = broker_error(code, "commit") if code else None if commit.result else error
-            results.append(PartitionResult(topic, index, one.offset, one.metadata, one.leader_epoch, outcome))
-        self.finish(commit, error, results)
+        self.finish(commit, error, _results(commit, error))
         self.advance()
 
     def finish(self, commit: Commit, error: KafkaError | None, results: list[PartitionResult] | None = None) -> None:
@@ -129,3 +143,12 @@ class Commits:
             self._waiting, waiting = deque(), self._waiting
             self._end(commit, error)
             self._waiting = waiting
+
+
+def _results(commit: Commit, error: KafkaError | None) -> list[PartitionResult]:
+    results = []
+    for (topic, index), one in commit.offsets.items():
+        code = commit.result.get((topic, index), 0)
+        outcome = broker_error(code, "commit") if code else None if commit.result else error
+        results.append(PartitionResult(topic, index, one.offset, one.metadata, one.leader_epoch, outcome))
+    return results

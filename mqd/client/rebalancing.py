@@ -109,6 +109,7 @@ class Rebalancer:
             parts = [part for part in self._consumer.parts if part.key in gone]
             if parts:
                 self._consumer._remove(parts)
+            self._consumer._offsets.commits.gone(gone)
 
     def _show(self, keys: list[Key]) -> None:
         self._shown = sorted(keys)

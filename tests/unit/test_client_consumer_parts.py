@@ -222,6 +222,22 @@ def test_a_commit_that_is_tried_again_stays_before_later_ones(monkeypatch: pytes
     assert respond(control, inbox) == {("t", 0): 20} and committed == [(("t", 0), 10), (("t", 0), 20)] and second.outcome is not None
 
 
+def test_a_commit_is_not_tried_again_for_partitions_that_have_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its member was put out while the coordinator was away, and is in the group again when the commit would be tried: another has committed more for partition 0 since."""
+    control = Control()
+    commits, inbox, committed = commits_over(control)
+    both = commits.add({("t", 0): Committed(10), ("t", 1): Committed(11)}, None, 60)
+    waits = commits.add({("t", 0): Committed(12)}, None, 60)
+    respond(control, inbox, error=local_error(KafkaError._TRANSPORT))
+    commits.gone([("t", 0)])
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 1)
+    commits.advance()
+    assert respond(control, inbox) == {("t", 1): 11} and committed == [(("t", 1), 11)]
+    assert [result.error and result.error.code() for result in both.outcome[1]] == [ErrorCode.ILLEGAL_GENERATION, None]
+    assert waits.outcome[0].code() == ErrorCode.ILLEGAL_GENERATION and not control.sent and not commits.is_busy
+
+
 def test_commits_end_once_and_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     control = Control()
     commits, inbox, _ = commits_over(control)
@@ -249,6 +265,8 @@ class FakeConsumer:
         self.parts: list = []
         self.done_count = 0
         self._runner = SimpleNamespace(done=self._done, core=SimpleNamespace(has_lost=False))
+        self.gone: list = []  # of which commits are told
+        self._offsets = SimpleNamespace(commits=SimpleNamespace(gone=self.gone.extend))
         self.rebalancer = Rebalancer(self)
         self.log: list = []
         self.rebalancer.set_callbacks(*(self._logged(name) for name in ("assign", "revoke", "lost")))
@@ -281,7 +299,7 @@ def test_the_eager_view() -> None:
     carry = consumer.rebalancer.carry_out
     carry(Assign(some(0, 1)))
     carry(Revoke(some(0)))
-    assert consumer.log == [("assign", [0, 1]), ("revoke", [0, 1]), ("assign", [1])] and consumer.has() == [1]
+    assert consumer.log == [("assign", [0, 1]), ("revoke", [0, 1]), ("assign", [1])] and consumer.has() == [1] and consumer.gone == [("t", 0)]
     carry(Assign(some(2)))
     assert consumer.log[3:] == [("revoke", [1]), ("assign", [1, 2])] and consumer.has() == [1, 2] and consumer.done_count == 3
     consumer._inbox.put_operation(Assign(some(3)))  # comes right behind: one assignment for both
