@@ -292,12 +292,13 @@ class Coordinator:
         place = self._places[partition]
         if place.shard is None:
             raise CoordinatorError(self._absent_error(place))
-        if not self._partitions.may_lead():  # R5; the next look unloads it
+        if not self._partitions.may_lead():  # R5
+            self._unload(place, int(ErrorCode.NOT_COORDINATOR), "this host has no lease")  # now: whoever is told so here may give up what only a load begins anew (Markers)
             raise CoordinatorError(ErrorCode.NOT_COORDINATOR)
         return place, place.shard
 
     def _absent_error(self, place: _Place) -> int:
-        if self._partitions.is_elsewhere(place.index):
+        if self._partitions.is_elsewhere(place.index) or not self._partitions.may_lead():
             return int(ErrorCode.NOT_COORDINATOR)
         return int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if place.source is not None or place.not_before == 0.0 else ErrorCode.NOT_COORDINATOR)
 

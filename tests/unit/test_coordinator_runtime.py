@@ -25,7 +25,7 @@ from mqd.protocol.messages import (
     OffsetDeleteRequest,
     OffsetFetchRequest,
 )
-from mqd.protocol.records import decode_batch
+from mqd.protocol.records import decode_batch, decode_batch_header
 from tests.unit.handler_broker import HandlerBroker
 from tests.unit.test_handler_metadata import create
 
@@ -78,6 +78,20 @@ async def until(condition, rounds: int = 3000) -> None:
 
 def shard_of(broker: HandlerBroker, group: str):
     return broker.broker.coordinators.groups._places[partition_for(group, 3)].shard
+
+
+def store(broker: HandlerBroker, topic: str, partition: int) -> None:
+    """What was appended to the partition is in its files, for whoever loads it."""
+    slot = broker.metadata.topics[topic].partitions[partition].slot
+    positions = dict(broker.table.positions.get(slot, {}))
+    path = broker.place(topic, partition)
+    path.mkdir(parents=True)
+    end, data = 0, b""
+    for batch in [batch for at, batch in broker.owners.batches if at == slot]:
+        data += end.to_bytes(8, "big") + batch[8:]
+        end += decode_batch_header(batch).last_offset_delta + 1
+    (path / f"{0:020}.log").write_bytes(data)
+    broker.table.positions[slot] = positions
 
 
 # -- the internal topic ------------------------------------------------------------------------------------------------------------
@@ -395,11 +409,39 @@ def test_without_a_lease_nobody_is_told_what_a_group_has_committed(tmp_path: Pat
 
     async def scenario(broker: HandlerBroker) -> None:
         assert await commit(broker, 5) == [0] and await fetch(broker) == (0, 5)
+        store(broker, GROUPS, partition_for("g", 3))
         monkeypatch.setattr(broker.broker, "may_lead", lambda: False)
         assert (await fetch(broker))[0] == NOT_COORDINATOR
         assert (await commit(broker, 6))[0] == NOT_COORDINATOR
         monkeypatch.undo()
         await until(lambda: shard_of(broker, "g") is not None)
         assert await fetch(broker) == (0, 5)
+
+    run(tmp_path, scenario)
+
+
+def test_whoever_was_without_a_lease_loads_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by the simulator: markers of a transaction are given up by whoever hears that nobody coordinates here; when the lease was back before anybody had looked, nobody wrote them again, and the transaction hung."""
+
+    from mqd.transaction.events import AddPartitions, EndTransaction, InitProducerId
+    from mqd.transaction.records import State
+
+    async def scenario(broker: HandlerBroker) -> None:
+        await broker.ask(FindCoordinatorRequest(key_type=1, coordinator_keys=["id"]), 4)
+        transactions = broker.broker.coordinators.transactions
+        markers = broker.broker.transactions.markers
+        await until(lambda: transactions._places and all(place.shard is not None for place in transactions._places))
+        monkeypatch.setattr(markers, "_exists", lambda *_: True)  # what cannot be written is tried again and again
+        await transactions.request("id", lambda number: InitProducerId(number, 60_000, spare_producer_id=5))
+        await transactions.request("id", lambda number: AddPartitions(number, 5, 0, (("gone", 0),), 2))
+        await transactions.request("id", lambda number: EndTransaction(number, 5, 0, True, 2))
+        assert transactions.core("id").state == State.PREPARE_COMMIT
+        store(broker, TRANSACTIONS, transactions.partition_for("id"))
+        monkeypatch.setattr(broker.broker, "may_lead", lambda: False)
+        assert markers._core("id") is None
+        assert transactions._places[transactions.partition_for("id")].shard is None
+        monkeypatch.undo()
+        await until(lambda: transactions._places[transactions.partition_for("id")].shard is not None)
+        await until(lambda: transactions.core("id").state == State.COMPLETE_COMMIT)
 
     run(tmp_path, scenario)
