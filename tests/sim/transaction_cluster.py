@@ -49,6 +49,7 @@ class TransactionCluster(ClusterWorld):
     def __init__(self, seed: int, off: frozenset[str] = frozenset(), plan: Plan | None = None, quiet: bool = False) -> None:
         """plan: of plans.py, kind transactions."""
         self.transactions = Transactions()
+        self.late_markers = 0.0  # share of requests between coordinators and leaders that are kept back for seconds
         self.transactional = TransactionHistory(lambda partition: self.history.committed.get(partition, []), self.name)
         super().__init__(seed, off, plan, quiet=quiet)
 
@@ -78,10 +79,11 @@ class TransactionCluster(ClusterWorld):
     def begin(self) -> None:
         super().begin()
         random = self.kernel.random
+        self.late_markers = random.choice((0.0, 0.03, 0.2))
         self.data = [partition for partition in self.partitions() if self.state.topics_by_id[partition[0]] in ("flushed", "cached")]
         self.ids = [f"id-{number}" for number in range(random.choice((1, 2, 3)))]
         for transactional_id in self.ids:
-            version, timeout_ms, commits_offsets = random.choice((2, 2, 0)), random.choice(TIMEOUTS_MS), random.random() < 0.7
+            version, timeout_ms, commits_offsets = random.choice((2, 0)), random.choice(TIMEOUTS_MS), random.random() < 0.7
             for _ in range(random.choice((1, 1, 2))):
                 self.clients.append(TransactionalProducer(self, transactional_id, version, self.data, random.choice((5, 20, 60)) * MILLISECOND, timeout_ms, commits_offsets))
         self.clients.append(CommittedReader(self, self.data, 50 * MILLISECOND, nearest=False))

@@ -196,6 +196,8 @@ class SimPeers:
             delay += 200 * MILLISECOND  # sent once more by TCP
         if link.late and random.random() < link.late:
             delay += random.randrange(link.late_max)
+        if random.random() < own.world.late_markers and do == other.on_peer:  # the connection stalls
+            delay += random.randrange(3_000) * MILLISECOND
         at = self._arrives[other.process] = max(own.kernel.now + delay, self._arrives.get(other.process, 0) + 1)
         own.kernel.after(at - own.kernel.now, other.process, self._arrive, link, do, arguments)
 
