@@ -6,7 +6,7 @@ Invariants
         the marker would begin a transaction that nobody ends
     M3  what cannot be written is tried again, later and later (RETRY_S), as long as that core lives; after a restart the log says what is left
     M4  a bumped marker that is refused for its epoch has been written before (by a coordinator that died, or with an answer that was lost), and is done: whatever is open in
-        that partition is the producer's next transaction
+        that partition is the producer's next transaction. The partition's owner says so when that marker is below the high watermark
 Bounds: what runs is bounded by the transactions that are being ended: one for each transactional id.
 
 Concurrency: the event loop's thread only. No task for a marker into a partition of users: thousands a second pass here.
