@@ -49,7 +49,7 @@ class Place:
         self.not_before = 0
         self.alarm_ms: int | None = None
         self.write = 0  # number of the write under way
-        self.requests: dict[int, tuple[Any, int]] = {}  # number -> who asked, in which leader epoch
+        self.requests: dict[int, tuple[Any, int, bool]] = {}  # number -> who asked, in which leader epoch, with the lease
 
 
 class Coordinator:
@@ -143,7 +143,7 @@ class Coordinator:
         place.not_before = self.kernel.now + RETRY
         shard.fail(NOT_COORDINATOR)
         requests, place.requests = place.requests, {}
-        for caller, _ in requests.values():
+        for caller, *_ in requests.values():
             self._answer(caller, NOT_COORDINATOR, None, -1)
 
     # -- timers ------------------------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class Coordinator:
         if place is None or place.shard is None or not connection() or (not self._may_lead() and "L5" not in self.world.off):
             return self._answer(caller, NOT_COORDINATOR, None, -1)
         self._number += 1
-        place.requests[self._number] = (caller, place.shard.leader_epoch)
+        place.requests[self._number] = (caller, place.shard.leader_epoch, self._may_lead())
         place.shard.handle(group, make(self._number), self._now_ms())
         place.shard.check() if place.shard is not None else None
         if self._has_timers and place.shard is not None and (core := place.shard.core(group)) is not None:
@@ -183,8 +183,8 @@ class Coordinator:
     def _reply(self, place: Place, number: int, response: Any) -> None:
         entry = place.requests.pop(number, None)
         if entry is not None:
-            caller, epoch = entry
-            if isinstance(response, OffsetsFetched) and not self._may_lead():
+            caller, epoch, could_lead = entry  # when it was asked: an answer that waits for what it shows to be replicated is true of that moment, whoever leads by now
+            if isinstance(response, OffsetsFetched) and not could_lead:
                 raise Violation("L5", f"node {self.host.node} tells what a group has committed, as the coordinator of epoch {epoch}, without a lease")
             self._answer(caller, 0, response, epoch)
 
