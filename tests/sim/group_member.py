@@ -3,7 +3,8 @@ commits how far it has come, as mqd/client does (group_runner.py, committing.py,
 
 Invariants
     N1  a connection delivers in order, once or not at all, and not at all once it is closed; what was asked over it and not answered ends as Unanswered
-    N2  one commit is under way at a time; one that failed is tried again, with what is worked on then. Revoke ends when its commit has, or after COMMIT_MAX_MS. Nothing is committed after Lost
+    N2  one commit is under way at a time; one that failed is tried again, with what is worked on then. Revoke ends when its commit has, or after COMMIT_MAX_MS. Nothing is committed after Lost.
+        Off (`again`): it is tried again as it was, as mqd/client did once: under an epoch that counts, for what is another's by then
     N3  work on a partition begins at what is committed for it, asked for after it was assigned
 """
 
@@ -70,6 +71,7 @@ class Member(Consumer):
         self.positions: dict[Place, int] = {}  # of what it works on and knows where
         self._committed: dict[Place, int] = {}
         self._committing: dict[Place, int] | None = None  # under way
+        self._again: dict[Place, int] | None = None  # a commit that failed, as it was
         self._again_ms = 0
         self._asking: dict[Place, int] = {}  # for where to begin, in which request
         self._revoke_until_ms = -1
@@ -213,7 +215,7 @@ class Member(Consumer):
 
     def _commit(self) -> None:
         core = self.core
-        offsets = {place: position for place, position in self.positions.items() if self._committed.get(place) != position}
+        offsets = self._again or {place: position for place, position in self.positions.items() if self._committed.get(place) != position}
         if self._committing is not None or self.group.now_ms < self._again_ms or not offsets or core.has_lost or core.generation < 0 or self.group.groups.is_over:
             return
         member_id, generation = core.member_id, core.generation
@@ -224,7 +226,7 @@ class Member(Consumer):
 
     def _on_committed(self, response: OffsetsCommitted) -> None:
         assert not any(response.errors)
-        offsets, self._committing = self._committing, None
+        offsets, self._committing, self._again = self._committing, None, None
         for place, position in offsets.items():
             if place in self.positions:
                 self._committed[place] = position
@@ -259,6 +261,7 @@ class Member(Consumer):
         """A commit or a question was refused, or nobody knows."""
         self._again_ms = self.group.now_ms + AGAIN_MS
         if isinstance(what, dict):
+            self._again = what if "again" in self.group.cluster_world.off else None
             self._committing = None
         else:
             self._asking.clear()

@@ -8,7 +8,8 @@ Checked at each step, beside what both kinds of cores assert of themselves
     C6      nobody is told an epoch or a generation that is not in the log
 and when everything has been put right
     LIVE    every group is as its living members want it: every partition of theirs is worked on by exactly one
-Names of rules that can be off: `commit` (whoever commits is not asked for its epoch), `unreleased` (partitions are given on before their owner has let go of them); those of coordinators.py.
+Names of rules that can be off: `commit` (whoever commits is not asked for its epoch), `unreleased` (partitions are given on before their owner has let go of them); those of coordinators.py;
+`again` (group_member.py).
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def test_what_schedules_meet() -> None:
 
 
 # A rule that is off -> seeds within which it is seen.
-@pytest.mark.parametrize(("rule", "seeds"), [("held", 5), ("R4c", 20), ("commit", 15), ("unreleased", 10), ("timers", 1)])
+@pytest.mark.parametrize(("rule", "seeds"), [("held", 5), ("R4c", 20), ("commit", 15), ("unreleased", 10), ("timers", 1), ("again", 10)])
 def test_a_rule_that_is_off_is_seen(rule: str, seeds: int) -> None:
     found = outcomes(range(seeds), frozenset([rule]), enough=1, kind="members")
     assert any(result.name in ("C5", "C6", "LIVE") for result in found), f"{rule} survives {seeds} schedules"
