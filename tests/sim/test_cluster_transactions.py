@@ -10,7 +10,7 @@ from tests.sim.plans import KINDS
 from tests.sim.schedules import outcome, outcomes, report
 from tests.sim.transaction_cluster import TransactionCluster
 
-QUICK_COUNT = 30  # of each kind
+QUICK_COUNT = 12  # of each kind
 KIND = KINDS["transactions"]
 
 
