@@ -62,24 +62,13 @@ def make(settings: Settings) -> Resources:
     cluster = sockets.listen_cluster(settings.config)
     generation = identity.next_generation(places)
     base = segments.prefix(places.data_dir)
-    segments.clean(base)
     if swept := segments.sweep():
         log.info("shared memory of brokers that were killed is free again", count=len(swept))
     endpoint_count = worker_count + 2
     arena_bytes = [int(settings.config["receive.arena.bytes"])] * worker_count + [CONTROL_ARENA_BYTES] * 2
-    arena_names = [segments.arena_name(base, endpoint) for endpoint in range(endpoint_count)]
-    try:
-        memory = segments.create(segments.control_name(base), native.control_size_bytes())
-        control_lock = segments.hold(segments.control_name(base))
-        control = native.Control.format(memory, worker_count, identity.boot_id(), generation, now_ms())
-        control.log_level = logging.SYSLOG_OF_LEVEL[settings.config.get("log.level", "info")]
-        links = segments.create(segments.links_name(base), native.links_size_bytes(endpoint_count))
-        native.links_format(links, endpoint_count)
-        for name, size_bytes in zip(arena_names, arena_bytes, strict=True):
-            segments.create(name, size_bytes).close()
-    except BaseException:
-        segments.clean(base)
-        raise
+    arenas = {segments.arena_name(base, endpoint): size_bytes for endpoint, size_bytes in enumerate(arena_bytes)}
+    with segments.taking_over(base):
+        control, control_lock = _make_segments(base, settings, generation, arenas)
     addresses = [_address(listener) for listener in listeners]
     local_listener, links_made = _listen_local(settings, addresses)
     return Resources(
@@ -98,9 +87,27 @@ def make(settings: Settings) -> Resources:
         control_lock=control_lock,
         control_name=segments.control_name(base),
         links_name=segments.links_name(base),
-        arena_names=arena_names,
+        arena_names=list(arenas),
         arena_bytes=arena_bytes,
     )
+
+
+def _make_segments(base: str, settings: Settings, generation: int, arenas: dict[str, int]) -> tuple[native.Control, int]:
+    """Anew, all of them: the control segment, and the descriptor of its flock. `arenas`: name -> bytes. Raises SegmentError; none is left then."""
+    segments.clean(base)
+    try:
+        memory = segments.create(segments.control_name(base), native.control_size_bytes())
+        control_lock = segments.hold(segments.control_name(base))
+        control = native.Control.format(memory, settings.worker_count, identity.boot_id(), generation, now_ms())
+        control.log_level = logging.SYSLOG_OF_LEVEL[settings.config.get("log.level", "info")]
+        links = segments.create(segments.links_name(base), native.links_size_bytes(len(arenas)))
+        native.links_format(links, len(arenas))
+        for name, size_bytes in arenas.items():
+            segments.create(name, size_bytes).close()
+    except BaseException:
+        segments.clean(base)
+        raise
+    return control, control_lock
 
 
 def _listen_local(settings: Settings, addresses: list[tuple[str, int]]) -> tuple[socket.socket | None, list[Path]]:

@@ -5,12 +5,15 @@
 2. Its memory is reserved when it is made. A store into shared memory that the system cannot supply would kill the process with SIGBUS; a refused
    reservation is an error with a way out.
 3. The keeper holds an flock on its control segment as long as it lives. So the segments of a broker that was killed and never started again can be told from
-   those of a living one, whatever its directory, and any later keeper of the same user sweeps them away: they are memory that nobody uses.
+   those of a living one, whatever its directory, and any later keeper of the same user sweeps them away: they are memory that nobody uses. Whoever removes
+   what bears a dead broker's names, its successor or a sweeping keeper, holds the flock on the dead one's control segment meanwhile: hosts that lost power
+   together start together, and one would sweep what the other has just made anew.
 4. Names follow from the data directory's device and inode: the same under every path to it, different for each directory.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -18,6 +21,7 @@ import mmap
 import os
 import re
 import time
+from collections.abc import Iterator
 
 import posix_ipc
 
@@ -25,6 +29,7 @@ from mqd.native import ENDPOINT_COUNT_MAX
 
 MODE = 0o600
 SHM_DIRECTORY = "/dev/shm"  # where Linux shows POSIX shared memory
+TAKE_OVER_S = 10.0  # how long somebody else's sweep may take; it takes milliseconds
 SWEEP_AGE_S = 10.0  # between a segment's creation and its keeper's lock lie microseconds
 
 
@@ -122,21 +127,45 @@ def hold(name: str) -> int:
     return memory.fd
 
 
-def _is_abandoned(path: str, now: float) -> bool:
-    try:
+def _lock(path: str, wait_s: float) -> int:
+    """The flock of the segment that bears this name, when we have it; by a descriptor to be closed. Raises OSError: there is none, or BlockingIOError."""
+    deadline = time.monotonic() + wait_s
+    while True:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(fd), os.stat(path)):
+                return fd  # and what bears the name stays this segment while we have it
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                os.close(fd)
+                raise
+            time.sleep(0.01)
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def taking_over(base: str) -> Iterator[None]:
+    """What a dead broker has left under these names is ours alone, to clean away and to make anew. Only for whoever holds the directory's lock. Raises SegmentError."""
     try:
-        about = os.fstat(fd)
-        if about.st_uid != os.getuid() or now - max(about.st_mtime, about.st_ctime) < SWEEP_AGE_S:
-            return False
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
+        fd = _lock(f"{SHM_DIRECTORY}{control_name(base)}", TAKE_OVER_S)
+    except BlockingIOError:
+        raise SegmentError(errno.EBUSY, f"another broker's keeper has been removing the shared memory segments {base}-* for {TAKE_OVER_S:.0f} s: has it been stopped? Let it go on, or end it") from None
     except OSError:
-        return False
+        yield  # nothing is left, or nothing that we may have: making it anew says so
+        return
+    try:
+        yield
     finally:
         os.close(fd)
+
+
+def _is_old(path: str, now: float) -> bool:
+    about = os.stat(path, follow_symlinks=False)
+    return about.st_uid == os.getuid() and now - max(about.st_mtime, about.st_ctime) >= SWEEP_AGE_S
 
 
 def sweep(now: float | None = None) -> list[str]:
@@ -147,7 +176,16 @@ def sweep(now: float | None = None) -> list[str]:
     except OSError:
         return []
     for entry in entries:
-        if re.fullmatch(r"mqd-[0-9a-f]{16}-control", entry) and _is_abandoned(f"{SHM_DIRECTORY}/{entry}", time.time() if now is None else now):
-            clean("/" + entry.removesuffix("-control"))
-            swept.append("/" + entry)
+        if not re.fullmatch(r"mqd-[0-9a-f]{16}-control", entry):
+            continue
+        path = f"{SHM_DIRECTORY}/{entry}"
+        with contextlib.suppress(OSError):  # it lives, is somebody else's, or is gone by now
+            if _is_old(path, time.time() if now is None else now):
+                fd = _lock(path, 0)
+                try:
+                    if _is_old(path, time.time() if now is None else now):  # another one may have come in its place
+                        clean("/" + entry.removesuffix("-control"))
+                        swept.append("/" + entry)
+                finally:
+                    os.close(fd)
     return swept

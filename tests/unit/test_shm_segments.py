@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -93,6 +94,68 @@ def test_only_the_segments_of_the_dead_are_swept(tmp_path, monkeypatch):
         os.close(held)
         for base in bases.values():
             segments.clean(base)
+
+
+def succeed(base: str, made: list[int]) -> None:
+    """What a keeper does that starts where another was killed."""
+    with segments.taking_over(base):
+        segments.clean(base)
+        segments.create(segments.control_name(base), 4096)
+        made.append(segments.hold(segments.control_name(base)))
+
+
+def sweep_as_another(base: str, patch: pytest.MonkeyPatch) -> list[str]:
+    """Of the segments of this one, long after it was made."""
+    patch.setattr(segments.os, "listdir", lambda path: [segments.control_name(base)[1:]])
+    return segments.sweep(time.time() + segments.SWEEP_AGE_S + 1)
+
+
+def test_a_successor_waits_for_who_sweeps(base, monkeypatch):
+    """Hosts that lost power together start together: what one has made anew, another must not take for what it saw before."""
+    segments.create(segments.control_name(base), 4096)
+    made: list[int] = []
+    successor = threading.Thread(target=succeed, args=(base, made))
+    clean = segments.clean
+
+    def cleaned(name: str) -> list[str]:
+        if threading.current_thread() is not successor:
+            successor.start()
+            successor.join(0.3)  # long enough to get ahead of us, if nothing kept it
+        return clean(name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(segments, "clean", cleaned)
+        assert sweep_as_another(base, patch) == [segments.control_name(base)]
+    successor.join(10)
+    assert os.path.exists(segments.SHM_DIRECTORY + segments.control_name(base))
+    os.close(made[0])
+
+
+def test_what_was_made_anew_since_it_was_seen_is_not_swept(base, monkeypatch):
+    segments.create(segments.control_name(base), 4096)
+    made: list[int] = []
+    flock = segments.fcntl.flock
+
+    def locked(fd: int, how: int) -> None:
+        if not made:
+            made.append(-1)
+            succeed(base, made)
+        flock(fd, how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(segments.fcntl, "flock", locked)
+        assert sweep_as_another(base, patch) == []
+    assert os.path.exists(segments.SHM_DIRECTORY + segments.control_name(base))
+    os.close(made[1])
+
+
+def test_a_sweep_that_does_not_end_is_named(base, monkeypatch):
+    segments.create(segments.control_name(base), 4096)
+    monkeypatch.setattr(segments, "TAKE_OVER_S", 0.05)
+    held = segments.hold(segments.control_name(base))
+    with pytest.raises(segments.SegmentError, match="removing the shared memory segments"), segments.taking_over(base):
+        pass
+    os.close(held)
 
 
 def test_every_path_to_a_directory_gives_the_same_names(tmp_path):
