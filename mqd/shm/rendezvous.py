@@ -107,11 +107,16 @@ def _sweep(directory: Path) -> None:
     except OSError:
         return
     for name in names:
-        path = directory / name
+        path, aside = directory / name, directory / f".{name}.{os.getpid()}.swept"
         try:
-            target = os.readlink(path)
-            if not _answers(target) and os.readlink(path) == target:
-                path.unlink()
+            if _answers(os.readlink(path)):
+                continue
+            os.rename(path, aside)
+            try:
+                if _answers(os.readlink(aside)):  # its broker is back since, and has made the link anew
+                    os.link(aside, path, follow_symlinks=False)
+            finally:
+                aside.unlink()
         except OSError:
             continue
 

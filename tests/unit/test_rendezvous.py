@@ -85,6 +85,16 @@ def test_links_of_the_dead_are_swept_and_replaced(tmp_path, client_socket, place
     assert rendezvous.find("localhost:9092", places=places).path == str(client_socket)
 
 
+def test_a_link_that_was_made_anew_while_it_was_swept_stays(client_socket, places, monkeypatch):
+    """Its broker starts again beside the one that sweeps: nobody listened there a moment ago."""
+    rendezvous.publish([("0.0.0.0", 9092)], client_socket, places)
+    answers, asked = rendezvous._answers, []
+    monkeypatch.setattr(rendezvous, "_answers", lambda target: bool(asked.append(target) or len(asked) > 1) and answers(target))
+    rendezvous._sweep(places[0])
+    assert asked == [str(client_socket)] * 2 and [path.name for path in places[0].iterdir()] == ["9092"]
+    assert rendezvous.find("localhost:9092", places=places).path == str(client_socket)
+
+
 def test_what_is_told_outright_comes_first(client_socket, places, monkeypatch):
     assert rendezvous.find("192.0.2.1:9092", str(client_socket), places).path == str(client_socket)
     assert rendezvous.find("192.0.2.1:9092", str(client_socket) + "x", places).path is None
