@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from mqd.client import requests
@@ -90,11 +90,17 @@ class Commits:
         except KafkaException as problem:
             self._end(commit, problem.args[0])
 
-    def gone(self, keys: Iterable[Key]) -> None:
+    def gone(self, keys: set[Key]) -> None:
         """C3: these partitions are, or will be, another member's."""
-        keys = set(keys)
-        for commit in (*self._waiting, *([self._under_way] if self._under_way is not None else ())):
+        for commit in self._pending():
             commit.gone.update(keys.intersection(commit.offsets))
+
+    def concern(self, keys: set[Key]) -> bool:
+        """Whether some commit of these partitions has not ended."""
+        return any(not keys.isdisjoint(commit.left()) for commit in self._pending())
+
+    def _pending(self) -> list[Commit]:
+        return [*self._waiting, *([self._under_way] if self._under_way is not None else ())]
 
     def _on_response(self, commit: Commit, response: Any, error: KafkaError | None) -> None:
         if commit is not self._under_way:

@@ -73,6 +73,14 @@ class ConsumerOffsets:
             commit = self.commits.add(stored, self._config["on_commit"], min(CLOSE_S, self._timeout_s))
             self._consumer.until(lambda: commit.outcome is not None, commit.deadline)
 
+    def let_go(self, keys: Iterable[Key], is_lost: bool) -> None:
+        """These partitions go. Until the group has heard of it nobody else has them, so what was asked for of them is committed first (not so of what is lost: it is another's already)."""
+        keys = set(keys)
+        if not is_lost:
+            core = self._consumer._runner.core
+            self._consumer.until(lambda: core.has_lost or not self.commits.concern(keys), time.monotonic() + min(CLOSE_S, self._timeout_s))
+        self.commits.gone(keys)
+
     @staticmethod
     def _stored(parts: Iterable[Part]) -> dict[Key, Committed]:
         return {part.key: Committed(part.stored, part.stored_epoch, part.stored_metadata) for part in parts if part.stored >= 0 and part.stored != part.committed}

@@ -107,9 +107,11 @@ class Rebalancer:
             for key in gone:
                 self._group.pop(key, None)
             parts = [part for part in self._consumer.parts if part.key in gone]
-            if parts:
-                self._consumer._remove(parts)
-            self._consumer._offsets.commits.gone(gone)
+            try:
+                if parts:
+                    self._consumer._remove(parts)
+            finally:
+                self._consumer._offsets.let_go(gone, self.is_lost)
 
     def _show(self, keys: list[Key]) -> None:
         self._shown = sorted(keys)

@@ -293,7 +293,8 @@ class Coordinator:
         if place.shard is None:
             raise CoordinatorError(self._absent_error(place))
         if not self._partitions.may_lead():  # R5
-            self._unload(place, int(ErrorCode.NOT_COORDINATOR), "this host has no lease")  # now: whoever is told so here may give up what only a load begins anew (Markers)
+            if self._carry_out is not None:  # who carries effects out gives up what is told so, and only a load begins it anew (Markers); else the next look unloads it, if the lease is not back
+                self._unload(place, int(ErrorCode.NOT_COORDINATOR), "this host has no lease")
             raise CoordinatorError(ErrorCode.NOT_COORDINATOR)
         return place, place.shard
 

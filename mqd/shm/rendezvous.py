@@ -113,8 +113,8 @@ def _sweep(directory: Path) -> None:
                 continue
             os.rename(path, aside)
             try:
-                if _answers(os.readlink(aside)):  # its broker is back since, and has made the link anew
-                    os.link(aside, path, follow_symlinks=False)
+                if _answers(target := os.readlink(aside)):  # its broker is back since, and has made the link anew
+                    os.symlink(target, path)
             finally:
                 aside.unlink()
         except OSError:

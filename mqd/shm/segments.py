@@ -29,6 +29,7 @@ from mqd.native import ENDPOINT_COUNT_MAX
 
 MODE = 0o600
 SHM_DIRECTORY = "/dev/shm"  # where Linux shows POSIX shared memory
+HOLD_S = 1.0  # how long a sweep may have what it leaves alone; it has it for microseconds
 TAKE_OVER_S = 10.0  # how long somebody else's sweep may take; it takes milliseconds
 SWEEP_AGE_S = 10.0  # between a segment's creation and its keeper's lock lie microseconds
 
@@ -117,21 +118,19 @@ def clean(base: str) -> list[str]:
 
 
 def hold(name: str) -> int:
-    """The keeper's flock on its control segment; the descriptor must stay open as long as the keeper lives. Raises SegmentError."""
+    """The keeper's flock on its control segment; the descriptor must stay open as long as the keeper lives. Who sweeps may have it for a moment, until it sees how young
+    the segment is. Raises SegmentError."""
     try:
-        memory = posix_ipc.SharedMemory(name, 0)
-        fcntl.flock(memory.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.set_inheritable(memory.fd, False)
-    except (posix_ipc.Error, OSError) as error:
+        return _lock(f"{SHM_DIRECTORY}{name}", HOLD_S)
+    except OSError as error:
         raise SegmentError(errno.EBUSY, f"cannot lock the shared memory segment {name}: {error}") from error
-    return memory.fd
 
 
 def _lock(path: str, wait_s: float) -> int:
     """The flock of the segment that bears this name, when we have it; by a descriptor to be closed. Raises OSError: there is none, or BlockingIOError."""
     deadline = time.monotonic() + wait_s
     while True:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe of somebody else would hold us up
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(fd), os.stat(path)):

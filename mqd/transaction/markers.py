@@ -13,6 +13,7 @@ Concurrency: the event loop's thread only. No task for a marker into a partition
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Protocol
 
@@ -122,7 +123,7 @@ class Markers:
         try:
             return self._coordinator.core(name)
         except CoordinatorError:
-            return None  # unloaded; whoever loads it next begins anew
+            return None  # unloaded by now; whoever loads it next begins anew
 
     def _begin(self, job: _Job, partition: Partition) -> None:
         if partition[0] == GROUPS:
@@ -151,7 +152,8 @@ class Markers:
         self.job_count -= 1
         if self._core(job.name) is job.core:  # M1
             assert self._coordinator is not None
-            self._coordinator.post(job.name, MarkersWritten(job.effect.attempt))
+            with contextlib.suppress(CoordinatorError):  # the lease has ended since: as above
+                self._coordinator.post(job.name, MarkersWritten(job.effect.attempt))
 
     def _is_settled(self, job: _Job, partition: Partition, failure: BaseException) -> bool:
         """Whether there is nothing left to be ended."""

@@ -226,6 +226,17 @@ def test_automatic_commits_when_it_closes_and_in_between(broker: Broker, topic: 
     assert watcher.committed([TopicPartition(topic, 0)], SECONDS)[0].offset >= 6
 
 
+@pytest.mark.parametrize("ending", ["close", "unsubscribe"])
+def test_commits_that_wait_are_sent_before_its_partitions_go(broker: Broker, topic: str, consumers, transport: str, ending: str) -> None:
+    produce(broker, topic, [b"%d" % index for index in range(50)], partition=0)
+    consumer = consumers(f"w-{ending}-" + topic, topic, transport=transport, enable_auto_commit=False)
+    for message in take(consumer, 50):
+        consumer.commit(message=message)
+    getattr(consumer, ending)()
+    watcher = consumers(f"w-{ending}-" + topic, transport=transport)
+    until([consumer] if ending == "unsubscribe" else [], lambda: watcher.committed([TopicPartition(topic, 0)], SECONDS)[0].offset == 50)
+
+
 def test_watermarks_times_and_topics(broker: Broker, topic: str, consumers, transport: str) -> None:
     produce(broker, topic, [b"x"] * 12)
     consumer = consumers(transport=transport)

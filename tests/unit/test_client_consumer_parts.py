@@ -229,7 +229,9 @@ def test_a_commit_is_not_tried_again_for_partitions_that_have_gone(monkeypatch: 
     both = commits.add({("t", 0): Committed(10), ("t", 1): Committed(11)}, None, 60)
     waits = commits.add({("t", 0): Committed(12)}, None, 60)
     respond(control, inbox, error=local_error(KafkaError._TRANSPORT))
-    commits.gone([("t", 0)])
+    assert commits.concern({("t", 0)}) and not commits.concern({("t", 2)})
+    commits.gone({("t", 0)})
+    assert commits.concern({("t", 1)}) and not commits.concern({("t", 0)})
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + 1)
     commits.advance()
@@ -265,8 +267,8 @@ class FakeConsumer:
         self.parts: list = []
         self.done_count = 0
         self._runner = SimpleNamespace(done=self._done, core=SimpleNamespace(has_lost=False))
-        self.gone: list = []  # of which commits are told
-        self._offsets = SimpleNamespace(commits=SimpleNamespace(gone=self.gone.extend))
+        self.gone: list = []  # and whether it was lost
+        self._offsets = SimpleNamespace(let_go=lambda keys, is_lost: self.gone.append((keys, is_lost)))
         self.rebalancer = Rebalancer(self)
         self.log: list = []
         self.rebalancer.set_callbacks(*(self._logged(name) for name in ("assign", "revoke", "lost")))
@@ -299,7 +301,7 @@ def test_the_eager_view() -> None:
     carry = consumer.rebalancer.carry_out
     carry(Assign(some(0, 1)))
     carry(Revoke(some(0)))
-    assert consumer.log == [("assign", [0, 1]), ("revoke", [0, 1]), ("assign", [1])] and consumer.has() == [1] and consumer.gone == [("t", 0)]
+    assert consumer.log == [("assign", [0, 1]), ("revoke", [0, 1]), ("assign", [1])] and consumer.has() == [1] and consumer.gone == [([("t", 0)], False)]
     carry(Assign(some(2)))
     assert consumer.log[3:] == [("revoke", [1]), ("assign", [1, 2])] and consumer.has() == [1, 2] and consumer.done_count == 3
     consumer._inbox.put_operation(Assign(some(3)))  # comes right behind: one assignment for both
@@ -308,7 +310,7 @@ def test_the_eager_view() -> None:
     carry(consumer._inbox.operations.popleft())
     assert consumer.log[6:] == [("assign", [1, 3])]
     carry(Lost(some(1, 3)))
-    assert consumer.log[7:] == [("lost", [1, 3])] and consumer.has() == []
+    assert consumer.log[7:] == [("lost", [1, 3])] and consumer.has() == [] and consumer.gone[-1] == ([("t", 1), ("t", 3)], True)
 
 
 def test_the_incremental_view_and_a_callback_that_raises() -> None:

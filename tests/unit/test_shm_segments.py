@@ -149,6 +149,13 @@ def test_what_was_made_anew_since_it_was_seen_is_not_swept(base, monkeypatch):
     os.close(made[1])
 
 
+def test_who_sweeps_may_have_a_new_segment_for_a_moment(base):
+    segments.create(segments.control_name(base), 4096)
+    swept = segments.hold(segments.control_name(base))
+    threading.Timer(0.05, os.close, [swept]).start()
+    os.close(segments.hold(segments.control_name(base)))
+
+
 def test_a_sweep_that_does_not_end_is_named(base, monkeypatch):
     segments.create(segments.control_name(base), 4096)
     monkeypatch.setattr(segments, "TAKE_OVER_S", 0.05)
