@@ -10,6 +10,8 @@ Invariants
     R3  the first offset of every batch is where this shard expected it; else somebody else's records are there (a predecessor's, that came late), and the shard is loaded anew
     R4  a shard becomes active when all it has loaded is below the high watermark: what a predecessor had under way counts, and counts for good
     R5  without its host's lease a shard answers nobody: another host may have been told to lead its partition, and know what this one does not
+    R6  a partition is loaded when nothing is under way any more that a predecessor here has sent to its owner: what comes in between would be in the log and not in the cores, and what
+        is written next, by cores that do not know of it, behind it
 Bounds: REQUESTS_MAX requests that wait in one coordinator; more are refused with COORDINATOR_NOT_AVAILABLE. LOADS_AT_ONCE threads load.
 
 Concurrency: the event loop's thread; cores are built by a loading thread before anybody else knows them.
@@ -116,7 +118,7 @@ def partition_for(name: str, partition_count: int) -> int:
 class _Place:
     """One partition, whether loaded or not."""
 
-    __slots__ = ("index", "late", "loading", "not_before", "requests", "shard", "source")
+    __slots__ = ("index", "late", "loading", "not_before", "requests", "shard", "source", "writing")
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -126,6 +128,7 @@ class _Place:
         self.late: asyncio.TimerHandle | None = None  # when what is lazy is to be written
         self.requests: set[int] = set()
         self.not_before = 0.0
+        self.writing: asyncio.Task[None] | None = None  # the last write, of this shard or of one that was thrown away
 
 
 class Coordinator:
@@ -353,7 +356,7 @@ class Coordinator:
     def _write(self, place: _Place, shard: Shard, unit: Unit) -> None:
         now_ms = self._now_ms()
         futures = [self._log.append_nowait(self.topic, place.index, batch.encode(now_ms), shard.leader_epoch) for batch in unit.batches]
-        task = asyncio.get_running_loop().create_task(self._written(place, shard, unit, futures))
+        task = place.writing = asyncio.get_running_loop().create_task(self._written(place, shard, unit, futures))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -446,7 +449,7 @@ class Coordinator:
         if source is None:
             place.source = None
             return
-        if self._loop.time() < place.not_before:
+        if self._loop.time() < place.not_before or (place.writing is not None and not place.writing.done()):  # R6
             return
         place.source = source
         place.loading = self._loop.create_task(self._load(partition, place, source))

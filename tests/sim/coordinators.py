@@ -48,7 +48,8 @@ class Place:
         self.loaded: Loaded | None = None
         self.not_before = 0
         self.alarm_ms: int | None = None
-        self.write = 0  # number of the write under way
+        self.write = 0  # number of the write under way, of this shard or of one that was thrown away
+        self.writer = -1  # the worker's generation that was told of it
         self.requests: dict[int, tuple[Any, int, bool]] = {}  # number -> who asked, in which leader epoch, with the lease
 
 
@@ -100,6 +101,8 @@ class Coordinator:
             if source is None or source[:2] != place.source[:2]:
                 self._unload(place)
             return
+        if source is not None and place.write and place.writer == source.owner_generation and "R6c" not in self.world.off:
+            return  # it may be written yet
         if source is None or self.kernel.now < place.not_before:
             place.loaded = None
             return
@@ -200,7 +203,8 @@ class Coordinator:
         if unit is None:
             return
         self._number += 1
-        number = place.write = self._number
+        number, place.writer = self._number, place.source.owner_generation
+        place.write = number
         worker = self.host.worker_of(self.host.node, partition)
         [batch] = unit.batches  # no producers' transactions here
         if "held" in self.world.off:
@@ -217,9 +221,11 @@ class Coordinator:
 
     def _written(self, key: tuple[Partition, Place, Shard, Unit, int], error: int, offset: int) -> None:
         partition, place, shard, unit, number = key
-        if place.shard is not shard or place.write != number:
+        if place.write != number:
             return
         place.write = 0
+        if place.shard is not shard:
+            return
         if error or offset != shard.end_offset:  # somebody else's records are there, or may be
             self._unload(place)
             return

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from mqd.acceptor.coordinators import InternalPartitions
 from mqd.coordinator.log import BYTES_MAX, AppendError
 from mqd.coordinator import runtime
-from mqd.coordinator.runtime import CoordinatorError, partition_for
+from mqd.coordinator.runtime import RETRY_S, CoordinatorError, partition_for
 from mqd.group import records
 from mqd.coordinator.topics import GROUPS, TRANSACTIONS
 from mqd.native import SlotState
@@ -443,5 +444,31 @@ def test_whoever_was_without_a_lease_loads_anew(tmp_path: Path, monkeypatch: pyt
         monkeypatch.undo()
         await until(lambda: transactions._places[transactions.partition_for("id")].shard is not None)
         await until(lambda: transactions.core("id").state == State.COMPLETE_COMMIT)
+
+    run(tmp_path, scenario)
+
+
+def test_a_partition_is_loaded_when_what_a_predecessor_sent_is_written_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its owner may stand still with it. What is loaded before lacks it, and what is written next comes behind it in the log (R6; found by the simulator: a group's generation fell)."""
+
+    async def scenario(broker: HandlerBroker) -> None:
+        assert await commit(broker, 5) == [0]
+        groups = broker.broker.coordinators.groups
+        place = groups._places[partition_for("g", 3)]
+        broker.owners.hold = True
+        late = asyncio.create_task(commit(broker, 6))
+        await until(lambda: broker.owners._held)
+        store(broker, GROUPS, place.index)
+        monkeypatch.setattr(InternalPartitions, "source", lambda *_: None)  # the lease lapses
+        groups.look()
+        assert await late == [NOT_COORDINATOR]
+        monkeypatch.undo()
+        await asyncio.sleep(RETRY_S + 0.01)
+        groups.look()
+        assert place.loading is None and place.shard is None
+        broker.owners.hold = False
+        broker.owners.release()
+        await until(lambda: place.shard is not None)
+        assert await fetch(broker) == (0, 6)
 
     run(tmp_path, scenario)
