@@ -5,7 +5,7 @@ priority `make native-test` and then BESIDE: what starts no broker, and other pe
 there is one run of pytest, with them.
 
 Thousands of tests with real processes, on a machine whose speed nobody promises: one of them may lose a race against its own time limit. A test that fails twice,
-or is one of more than AGAIN_MAX, fails the run; so do the core's tests, which are one. One that passes the second time is printed as such, so that it is looked into; the slow tiers have no second try.
+or is one of more than AGAIN_MAX, fails the run; so does a test of the core. One that passes the second time is printed as such, so that it is looked into; the slow tiers have no second try.
 """
 
 from __future__ import annotations
@@ -40,13 +40,9 @@ def failed_of(cache: Path) -> list[str]:
     return sorted(json.loads(_last_failed(cache).read_text())) if _last_failed(cache).exists() else []
 
 
-def core_tests() -> int:
-    return subprocess.run(["make", "--no-print-directory", "-C", "native/tests", "check"]).returncode
-
-
 def the_second() -> int:
     """The second run, in a process of its own: pytest's status, and CORE_FAILED more when the core's own tests fail."""
-    core = core_tests()
+    core = subprocess.run(["make", "--no-print-directory", "-C", "native/tests", "check"]).returncode
     status = run(BESIDE_CACHE, *BESIDE)
     return status + (CORE_FAILED if core else 0)
 
@@ -77,14 +73,6 @@ def again(cache: Path, failed: list[str], *arguments: str) -> int:
     return status
 
 
-def core_again() -> int:
-    """What it says ends the output, where whoever looks for the cause begins to read."""
-    print("\nthe core's own tests failed (above) and are run once more, alone:", flush=True)
-    status = core_tests()
-    print("\nthe core's own tests", "failed the second time too" if status else "passed the second time, to be looked into", flush=True)
-    return status
-
-
 def main(arguments: list[str]) -> int:
     core_failed = False
     for cache in (CACHE, BESIDE_CACHE):
@@ -101,7 +89,9 @@ def main(arguments: list[str]) -> int:
     if hopeless or sum(map(len, failed.values())) > AGAIN_MAX:
         return hopeless[0] if hopeless else 1
     ended = [again(cache, names, *(arguments or (BESIDE if cache == BESIDE_CACHE else ()))) for cache, names in failed.items() if names]
-    return max([*ended, core_again() if core_failed else 0])
+    if core_failed:
+        print("\nthe core's own tests failed, see above; they have no second try: what fails there now and then is a race of ours", flush=True)
+    return max([*ended, CORE_FAILED if core_failed else 0])
 
 
 if __name__ == "__main__":

@@ -154,12 +154,12 @@ def taking_over(base: str) -> Iterator[None]:
     except BlockingIOError:
         raise SegmentError(errno.EBUSY, f"another broker's keeper has been removing the shared memory segments {base}-* for {TAKE_OVER_S:.0f} s: has it been stopped? Let it go on, or end it") from None
     except OSError:
-        yield  # nothing is left, or nothing that we may have: making it anew says so
-        return
+        fd = -1  # nothing is left, or nothing that we may have: making it anew says so
     try:
         yield
     finally:
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
 
 
 def _is_old(path: str, now: float) -> bool:

@@ -28,7 +28,8 @@ import mqd
 BATCH_RECORDS_MAX = 200
 STEP_SECONDS = 5.0
 ABORTED_SHARE = 0.1
-# librdkafka 2.10 to 2.16 waits for ever, whatever the time-out, for a coordinator that Metadata does not name any more (its issues 5456 and 5511): the process ends itself then, as a health check of an application would.
+# librdkafka 2.10 to 2.16 waits for ever, whatever the time-out, for a group's coordinator that Metadata does not name any more (its issues 5456 and 5511): the process ends itself then. Only around the call that does it: what
+# else hangs is to be found.
 HUNG_SECONDS = 20.0
 # librdkafka 2.16 by default begins anew from the bootstrap servers when all brokers are down; of a cluster of one broker, whose connections end together, it then keeps a
 # broker that it is about to forget, and waits for it for ever with what it had to send (TxnOffsetCommit, seen), whatever the time-out.
@@ -60,8 +61,7 @@ class Copier:
         self.is_stopping = True
 
     def run(self) -> None:
-        with self.not_hanging():
-            self.patiently(self.producer.init_transactions, STEP_SECONDS)
+        self.patiently(self.producer.init_transactions, 30.0)
         self.consumer.subscribe([self.source], on_assign=self.on_moved, on_revoke=self.on_moved, on_lost=self.on_moved)
         while not self.is_stopping:
             member = self.consumer.memberid()
@@ -93,17 +93,14 @@ class Copier:
         return batch
 
     def copy(self, batch: list[Message], metadata: object) -> None:
-        with self.not_hanging():
-            self.transact(batch, metadata)
-
-    def transact(self, batch: list[Message], metadata: object) -> None:
         try:
             self.producer.begin_transaction()
             for message in batch:
                 self.producer.produce(self.target, message.value(), message.key(), message.partition())
             ends = {message.partition(): message.offset() + 1 for message in batch}
             offsets = [TopicPartition(self.source, partition, end) for partition, end in ends.items()]
-            self.patiently(self.producer.send_offsets_to_transaction, offsets, metadata, STEP_SECONDS)
+            with self.not_hanging():
+                self.patiently(self.producer.send_offsets_to_transaction, offsets, metadata, STEP_SECONDS)
             if self.chance.random() < ABORTED_SHARE:
                 self.abort(batch)
                 return

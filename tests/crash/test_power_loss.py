@@ -101,8 +101,8 @@ class Retries(threading.Thread):
         return violations
 
 
-def record(directory: Path, seed: int, config: dict[str, str], kills: bool) -> Recording:
-    """A few seconds of load with topics that come and go; with `kills` a worker and the controller die in the middle. Ends with kill -9 of everything."""
+def record(directory: Path, seed: int, config: dict[str, str], kills: bool, stops: bool = False) -> Recording:
+    """A few seconds of load with topics that come and go; with `kills` a worker and the controller die in the middle. Ends with kill -9 of everything, or in order: nothing is then done and not yet told."""
     directory.mkdir()
     broker = Broker(directory / "data", config=config, environment={"MQD_FILE_JOURNAL": str(directory / "journal")})
     chance = random.Random(f"{seed} record")
@@ -123,12 +123,14 @@ def record(directory: Path, seed: int, config: dict[str, str], kills: bool) -> R
                     kill_and_wait(broker, chance.choice(("mqd-worker-0", "mqd-worker-1", "mqd-controller")))
             load.wait_for_progress()
             end_ns = time.monotonic_ns()
-            broker.kill_all()
+            _ = broker.stop() if stops else broker.kill_all()
             retries.end()
             for client in (*load.producers, *load.consumers):
                 client.end()
             for producer in load.producers:
-                producer._producer.purge()  # nobody will answer any more
+                while producer.is_alive():
+                    producer._producer.purge()  # nobody will answer any more; it may still send what is left of its burst
+                    producer.join(0.1)
         assert not [error for one in load.producers for error in one.errors if "fatal" in error]
         history = load.history()
         history.acknowledged += retries.acknowledged
@@ -222,7 +224,7 @@ def test_nothing_acknowledged_is_lost_in_a_power_cut(tmp_path, rounds, seed):
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
-    return record(tmp_path_factory.mktemp("power") / "recording", 7, {}, kills=False)
+    return record(tmp_path_factory.mktemp("power") / "recording", 7, {}, kills=False, stops=True)
 
 
 def _replayed(recording: Recording, at_ns: int, ignore: Callable[[Operation], bool] = lambda operation: False) -> Disk:

@@ -15,6 +15,8 @@ import contextlib
 import random
 from collections import deque
 
+import pytest
+
 from mqd.client.group_core import GroupCore, Settings, State
 from mqd.client.group_events import Answered, Assign, Done, Leave, Left, Lost, Partition, Polled, Problem, Resolve, Revoke, Send, Subscribe, Tick, TopicsKnown, Unanswered
 from mqd.coordinator.actions import Persist, Reply, Timer, TimerFired
@@ -293,3 +295,17 @@ def run(seed: int, steps: int = 400) -> World:
         world.step()
     world.settle()
     return world
+
+
+def acknowledges_before_it_lets_go(patch: pytest.MonkeyPatch) -> None:
+    """A planted bug: the member tells the coordinator that partitions are free while the application still has them."""
+
+    def handle(self, event, now_ms, _before=GroupCore.handle):
+        actions = _before(self, event, now_ms)
+        if self.callback is not None and self.callback[0] is Revoke:
+            self.owned -= self.callback[1]
+            self._say_owned = True
+        return actions
+
+    patch.setattr(GroupCore, "handle", handle)
+    patch.setattr(GroupCore, "check", lambda self: None)

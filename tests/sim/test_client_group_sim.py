@@ -6,7 +6,7 @@ import pytest
 
 from mqd.client import group_core
 from mqd.client.group_core import GroupCore
-from tests.sim.client_group_world import run
+from tests.sim.client_group_world import acknowledges_before_it_lets_go, run
 
 QUICK_SEEDS = 30
 
@@ -32,18 +32,6 @@ def test_what_histories_meet() -> None:
     worlds = [run(seed) for seed in range(25)]
     assert {0, 25, 110, 111} <= set().union(*(world.heard for world in worlds))
     assert any(group_core.MAX_POLL_EXCEEDED in one.problems for world in worlds for one in world.consumers)
-
-
-def acknowledges_before_it_lets_go(patch: pytest.MonkeyPatch) -> None:
-    def handle(self, event, now_ms, _before=GroupCore.handle):
-        actions = _before(self, event, now_ms)
-        if self.callback is not None and self.callback[0] is group_core.Revoke:
-            self.owned -= self.callback[1]
-            self._say_owned = True
-        return actions
-
-    patch.setattr(GroupCore, "handle", handle)
-    patch.setattr(GroupCore, "check", lambda self: None)
 
 
 def keeps_what_it_had_when_fenced(patch: pytest.MonkeyPatch) -> None:

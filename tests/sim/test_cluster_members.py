@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqd.client import group_core
-from mqd.client.group_core import GroupCore
+from tests.sim.client_group_world import acknowledges_before_it_lets_go
 from tests.sim.cluster_world import ClusterWorld
 from tests.sim.plans import KINDS
 from tests.sim.schedules import outcome, outcomes, report
@@ -33,22 +32,10 @@ def test_what_schedules_meet() -> None:
 
 
 # A rule that is off -> seeds within which it is seen.
-@pytest.mark.parametrize(("rule", "seeds"), [("held", 5), ("R4c", 20), ("commit", 15), ("unreleased", 10), ("timers", 1), ("again", 10)])
+@pytest.mark.parametrize(("rule", "seeds"), [("held", 5), ("R4c", 30), ("commit", 15), ("unreleased", 10), ("timers", 1), ("again", 10)])
 def test_a_rule_that_is_off_is_seen(rule: str, seeds: int) -> None:
     found = outcomes(range(seeds), frozenset([rule]), enough=1, kind="members")
     assert any(result.name in ("C5", "C6", "LIVE") for result in found), f"{rule} survives {seeds} schedules"
-
-
-def acknowledges_before_it_lets_go(patch: pytest.MonkeyPatch) -> None:
-    def handle(self, event, now_ms, _before=GroupCore.handle):
-        actions = _before(self, event, now_ms)
-        if self.callback is not None and self.callback[0] is group_core.Revoke:
-            self.owned -= self.callback[1]
-            self._say_owned = True
-        return actions
-
-    patch.setattr(GroupCore, "handle", handle)
-    patch.setattr(GroupCore, "check", lambda self: None)
 
 
 def test_a_member_with_a_bug_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

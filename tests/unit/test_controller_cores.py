@@ -292,13 +292,19 @@ def test_full_table_waits_for_slots_of_a_deletion(world: World) -> None:
     assert answer.error == 0 and len(answer.topic.partitions) == 5 and all(partition.slot >= 0 for partition in answer.topic.partitions)
 
 
-@pytest.mark.parametrize("dies", [False, True])
-def test_a_move_that_was_written_and_not_carried_out_when_the_controller_died_is_carried_out_by_the_next(world: World, dies: bool) -> None:
-    """The metadata say that it lies in the other directory, the slot that it lies in the old one: whoever reads goes by the slot, and the old one's files are deleted."""
+def moved_by_its_owner(world: World) -> tuple[messages.TopicImage, messages.PartitionImage]:
+    """A topic of one partition, as it was before its owner said that it lies in the other directory; nothing of that is written yet."""
     image = world.ask(create("orders", 1)).topic
     (partition,) = image.partitions
     worker = next(client for client, index in world.subscribed.items() if index == partition.owner)
     world.on_host(host_core.MoveEnded(worker, messages.MoveCompleted(image.topic_id, 0, 1 - partition.log_dir)))
+    return image, partition
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_move_that_was_written_and_not_carried_out_when_the_controller_died_is_carried_out_by_the_next(world: World, dies: bool) -> None:
+    """The metadata say that it lies in the other directory, the slot that it lies in the old one: whoever reads goes by the slot, and the old one's files are deleted."""
+    image, partition = moved_by_its_owner(world)
     if dies:  # its slot is the witness: it stays as it is until there is a newer epoch
         world.die(partition.owner, notice=False)
     before = world.slots[partition.slot]
@@ -313,10 +319,7 @@ def test_a_move_that_was_written_and_not_carried_out_when_the_controller_died_is
 @pytest.mark.parametrize("noticed", [True, False])
 def test_a_move_does_not_hide_the_death_of_who_moved_it(world: World, noticed: bool) -> None:
     """The worker dies between its word and the publication, the controller before the new epoch is written: the next controller has the slot alone to go by."""
-    image = world.ask(create("orders", 1)).topic
-    (partition,) = image.partitions
-    worker = next(client for client, index in world.subscribed.items() if index == partition.owner)
-    world.on_host(host_core.MoveEnded(worker, messages.MoveCompleted(image.topic_id, 0, 1 - partition.log_dir)))
+    _, partition = moved_by_its_owner(world)
     world.die(partition.owner, notice=noticed)
     moved, world.queue = world.queue[:1], world.queue[1:]
     raised, world.queue = world.queue, moved

@@ -50,9 +50,4 @@ def test_what_fails_twice_fails_the_run(tmp_path, place):
 def test_a_failing_core_fails_the_run_and_hides_nothing(tmp_path):
     done = run(tmp_path, core="false", without=FAILS)
     assert done.returncode != 0 and "1 failed, 5 passed" in done.stdout and "1 passed" in done.stdout
-    assert "1 failed and is run once more, alone:\n  tests/unit" in done.stdout and "the core's own tests failed the second time too" in done.stdout
-
-
-def test_a_core_that_fails_once_is_run_again_and_named(tmp_path):
-    done = run(tmp_path, core="test -e mark || { touch mark; false; }")
-    assert done.returncode == 0 and done.stdout.rstrip().endswith("the core's own tests passed the second time, to be looked into")
+    assert "1 failed and is run once more, alone:\n  tests/unit" in done.stdout and "the core's own tests failed" in done.stdout.splitlines()[-1]
