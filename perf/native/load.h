@@ -24,6 +24,7 @@ uint32_t get32(const uint8_t *p);
 uint64_t get64(const uint8_t *p);
 void set64(uint8_t *p, uint64_t v);
 void *allocate(size_t size);
+void percentiles(const char *what, int64_t *ns, int count, const char *more); /* prints a JSON member and `more`; sorts ns */
 
 /* ---- frames, with their length word ---- */
 
@@ -53,6 +54,7 @@ int produce_main(const struct arguments *arguments);
 int fetch_main(const struct arguments *arguments);
 int parked_main(const struct arguments *arguments);
 int latency_main(const struct arguments *arguments);
+int paced_main(const struct arguments *arguments);
 int end_to_end_main(const struct arguments *arguments);
 int sync_main(const struct arguments *arguments);
 int files_main(const struct arguments *arguments);

@@ -26,7 +26,7 @@ static int compare(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-static void percentiles(const char *what, int64_t *ns, int count, const char *more)
+void percentiles(const char *what, int64_t *ns, int count, const char *more)
 {
     qsort(ns, (size_t)count, sizeof *ns, compare);
     printf("\"%s\": {\"count\": %d, \"p50_us\": %.1f, \"p90_us\": %.1f, \"p99_us\": %.1f, \"p999_us\": %.1f, \"max_us\": %.1f}%s", what, count, (double)ns[count / 2] / 1e3,
