@@ -47,8 +47,8 @@ def check_target(view: View, partition: PartitionState, replicas: Sequence[int],
 
 def reassign(view: View, topic: TopicState, partition: PartitionState, replicas: tuple[int, ...], directories: Directories, replacing: int = -1) -> PartitionChange | None:
     """Towards these replicas, whatever was under way. Raises Refusal: a host has no directory for it (KAFKA_STORAGE_ERROR); more than REPLICAS_MAX on the way (INVALID_REPLICA_ASSIGNMENT)."""
-    # What an earlier reassignment was bringing and this one does not want is let go at once; but not those on whom the in-sync set rests.
-    unwanted = [node for node in partition.adding_replicas if node not in replicas]
+    # What an earlier reassignment was bringing and this one does not want is let go at once; but not those on whom the in-sync set rests, nor those who have what too few are in sync with. They go when it ends.
+    unwanted = [node for node in partition.adding_replicas if node not in replicas and node not in _needed(partition)]
     in_sync = without(partition.in_sync_replicas, unwanted)
     base_count = len(partition.replicas) - len(partition.adding_replicas)
     if len(in_sync) < len(partition.in_sync_replicas) and len(in_sync) < effective_min_in_sync(view.wanted_min(topic), base_count):
@@ -71,6 +71,11 @@ def reassign(view: View, topic: TopicState, partition: PartitionState, replicas:
     return view.settled(topic, target)
 
 
+def _needed(partition: PartitionState) -> tuple[int, ...]:
+    """Who is not in sync and has acknowledged records all the same, while fewer than min.insync.replicas are in sync; when nobody is known to have all of them, who was the last that did."""
+    return partition.eligible_leader_replicas or (() if partition.in_sync_replicas else partition.last_known_eligible)
+
+
 def _directories(partition: PartitionState, replicas: Sequence[int], directories: Directories) -> tuple[str, ...]:
     known = dict(zip(partition.replicas, partition.directories))
     found = []
@@ -85,10 +90,11 @@ def _directories(partition: PartitionState, replicas: Sequence[int], directories
 
 
 def cancel(view: View, topic: TopicState, partition: PartitionState) -> PartitionChange | None:
-    """Back to what was before. Raises Refusal: nothing is under way; or the in-sync set rests on what was added."""
+    """Back to what was before. Raises Refusal: nothing is under way; or the in-sync set rests on what was added, or all that is known to be left of the records."""
     if not in_progress(partition):
         raise Refusal(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, f"No partition reassignment of {topic.name}-{partition.index} is under way.")
     base = without(partition.replicas, partition.adding_replicas)
+    astray = _astray(partition)
     in_sync = without(partition.in_sync_replicas, partition.adding_replicas)
     lost = len(in_sync) < len(partition.in_sync_replicas)
     if lost and (not in_sync or len(in_sync) < effective_min_in_sync(view.wanted_min(topic), len(base))):
@@ -96,14 +102,15 @@ def cancel(view: View, topic: TopicState, partition: PartitionState) -> Partitio
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
             f"Without the added replicas {list(partition.adding_replicas)}, {len(in_sync)} of {topic.name}-{partition.index} would be in sync, fewer than min.insync.replicas; wait until the others are.",
         )
-    if any(node in partition.adding_replicas for node in partition.eligible_leader_replicas) and not in_sync:
-        raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"Nobody else but the added replicas of {topic.name}-{partition.index} has all of its records; wait until another is back.")
+    if any(node in partition.adding_replicas for node in _needed(partition)) and not in_sync:
+        text = f"Nobody else but the added replicas of {topic.name}-{partition.index} is known to have all of its records; wait until another is back, or elect a leader uncleanly."
+        raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, text)
     target = Target(partition)
     by_node = dict(zip(partition.replicas, partition.directories))
     # The removing ones stood behind the target's order: the first in-sync one of them led before, most likely.
-    target.replicas = base
-    target.directories = tuple(by_node[node] for node in base)
-    target.in_sync, target.adding, target.removing, target.replacing = in_sync, (), (), -1
+    target.replicas = without(base, astray) + astray
+    target.directories = tuple(by_node[node] for node in target.replicas)
+    target.in_sync, target.adding, target.removing, target.replacing = in_sync, (), astray, -1
     return view.settled(topic, target)
 
 
@@ -121,11 +128,16 @@ def replaced(loads: Loads, replicas: tuple[int, ...], node: int) -> tuple[int, .
     return tuple(other if replica == node else replica for replica in replicas)
 
 
+def _astray(partition: PartitionState) -> tuple[int, ...]:
+    """Of a move of mqd's own: where it went before it got another goal, as far as that is still needed. Those are no replicas that were there before."""
+    return without(partition.removing_replicas, (partition.replacing,)) if partition.replacing >= 0 else ()
+
+
 def _leaves(topic: TopicState, partition: PartitionState, leaving: set[int]) -> tuple[int, tuple[int, ...]] | None:
     """(whom to replace, among which replicas); None: nothing to do. A move of mqd's own that goes to a leaving host gets another goal, one that lets an internal topic grow begins anew."""
     if partition.leader < 0 or partition.redirect >= 0:  # a retired one follows the one that takes its records
         return None
-    base = without(partition.replicas, partition.adding_replicas)
+    base = without(partition.replicas, (*partition.adding_replicas, *_astray(partition)))
     if in_progress(partition):
         astray = not leaving.isdisjoint(partition.adding_replicas)
         if astray and partition.replacing in base:
