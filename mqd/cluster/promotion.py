@@ -1,15 +1,14 @@
-"""Which host should become a voter of the quorum by itself: a cluster of one that has grown to three gets three voters, one at a time (cluster.md 3.5: 1 -> 3).
+"""Which host should become a voter of the quorum by itself: a cluster of one that has grown to three gets three voters, one at a time.
 
-Pure. Nobody is ever removed by itself, and a number of voters that an operator has chosen (two, four, five and more) is left alone: only one voter grows to three, by way of two.
+Pure. Nobody is ever removed by itself, and a number of voters that an operator has chosen is left alone: two by their founding, four, five and more, and what is left when one was removed. Only one voter
+grows to three, by way of two. That it is on the way is read from the voter sets of the metadata log (quorum_log_memory.py: their course), which every controller has, whoever of them began it.
 """
 
 from collections.abc import Iterable
 
 from mqd.cluster.metadata_records import BrokerState
-from mqd.cluster.quorum_messages import ReplicaKey, Voter, Voters
+from mqd.cluster.quorum_messages import GROWING, SHRUNK, VOTERS_WANTED, ReplicaKey, Voter, Voters
 from mqd.cluster.replica_identity import directory_bytes
-
-VOTERS_WANTED = 3
 
 
 def key_of(broker: BrokerState) -> ReplicaKey | None:
@@ -20,11 +19,11 @@ def key_of(broker: BrokerState) -> ReplicaKey | None:
         return None
 
 
-def candidates(voters: Voters, brokers: Iterable[BrokerState], growing: bool) -> list[Voter]:
-    """In service, reachable by the others, no voter yet; the lowest node id first. Empty when there are not enough hosts for three, or when there is nothing to grow. `growing`: this controller has begun with one voter, so two are
-    on the way and no wish."""
+def candidates(voters: Voters, brokers: Iterable[BrokerState], course: int) -> list[Voter]:
+    """In service, reachable by the others, no voter yet; the lowest node id first. Empty when there are not enough hosts for three, or when there is nothing to
+    grow. `course`: how these voters came to be so many; two of whom one was added are on the way, and two that were founded, or one or two that are left, are a wish."""
     count = len(voters)
-    if count >= VOTERS_WANTED or (count == 2 and not growing):
+    if count >= VOTERS_WANTED or course == SHRUNK or (count == 2 and course != GROWING):
         return []
     nodes = {voter.node_id for voter in voters}
     fit = []

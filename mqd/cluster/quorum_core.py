@@ -455,7 +455,7 @@ class QuorumCore(QuorumReplica):
 
 
 def standalone(meta: SnapshotMeta, survivors: Voters) -> SnapshotMeta:
-    """force-standalone: the same state in a new generation with these voters; members of the old one are refused."""
+    """force-standalone: the same state in a new generation with these voters, who are as founded; members of the old one are refused."""
     return SnapshotMeta(meta.offset, meta.epoch, survivors, meta.generation + 1)
 
 

@@ -3,12 +3,13 @@
 Invariants (check())
     G1  batches are gapless from start_offset to end_offset; epochs do not fall
     G2  epochs[i] = (epoch, offset of its first record), both rising, all above start_epoch, the one of the record before start_offset
-    G3  voter sets: the first is the one in force at start_offset, the others belong to batches in the log
+    G3  voter sets: the first is the one in force at start_offset, the others belong to batches in the log; how each came to be as large as it is follows from the sets before it, and is kept
+        with the first when they go
 """
 
 from bisect import bisect_left, bisect_right
 
-from mqd.cluster.quorum_messages import VOTERS, Batch, SnapshotMeta, Voters, voters_of
+from mqd.cluster.quorum_messages import FOUNDED, VOTERS, Batch, SnapshotMeta, Voters, course_after, voters_of
 
 
 class MemoryLog:
@@ -27,7 +28,8 @@ class MemoryLog:
         self._batches: list[Batch] = []
         self._bases: list[int] = []
         self._epochs: list[tuple[int, int]] = []
-        self._voters: list[tuple[int, Voters]] = [(-1, snapshot.voters if snapshot is not None else ())]  # (base offset of the batch, set)
+        first = (-1, snapshot.voters, snapshot.course) if snapshot is not None else (-1, (), FOUNDED)
+        self._voters: list[tuple[int, Voters, int]] = [first]  # (base offset of the batch, set, its course)
 
     @property
     def last_epoch(self) -> int:
@@ -38,6 +40,11 @@ class MemoryLog:
         return self._voters[-1][1]
 
     @property
+    def voters_course(self) -> int:
+        """FOUNDED, GROWING or SHRUNK: how the newest voter set came to be as large as it is."""
+        return self._voters[-1][2]
+
+    @property
     def voters_offset(self) -> int:
         """Of the batch that brought the newest voter set; -1 = older than the log."""
         return self._voters[-1][0]
@@ -46,7 +53,8 @@ class MemoryLog:
         if batch.base_offset != self.end_offset or batch.epoch < self.last_epoch or not batch.values:
             raise ValueError(f"a batch of epoch {batch.epoch} at offset {batch.base_offset} after epoch {self.last_epoch}, offset {self.end_offset}")
         if batch.kind == VOTERS:
-            self._voters.append((batch.base_offset, voters_of(batch)))
+            voters = voters_of(batch)
+            self._voters.append((batch.base_offset, voters, course_after(self.voters_course, self.voters, voters)))
         if batch.epoch > self.last_epoch:
             self._epochs.append((batch.epoch, batch.base_offset))
         self._batches.append(batch)
@@ -82,7 +90,7 @@ class MemoryLog:
         self._epochs = [entry for entry in self._epochs if entry[0] > self.start_epoch]
         while len(self._voters) > 1 and self._voters[1][0] < self.start_offset:
             del self._voters[0]
-        self._voters[0] = (-1, self._voters[0][1])
+        self._voters[0] = (-1, *self._voters[0][1:])
 
     def read(self, offset: int, end_offset: int, bytes_max: int) -> tuple[Batch, ...]:
         """Whole batches from `offset`, the beginning of one, to before `end_offset`; at least one if there is any."""
@@ -127,8 +135,15 @@ class MemoryLog:
 
     def voters_before(self, offset: int) -> Voters:
         """The set in force after all records below `offset`."""
+        return self._voters_at(offset)[1]
+
+    def course_before(self, offset: int) -> int:
+        """Of that set."""
+        return self._voters_at(offset)[2]
+
+    def _voters_at(self, offset: int) -> tuple[int, Voters, int]:
         index = bisect_left(self._voters, offset, key=lambda entry: entry[0])
-        return self._voters[max(index - 1, 0)][1]
+        return self._voters[max(index - 1, 0)]
 
     def check(self) -> None:
         offset, epoch, starts = self.start_offset, self.start_epoch, []

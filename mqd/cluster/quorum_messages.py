@@ -43,6 +43,20 @@ class Voter(msgspec.Struct, frozen=True, array_like=True, order=True):
 
 Voters = tuple[Voter, ...]  # sorted; no node id twice
 
+FOUNDED, GROWING, SHRUNK = 0, 1, 2
+"""How a voter set came to be as large as it is: as it was founded, or nobody knows any more; by voters added; or an operator has taken one out, and there have not been VOTERS_WANTED since."""
+VOTERS_WANTED = 3
+
+
+def course_after(course: int, before: Voters, voters: Voters) -> int:
+    """Of `voters`, which follow a set with `course`. Only an operator removes a voter, so that says how many are wanted, also while the one removed is replaced."""
+    old, new = {voter.key for voter in before}, {voter.key for voter in voters}
+    if old - new:
+        return SHRUNK
+    if not new - old or (course == SHRUNK and len(new) < VOTERS_WANTED):
+        return course
+    return GROWING
+
 
 # -- the log -------------------------------------------------------------------------------------------------------------------
 
@@ -103,6 +117,7 @@ class SnapshotMeta(msgspec.Struct, frozen=True, array_like=True):
     epoch: int  # of the last record that it covers; 0 when it covers none
     voters: Voters  # in force at `offset`
     generation: int  # of the cluster, from 1
+    course: int = FOUNDED  # of `voters`; a version that does not know it passes over it, and writes none
 
 
 # -- elections -----------------------------------------------------------------------------------------------------------------

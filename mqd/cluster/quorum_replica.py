@@ -91,7 +91,7 @@ class QuorumReplica:
         """What goes with a snapshot of the state at `offset`, an applied one not before the last snapshot's."""
         if not self.log.start_offset <= offset <= self.applied_offset:
             raise ValueError(f"no snapshot at offset {offset}: the log begins at {self.log.start_offset}, {self.applied_offset} is applied")
-        return SnapshotMeta(offset, self.log.epoch_before(offset), self.log.voters_before(offset), self.generation)
+        return SnapshotMeta(offset, self.log.epoch_before(offset), self.log.voters_before(offset), self.generation, self.log.course_before(offset))
 
     # -- effects -----------------------------------------------------------------------------------------------------------
 

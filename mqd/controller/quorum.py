@@ -181,6 +181,10 @@ class Quorum:
     def voters(self) -> Voters:
         return self.core.voters
 
+    @property
+    def voters_course(self) -> int:
+        return self.core.log.voters_course
+
     async def stop(self) -> None:
         self._stopped = True
         if self._timer is not None:

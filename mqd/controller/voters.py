@@ -27,7 +27,6 @@ class VoterChanges:
     def __init__(self, shell: Shell) -> None:
         self._shell = shell
         self._busy = False
-        self._growing = False
         self._next_try = 0.0
 
     # -- asked for -----------------------------------------------------------------------------------------------------------
@@ -78,18 +77,14 @@ class VoterChanges:
 
     def tick(self) -> None:
         shell = self._shell
-        if not shell.core.active:
-            self._growing = False
-            return
-        if self._busy or time.monotonic() < self._next_try:
+        if not shell.core.active or self._busy or time.monotonic() < self._next_try:
             return
         brokers = list(shell.core.committed.brokers.values())
         voters = shell.quorum.voters
         if moved := promotion.moved(voters, brokers):
             self._change(lambda token: events.UpdateVoter(token, moved), f"the quorum is told the new address of node {moved.node_id}")
             return
-        self._growing = self._growing and len(voters) < promotion.VOTERS_WANTED or len(voters) == 1
-        fit = promotion.candidates(voters, brokers, self._growing)
+        fit = promotion.candidates(voters, brokers, shell.quorum.voters_course)
         caught_up = {
             one.key for one in shell.quorum.core.describe(clock.boottime_ns()).observers if 0 <= one.last_caught_up_age_ns <= CAUGHT_UP_MS_MAX * 1_000_000
         } if fit else set()

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,11 +12,13 @@ from mqd.cluster import quorum_events as events
 from mqd.cluster.metadata_records import BrokerState
 from mqd.cluster.metadata_state import MetadataState
 from mqd.cluster.quorum_events import VoteState
-from mqd.cluster.quorum_messages import DATA, ReplicaKey, SnapshotMeta, Voter, make_batch
+from mqd.cluster.quorum_log_memory import MemoryLog
+from mqd.cluster.quorum_messages import DATA, FOUNDED, GROWING, SHRUNK, ReplicaKey, SnapshotMeta, Voter, make_batch, voters_batch
 from mqd.cluster.quorum_store import FlushFailed
 from mqd.cluster.replica_identity import directory_text
 from mqd.controller import session
 from mqd.controller.disk import Disk, StoreSnapshot
+from mqd.controller.voters import VoterChanges
 
 KEY = ReplicaKey(1, b"d" * 16)
 
@@ -115,16 +118,56 @@ def voter(node_id: int) -> Voter:
 
 def test_one_voter_becomes_three_and_no_other_number_changes_by_itself():
     brokers = [broker(1), broker(2), broker(3), broker(4)]
-    assert [one.node_id for one in promotion.candidates((voter(1),), brokers, True)] == [2, 3, 4]
-    assert [one.node_id for one in promotion.candidates((voter(1), voter(2)), brokers, True)] == [3, 4]
-    assert promotion.candidates((voter(1), voter(2)), brokers, False) == [], "two voters were somebody's wish"
-    assert promotion.candidates((voter(1), voter(2), voter(3)), brokers, True) == []
-    assert promotion.candidates((voter(1),), brokers[:2], True) == [], "two hosts keep one voter: the loss of either of two would stop both"
+    assert [one.node_id for one in promotion.candidates((voter(1),), brokers, FOUNDED)] == [2, 3, 4]
+    assert [one.node_id for one in promotion.candidates((voter(1), voter(2)), brokers, GROWING)] == [3, 4]
+    assert promotion.candidates((voter(1), voter(2)), brokers, FOUNDED) == [], "two voters were somebody's wish"
+    assert promotion.candidates((voter(1), voter(2)), brokers, SHRUNK) == promotion.candidates((voter(1),), brokers, SHRUNK) == [], "so are those who are left when one was removed"
+    assert promotion.candidates((voter(1), voter(2), voter(3)), brokers, GROWING) == []
+    assert promotion.candidates((voter(1),), brokers[:2], FOUNDED) == [], "two hosts keep one voter: the loss of either of two would stop both"
+
+
+class GrowingCluster:
+    """Four hosts, the first of which has founded the cluster; a quorum that does what it is asked. Each host has its own controller."""
+
+    def __init__(self) -> None:
+        self.log = MemoryLog(SnapshotMeta(0, 0, (voter(1),), 1), 1)
+        self.brokers = {node: broker(node, fenced=False) for node in (1, 2, 3, 4)}
+
+    def controller(self) -> VoterChanges:
+        """As a process has it that has just become active."""
+        describe = lambda now_ns: SimpleNamespace(observers=[SimpleNamespace(key=promotion.key_of(one), last_caught_up_age_ns=0) for one in self.brokers.values()])  # noqa: E731
+        quorum = SimpleNamespace(voters=self.log.voters, voters_course=self.log.voters_course, core=SimpleNamespace(describe=describe), change_voters=self.change)
+        return VoterChanges(SimpleNamespace(core=SimpleNamespace(active=True, committed=SimpleNamespace(brokers=self.brokers)), quorum=quorum))  # type: ignore[arg-type]
+
+    def change(self, make, ended) -> None:
+        wish = make("token")
+        self.vote(*(one.node_id for one in self.log.voters), wish.voter.node_id)
+        ended(0, "")
+
+    def vote(self, *nodes: int) -> None:
+        self.log.append(voters_batch(self.log.end_offset, 1, tuple(voter(node) for node in sorted(nodes))))
+
+    def after_ticks(self) -> list[int]:
+        """Each by another controller."""
+        for _ in range(5):
+            self.controller().tick()
+        return [one.node_id for one in self.log.voters]
+
+
+def test_growing_to_three_goes_on_under_the_next_controller_and_what_an_operator_removed_stays_away():
+    cluster = GrowingCluster()
+    assert cluster.after_ticks() == [1, 2, 3]
+    cluster.vote(1, 3)
+    assert cluster.after_ticks() == [1, 3], "an operator's wish"
+    cluster.vote(1)
+    assert cluster.after_ticks() == [1]
+    cluster.vote(1, 2)
+    assert cluster.after_ticks() == [1, 2]
 
 
 @pytest.mark.parametrize("unfit", [{"fenced": True}, {"draining": True}, {"in_controlled_shutdown": True}, {"controller_host": ""}, {"directory_id": ""}])
 def test_who_cannot_be_reached_or_is_leaving_is_no_candidate(unfit):
-    assert promotion.candidates((voter(1),), [broker(1), broker(2), broker(3, **unfit)], True) == []
+    assert promotion.candidates((voter(1),), [broker(1), broker(2), broker(3, **unfit)], FOUNDED) == []
 
 
 def test_a_voter_that_has_moved_is_told_to_the_quorum():

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from mqd.cluster.quorum_log_memory import MemoryLog
-from mqd.cluster.quorum_messages import DATA, ReplicaKey, SnapshotMeta, Voter, make_batch, voters_batch
+from mqd.cluster.quorum_messages import DATA, FOUNDED, GROWING, SHRUNK, ReplicaKey, SnapshotMeta, Voter, make_batch, voters_batch
 
 
 def voters(*nodes: int) -> tuple[Voter, ...]:
@@ -20,22 +20,22 @@ def founded(offset: int = 0, epoch: int = 0) -> MemoryLog:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_histories_agree_with_a_plain_list(seed: int) -> None:
-    """Appends, truncations and snapshots; every question is also asked of the list of (epoch of each record, voter set after it)."""
+    """Appends, truncations and snapshots; every question is also asked of the list of (epoch of each record, voter set after it, its course)."""
     chance = random.Random(seed)
     log, records, batches = founded(), [], [0]  # batches: where each begins, and the end
-    epoch, base, base_epoch, base_voters = 0, 0, 0, voters(1)
+    epoch, base, first = 0, 0, (0, voters(1), FOUNDED)  # of what comes before the first record
     for _ in range(200):
         step = chance.random()
         if step < 0.6:
             epoch += chance.random() < 0.3
-            if chance.random() < 0.1:
-                chosen = voters(*sorted(chance.sample(range(1, 6), 3)))
+            _, chosen, course = records[-1] if records else first
+            if chance.random() < 0.2:
+                chosen, course = changed(chance, chosen, course)
                 batch = voters_batch(log.end_offset, epoch, chosen)
             else:
-                chosen = records[-1][1] if records else base_voters
                 batch = make_batch(log.end_offset, epoch, DATA, tuple(b"x" * chance.randrange(1, 40) for _ in range(chance.choice((1, 1, 3)))))
             log.append(batch)
-            records += [(epoch, chosen)] * len(batch.values)
+            records += [(epoch, chosen, course)] * len(batch.values)
             batches.append(log.end_offset)
         elif step < 0.8 and len(batches) > 1:
             kept = chance.randrange(max(0, len(batches) - 4), len(batches))
@@ -45,23 +45,37 @@ def test_histories_agree_with_a_plain_list(seed: int) -> None:
         elif step > 0.95:
             offset = chance.choice(batches)
             if offset > log.snapshot.offset:
-                meta = SnapshotMeta(offset, log.epoch_before(offset), log.voters_before(offset), 1)
-                assert (meta.epoch, meta.voters) == (records[offset - base - 1] if offset > base else (base_epoch, base_voters))
+                meta = SnapshotMeta(offset, log.epoch_before(offset), log.voters_before(offset), 1, log.course_before(offset))
+                assert (meta.epoch, meta.voters, meta.course) == (records[offset - base - 1] if offset > base else first)
                 log.snapshot_stored(meta, 10, chance.choice((0, 100, 10_000)))
                 if log.start_offset > base:
-                    base_epoch, base_voters = records[log.start_offset - base - 1]
+                    first = records[log.start_offset - base - 1]
                     del records[: log.start_offset - base]
                     batches = [start for start in batches if start >= log.start_offset]
                     base = log.start_offset
         epoch = max(epoch, log.last_epoch)
         log.check()
-        compare(log, records, batches, base, base_epoch, base_voters)
+        compare(log, records, batches, base, first)
 
 
-def compare(log: MemoryLog, records: list, batches: list[int], base: int, base_epoch: int, base_voters) -> None:
-    epochs = [base_epoch] + [epoch for epoch, _ in records]
+def changed(chance: random.Random, before: tuple[Voter, ...], course: int) -> tuple[tuple[Voter, ...], int]:
+    """A voter more, one less, or one that has moved; and what that says of how many there are."""
+    nodes = {voter.node_id for voter in before}
+    kind = chance.randrange(3)
+    if kind == 0 and len(nodes) < 5:
+        nodes.add(chance.choice(sorted(set(range(1, 6)) - nodes)))
+        return voters(*sorted(nodes)), SHRUNK if course == SHRUNK and len(nodes) in (1, 2) else GROWING
+    if kind == 1 and len(nodes) > 1:
+        nodes.remove(chance.choice(sorted(nodes)))
+        return voters(*sorted(nodes)), SHRUNK
+    return (Voter(before[0].key, "elsewhere", 1), *before[1:]), course
+
+
+def compare(log: MemoryLog, records: list, batches: list[int], base: int, first: tuple) -> None:
+    base_epoch = first[0]
+    epochs = [base_epoch] + [epoch for epoch, _, _ in records]
     assert (log.start_offset, log.end_offset, log.last_epoch) == (base, base + len(records), epochs[-1])
-    assert log.voters == (records[-1][1] if records else base_voters)
+    assert (log.voters, log.voters_course) == (records[-1] if records else first)[1:]
     for offset in range(base, base + len(records) + 1):
         assert log.epoch_before(offset) == epochs[offset - base]
         assert log.boundary(offset) == max(start for start in batches if start <= offset)
@@ -69,7 +83,7 @@ def compare(log: MemoryLog, records: list, batches: list[int], base: int, base_e
         older = [(known, base + index) for index, known in enumerate(epochs) if known <= epoch]
         assert log.epoch_end(epoch) == (older[-1] if older else None)
     for start in batches:
-        assert log.voters_before(start) == (records[start - base - 1][1] if start > base else base_voters)
+        assert (log.voters_before(start), log.course_before(start)) == (records[start - base - 1] if start > base else first)[1:]
         read = log.read(start, log.end_offset, 50)
         assert bool(read) == (start < log.end_offset) and (not read or read[0].base_offset == start)
         assert len(read) <= 1 or sum(batch.size_bytes for batch in read) <= 50

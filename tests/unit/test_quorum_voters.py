@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from mqd.cluster import quorum_events as events
 from mqd.cluster.quorum_core import standalone
 from mqd.cluster.quorum_events import QuorumSettings, Stored, VoteState
-from mqd.cluster.quorum_messages import Fetch, FetchResponse, FetchSnapshot, ReplicaKey, SnapshotChunk, Voter, VoteRequest
+from mqd.cluster.quorum_messages import FOUNDED, GROWING, SHRUNK, Fetch, FetchResponse, FetchSnapshot, ReplicaKey, SnapshotChunk, SnapshotMeta, Voter, VoteRequest, Voters
 from mqd.protocol.errors import ErrorCode
 from quorum_driver import Driver, follower, key, messages, meta, of, three, voter
 
@@ -27,6 +28,56 @@ def test_a_new_voter_must_have_caught_up_and_is_committed_by_the_new_majority() 
     assert not of(driver.disk(), events.VoterChangeEnded), "the only old voter's flush is no majority any more"
     effects = driver.fetch(2, offset=3)
     assert of(effects, events.VoterChangeEnded) == [events.VoterChangeEnded("add", 0)]
+
+
+def test_a_voter_set_says_whether_it_grows_or_was_shrunk_also_in_snapshots_and_after_a_restart() -> None:
+    driver = Driver()
+    driver.disk()
+
+    def add(node: int) -> int:
+        driver(events.AddVoter("add", voter(node)))
+        return settled(node)
+
+    def settled(*nodes: int) -> int:
+        for _ in range(2):
+            driver.disk()
+            for node in nodes:
+                driver.fetch(node)
+        assert driver.core.log.voters_offset < driver.core.high_watermark
+        return driver.core.log.voters_course
+
+    def after_restart() -> int:
+        """What the next controller reads of a snapshot that has the set, when the log before it is gone."""
+        found = msgspec.msgpack.decode(msgspec.msgpack.encode(driver.core.snapshot_meta(driver.core.applied_offset)), type=SnapshotMeta)
+        again = Driver(stored=Stored(VoteState(driver.core.epoch), found, 5, (), found.offset))
+        assert again.core.voters == driver.core.voters
+        return again.core.log.voters_course
+
+    assert driver.core.log.voters_course == after_restart() == FOUNDED
+    assert add(2) == after_restart() == GROWING
+    driver(events.UpdateVoter("moved", Voter(key(2), "elsewhere", 1)))
+    assert settled(2) == after_restart() == GROWING
+    assert add(3) == after_restart() == GROWING
+    driver(events.RemoveVoter("out", key(3)))
+    assert settled(2, 3) == after_restart() == SHRUNK
+    driver(events.RemoveVoter("out", key(2)))
+    assert settled() == after_restart() == SHRUNK
+    assert add(2) == after_restart() == SHRUNK, "two, where an operator has gone from three to one, are a wish"
+    assert add(3) == after_restart() == GROWING
+    assert standalone(driver.core.snapshot_meta(driver.core.applied_offset), (voter(1),)).course == FOUNDED
+
+
+def test_a_version_that_knows_no_course_reads_and_writes_what_it_knows() -> None:
+    class Before(msgspec.Struct, array_like=True):
+        offset: int
+        epoch: int
+        voters: Voters
+        generation: int
+
+    newer = SnapshotMeta(9, 2, (voter(1),), 1, SHRUNK)
+    older = msgspec.msgpack.decode(msgspec.msgpack.encode(newer), type=Before)
+    assert (older.offset, older.epoch, older.voters, older.generation) == (9, 2, (voter(1),), 1)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(older), type=SnapshotMeta) == SnapshotMeta(9, 2, (voter(1),), 1, FOUNDED)
 
 
 def test_a_new_voter_that_does_not_come_is_given_up() -> None:
