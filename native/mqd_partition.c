@@ -80,7 +80,8 @@ static bool too_far(int64_t later_ms, int64_t earlier_ms, int64_t limit_ms)
     return __builtin_sub_overflow(later_ms, earlier_ms, &difference) ? later_ms > earlier_ms : difference > limit_ms;
 }
 
-/* CreateTime limits on the first and the largest timestamp: those that the header tells. -1 = the batch has none. */
+/* CreateTime limits on the first and the largest timestamp: those that the header tells. -1 = the batch has none. They are there for what clients send: a coordinator's clock may be
+ * another host's, and does not jump back with this one's; a transaction must end and a group must go on all the same. */
 static bool timestamps_allowed(const struct mqd_log_options *options, const struct mqd_batch *batch, int64_t now_ms)
 {
     const int64_t timestamps[2] = {batch->base_timestamp_ms, batch->max_timestamp_ms};
@@ -111,7 +112,7 @@ static int16_t stage_check(const struct mqd_partition *partition, const struct m
         return MQD_KAFKA_INVALID_RECORD;
     if (batch->producer_id >= 0 && (batch->producer_epoch < 0 || (batch->base_sequence < 0 && !coordinator)))
         return MQD_KAFKA_INVALID_RECORD;
-    if (!options->log_append_time && !timestamps_allowed(options, batch, now_ms))
+    if (!options->log_append_time && !coordinator && !timestamps_allowed(options, batch, now_ms))
         return MQD_KAFKA_INVALID_TIMESTAMP;
     return 0;
 }

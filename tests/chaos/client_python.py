@@ -26,6 +26,7 @@ class PythonProducer(Client):
 
     number = 0
     producer: Any = None
+    refused = ""  # why this life's records are refused for good: after such an error the library takes records and refuses them all
 
     def begin(self) -> None:
         while not self.ending and self.producer is None:
@@ -45,7 +46,8 @@ class PythonProducer(Client):
         while not self.ending:
             self.begin()
             burst = self.chance.randrange(1, 20)
-            if self.producer is not None and not all(self.send() for _ in range(burst)):
+            if self.producer is not None and (not all(self.send() for _ in range(burst)) or self.refused):
+                self.note(self.refused)
                 self.end_producer(STEP_SECONDS)
             due = max(due + burst / self.settings["rate"], time.monotonic() - 0.2)
             while not self.ending and (len(self.under_way) > IN_FLIGHT_MAX or time.monotonic() < due):
@@ -60,7 +62,7 @@ class PythonProducer(Client):
             with contextlib.suppress(KafkaError):
                 self.producer.flush(timeout=seconds)
             self.producer.close(timeout=1.0)
-            self.producer = None
+            self.producer, self.refused = None, ""
         self.take_fates(0.0)
         for fate in self.under_way.values():
             self.writer.write("send", **fate, end_ns=time.monotonic_ns())
@@ -71,11 +73,14 @@ class PythonProducer(Client):
         topic, partition = self.chance.choice(self.places)
         fate = {"number": self.number, "topic": topic, "partition": partition, "status": "info", "offset": -1, "begin_ns": time.monotonic_ns(), "txn": None}
         self.number += 1
+        life = self.producer
 
         def done(metadata: Any) -> None:
             self.fates.put(fate | {"status": "ok", "offset": metadata.offset, "end_ns": time.monotonic_ns()})
 
         def failed(error: BaseException) -> None:
+            if self.producer is life and not isinstance(error, MessageSizeTooLargeError):
+                self.refused = f"{type(error).__name__}: {error}"
             self.fates.put(fate | {"status": "fail" if isinstance(error, MessageSizeTooLargeError) else "info", "end_ns": time.monotonic_ns()})
 
         self.under_way[fate["number"]] = fate
@@ -84,7 +89,7 @@ class PythonProducer(Client):
             self.producer.send(topic, value, key, partition=partition).add_callback(done).add_errback(failed)
         except KafkaError as error:
             self.fates.put(fate | {"end_ns": time.monotonic_ns()})
-            self.note(f"{type(error).__name__}: {error}")
+            self.refused = f"{type(error).__name__}: {error}"
             return False
         return True
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from kafka.errors import KafkaTimeoutError, MessageSizeTooLargeError
+from kafka.errors import InvalidTimestampError, KafkaTimeoutError, MessageSizeTooLargeError
 
 from tests.chaos.client_python import PythonProducer
 
@@ -59,3 +59,25 @@ def test_each_record_has_one_fate(tmp_path: Path) -> None:
     sends = [one for line in path.read_text().splitlines() if (one := json.loads(line))["kind"] == "send"]
     assert {one["number"]: (one["status"], one["offset"]) for one in sends} == {0: ("ok", 7), 1: ("fail", -1), 2: ("info", -1), 3: ("info", -1), 4: ("info", -1)}
     assert len(sends) == 5 and producer.producer is None and not producer.under_way
+
+
+def test_a_library_that_refuses_for_good_is_begun_anew(tmp_path: Path) -> None:
+    """As after a record whose time is too far from a broker's clock: it takes records and refuses all of them."""
+    path = tmp_path / "p.jsonl"
+    producer = PythonProducer({"name": "p", "seed": 1, "history": str(path), "topics": {"t": 1}, "rate": 1000, "bootstrap": ""})
+    lives: list[Library] = []
+
+    def begin() -> None:
+        if producer.producer is None:
+            lives.append(Library())
+            producer.producer = lives[-1]
+        if len(lives) == 2 and lives[1].sent:
+            lives[0].sent[-1].failed(InvalidTimestampError())  # what an earlier life says late ends no later one
+            producer.ending = bool(lives[1].sent[20:])
+        elif len(lives) == 1 and lives[0].sent:
+            lives[0].sent[0].failed(InvalidTimestampError())
+
+    producer.begin = begin  # type: ignore[method-assign]
+    producer.run()
+    notes = [one["text"] for line in path.read_text().splitlines() if (one := json.loads(line))["kind"] == "error"]
+    assert len(lives) == 2 and len(notes) == 1 and "InvalidTimestampError" in notes[0]
