@@ -219,7 +219,7 @@ class ConsumerGroup:
                 if known is None:
                     self.check_room()
                 return known
-            if owner != message.member_id and (self.members[owner].epoch != LEFT_STATIC_EPOCH or message.member_id in self.members):
+            if owner != message.member_id and (message.member_id in self.members or not self._is_released(self.members[owner])):
                 raise Refused(ErrorCode.UNRELEASED_INSTANCE_ID, f"Static member {message.member_id} with instance id {message.instance_id} cannot join: member {owner} still has it.")
             return self.members[owner]
         if owner is None:
@@ -228,6 +228,11 @@ class ConsumerGroup:
             raise Refused(ErrorCode.FENCED_INSTANCE_ID, f"Static member {message.member_id} with instance id {message.instance_id} was fenced by member {owner}.")
         self._check_epoch(self.members[owner], message)
         return self.members[owner]
+
+    @staticmethod
+    def _is_released(member: Member) -> bool:
+        """Somebody else may come in its place. A static member of the classic protocol is stopped without a word, and may come back by the other protocol (KIP-848, online migration)."""
+        return member.is_classic or member.epoch == LEFT_STATIC_EPOCH
 
     def check_room(self) -> None:
         max_size = self.cluster.settings(self.group_id).max_size

@@ -1,14 +1,16 @@
 """Simulated groups on their way between the protocols: members of both kinds, come and go, before the whole core of a group (mqd/group/group.py).
 
 Classic clients are cooperative: they say what they own, let go of what they are not given and join again; while the group is a classic one its leader assigns, withholding
-what somebody else still owns. Held against every step: the core's invariants, every request answered once (late ones too), and no two members, in the coordinator's eyes,
-working on one partition. At the end the group is Stable, whatever its kind, and everything is worked on.
+what somebody else still owns. Some members are static: those are stopped without a word, and come back at once, speaking the other protocol, or the same. Held against every step: the
+core's invariants, every request answered once (late ones too), no two members, in the coordinator's eyes, working on one partition, and nobody waits for the session of the classic
+member whose instance id it carries. At the end the group is Stable, whatever its kind, and everything is worked on.
 """
 
 from __future__ import annotations
 
 import random
 import struct
+from collections import Counter
 
 from mqd.coordinator.actions import Persist, Reply, Timer, TimerFired
 from mqd.group.classic_events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
@@ -20,9 +22,10 @@ from mqd.group.offsets import OffsetsSettings
 from mqd.group.settings import ClassicSettings, ConsumerSettings
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import ConsumerGroupHeartbeatRequest, HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
-from tests.property.consumer_histories import INTERVAL_MS, REBALANCE_MS, SESSION_MS, Client, demand
+from tests.property.consumer_histories import INTERVAL_MS, REBALANCE_MS, SESSION_MS, UNRELEASED, Client, demand
 
 TOPICS = ("alpha", "beta")
+INSTANCES = (None, None, None, "one", "two")
 REBALANCE, UNKNOWN, ILLEGAL = int(ErrorCode.REBALANCE_IN_PROGRESS), int(ErrorCode.UNKNOWN_MEMBER_ID), int(ErrorCode.ILLEGAL_GENERATION)
 GROUP_ID_NOT_FOUND, MEMBER_ID_REQUIRED = int(ErrorCode.GROUP_ID_NOT_FOUND), int(ErrorCode.MEMBER_ID_REQUIRED)
 
@@ -38,8 +41,8 @@ def metadata(owned: dict[str, tuple[int, ...]]) -> bytes:
 class ClassicClient:
     """`phase`: join, joining (waits), sync, syncing (waits), stable."""
 
-    def __init__(self, cluster: FixedCluster) -> None:
-        self.cluster = cluster
+    def __init__(self, cluster: FixedCluster, instance_id: str | None = None) -> None:
+        self.cluster, self.instance_id = cluster, instance_id
         self.member_id, self.generation, self.phase = "", -1, "join"
         self.owned: dict[str, tuple[int, ...]] = {}
         self.given: dict[str, bytes] = {}
@@ -60,13 +63,18 @@ class ClassicClient:
         if self.phase == "join":
             self.phase = "joining"
             protocols = [JoinGroupRequest.Protocol(name="cooperative", metadata=metadata(self.owned))]
-            message = JoinGroupRequest(group_id="g", session_timeout_ms=SESSION_MS, rebalance_timeout_ms=REBALANCE_MS, member_id=self.member_id, protocol_type="consumer", protocols=protocols)
+            message = JoinGroupRequest(
+                group_id="g", session_timeout_ms=SESSION_MS, rebalance_timeout_ms=REBALANCE_MS, member_id=self.member_id, group_instance_id=self.instance_id, protocol_type="consumer", protocols=protocols
+            )
             return JoinGroup(number, 7, "classic", "/h", message, made_up)
         if self.phase == "sync":
             self.phase = "syncing"
             given = [SyncGroupRequest.Assignment(member_id=name, assignment=data) for name, data in self.given.items()]
-            return SyncGroup(number, SyncGroupRequest(group_id="g", generation_id=self.generation, member_id=self.member_id, protocol_type="consumer", protocol_name="cooperative", assignments=given))
-        return Heartbeat(number, HeartbeatRequest(group_id="g", generation_id=self.generation, member_id=self.member_id))
+            message = SyncGroupRequest(
+                group_id="g", generation_id=self.generation, member_id=self.member_id, group_instance_id=self.instance_id, protocol_type="consumer", protocol_name="cooperative", assignments=given
+            )
+            return SyncGroup(number, message)
+        return Heartbeat(number, HeartbeatRequest(group_id="g", generation_id=self.generation, member_id=self.member_id, group_instance_id=self.instance_id))
 
     def on_answer(self, response, now_ms: int) -> None:
         kind, error = type(response).__name__, response.error_code
@@ -132,6 +140,7 @@ class MigrationHistory:
         self.clients: list[Client | ClassicClient] = []
         self.number = self.names = self.event_count = 0
         self.kinds: list[str] = []
+        self.counts: Counter[str] = Counter()
 
     def _new(self) -> Group:
         return Group("g", ClassicSettings(initial_rebalance_delay_ms=0, min_session_timeout_ms=1), OffsetsSettings(), self.cluster)
@@ -164,6 +173,9 @@ class MigrationHistory:
         elif reply.response.error_code == GROUP_ID_NOT_FOUND:
             client.start_over(self.now_ms)
         else:
+            consumer = self.core.consumer
+            owner = consumer.members.get(consumer.static.get(client.instance_id, "")) if consumer is not None else None
+            demand(reply.response.error_code != UNRELEASED or (owner is not None and not owner.is_classic), f"{client.member_id} waits for the session of a classic member")
             client.on_answer(reply.response, self.now_ms, self.rng)
 
     def check_clients(self) -> None:
@@ -195,11 +207,23 @@ class MigrationHistory:
             self.handle(ConsumerHeartbeat(self.number, "consumer", "/h", client.heartbeat(self.now_ms)))
 
     def add(self) -> None:
+        taken = {client.instance_id for client in self.clients}
+        instance_id = self.rng.choice(INSTANCES)
+        self.begin(instance_id if instance_id not in taken else None)
+
+    def begin(self, instance_id: str | None) -> None:
         self.names += 1
         if self.rng.random() < 0.5:
-            self.clients.append(ClassicClient(self.cluster))
+            self.clients.append(ClassicClient(self.cluster, instance_id))
         else:
-            self.clients.append(Client(f"m{self.names}", None, (TOPICS, None), self.rng))
+            self.clients.append(Client(f"m{self.names}", instance_id, (TOPICS, None), self.rng))
+
+    def replace(self, client: Client | ClassicClient) -> None:
+        """A static member is stopped, and started again at once by either protocol. What it asked last may still be answered; nobody hears it."""
+        if client.instance_id is not None:
+            self.clients.remove(client)
+            self.counts["replaced"] += 1
+            self.begin(client.instance_id)
 
     def leave(self, client: Client | ClassicClient) -> None:
         if client in self.waiting.values():
@@ -255,10 +279,12 @@ class MigrationHistory:
                 self.add()
             elif self.clients and dice < 0.10:
                 self.leave(self.rng.choice(self.clients))
-            elif dice < 0.105:
+            elif self.clients and dice < 0.11:
+                self.replace(self.rng.choice(self.clients))
+            elif dice < 0.115:
                 name = self.rng.choice(TOPICS)
                 self.cluster.set(name, self.cluster.topics[name].partition_count + 1)
-            elif dice < 0.11:
+            elif dice < 0.12:
                 self.restart()
             self.tick(self.rng.randrange(1, 120))
         self.settle()

@@ -19,7 +19,9 @@ STEPS = 400
 
 
 def test_histories() -> None:
-    kinds = [MigrationHistory(seed).run(STEPS).kinds for seed in range(QUICK_SEEDS)]
+    histories = [MigrationHistory(seed).run(STEPS) for seed in range(QUICK_SEEDS)]
+    kinds = [history.kinds for history in histories]
+    assert sum(history.counts["replaced"] for history in histories) > QUICK_SEEDS
     steps = {step for one in kinds for step in zip(one, one[1:])}
     assert {("classic", "consumer"), ("consumer", "classic")} <= steps
 
@@ -71,9 +73,14 @@ def never_sends_a_classic_member_to_join(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ClassicSide, "on_heartbeat", on_heartbeat)
 
 
+def keeps_the_instance_id_of_a_classic_member(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ConsumerGroup, "_is_released", staticmethod(lambda member: member.epoch == -2))
+
+
 PLANTED: list[Callable[[pytest.MonkeyPatch], None]] = [
     loses_what_members_have, leaves_requests_without_an_answer, leaves_the_consumer_group_in_the_log, leaves_the_classic_group_in_the_log, never_downgrades,
     does_not_rebalance_after_a_downgrade, believes_that_a_classic_member_has_let_go, never_sends_a_classic_member_to_join,
+    keeps_the_instance_id_of_a_classic_member,
 ]  # fmt: skip
 
 

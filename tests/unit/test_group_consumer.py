@@ -157,6 +157,19 @@ def test_a_static_member_comes_back_and_nobody_moves(shell: ConsumerShell) -> No
     assert shell.heartbeat("m1", -1, instance_id="i1").error_code == E.FENCED_INSTANCE_ID
 
 
+def test_a_static_member_changes_to_the_consumer_protocol_within_its_session(shell: ConsumerShell) -> None:
+    """It is stopped without LeaveGroup, as static members are, and comes back at once with group.protocol=consumer."""
+    joined = shell.classic_join("", "a", instance_id="i")
+    shell.advance(1)
+    old = shell.reply(joined)
+    synced = shell.sync(old.member_id, old.generation_id, {old.member_id: encode_assignment(1, {"a": (0, 1, 2, 3)})}, instance="i")
+    assert shell.reply(synced).error_code == 0
+    entered = shell.enter("new", instance_id="i")
+    assert entered.error_code == 0 and shell.told(entered) == {"a": (0, 1, 2, 3)} and list(shell.consumer.members) == ["new"]
+    assert shell.beat(old.member_id, old.generation_id, instance="i") == E.FENCED_INSTANCE_ID
+    assert shell.enter("third", instance_id="i").error_code == E.UNRELEASED_INSTANCE_ID, "of the consumer protocol, and in its session"
+
+
 def test_a_static_member_that_does_not_come_back(shell: ConsumerShell) -> None:
     shell.enter("m1", instance_id="i1")
     shell.heartbeat("m1", -2, instance_id="i1")
