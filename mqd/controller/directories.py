@@ -2,7 +2,9 @@
 log.dirs is reordered or a disk is mounted elsewhere, and an empty mount point is not taken for the disk that should be there.
 """
 
+import asyncio
 import os
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from mqd.base import logging
 from mqd.cluster.metadata_rules import Directory
 
 META_PROPERTIES = "meta.properties"
+ANSWER_S = 5.0  # a file system that has said nothing for so long hangs
 log = logging.get("controller.directories")
 
 
@@ -99,6 +102,66 @@ def measure(directory: Directory) -> Directory:
         return directory._replace(free_bytes=0, usable=False)
     writable = not about.f_flag & os.ST_RDONLY
     return directory._replace(free_bytes=about.f_bavail * about.f_frsize, usable=writable)
+
+
+class Measures:
+    """What the file systems of the entries of log.dirs say, again and again. Each is asked in a thread of its own, one question at a time: whoever waits here waits ANSWER_S at most, a disk that hangs takes no second thread,
+    and keeps no process from its end. `entries`: as they were settled at the start, for no worker opens afterwards what could not be used then. Concurrency: the event loop's thread."""
+
+    def __init__(self, entries: Iterable[Directory]) -> None:
+        self._entries = list(entries)
+        self._asked: dict[int, asyncio.Future[Directory]] = {}
+        self._silent: set[int] = set()
+
+    async def take(self) -> list[Directory]:
+        """The entries as they are now; one whose file system does not answer is not usable."""
+        for index, entry in enumerate(self._entries):
+            if entry.usable and index not in self._asked:
+                self._asked[index] = _ask(entry)
+        if self._asked:
+            await asyncio.wait(self._asked.values(), timeout=ANSWER_S)
+        return [self._answer(index, entry) for index, entry in enumerate(self._entries)]
+
+    def _answer(self, index: int, entry: Directory) -> Directory:
+        asked = self._asked.get(index)
+        if asked is None:
+            return entry
+        if not asked.done():
+            if index not in self._silent:
+                self._silent.add(index)
+                log.error("file system does not answer: until it does, no partition is placed there, and what lies there counts as failed", directory=entry.path, seconds=ANSWER_S)
+            return entry._replace(free_bytes=0, usable=False)
+        del self._asked[index]
+        if index in self._silent:
+            self._silent.discard(index)
+            log.info("file system answers again", directory=entry.path)
+        return asked.result()
+
+
+def _ask(entry: Directory) -> "asyncio.Future[Directory]":
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[Directory] = loop.create_future()
+
+    def ask() -> None:
+        try:
+            found, error = measure(entry), None
+        except Exception as raised:
+            found, error = entry, raised
+        try:
+            loop.call_soon_threadsafe(done, found, error)
+        except RuntimeError:
+            pass  # the loop has ended meanwhile
+
+    def done(found: Directory, error: Exception | None) -> None:
+        if answer.done():
+            return
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(found)
+
+    threading.Thread(target=ask, name="directory-space", daemon=True).start()  # an executor's threads are waited for at the end
+    return answer
 
 
 def holds_partitions(path: str) -> bool:

@@ -114,6 +114,7 @@ class Shell:
     def start(self, host: HostCore, broker: BrokerCore, log_dirs: list[Directory], registration: peer.RegisterBroker, process: int) -> None:
         """When `present` is done the server may accept subscribers; until then tick() has to run. `process`: a number that no earlier controller process of this host had."""
         self.host, self.broker, self.directories = host, broker, log_dirs
+        self._measures = directories.Measures(log_dirs)
         self._registration = registration
         self._started = True
         self.metadata(metadata_core.DirectoriesSeen(tuple(log_dirs)))
@@ -168,20 +169,27 @@ class Shell:
             self.failed.set_result(reason)
 
     async def tick(self) -> None:
-        """The broker core before the metadata core: a process that was paused renews its own session before it looks for sessions that are over."""
+        """The broker core before the metadata core: a process that was paused renews its own session before it looks for sessions that are over. No tick waits for a disk: this host's lease and everybody's sessions hang on it."""
         loop = asyncio.get_running_loop()
-        measured_at = loop.time()
-        while True:
-            await asyncio.sleep(self._pause_s())
-            self.on_broker(broker_core.Tick())
-            await asyncio.sleep(0)  # what it says to itself
-            self.metadata(metadata_core.Tick())
-            self.on_host(host_core.Tick())
-            self._voters.tick()
-            self._maybe_back()
-            if loop.time() - measured_at >= MEASURE_S:
-                measured_at = loop.time()
-                await self._measure(loop)
+        measured_at, measuring = loop.time(), None
+        try:
+            while True:
+                await asyncio.sleep(self._pause_s())
+                self.on_broker(broker_core.Tick())
+                await asyncio.sleep(0)  # what it says to itself
+                self.metadata(metadata_core.Tick())
+                self.on_host(host_core.Tick())
+                self._voters.tick()
+                self._maybe_back()
+                if measuring is not None and measuring.done():
+                    measuring.result()  # what fails there ends the process, too
+                    measuring = None
+                if measuring is None and loop.time() - measured_at >= MEASURE_S:
+                    measured_at = loop.time()
+                    measuring = loop.create_task(self._measure())
+        finally:
+            if measuring is not None:
+                measuring.cancel()
 
     def _pause_s(self) -> float:
         """Until the next tick; one comes when a session ends, not up to a tick later: somebody's writes wait for it."""
@@ -192,8 +200,8 @@ class Shell:
         expiry_ms = self.core.next_expiry_ms
         return CLUSTER_TICK_S if expiry_ms is None else min(CLUSTER_TICK_S, max(QUICK_TICK_S, (expiry_ms - boottime_ms()) / 1000))
 
-    async def _measure(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.directories = await loop.run_in_executor(None, lambda: [directories.measure(entry) for entry in self.directories])
+    async def _measure(self) -> None:
+        self.directories = await self._measures.take()
         self.metadata(metadata_core.DirectoriesSeen(tuple(self.directories)))
         self.on_host(self._measured())
         self.on_broker(broker_core.DirectoriesSeen(reports(self.directories)))

@@ -1,0 +1,141 @@
+"""What the controller asks of the file systems of log.dirs while it runs: one that hangs keeps nobody waiting."""
+
+import asyncio
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from mqd.cluster import broker_core, metadata_core
+from mqd.cluster.placement import Directory
+from mqd.controller import directories
+from mqd.controller import shell as shells
+from mqd.controller.directories import Measures
+
+FREE = 1 << 40
+
+
+class FileSystems:
+    """In place of statvfs. `hung`: what does not answer until it is let go; `asked`: every question."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.hung: set[str] = set()
+        self.asked: list[str] = []
+        self._changed = threading.Condition()
+        monkeypatch.setattr(directories, "measure", self.measure)
+        monkeypatch.setattr(directories, "ANSWER_S", 0.05)
+
+    def measure(self, entry: Directory) -> Directory:
+        with self._changed:
+            self.asked.append(entry.path)
+            assert self._changed.wait_for(lambda: entry.path not in self.hung, 60)
+        return entry._replace(free_bytes=FREE)
+
+    def let_go(self) -> None:
+        with self._changed:
+            self.hung.clear()
+            self._changed.notify_all()
+
+
+@pytest.fixture
+def systems(monkeypatch: pytest.MonkeyPatch):
+    found = FileSystems(monkeypatch)
+    yield found
+    found.let_go()
+
+
+def entry(name: str, usable: bool = True) -> Directory:
+    return Directory(name, f"/{name}", 1, usable)
+
+
+def seen(found: list[Directory]) -> list[tuple[str, int, bool]]:
+    return [(one.directory_id, one.free_bytes, one.usable) for one in found]
+
+
+def run(scenario) -> None:
+    asyncio.run(asyncio.wait_for(scenario, 30))
+
+
+def test_a_file_system_that_hangs_is_not_usable_is_asked_once_and_the_others_are_measured(systems: FileSystems) -> None:
+    async def scenario() -> None:
+        measures = Measures([entry("a"), entry("b")])
+        assert seen(await measures.take()) == [("a", FREE, True), ("b", FREE, True)]
+        systems.hung.add("/a")
+        for _ in range(3):
+            assert seen(await measures.take()) == [("a", 0, False), ("b", FREE, True)]
+        assert systems.asked.count("/a") == 2, "a hung disk takes one thread"
+        systems.let_go()
+        while not (found := await measures.take())[0].usable:
+            pass
+        assert seen(found) == [("a", FREE, True), ("b", FREE, True)]
+
+    run(scenario())
+
+
+def test_what_could_not_be_used_at_the_start_stays_so(tmp_path: Path) -> None:
+    """An empty mount point in place of the disk answers well, and holds nothing of what no worker has opened."""
+
+    async def scenario() -> None:
+        lost = Directory("lost", str(tmp_path), 0, False)
+        found = await Measures([lost, Directory("here", str(tmp_path), 0, True)]).take()
+        assert found[0] == lost and found[1].usable and found[1].free_bytes > 0
+
+    run(scenario())
+
+
+def test_a_loop_that_ends_does_not_wait_for_a_hung_file_system(systems: FileSystems) -> None:
+    systems.hung.add("/a")
+    run(Measures([entry("a")]).take())
+    assert systems.hung and any(thread.daemon and thread.name == "directory-space" for thread in threading.enumerate())
+
+
+def test_the_controllers_ticks_do_not_wait_for_a_file_system(systems: FileSystems, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own heartbeats and everybody's sessions hang on them."""
+    monkeypatch.setattr(shells, "MEASURE_S", 0.0)
+    monkeypatch.setattr(directories, "ANSWER_S", 30.0)
+    systems.hung.add("/a")
+
+    async def scenario() -> None:
+        heard: list[object] = []
+        one = object.__new__(shells.Shell)
+        one.directories = [entry("a")]
+        one._measures = Measures(one.directories)
+        one.on_broker = one.metadata = one.on_host = heard.append  # type: ignore[method-assign, assignment]
+        one._voters, one._maybe_back, one._pause_s = SimpleNamespace(tick=lambda: None), lambda: None, lambda: 0.001  # type: ignore[assignment, method-assign]
+
+        async def restored() -> None:
+            pass
+
+        one.quorum = SimpleNamespace(maybe_snapshot_again=lambda: None, disk=SimpleNamespace(restore_reserve=restored))
+        ticking = asyncio.create_task(one.tick())
+        while not systems.asked:
+            await asyncio.sleep(0.001)
+        before = sum(isinstance(event, metadata_core.Tick) for event in heard)
+        while sum(isinstance(event, metadata_core.Tick) for event in heard) < before + 20 or sum(isinstance(event, broker_core.Tick) for event in heard) < before + 20:
+            await asyncio.sleep(0.001)
+        assert systems.asked == ["/a"] and not any(isinstance(event, metadata_core.DirectoriesSeen) for event in heard)
+        systems.let_go()
+        while not any(isinstance(event, metadata_core.DirectoriesSeen) for event in heard):
+            await asyncio.sleep(0.001)
+        assert one.directories[0].free_bytes == FREE
+        ticking.cancel()
+
+    run(scenario())
+
+
+def test_what_fails_while_it_is_measured_ends_the_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shells, "MEASURE_S", 0.0)
+
+    async def failing() -> None:
+        raise ValueError("our own fault")
+
+    async def scenario() -> None:
+        one = object.__new__(shells.Shell)
+        one.on_broker = one.metadata = one.on_host = lambda event: None  # type: ignore[method-assign, assignment]
+        one._voters, one._maybe_back, one._pause_s = SimpleNamespace(tick=lambda: None), lambda: None, lambda: 0.001  # type: ignore[assignment, method-assign]
+        one._measure = failing  # type: ignore[method-assign]
+        with pytest.raises(ValueError, match="our own fault"):
+            await one.tick()
+
+    run(scenario())
