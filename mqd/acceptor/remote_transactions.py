@@ -81,16 +81,20 @@ class RemoteMarkers:
                 task.add_done_callback(self._tasks.discard)
 
     async def _send(self, node_id: int, markers: list[tuple[MarkerToWrite, "asyncio.Future[object]"]]) -> None:
-        request = WriteTxnMarkersRequest(markers=[_marker(marker) for marker, _ in markers])
+        """Whatever happens, each is answered: nobody else ends what waits for it."""
+        errors = [int(ErrorCode.COORDINATOR_NOT_AVAILABLE)] * len(markers)
         try:
+            request = WriteTxnMarkersRequest(markers=[_marker(marker) for marker, _ in markers])
             response = await self._peers.request(node_id, request, MARKERS_VERSION, TIMEOUT_S)
             assert isinstance(response, WriteTxnMarkersResponse)
-            errors = [one.topics[0].partitions[0].error_code for one in response.markers]
-            if len(errors) != len(markers):
-                raise PeerError(f"{len(errors)} answers to {len(markers)} markers")
+            found = [one.topics[0].partitions[0].error_code for one in response.markers]
+            if len(found) != len(markers):
+                raise PeerError(f"{len(found)} answers to {len(markers)} markers")
+            errors = found
         except (PeerError, IndexError) as error:
             log.info("markers of transactions could not be given to another host; they are tried again", node=node_id, markers=len(markers), reason=str(error))
-            errors = [int(ErrorCode.COORDINATOR_NOT_AVAILABLE)] * len(markers)
+        except Exception:
+            log.exception("markers of transactions could not be given to another host; they are tried again", node=node_id, markers=len(markers))
         for (_, future), error in zip(markers, errors, strict=True):
             if future.done():
                 continue

@@ -30,6 +30,7 @@ from mqd.cluster.broker_events import (
     LeadershipsLost,
     MetadataApplied,
     MetadataCommitted,
+    NotYetRegistered,
     PartitionEmptied,
     PeerReceived,
     Refused,
@@ -52,7 +53,7 @@ from mqd.protocol.errors import ErrorCode
 
 __all__ = [
     "Action", "BrokerCore", "ChangeRequested", "ClientGone", "ControllerKnown", "DirectoriesFull", "DirectoriesSeen", "Event", "HostDied", "INT64_MAX", "InSyncProposed", "LeadershipsLost",
-    "MetadataApplied", "MetadataCommitted", "PartitionEmptied", "PeerReceived", "Refused", "ReplicaMoved", "ReplicasFailed", "Reply", "SendPeer", "SetBroker", "ShutDown", "ShutdownRequested", "Started",
+    "MetadataApplied", "MetadataCommitted", "NotYetRegistered", "PartitionEmptied", "PeerReceived", "Refused", "ReplicaMoved", "ReplicasFailed", "Reply", "SendPeer", "SetBroker", "ShutDown", "ShutdownRequested", "Started",
     "Tick", "ToWorker",
 ]  # fmt: skip
 
@@ -97,6 +98,7 @@ class BrokerCore:
         self._said: SetBroker | None = None
         self._applied = self._told = self._committed = -1
         self._register_at_ms = self._heartbeat_at_ms = 0
+        self._wait_said = False  # for the node id, which another one has
         self._started_ms = -1  # what was sent before this process is not its own: a proof of death may lie between (A4)
         self._sent_ms = self._answered_ms = -1  # newest heartbeat, newest answered one
         self._heartbeats = 0
@@ -172,15 +174,18 @@ class BrokerCore:
         if self._registration is None or message.incarnation != self._registration.incarnation or self.broker_epoch >= 0:
             return []
         if message.error == 0:
-            self.broker_epoch = message.broker_epoch
+            self.broker_epoch, self._wait_said = message.broker_epoch, False
             self._lease_until_ms, self._sent_ms, self._answered_ms = 0, -1, self._started_ms - 1
             if self._inherited[0] == message.broker_epoch and self._inherited[1] > now_ms:
                 self._lease_until_ms, self.fenced = self._inherited[1], False
                 self.ready = True  # only a broker that is has a lease written for it
             self._check_ready()
             return self._heartbeat(now_ms)
-        if message.error in (ErrorCode.NOT_CONTROLLER, ErrorCode.DUPLICATE_BROKER_REGISTRATION):
+        if message.error == ErrorCode.NOT_CONTROLLER:
             return []
+        if message.error == ErrorCode.DUPLICATE_BROKER_REGISTRATION:
+            said, self._wait_said = self._wait_said, True
+            return [] if said else [NotYetRegistered(message.message)]
         return [Refused(message.message)]
 
     def _heartbeat(self, now_ms: int) -> list[Action]:

@@ -167,4 +167,10 @@ class Refused(msgspec.Struct, frozen=True):
     message: str
 
 
-Action = SendPeer | SetBroker | ToWorker | Reply | ShutDown | Refused
+class NotYetRegistered(msgspec.Struct, frozen=True):
+    """Another one is registered under this node id. It is asked for again until that one's session has ended, or for ever if it lives: said once for each wait."""
+
+    message: str
+
+
+Action = SendPeer | SetBroker | ToWorker | Reply | ShutDown | Refused | NotYetRegistered

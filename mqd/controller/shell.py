@@ -430,6 +430,11 @@ class Shell:
                 case broker_core.ShutDown():
                     if not self.ended.done():
                         self.ended.set_result(action)
+                case broker_core.NotYetRegistered():
+                    log.warning(
+                        "this host is not in service: another one has its node.id. It waits until that one's session ends; if that one is to stay, stop this one and give it a node.id of its own, and an"
+                        " empty data directory", node_id=self.node_id, reason=action.message,
+                    )  # fmt: skip
                 case broker_core.Refused():
                     self._fail(f"the cluster refuses this broker: {action.message}")
 

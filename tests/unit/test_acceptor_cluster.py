@@ -272,6 +272,25 @@ def test_a_marker_s_error_comes_back_and_a_lost_host_is_an_unknown_outcome() -> 
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("failure", [ValueError("our own fault"), None])
+def test_whatever_goes_wrong_each_marker_is_answered(failure: Exception | None) -> None:
+    """Else the transaction's end would wait for it for ever. None: an answer of another kind."""
+
+    class Faulty:
+        async def request(self, node_id: int, request: object, version: int, timeout_s: float) -> object:
+            if failure is not None:
+                raise failure
+            return object()
+
+    async def scenario() -> None:
+        markers = RemoteMarkers(Faulty())  # type: ignore[arg-type]
+        given = [markers.write(3, MarkerToWrite(("t", 0), producer, 1, 7, True, False)) for producer in range(3)]
+        for error in await asyncio.wait_for(asyncio.gather(*given, return_exceptions=True), 10):
+            assert isinstance(error, AppendError) and error.error == ErrorCode.COORDINATOR_NOT_AVAILABLE and error.unknown
+
+    asyncio.run(scenario())
+
+
 def test_requests_are_answered_out_of_order_and_a_host_that_hangs_ends_in_a_timeout() -> None:
     async def scenario() -> None:
         held: asyncio.Future[None] = asyncio.get_running_loop().create_future()

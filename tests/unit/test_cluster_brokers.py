@@ -502,3 +502,27 @@ def test_an_answer_to_a_proposal_of_an_older_leader_epoch_is_not_for_this_one(wo
         message = broker_messages.AlterPartitionAnswer(world.epoch, host.node, host.broker.broker_epoch, 0, [result])
         actions = host.broker.handle(broker_core.PeerReceived(world.active, message), world.now_ms)
         assert len([action for action in actions if isinstance(action, broker_core.ToWorker)]) == told
+
+
+def test_a_host_whose_node_id_another_one_has_says_so_once_and_asks_on(world: World) -> None:
+    host = world.hosts[3]
+    core = broker_core.BrokerCore(3, host.core.committed, OPTIONS)
+    core.handle(broker_core.Started(registration(3, incarnation=1), 1), world.now_ms)
+    core.handle(broker_core.ControllerKnown(world.active, world.epoch), world.now_ms)
+
+    def answer(error: int, text: str = "", broker_epoch: int = -1) -> list:
+        message = broker_messages.RegisterBrokerAnswer(world.epoch, 3, 1, error, text, broker_epoch)
+        return core.handle(broker_core.PeerReceived(world.active, message), world.now_ms)
+
+    def asks() -> bool:
+        world.now_ms += OPTIONS.register_retry_ms
+        return any(isinstance(action, broker_core.SendPeer) and isinstance(action.message, broker_messages.RegisterBroker) for action in core.handle(broker_core.Tick(), world.now_ms))
+
+    assert answer(int(E.NOT_CONTROLLER)) == []
+    assert answer(int(E.DUPLICATE_BROKER_REGISTRATION), "in use") == [broker_core.NotYetRegistered("in use")]
+    for _ in range(3):
+        assert asks()
+        assert answer(int(E.DUPLICATE_BROKER_REGISTRATION), "in use") == []
+    assert asks()
+    answer(0, "", 77)
+    assert core.broker_epoch == 77 and not asks()
