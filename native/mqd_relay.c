@@ -196,7 +196,7 @@ static bool encode(struct mqd_relay *relay, struct mqd_append *append, const str
                    const struct mqd_produce_request *produce, struct mqd_text client_id)
 {
     struct mqd_relay_request request = {
-        .correlation_id = relay->correlation_id + 1, .version = append->request->version, .client_id = client_id, .transactional_id = produce->transactional_id,
+        .correlation_id = (int32_t)(relay->correlation_id + 1), .version = append->request->version, .client_id = client_id, .transactional_id = produce->transactional_id,
         .acks = produce->required_acks ? produce->required_acks : 1, .timeout_ms = produce->timeout_ms, .topic = {(const uint8_t *)topic->name, (int32_t)topic->name_bytes},
         .topic_id = topic->topic_id, .partition_index = append->partition_index, .records = partition->records,
         .records_bytes = partition->size_bytes > 0 ? (uint32_t)partition->size_bytes : 0};
@@ -223,7 +223,7 @@ static void queue(struct mqd_reactor *r, struct mqd_relay *relay, struct mqd_app
     entry->relay = relay;
     entry->frame_bytes = frame_bytes;
     entry->end = relay->out_base + relay->out.size_bytes;
-    entry->correlation_id = ++relay->correlation_id;
+    entry->correlation_id = (int32_t)++relay->correlation_id;
     entry->version = append->request->version;
     entry->partition_index = append->partition_index;
     memcpy(entry->topic_id, topic->topic_id, sizeof entry->topic_id);

@@ -35,7 +35,7 @@ struct mqd_relay {
     uint8_t readable, writable;
     int64_t connect_by_ms;      /* while `asked` */
     int64_t refuse_until_ms;    /* its host could not be reached: nothing waits for it before */
-    int32_t correlation_id;
+    uint32_t correlation_id;    /* of the last request; a relay may live for more of them than there are numbers */
     struct mqd_node entries;    /* oldest first */
     struct mqd_relayed *unsent; /* the oldest that was not given to the socket whole; NULL = none */
     struct mqd_buffer out;      /* stream positions from out_base on */

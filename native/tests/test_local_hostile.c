@@ -1,3 +1,4 @@
+/* tsan */
 /* Clients through shared memory that do not behave: they scribble over every word, lie about places and lengths, overlap, change bytes while they are copied, never read,
  * flood, punch holes, leave in the middle and keep descriptors. From a seed, though threads make no two runs alike.
  *
@@ -248,8 +249,9 @@ static void run(struct bench *b, uint64_t seed, uint32_t rounds, struct fetched 
     client_close(&tcp);
     serve_acceptor(b);
     local_wait_none(b);
-    while (mqd_control_worker(b->control, 0)->connection_count + mqd_control_worker(b->control, 1)->connection_count) /* the one by TCP */
-        poll(NULL, 0, 1);
+    for (uint32_t worker = 0; worker < REACTORS; worker++)
+        while (mqd_load_relaxed(&mqd_control_worker(b->control, worker)->connection_count)) /* the one by TCP */
+            poll(NULL, 0, 1);
 }
 
 BOTH(hostile_clients)
