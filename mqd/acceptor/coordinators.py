@@ -20,7 +20,7 @@ from mqd.coordinator.shard import Loaded
 from mqd.coordinator.topics import CONSUMER_OFFSETS, GROUPS, TRANSACTION_STATE, InternalTopic
 from mqd.group.cores import GroupCores
 from mqd.group.group import Group
-from mqd.group.offsets import OffsetsSettings, TopicsRemoved
+from mqd.group.offsets import OffsetsSettings, PartitionsGone
 from mqd.group.settings import ClassicSettings
 from mqd.native import SlotState
 from mqd.protocol.errors import ErrorCode
@@ -110,7 +110,9 @@ class Coordinators:
     ) -> None:
         self.clock = SteadyClock()
         self.log = Log(BrokerPartitions(broker), sender, TOKEN_BASE | (generation & 0x7FFF) << 48)
-        self.groups = Coordinator(GROUPS, GroupCores(self._make_group), InternalPartitions(broker, CONSUMER_OFFSETS), self.log, self.clock.now_ms)
+        self.groups = Coordinator(
+            GROUPS, GroupCores(self._make_group), InternalPartitions(broker, CONSUMER_OFFSETS), self.log, self.clock.now_ms, after_load=self._gone_before
+        )
         self.transactions: Coordinator | None = None
         if transaction_cores is not None:
             self.transactions = Coordinator(
@@ -119,7 +121,7 @@ class Coordinators:
         self.offsets_settings = offsets_settings(broker)
         self.classic_settings = classic_settings(broker)
         self.cluster = BrokerCluster(broker, self._count_members)
-        self._removed: set[str] = set()
+        self._gone: dict[str, int] = {}
         self._broker = broker
 
     def _make_group(self, name: str) -> Core:
@@ -154,10 +156,10 @@ class Coordinators:
     def on_metadata(self, message: object) -> None:
         """After the metadata has taken it in."""
         parts = message.parts if isinstance(message, messages.Several) else [message]
-        for removed in [part for part in parts if isinstance(part, messages.TopicRemoved)]:
-            if not self._removed:
-                asyncio.get_running_loop().call_soon(self._forget_topics)
-            self._removed.add(removed.name)
+        for name, left in self._broker.metadata.take_gone().items():
+            if not self._gone:
+                asyncio.get_running_loop().call_soon(self._forget_gone)
+            self._gone[name] = min(left, self._gone.get(name, left))
         if any(self._concerns(part) for part in parts):
             for coordinator in self._each():
                 coordinator.look()
@@ -168,11 +170,26 @@ class Coordinators:
             return self._broker.metadata.names.get(message.topic_id) in (GROUPS, TRANSACTION_STATE.name)
         return isinstance(message, messages.Image) or (isinstance(message, messages.TopicPut) and message.topic.internal)
 
-    def _forget_topics(self) -> None:
-        """Offsets of topics that are gone go too (Kafka does the same). A topic that was made anew meanwhile begins without them."""
-        event = TopicsRemoved(frozenset(self._removed))
-        self._removed = set()
-        self.groups.post_all(event, lambda core: not event.names.isdisjoint(core.offsets.topics))
+    def _forget_gone(self) -> None:
+        """Offsets of topics and partitions that are gone go too (Kafka does the same). One that was made anew meanwhile begins without them."""
+        event = PartitionsGone(self._gone)
+        self._gone = {}
+        self.groups.post_all(event, lambda core: core.offsets.names_any(event.left.keys()))
+
+    def _gone_before(self, core: Core) -> PartitionsGone | None:
+        """What went while no coordinator heard of it. Whoever wrote the offsets knew those partitions before this host was told to lead its log, so this host knows them too, unless it says that
+        it does not (withheld), or they are gone. What was made anew under its name meanwhile looks as if it had been there all the time: no record of an offset says of which topic it was."""
+        assert isinstance(core, Group)
+        metadata, left = self._broker.metadata, {}
+        for name, end in core.offsets.ends().items():
+            image = metadata.topics.get(name)
+            count = 0 if image is None else image.partition_count if image.partition_count >= 0 else end
+            if end > count and name not in metadata.withheld:
+                left[name] = count
+        if not left:
+            return None
+        log.info("committed offsets of partitions that are gone are removed", group=core.group_id, topics=sorted(left))
+        return PartitionsGone(left)
 
     # -- transactions ----------------------------------------------------------------------------------------------------------
 

@@ -25,6 +25,8 @@ class Metadata:
         self.client_quotas: list[messages.ClientQuota] = []
         self.features: dict[str, int] = {}  # what was set; mqd.cluster.features.levels() adds the rest
         self.features_version = 0  # of the message that changed them last
+        self.withheld: frozenset[str] = frozenset()  # topics that exist, though this host's processes are not told of them, or not of all their partitions
+        self._gone: dict[str, int] = {}  # topic -> partitions that it has kept, since take_gone()
         self._sorted: list[str] | None = None
         self._visible_from: dict[bytes, list[tuple[int, int]]] = {}  # topic id -> (partitions from this index on, version), while it matters
 
@@ -47,6 +49,7 @@ class Metadata:
                 self._put(message)
             case messages.TopicRemoved():
                 if self.names.pop(message.topic_id, None) is not None:
+                    self._note_gone(message.name, 0)
                     del self.topics[message.name]
                     self._visible_from.pop(message.topic_id, None)
                     self._sorted = None
@@ -59,16 +62,37 @@ class Metadata:
                     self.group_configs.pop(message.group_id, None)
             case messages.SettingsPut():
                 self.client_quotas = self.client_quotas if message.client_quotas is None else message.client_quotas
+                if message.withheld is not None:
+                    self.withheld = frozenset(message.withheld)
                 if message.features is not None:
                     self.features, self.features_version = message.features, message.version
         self.version = message.version
 
+    def take_gone(self) -> dict[str, int]:
+        """Topics that are gone (0), and how many partitions those have kept that have lost some: since the last time. One that was made anew, or has got more since, is among them."""
+        gone, self._gone = self._gone, {}
+        return gone
+
+    def _note_gone(self, name: str, left: int) -> None:
+        self._gone[name] = min(left, self._gone.get(name, left))
+
+    def _note_lost(self, old: messages.TopicImage, new: messages.TopicImage | None) -> None:
+        if new is None or new.topic_id != old.topic_id:
+            self._note_gone(old.name, 0)
+        elif 0 <= new.partition_count < max(old.partition_count, len(old.partitions)):
+            self._note_gone(old.name, new.partition_count)
+
     def _replace(self, image: messages.Image) -> None:
+        self.withheld = frozenset(image.withheld)
+        told = {topic.name: topic for topic in image.topics}
+        for old in self.topics.values():
+            if old.name in told or old.name not in self.withheld:
+                self._note_lost(old, told.get(old.name))
         known = self.names if self.version >= 0 else {topic.topic_id: topic.name for topic in image.topics}
         self._visible_from = {topic.topic_id: [(0, image.version)] for topic in image.topics if topic.topic_id not in known}
         self.cluster_id, self.controller_id = image.cluster_id, image.controller_id
         self.brokers = {broker.node_id: broker for broker in image.brokers}
-        self.topics = {topic.name: topic for topic in image.topics}
+        self.topics = told
         self.names = {topic.topic_id: topic.name for topic in image.topics}
         self.broker_config, self.broker_default_config = image.broker_config, image.broker_default_config
         self.group_configs = dict(image.group_configs)
@@ -78,6 +102,8 @@ class Metadata:
     def _put(self, message: messages.TopicPut) -> None:
         topic = message.topic
         old = self.topics.get(topic.name)
+        if old is not None:
+            self._note_lost(old, topic)
         if old is None or old.topic_id != topic.topic_id:
             if old is not None:
                 self.names.pop(old.topic_id, None)

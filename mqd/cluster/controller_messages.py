@@ -75,6 +75,7 @@ class Image(msgspec.Struct, tag=True, frozen=True):
     client_quotas: list[ClientQuota] = []
     features: dict[str, int] = {}  # levels that were set; mqd.cluster.features.levels() adds the defaults
     node_id: int = -1  # this host
+    withheld: list[str] = []  # as in SettingsPut
 
 
 class TopicPut(msgspec.Struct, tag=True, frozen=True):
@@ -114,11 +115,12 @@ class GroupConfigPut(msgspec.Struct, tag=True, frozen=True):
 
 
 class SettingsPut(msgspec.Struct, tag=True, frozen=True):
-    """Quotas, features: each whole, None = as it was."""
+    """Quotas, features, what is not told: each whole, None = as it was. `withheld` to the acceptor alone, and with the version in force."""
 
     version: int
     client_quotas: list[ClientQuota] | None = None
     features: dict[str, int] | None = None
+    withheld: list[str] | None = None  # topics that exist and are not told, or not with all their partitions: those wait for slots of this host
 
 
 class BrokersPut(msgspec.Struct, tag=True, frozen=True):

@@ -119,6 +119,7 @@ class HostCore(HostCommands):
         self._subscribers: dict[Hashable, Subscriber] = {}
         self._commands: dict[int, Command] = {}
         self._command_id = 0
+        self._withheld: list[str] = []  # as the acceptor was told it
         self._version = 0
         self._applied_version = -1
 
@@ -128,7 +129,9 @@ class HostCore(HostCommands):
         return self._version
 
     def handle(self, event: Event, now_ms: int) -> list[Action]:
-        return _HANDLERS[type(event)](self, event, now_ms)
+        version = self._version
+        actions = _HANDLERS[type(event)](self, event, now_ms)
+        return self._tell_withheld(actions, version) if self._slots.unplaced or self._withheld else actions
 
     # -- start -------------------------------------------------------------------------------------------------------------
 
@@ -250,7 +253,7 @@ class HostCore(HostCommands):
         """What there is to tell of it. `indexes`: only these partitions have changed, None = any."""
         old = self._images.get(topic.name)
         known = old is not None and old.topic_id == topic.topic_id
-        only = list(indexes) if indexes is not None and known and all(index < len(old.partitions) for index in indexes) else None
+        only = list(indexes) if indexes is not None and known and topic.name not in self._withheld and all(index < len(old.partitions) for index in indexes) else None
         actions += self._put(topic, {}, only)
         if only is not None:
             image = self._images[topic.name]
@@ -378,6 +381,19 @@ class HostCore(HostCommands):
         unplaced = self._slots.unplaced
         return bool(unplaced) and any((topic.topic_id, partition.index) in unplaced for partition in topic.partitions)
 
+    def _names_waiting(self) -> list[str]:
+        names = {self._state.topics_by_id.get(topic_id) for topic_id, _ in self._slots.unplaced}
+        return sorted(name for name in names if name is not None)
+
+    def _tell_withheld(self, actions: list[Action], version: int) -> list[Action]:
+        """The acceptor never takes a topic for gone that it was not told of: it hears that one is withheld before what follows from the topic, and that it is not after the topic itself."""
+        before, now = self._withheld, self._names_waiting()
+        meanwhile = sorted({*before, *now})
+        first = self._broadcast(messages.SettingsPut(version, withheld=meanwhile), role="acceptor") if meanwhile != before else []
+        last = self._broadcast(messages.SettingsPut(self._version, withheld=now), role="acceptor") if now != meanwhile else []
+        self._withheld = now
+        return [*first, *actions, *last]
+
     def topic_image(self, topic: TopicState) -> messages.TopicImage:
         """For an answer: with slots when the topic exists; a validated topic that does not has none."""
         image = self._images.get(topic.name)
@@ -411,7 +427,7 @@ class HostCore(HostCommands):
         config = state.broker_config(self.node_id)
         return messages.Image(
             self._version, state.cluster_id, self._controller_id, brokers, list(self._images.values()), config, state.broker_configs.get("", {}), list(state.removed),
-            state.group_configs, self._client_quotas(), state.features, self.node_id,
+            state.group_configs, self._client_quotas(), state.features, self.node_id, self._names_waiting(),
         )  # fmt: skip
 
     def _broadcast(self, message: messages.FromController, role: str | None = None) -> list[Action]:

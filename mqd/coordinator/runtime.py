@@ -12,6 +12,8 @@ Invariants
     R5  without its host's lease a shard answers nobody: another host may have been told to lead its partition, and know what this one does not
     R6  a partition is loaded when nothing is under way any more that a predecessor here has sent to its owner: what comes in between would be in the log and not in the cores, and what
         is written next, by cores that do not know of it, behind it
+    R7  what is posted to all reaches every core that it concerns: at once, or before it answers anybody when its partition is loaded in the same leader epoch; what went before that epoch is
+        `after_load`'s to find out
 Bounds: REQUESTS_MAX requests that wait in one coordinator; more are refused with COORDINATOR_NOT_AVAILABLE. LOADS_AT_ONCE threads load.
 
 Concurrency: the event loop's thread; cores are built by a loading thread before anybody else knows them.
@@ -118,13 +120,14 @@ def partition_for(name: str, partition_count: int) -> int:
 class _Place:
     """One partition, whether loaded or not."""
 
-    __slots__ = ("index", "late", "loading", "not_before", "requests", "shard", "source", "writing")
+    __slots__ = ("index", "late", "loading", "missed", "not_before", "requests", "shard", "source", "writing")
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.shard: Shard | None = None
         self.source: Source | None = None
         self.loading: asyncio.Task[None] | None = None
+        self.missed: list[tuple[int, object, Callable[[Core], bool]]] = []  # events to all, while it is not loaded, with the leader epoch that it is loaded for
         self.late: asyncio.TimerHandle | None = None  # when what is lazy is to be written
         self.requests: set[int] = set()
         self.not_before = 0.0
@@ -132,10 +135,18 @@ class _Place:
 
 
 class Coordinator:
-    """`topic`: the internal topic's name. `now_ms`: a clock that does not jump back. `carry_out(name, effect, leader_epoch)`: see actions.Effect; may post events."""
+    """`topic`: the internal topic's name. `now_ms`: a clock that does not jump back. `carry_out(name, effect, leader_epoch)`: see actions.Effect; may post events.
+    `after_load(core)`: what a core is told before anybody else can ask it, None = nothing."""
 
     def __init__(
-        self, topic: str, cores: Cores, partitions: Partitions, append_log: Log, now_ms: Callable[[], int], carry_out: Callable[[str, Effect, int], None] | None = None
+        self,
+        topic: str,
+        cores: Cores,
+        partitions: Partitions,
+        append_log: Log,
+        now_ms: Callable[[], int],
+        carry_out: Callable[[str, Effect, int], None] | None = None,
+        after_load: Callable[[Core], object | None] | None = None,
     ) -> None:
         self.topic = topic
         self._cores = cores
@@ -143,6 +154,7 @@ class Coordinator:
         self._log = append_log
         self._now_ms = now_ms
         self._carry_out = carry_out
+        self._after_load = after_load
         self._places: list[_Place] = []
         self._futures: dict[int, asyncio.Future[object]] = {}
         self._number = 0
@@ -241,12 +253,18 @@ class Coordinator:
         self._handle(place, shard, name, event)
 
     def post_all(self, event: object, concerns: Callable[[Core], bool]) -> None:
-        """An event to every loaded core that it concerns. Partitions that are being loaded do not see it."""
+        """An event to every core that it concerns; those of a partition that is being loaded, or is to be once more in the same leader epoch, get it when they are loaded: nobody can have
+        asked them anything since."""
         for place in self._places:
-            shard = place.shard
-            for name in [name for name, core in shard.items() if concerns(core)] if shard is not None else ():
-                if place.shard is shard:
-                    self._handle(place, shard, name, event, known=True)
+            if place.shard is not None:
+                self._handle_all(place, place.shard, event, concerns)
+            elif place.source is not None:
+                place.missed.append((place.source.leader_epoch, event, concerns))
+
+    def _handle_all(self, place: _Place, shard: Shard, event: object, concerns: Callable[[Core], bool]) -> None:
+        for name in [name for name, core in shard.items() if concerns(core)]:
+            if place.shard is shard:
+                self._handle(place, shard, name, event, known=True)
 
     def core(self, name: str) -> Core | None:
         """For looking only; what it shows may not be written yet. None: no such core. Raises CoordinatorError while it is not loaded."""
@@ -447,11 +465,12 @@ class Coordinator:
                 self._unload(place, int(ErrorCode.NOT_COORDINATOR), "its partition is served anew" if source is not None else "its partition is not served")
             return
         if source is None:
-            place.source = None
+            place.source, place.missed = None, []
             return
         if self._loop.time() < place.not_before or (place.writing is not None and not place.writing.done()):  # R6
             return
         place.source = source
+        place.missed = [missed for missed in place.missed if missed[0] == source.leader_epoch]
         place.loading = self._loop.create_task(self._load(partition, place, source))
         self._tasks.add(place.loading)
         place.loading.add_done_callback(self._tasks.discard)
@@ -472,6 +491,7 @@ class Coordinator:
             shard = Shard(self._cores, loaded, source.leader_epoch, self._on_reply, functools.partial(self._on_effect, source.leader_epoch), functools.partial(self._wake, place), self._armed)
             place.shard = shard
             shard.on_loaded(self._now_ms())
+            self._catch_up(place, shard)
             if loaded.record_count or loaded.skipped_count:
                 log.info(
                     "coordinator's partition loaded", topic=self.topic, partition=partition, cores=len(shard), records=loaded.record_count, skipped=loaded.skipped_count,
@@ -483,6 +503,16 @@ class Coordinator:
             log.error("a coordinator's partition cannot be loaded; trying again", topic=self.topic, partition=partition, reason=f"{type(error).__name__}: {error}")
         finally:
             place.loading = None
+
+    def _catch_up(self, place: _Place, shard: Shard) -> None:
+        """With what happened while nobody was there to hear it."""
+        missed, place.missed = place.missed, []
+        for _, event, concerns in missed:
+            self._handle_all(place, shard, event, concerns)
+        for name, core in shard.items() if self._after_load is not None else ():
+            event = self._after_load(core)  # type: ignore[misc]
+            if event is not None and place.shard is shard:
+                self._handle(place, shard, name, event, known=True)
 
     def _unload(self, place: _Place, error: int, reason: str, quiet: bool = False) -> None:
         """Throws the cores of a partition away; whoever waits is told a retriable error."""

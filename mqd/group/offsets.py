@@ -17,7 +17,7 @@ only those of topics it does not subscribe to. With an expiration time of its ow
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Protocol
 from zlib import crc32
 
@@ -112,13 +112,13 @@ class OffsetsDeleted(msgspec.Struct, frozen=True, gc=False):
     errors: tuple[tuple[str, tuple[int, ...]], ...] = ()  # by topic and partition, in the order asked
 
 
-class TopicsRemoved(msgspec.Struct, frozen=True):
-    """These topics are gone; so is what was committed for them. No reply."""
+class PartitionsGone(msgspec.Struct, frozen=True):
+    """Partitions are gone, and so is what was committed for them. No reply."""
 
-    names: frozenset[str]
+    left: dict[str, int]  # topic -> how many partitions it has still; 0: the topic is gone
 
 
-OFFSET_EVENTS = (CommitOffsets, FetchOffsets, DeleteOffsets, TopicsRemoved, TransactionEnded)
+OFFSET_EVENTS = (CommitOffsets, FetchOffsets, DeleteOffsets, PartitionsGone, TransactionEnded)
 
 
 class Membership(Protocol):
@@ -166,6 +166,18 @@ class Offsets:
     def partitions(self, topic: str) -> tuple[int, ...]:
         return tuple(self._committed.get(topic, ()))
 
+    def names_any(self, topics: Collection[str]) -> bool:
+        """Something is committed or pending for one of these."""
+        return any(topic in self._committed for topic in topics) or any(topic in topics for pending in self._pending.values() for topic, _ in pending)
+
+    def ends(self) -> dict[str, int]:
+        """Of each topic with an offset, committed or pending: the index behind the last such partition."""
+        found = {topic: max(partitions) + 1 for topic, partitions in self._committed.items()}
+        for pending in self._pending.values():
+            for topic, partition in pending:
+                found[topic] = max(found.get(topic, 0), partition + 1)
+        return found
+
     def __len__(self) -> int:
         return sum(map(len, self._committed.values()))
 
@@ -184,8 +196,8 @@ class Offsets:
                 return [Reply(event.request, self._fetch(event, group))]
             case DeleteOffsets():
                 return self._on_delete(event, group)
-            case TopicsRemoved():
-                return self._on_topics_removed(event)
+            case PartitionsGone():
+                return self._on_partitions_gone(event)
             case TransactionEnded():
                 self._end_transaction(event.producer_id, event.committed)
                 return self._arm(now_ms)
@@ -287,9 +299,9 @@ class Offsets:
                 records += self._tombstones((topic, partition) for partition in dict.fromkeys(partitions))
         return [*persists(records), Reply(event.request, OffsetsDeleted(0, tuple(errors)))]
 
-    def _on_topics_removed(self, event: TopicsRemoved) -> list[Action]:
-        gone = [(topic, partition) for topic in event.names for partition in self._committed.get(topic, ())]
-        gone += [name for pending in self._pending.values() for name in pending if name[0] in event.names]
+    def _on_partitions_gone(self, event: PartitionsGone) -> list[Action]:
+        gone = [(topic, partition) for topic, left in event.left.items() for partition in self._committed.get(topic, ()) if partition >= left]
+        gone += [(topic, partition) for pending in self._pending.values() for topic, partition in pending if partition >= event.left.get(topic, partition + 1)]
         return list(persists(self._tombstones(dict.fromkeys(gone))))
 
     def _tombstones(self, names: Iterable[tuple[str, int]]) -> list[KeyValue]:

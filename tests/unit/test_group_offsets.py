@@ -24,7 +24,7 @@ from mqd.group.offsets import (
     OffsetsCommitted,
     OffsetsFetched,
     OffsetsSettings,
-    TopicsRemoved,
+    PartitionsGone,
 )
 from mqd.group.records import decode_offset_key, decode_offset_value
 from mqd.group.settings import ClassicSettings
@@ -134,7 +134,7 @@ def test_many_offsets_go_in_batches_that_can_be_written() -> None:
             world.do(commit(*((topic, one, 5) for one in range(partition, partition + 10_000))))
     del world.log[:]
     world.do(DeleteOffsets(1, (("t" * 100, tuple(range(count))),)))
-    world.do(TopicsRemoved(frozenset(("u" * 100,))))
+    world.do(PartitionsGone({"u" * 100: 0}))
     world.now = 10_000
     world.expire()
     assert world.offsets.is_empty and len(world.log) > 10
@@ -191,13 +191,27 @@ def test_deletion() -> None:
     assert answer.errors == (("t", (0, 0, 0)), ("u", (int(ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC),)))
     assert list(world.fetch()) == [("t", 1), ("u", 0)] and [value for _, value in world.log[-1].records] == [None]
     world.do(commit(("v", 0, 1), producer_id=9))
-    world.do(TopicsRemoved(frozenset({"t", "v", "w"})))
+    world.do(PartitionsGone({"t": 0, "v": 0, "w": 0}))
     world.do(TransactionEnded(9, 0, True))
     assert list(world.fetch()) == [("u", 0)]
     world.do(commit(("v", 0, 1), producer_id=9))
     assert [decode_offset_key(key) for key, value in world.offsets.delete_all() if value is None] == [("g", "u", 0), ("g", "v", 0)]
     world.do(TransactionEnded(9, 0, True))
     assert world.offsets.is_empty
+
+
+def test_offsets_of_partitions_that_are_gone_go_pending_ones_too() -> None:
+    world = World()
+    world.do(commit(("t", 0, 5), ("t", 3, 6), ("t", 4, 7), ("u", 9, 8)))
+    world.do(commit(("t", 2, 50), ("t", 5, 51), ("v", 6, 52), producer_id=9))
+    assert world.offsets.ends() == {"t": 6, "u": 10, "v": 7}
+    world.do(PartitionsGone({"t": 4, "w": 0}))
+    assert [(decode_offset_key(key), value) for key, value in world.log[-1].records] == [(("g", "t", 4), None), (("g", "t", 5), None)]
+    world.do(TransactionEnded(9, 0, True))
+    assert {name: one.offset for name, one in world.fetch().items()} == {("t", 0): 5, ("t", 3): 6, ("u", 9): 8, ("t", 2): 50, ("v", 6): 52}
+    count = len(world.log)
+    world.do(PartitionsGone({"t": 4}))
+    assert len(world.log) == count, "nothing is left to remove"
 
 
 def test_offsets_without_members_expire_by_their_commit() -> None:

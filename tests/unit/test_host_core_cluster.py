@@ -138,6 +138,28 @@ def test_a_new_leader_epoch_reaches_the_slot_whoever_leads(host: Host) -> None:
     assert (image.leader, image.leader_epoch, image.in_sync_replicas, image.partition_epoch) == (2, 1, [2], 1)
 
 
+def test_the_acceptor_is_told_which_topics_are_withheld_before_what_follows_from_them_and_after_they_are_told() -> None:
+    """A coordinator takes a topic that it was never told of for deleted, and removes what is committed for it."""
+    host = Host(slot_count=3)
+    host.commit(topic(partition(0, (2, 1)), partition(1, (2, 1))))
+    host.apply_all()
+    host.told(), host.told("w0")
+    other = TopicCreated(TopicState("u", b"u" * 16, (partition(0, (2, 3)), partition(1, (2, 3))), {}))
+    host.commit(other)
+    first, *rest = host.told()
+    assert isinstance(first, messages.SettingsPut) and first.withheld == ["u"] and first.version < host.state.version
+    assert not any(isinstance(part, messages.TopicPut) and part.topic.name == "u" for part in rest)
+    assert not any(isinstance(part, messages.SettingsPut) for part in host.told("w0")), "workers have no use for it"
+    host.give(host_core.SubscriberJoined("acceptor", messages.Subscribe("acceptor", 0, 1)))
+    assert host.told()[-1].withheld == ["u"]
+    change = PartitionChange(0, new_epoch=True, replicas=(1, 3), directories=("d1", "d3"), in_sync_replicas=(1, 3), leader=1)
+    host.commit(PartitionsChanged(TOPIC, (change,)), partitions=(("t", (0,)),))
+    host.apply_all()
+    *before, put, last = host.told()
+    assert isinstance(put, messages.TopicPut) and put.topic.name == "u" and len(put.topic.partitions) == 2
+    assert isinstance(last, messages.SettingsPut) and last.withheld == [] and not any(isinstance(part, messages.SettingsPut) for part in before)
+
+
 def test_vanished_partitions_lose_their_slots(host: Host) -> None:
     host.commit(topic(partition(0, (2, 1)), partition(1, (2, 1)), partition(2, (1, 3))))
     host.told()

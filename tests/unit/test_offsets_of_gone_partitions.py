@@ -1,0 +1,154 @@
+"""Committed offsets of topics and partitions that are gone go with them, whether or not their coordinator was listening at that moment: it may be loading, elsewhere, or told of it by a whole image only."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mqd.acceptor.coordinators import InternalPartitions
+from mqd.cluster import controller_messages as messages
+from mqd.coordinator.runtime import partition_for
+from mqd.coordinator.topics import GROUPS
+from mqd.protocol.messages import DeleteTopicsRequest
+from tests.unit.handler_broker import ACCEPTOR, HandlerBroker
+from tests.unit.test_coordinator_runtime import commit, fetch, run, shard_of, store, until
+from tests.unit.test_handler_metadata import create
+
+
+async def delete(broker: HandlerBroker, name: str = "t") -> None:
+    answer = await broker.ask(DeleteTopicsRequest(topic_names=[name], timeout_ms=1000), 5)
+    assert answer.responses[0].error_code == 0
+    await until(lambda: name not in broker.metadata.topics)
+
+
+async def not_served(broker: HandlerBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group's partition is not here; what was written of it stays on the disk."""
+    store(broker, GROUPS, partition_for("g", 3))
+    monkeypatch.setattr(InternalPartitions, "source", lambda *_: None)
+    broker.broker.coordinators.groups.look()
+    assert shard_of(broker, "g") is None
+
+
+async def served_again(broker: HandlerBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    await until(lambda: shard_of(broker, "g") is not None)
+
+
+def gone(topic: messages.TopicImage, left: int, version: int) -> messages.TopicPut:
+    """As the controller tells it when the retired partitions of a topic have vanished."""
+    return messages.TopicPut(version, msgspec.structs.replace(topic, partitions=topic.partitions[:left], partition_count=left))
+
+
+def test_a_topic_that_was_deleted_while_the_partition_of_its_group_was_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        await create(broker, "u")
+        assert await commit(broker, 5) == await commit(broker, 7, topic="u") == [0]
+        await not_served(broker, monkeypatch)
+        await delete(broker)
+        await served_again(broker, monkeypatch)
+        assert shard_of(broker, "g").core("g").offsets.ends() == {"u": 1}
+        await create(broker, "t", 4)
+        assert await fetch(broker) == (0, -1), "the group would skip what is written to the new topic"
+        assert await commit(broker, 1) == [0] and await fetch(broker) == (0, 1)
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_topic_that_was_made_anew_while_the_partition_of_its_group_was_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool) -> None:
+    """By its name nobody could tell that the offset is of another topic. `again`: the load does not succeed, and another does."""
+    ready = asyncio.Event()
+    original = InternalPartitions.load
+
+    async def load(self: InternalPartitions, partition: int, *arguments: object) -> object:
+        await ready.wait()
+        loads.append(partition)
+        if again and partition == partition_for("g", 3) and loads.count(partition) == 1:
+            raise OSError("the disk is slow")
+        return await original(self, partition, *arguments)  # type: ignore[arg-type]
+
+    loads: list[int] = []
+
+    async def scenario(broker: HandlerBroker) -> None:
+        assert await commit(broker, 5) == [0]
+        await not_served(broker, monkeypatch)
+        monkeypatch.undo()
+        monkeypatch.setattr(InternalPartitions, "load", load)
+        place = broker.broker.coordinators.groups._places[partition_for("g", 3)]
+        await until(lambda: place.loading is not None)
+        await delete(broker)
+        await create(broker, "t", 4)
+        ready.set()
+        await until(lambda: place.shard is not None)
+        assert loads.count(place.index) == 1 + again and await fetch(broker) == (0, -1)
+        assert await commit(broker, 1) == [0] and await fetch(broker) == (0, 1)
+        assert place.missed == []
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_topic_whose_deletion_is_told_by_a_whole_image_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anew: bool) -> None:
+    """The controller's process was replaced meanwhile."""
+
+    async def scenario(broker: HandlerBroker) -> None:
+        await create(broker, "u")
+        assert await commit(broker, 5) == await commit(broker, 7, topic="u") == [0]
+        deliver = HandlerBroker._deliver
+        monkeypatch.setattr(HandlerBroker, "_deliver", lambda self, number, message: deliver(self, number, message) if number != ACCEPTOR or isinstance(message, messages.Answer) else None)
+        await broker.ask(DeleteTopicsRequest(topic_names=["t"], timeout_ms=1000), 5)
+        if anew:
+            await create(broker, "t", 4)
+        monkeypatch.undo()
+        assert shard_of(broker, "g").core("g").offsets.ends() == {"t": 1, "u": 1}
+        broker._deliver(ACCEPTOR, broker.shell.host._whole())
+        await until(lambda: shard_of(broker, "g").core("g").offsets.ends() == {"u": 1})
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("how", ["told", "image", "away"])
+def test_offsets_of_retired_partitions_go_when_these_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        assert await commit(broker, 5, partitions=(0, 1, 2, 3)) == [0] * 4
+        topic = broker.metadata.topics["t"]
+        if how == "away":
+            await not_served(broker, monkeypatch)
+        if how == "image":
+            whole = broker.shell.host._whole()
+            topics = [gone(one, 2, 0).topic if one.name == "t" else one for one in whole.topics]
+            broker._deliver(ACCEPTOR, msgspec.structs.replace(whole, topics=topics))
+        else:
+            broker._deliver(ACCEPTOR, gone(topic, 2, broker.metadata.version))
+        if how == "away":
+            await served_again(broker, monkeypatch)
+        await until(lambda: shard_of(broker, "g").core("g").offsets.ends() == {"t": 2})
+        broker._deliver(ACCEPTOR, messages.TopicPut(broker.metadata.version, topic))  # partitions are added again
+        assert [await fetch(broker, partition=index) for index in range(4)] == [(0, 5), (0, 5), (0, -1), (0, -1)]
+        assert await commit(broker, 1, partitions=(3,)) == [0] and await fetch(broker, partition=3) == (0, 1)
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_topic_that_this_host_was_only_not_told_of_keeps_its_offsets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool) -> None:
+    """Its partitions wait for slots here. The coordinator before was told of it, and took the commit."""
+
+    async def scenario(broker: HandlerBroker) -> None:
+        assert await commit(broker, 5, partitions=(0, 3)) == [0, 0]
+        await not_served(broker, monkeypatch)
+        metadata, topic = broker.metadata, broker.metadata.topics["t"]
+        if whole:
+            del metadata.topics["t"], metadata.names[topic.topic_id]
+        else:
+            metadata.topics["t"] = gone(topic, 2, 0).topic
+        metadata.apply(messages.SettingsPut(metadata.version, withheld=["t"]))
+        await served_again(broker, monkeypatch)
+        metadata.topics["t"], metadata.names[topic.topic_id] = topic, "t"
+        metadata.apply(messages.SettingsPut(metadata.version, withheld=[]))
+        assert await fetch(broker) == await fetch(broker, partition=3) == (0, 5)
+
+    run(tmp_path, scenario)
