@@ -336,7 +336,7 @@ class ActiveController:
             if phase == RETIRE_SEALED and waited_ms >= self._options.retire_barrier_ms:
                 records += retire_rules.release(view, topic)
             elif phase == RETIRE_HIDDEN and waited_ms >= self._options.retire_grace_ms and self._is_unused(topic, now_ms):
-                records += retire_rules.vanish(topic)
+                records += retire_rules.vanish(view, topic)
         for topic_id in [topic_id for topic_id in self._phases if topic_id not in state.topics_by_id]:
             del self._phases[topic_id]
             self._emptied.pop(topic_id, None)

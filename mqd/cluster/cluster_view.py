@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from mqd.cluster.metadata_records import PartitionChange, PartitionsChanged, PartitionState, Record, TopicState
 from mqd.cluster.metadata_state import MetadataState
 from mqd.cluster.partition_rules import Target, settle, wanted_min_in_sync
+from mqd.cluster.redirect_rules import held
 
 Edit = Callable[[TopicState, PartitionState, Target], None]
 
@@ -48,6 +49,7 @@ class View:
         """The leader stays while it is unfenced, although it is about to shut down, unless it is `leaving`; where nobody else may lead, whoever is about to shut down still does."""
         leader = target.old.leader
         leaving = -1 if target.stays else leaving
+        target.held = held(topic, target)
 
         def live(node: int) -> bool:
             return node != leaving and (node in self._may_lead or (node == leader and node in self._unfenced))

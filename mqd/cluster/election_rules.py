@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from mqd.cluster.cluster_view import View
 from mqd.cluster.metadata_records import PartitionChange, PartitionState, TopicState
 from mqd.cluster.partition_rules import PREFERRED, UNCLEAN, Target, without
+from mqd.cluster.redirect_rules import parts
 from mqd.cluster.refusal import Refusal
 from mqd.protocol.errors import ErrorCode
 
@@ -76,7 +77,8 @@ def back_to_preferred(view: View, stable: Mapping[int, bool], percent: int, move
         for partition in topic.partitions:
             if len(found) >= moves_max:
                 return found
-            if partition.redirect < 0 and preferred_replica(partition) in wanting and partition.leader != preferred_replica(partition):
+            preferred_one = preferred_replica(partition)
+            if partition.redirect < 0 and preferred_one in wanting and partition.leader != preferred_one and not parts(topic, partition, preferred_one):
                 try:
                     found.append((topic, elect_preferred(view, topic, partition)))
                 except Refusal:

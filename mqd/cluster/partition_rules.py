@@ -39,7 +39,7 @@ def effective_min_in_sync(wanted: int, replica_count: int, adding_count: int = 0
 class Target:
     """What a partition is to become; starts as what it is."""
 
-    __slots__ = ("old", "replicas", "directories", "in_sync", "adding", "removing", "recovering", "retiring", "redirect", "replacing", "forget", "new_epoch", "elect", "stays", "wanted_leader", "last_known")
+    __slots__ = ("old", "replicas", "directories", "in_sync", "adding", "removing", "recovering", "retiring", "redirect", "replacing", "forget", "new_epoch", "elect", "stays", "wanted_leader", "last_known", "held")
 
     def __init__(self, old: PartitionState) -> None:
         self.old = old
@@ -51,7 +51,8 @@ class Target:
         self.new_epoch = False
         self.elect = ONLINE
         self.stays = False  # the leader does, even where it is to leave others
-        self.wanted_leader = -1  # leads if it may
+        self.wanted_leader = -1  # leads if it may, although it is to be removed
+        self.held = False  # a reassignment does not end now, although it could
         self.last_known = old.last_known_eligible
 
 
@@ -126,7 +127,7 @@ def _elected(target: Target, in_sync: tuple[int, ...], eligible: tuple[int, ...]
         return leader, False
     candidates = in_sync or eligible
     may = [node for node in order if node in candidates and live(node) and node not in target.removing] or [node for node in order if node in candidates and live(node)]
-    if target.wanted_leader in may:
+    if target.wanted_leader in order and target.wanted_leader in candidates and live(target.wanted_leader):
         return target.wanted_leader, False
     preferred = without(order, target.removing or ())[:1]
     if target.elect == PREFERRED and preferred and preferred[0] in may:
@@ -145,7 +146,7 @@ def _elected(target: Target, in_sync: tuple[int, ...], eligible: tuple[int, ...]
 
 def _maybe_complete_reassignment(target: Target, wanted_min: int, mutants: frozenset[str]) -> None:
     """R14: when all that were added are in sync and what is left has min.insync.replicas in sync."""
-    if not target.adding and not target.removing:
+    if target.held or (not target.adding and not target.removing):
         return
     replicas = without(target.replicas, target.removing)
     in_sync = without(target.in_sync, target.removing)

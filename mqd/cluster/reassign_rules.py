@@ -12,12 +12,9 @@ from mqd.cluster.metadata_records import PartitionChange, PartitionState, TopicS
 from mqd.cluster.metadata_state import INTERNAL_TOPICS
 from mqd.cluster.partition_rules import Target, default_replication_factor, effective_min_in_sync, without
 from mqd.cluster.placement import Directories, Loads, choose_one
+from mqd.cluster.redirect_rules import in_progress
 from mqd.cluster.refusal import Refusal
 from mqd.protocol.errors import ErrorCode
-
-
-def in_progress(partition: PartitionState) -> bool:
-    return bool(partition.adding_replicas or partition.removing_replicas)
 
 
 # -- one partition -------------------------------------------------------------------------------------------------------------

@@ -10,29 +10,24 @@ All of them take every step together: between N and M no other count is ever see
 step before is fenced out of it.
 
 From the first step to the last a retired partition follows the one that takes its records, replicas and leader: whoever leads it can hand a record on without leaving the host. Where that is not so for a
-moment (the leader of one of them has changed), clients are told to try again.
+moment (the leader of one of them has changed), clients are told to try again. Replicas move for longer than a moment: redirect_rules.py says what keeps the two together meanwhile.
 
 M must divide N: then p mod M is where every producer that knows of M partitions sends the keys of p, and no key of a remaining partition moves.
 """
 
 from collections.abc import Iterator
 
+import msgspec
+
 from mqd.cluster.cluster_view import View
-from mqd.cluster.metadata_records import RETIRE_HIDDEN, RETIRE_NOT, RETIRE_REDIRECTED, RETIRE_SEALED, PartitionChange, PartitionsVanished, Record, TopicState
-from mqd.cluster.metadata_state import INTERNAL_TOPICS
+from mqd.cluster.metadata_records import RETIRE_HIDDEN, RETIRE_NOT, RETIRE_REDIRECTED, RETIRE_SEALED, PartitionChange, PartitionState, PartitionsVanished, Record, TopicState
+from mqd.cluster.metadata_state import INTERNAL_TOPICS, changed
 from mqd.cluster.partition_rules import Target
 from mqd.cluster.placement import Directories
-from mqd.cluster.reassign_rules import in_progress, reassign
+from mqd.cluster.reassign_rules import reassign
+from mqd.cluster.redirect_rules import better_leader, followers, in_progress, retiring_from, staying
 from mqd.cluster.refusal import Refusal
 from mqd.protocol.errors import ErrorCode
-
-
-def retiring_from(topic: TopicState) -> int:
-    """Index of the first partition that is to go; the number of partitions when none is."""
-    count = len(topic.partitions)
-    while count and topic.partitions[count - 1].redirect >= 0:
-        count -= 1
-    return count
 
 
 def going(topic: TopicState) -> bool:
@@ -79,25 +74,60 @@ def _step(view: View, topic: TopicState, first: int, to: int) -> list[Record]:
 
 
 def draw_near(view: View, topic: TopicState, directories: Directories) -> list[tuple[TopicState, PartitionChange]]:
-    """What brings retired partitions to where the ones are that take their records: replicas first, then the leader."""
-    found = []
-    for partition in topic.partitions[retiring_from(topic) :]:
-        goal = topic.partitions[partition.redirect]
-        if in_progress(goal) or in_progress(partition):
-            continue
-        change = None
-        if set(partition.replicas) != set(goal.replicas):
-            try:
-                change = reassign(view, topic, partition, goal.replicas, directories)
-            except Refusal:
-                continue  # another tick finds the disk in a better state
-        elif goal.leader not in (-1, partition.leader) and goal.leader in partition.in_sync_replicas and view.may_lead(goal.leader):
-            target = Target(partition)
-            target.wanted_leader = goal.leader
-            change = view.settled(topic, target)
-        if change is not None:
-            found.append((topic, change))
+    """What brings retired partitions to where the ones are that take their records, or are on their way to: replicas, and the leader whether replicas are under way or not. Changes of one partition
+    are in their order, each made for what the one before it leaves."""
+    found: list[tuple[TopicState, PartitionChange]] = []
+    first = retiring_from(topic)
+
+    def after(partition: PartitionState, change: PartitionChange | None) -> PartitionState:
+        if change is None:
+            return partition
+        found.append((topic, change))
+        return changed(partition, change)
+
+    for index in range(first if first < len(topic.partitions) else 0):
+        goal = after(topic.partitions[index], _ended(view, topic, topic.partitions[index]))
+        goal = after(goal, _better_led(view, topic, goal))
+        if goal is not topic.partitions[index]:
+            topic = msgspec.structs.replace(topic, partitions=(*topic.partitions[:index], goal, *topic.partitions[index + 1 :]))
+        for partition in followers(topic, index):
+            moved = after(partition, _moved(view, topic, partition, directories))
+            after(moved, _led_alike(view, topic, moved))
     return found
+
+
+def _ended(view: View, topic: TopicState, goal: PartitionState) -> PartitionChange | None:
+    """Its reassignment waited for the others (redirect_rules.held)."""
+    return view.settled(topic, Target(goal)) if in_progress(goal) else None
+
+
+def _better_led(view: View, topic: TopicState, goal: PartitionState) -> PartitionChange | None:
+    """The partitions cannot follow to where it is led: it goes to where more of them can."""
+    return _led(view, topic, goal, better_leader(topic, goal, view.may_lead))
+
+
+def _moved(view: View, topic: TopicState, partition: PartitionState, directories: Directories) -> PartitionChange | None:
+    wanted = staying(topic.partitions[partition.redirect])
+    if set(staying(partition)) == set(wanted):
+        return None
+    try:
+        return reassign(view, topic, partition, wanted, directories)
+    except Refusal:
+        return None  # another tick finds the disk in a better state
+
+
+def _led_alike(view: View, topic: TopicState, partition: PartitionState) -> PartitionChange | None:
+    """Its leader is the one of where its records go. Or a reassignment ends that waited for the other."""
+    leader = topic.partitions[partition.redirect].leader
+    if leader not in (-1, partition.leader) and leader in partition.in_sync_replicas and view.may_lead(leader):
+        return _led(view, topic, partition, leader)
+    return view.settled(topic, Target(partition)) if in_progress(partition) else None
+
+
+def _led(view: View, topic: TopicState, partition: PartitionState, node: int) -> PartitionChange | None:
+    target = Target(partition)
+    target.wanted_leader = node
+    return view.settled(topic, target) if node >= 0 else None
 
 
 def seal(view: View, topic: TopicState) -> list[Record]:
@@ -122,5 +152,10 @@ def hide(view: View, topic: TopicState) -> list[Record]:
     return _step(view, topic, retiring_from(topic), RETIRE_HIDDEN) if phase(topic) == RETIRE_REDIRECTED else []
 
 
-def vanish(topic: TopicState) -> list[Record]:
-    return [PartitionsVanished(topic.topic_id, retiring_from(topic))] if phase(topic) == RETIRE_HIDDEN else []
+def vanish(view: View, topic: TopicState) -> list[Record]:
+    """Nobody looks after the topic any more: reassignments that waited for those that go end with them."""
+    if phase(topic) != RETIRE_HIDDEN:
+        return []
+    first = retiring_from(topic)
+    left = msgspec.structs.replace(topic, partitions=topic.partitions[:first])
+    return [PartitionsVanished(topic.topic_id, first), *view.changes((left, Target(partition)) for partition in left.partitions if in_progress(partition))]
