@@ -1,6 +1,7 @@
-"""What a host is asked before partitions of a topic are retired: is a transaction open on one of them? Only their leaders know.
+"""What a host is asked before partitions of a topic are retired: is a transaction open on one of them? And before others are added in their place: is one still open that wrote to those that
+are gone? Only the leaders know.
 
-A transaction that begins between the answer and the first step is ended normally: docs/decisions/2026-11-21-retired-partitions.md.
+A transaction that begins between the answer and the first step of a retirement is ended normally: docs/decisions/2026-11-21-retired-partitions.md. None writes to a partition that is gone.
 """
 
 import asyncio
@@ -55,18 +56,31 @@ async def refusal(context: Context, header: RequestHeader, change: messages.Reti
         found = await _open_on(context, header, topic, change.partition_count)
     except _Unknown as error:
         return int(ErrorCode.LEADER_NOT_AVAILABLE), str(error)
-    if found is None:
+    return await _refused(context, header, change.name, min(found), "retire the partitions then") if found else None
+
+
+async def refusal_to_add(context: Context, header: RequestHeader, change: messages.AddPartitions) -> tuple[int, str] | None:
+    """(error code, why) when a transaction is open that wrote to a partition which is gone, or that cannot be told. Its marker goes where the records went, as long as there is no partition of
+    that index, and as many as there were then; else readers of committed records would wait for it for ever."""
+    topic = context.broker.metadata.topics.get(change.name)
+    if topic is None or not topic.has_shrunk or change.partition_count <= len(topic.partitions):
         return None
+    try:
+        found = [one for one in await _open_on(context, header, topic, 0) if origin_of(one.producer_id)[1] >= len(topic.partitions)]
+    except _Unknown as error:
+        return int(ErrorCode.LEADER_NOT_AVAILABLE), str(error)
+    return await _refused(context, header, change.name, min(found), "add partitions then") if found else None
+
+
+async def _refused(context: Context, header: RequestHeader, topic: str, found: Open, then: str) -> tuple[int, str]:
     producer_id, sent_to = origin_of(found.producer_id)
     name = await _transactional_id(context, header, producer_id)
     whose = f"transactional id '{name}', producer id {producer_id}" if name is not None else f"producer id {producer_id}, whose transactional id no coordinator knows"
     also = f" (sent to the former partition {sent_to})" if sent_to >= 0 else ""
-    return int(ErrorCode.CONCURRENT_TRANSACTIONS), (
-        f"A transaction is open on partition {found.partition} of {change.name}{also}: {whose}. Wait until it ends, or abort it (mqd txn abort), and retire the partitions then."
-    )
+    return int(ErrorCode.CONCURRENT_TRANSACTIONS), f"A transaction is open on partition {found.partition} of {topic}{also}: {whose}. Wait until it ends, or abort it (mqd txn abort), and {then}."
 
 
-async def _open_on(context: Context, header: RequestHeader, topic: messages.TopicImage, first: int) -> Open | None:
+async def _open_on(context: Context, header: RequestHeader, topic: messages.TopicImage, first: int) -> list[Open]:
     """Raises _Unknown."""
     by_leader: dict[int, list[int]] = {}
     for partition in topic.partitions[first:]:
@@ -74,7 +88,7 @@ async def _open_on(context: Context, header: RequestHeader, topic: messages.Topi
             raise _Unknown(f"Partition {partition.index} of {topic.name} has no leader that could say whether a transaction is open on it; try again when it has one.")
         by_leader.setdefault(partition.leader, []).append(partition.index)
     answers = await asyncio.gather(*(_ask(context, header, node, topic.name, indexes) for node, indexes in by_leader.items()))
-    return min((one for answer in answers for one in answer), default=None)
+    return [one for answer in answers for one in answer]
 
 
 async def _ask(context: Context, header: RequestHeader, node: int, name: str, indexes: list[int]) -> list[Open]:

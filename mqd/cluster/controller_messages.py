@@ -36,6 +36,7 @@ class TopicImage(msgspec.Struct, frozen=True):
     config: dict[str, str]  # only what was set on the topic; broker defaults are merged by mqd.base.topic_config
     internal: bool = False
     partition_count: int = -1  # of the topic; its last partitions may not be told yet (they wait for slots). -1 = not said
+    has_shrunk: bool = False  # partitions of it were retired, and are gone
 
 
 class BrokerImage(msgspec.Struct, frozen=True):

@@ -34,6 +34,7 @@ class TopicState(msgspec.Struct, frozen=True, gc=False):
     topic_id: bytes  # 16 bytes
     partitions: tuple[PartitionState, ...]  # by index
     config: dict[str, str]  # only what was set on the topic; never mutated
+    first_leader_epoch: int = 0  # in which a partition that is added begins: above every one that a vanished partition of this topic had. Clients, groups and files may remember that one
 
 
 class BrokerState(msgspec.Struct, frozen=True):

@@ -98,7 +98,7 @@ def create_topic(state: MetadataState, change: messages.CreateTopic, place: Plac
     else:
         assignments = _automatic_assignments(state, change, place, rules)
     topic_id = new_id()
-    partitions = _place(state, assignments, 0, place)
+    partitions = _place(state, assignments, 0, place, 0)
     return [TopicCreated(TopicState(name=change.name, topic_id=topic_id, partitions=partitions, config=config))]
 
 
@@ -207,7 +207,7 @@ def _held(state: MetadataState, nodes: Sequence[int]) -> dict[int, int]:
     return held
 
 
-def _place(state: MetadataState, assignments: Sequence[tuple[int, ...]], first_index: int, place: Placement) -> tuple[PartitionState, ...]:
+def _place(state: MetadataState, assignments: Sequence[tuple[int, ...]], first_index: int, place: Placement, leader_epoch: int) -> tuple[PartitionState, ...]:
     """New partitions, each replica in a directory of its host. Replicas on brokers that are fenced are not in sync; somebody has to be."""
     check_image(state, len(assignments), sum(map(len, assignments)))
     added: dict[int, int] = {}
@@ -229,7 +229,7 @@ def _place(state: MetadataState, assignments: Sequence[tuple[int, ...]], first_i
                 where = "this host" if node == place.node_id else f"broker {node}"
                 raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"No log directory of {where} can be written to; see the broker's log for the reason.")
         partitions.append(
-            PartitionState(index=first_index + number, replicas=replicas, directories=directories, in_sync_replicas=in_sync, leader=in_sync[0], leader_epoch=0)  # type: ignore[arg-type]
+            PartitionState(index=first_index + number, replicas=replicas, directories=directories, in_sync_replicas=in_sync, leader=in_sync[0], leader_epoch=leader_epoch)  # type: ignore[arg-type]
         )
     return tuple(partitions)
 
@@ -252,7 +252,7 @@ def add_partitions(state: MetadataState, change: messages.AddPartitions, place: 
         if len(change.assignments) != added:
             raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"Attempted to add {added} additional partition(s), but {len(change.assignments)} assignment(s) were specified.")
         assignments = _check_assignments(state, change.assignments, factor)
-    return [PartitionsAdded(topic.topic_id, _place(state, assignments, current, place))]
+    return [PartitionsAdded(topic.topic_id, _place(state, assignments, current, place, topic.first_leader_epoch))]
 
 
 def delete_topic(state: MetadataState, change: messages.DeleteTopic, place: Placement, rules: ConfigRules) -> list[Record]:

@@ -250,8 +250,10 @@ class MetadataState:
         topic = self._topic(record.topic_id)
         if not 0 < record.partition_count <= len(topic.partitions):
             raise ValueError(f"topic {topic.name} has {len(topic.partitions)} partitions, {record.partition_count} cannot be left")
-        self._count(topic.partitions[record.partition_count :], -1)
-        self._put(msgspec.structs.replace(topic, partitions=topic.partitions[: record.partition_count]))
+        gone = topic.partitions[record.partition_count :]
+        self._count(gone, -1)
+        above = max((partition.leader_epoch + 1 for partition in gone), default=0)
+        self._put(msgspec.structs.replace(topic, partitions=topic.partitions[: record.partition_count], first_leader_epoch=max(topic.first_leader_epoch, above)))
 
     def _on_broker_changed(self, record: BrokerChanged) -> None:
         broker = self.brokers[record.node_id]

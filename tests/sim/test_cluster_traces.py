@@ -171,6 +171,17 @@ def test_r2_a_log_that_diverged_twice_is_cut_step_by_step() -> None:
     assert entries.entries == leader.entries.entries[:2] and ends[-1] == 2
 
 
+@pytest.mark.parametrize("anew", [(), (6, 6)], ids=["empty", "written"])
+def test_r2_files_of_a_partition_that_is_gone_are_not_those_of_the_one_that_was_added_in_its_place(anew: tuple[int, ...]) -> None:
+    """Its host was down while the old one was retired, and the new one, of the same topic id and index, was assigned to it. It begins in a leader epoch above all of the old one's."""
+    leader = replica(0, log(*anew), NOTHING, 0, 6)
+    entries = log(0, 0, 2, 5)
+    follower = replica(1, entries, NOTHING, 0, 6)
+    asked = follower.next_fetch()
+    answer = leader.fetch(asked, 1)
+    assert follower.step(asked, answer)[1] == 0, "cut to nothing"
+
+
 # -- found by the simulator ------------------------------------------------------------------------------------------------------
 
 OPTIONS = ControllerOptions(session_ms=1_000)

@@ -34,7 +34,12 @@ async def _extend(context: Context, header: RequestHeader, topic: CreatePartitio
         image = broker.metadata.topics.get(topic.name)
         return _told(context, topic, 0, None) if image is not None else Result(name=topic.name, error_code=int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), error_message=None)
     change = _change(topic)
-    if isinstance(change, messages.RetirePartitions) and (refused := await retiring.refusal(context, header, change)) is not None:
+    refused = None
+    if isinstance(change, messages.RetirePartitions):
+        refused = await retiring.refusal(context, header, change)
+    elif isinstance(change, messages.AddPartitions):
+        refused = await retiring.refusal_to_add(context, header, change)
+    if refused is not None:
         return Result(name=topic.name, error_code=refused[0], error_message=refused[1])
     answer = await broker.controller.request(change, request.timeout_ms, request.validate_only)
     return _told(context, topic, answer.error, answer.message)
