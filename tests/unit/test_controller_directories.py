@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -73,13 +72,12 @@ def test_a_file_system_that_hangs_is_not_usable_is_asked_once_and_the_others_are
     run(scenario())
 
 
-def test_what_could_not_be_used_at_the_start_stays_so(tmp_path: Path) -> None:
-    """An empty mount point in place of the disk answers well, and holds nothing of what no worker has opened."""
+def test_what_has_no_identity_is_not_asked(systems: FileSystems) -> None:
+    """It could be neither read nor written at the start."""
 
     async def scenario() -> None:
-        lost = Directory("lost", str(tmp_path), 0, False)
-        found = await Measures([lost, Directory("here", str(tmp_path), 0, True)]).take()
-        assert found[0] == lost and found[1].usable and found[1].free_bytes > 0
+        nameless = Directory("", "/x", 0, False)
+        assert await Measures([nameless]).take() == [nameless] and not systems.asked
 
     run(scenario())
 
