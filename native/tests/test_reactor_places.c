@@ -167,7 +167,7 @@ BOTH(a_retiring_partition_takes_no_records_and_is_read)
     CHECK_EQUAL(produce_flexible(&client).error, 0);
     place(b, 0, SELF, 2, 1);
     CHECK_EQUAL(produce_flexible(&client).error, 19);
-    client_fetch(&client, (struct fetch){.wait_ms = 0, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1}, &asked, 1, fetched);
+    client_fetch(&client, (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1}, &asked, 1, fetched); /* acks=1 is answered before the flush, after which it is read */
     CHECK_EQUAL(fetched->batch_count, 1);
     free(fetched);
     client_close(&client);
