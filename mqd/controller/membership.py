@@ -37,7 +37,7 @@ class Membership:
         self._forming: Forming | None = None
         self._shell: Shell | None = None
         self._sockets = client.cluster_sockets
-        self._peers = Peers(cluster_config.load_key(config), self.identity, self._decide, self._on_message, self._on_stream) if self._sockets else None
+        self._peers = Peers(cluster_config.load_key(config), self.identity, self._decide, self._on_message, self._on_stream, self._anothers) if self._sockets else None
         self._config, self._worker_count = config, client.welcome.worker_count
         self.gossip: HostGossip | None = None
 
@@ -114,13 +114,30 @@ class Membership:
             return Refusal(handshake.REFUSED_CLUSTER, f"it is of cluster {own.cluster_id}, this host of {theirs.cluster_id}")
         if theirs.feature_first > own.feature_last or theirs.feature_last < own.feature_first:
             return Refusal(handshake.REFUSED_FEATURES, f"it reads metadata of levels {own.feature_first} to {own.feature_last}, this host {theirs.feature_first} to {theirs.feature_last}")
+        if anothers := self._anothers(theirs):
+            return Refusal(handshake.REFUSED_IDENTITY, anothers)
         lacking = features.unsupported(self._shell.core.committed.features, features.told(theirs.features)) if self._shell is not None and own.cluster_id else ""
         if lacking:
             return Refusal(handshake.REFUSED_FEATURES, f"it runs a version of mqd that this cluster has left behind: {lacking}. Install the version that the other hosts run")
         return own
 
+    def _anothers(self, theirs: Identity) -> str:
+        """Why a host with this identity is not listened to: its node id is that of another host, which is in service. What is said to a node id goes over one connection, so the one in service would hear nothing any more of what
+        is said to it, and lose its lease to the newcomer. While this host knows no leader it cannot tell which of the two the cluster means, and listens to both. "" = it is listened to."""
+        if self._shell is None or self._shell.quorum.core.leader < 0:
+            return ""
+        holder = self._shell.core.committed.brokers.get(theirs.node_id)
+        if holder is None or holder.fenced or holder.directory_id in ("", theirs.directory_id):
+            return ""
+        return (
+            f"node.id {theirs.node_id} is that of another host, {holder.controller_host or holder.host}:{holder.controller_port or holder.port}, which is in service: give this host a node.id of its own;"
+            " or, if it takes that one's place, wait until that one's session has ended"
+        )
+
     def _on_message(self, connection: Connection, message: msgspec.Struct) -> None:
-        if isinstance(message, FormationAsk):
+        if self._anothers(connection.identity):
+            connection.writer.transport.abort()  # let in before that was known; when it comes again it is told
+        elif isinstance(message, FormationAsk):
             self._on_ask(connection, message)
         elif self._shell is not None and self._cluster_id and connection.identity.cluster_id == self._cluster_id:
             self._shell.on_peer(connection.identity.node_id, message)

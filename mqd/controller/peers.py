@@ -103,7 +103,8 @@ class _Node:
 
 class Peers:
     """`identity()`: this host as it is now; `decide(hello)`: whom to let in, as whom this host answers; `on_message(connection, message)`: in the loop's thread, in order of arrival.
-    `on_stream(hello, reader, writer)`: connections for another purpose ("gossip"); awaited, then closed."""
+    `on_stream(hello, reader, writer)`: connections for another purpose ("gossip"); awaited, then closed. `is_strange(identity)`: of a peer that this host has reached, says why it is not the one that it
+    claims to be; "" = it is."""
 
     def __init__(
         self,
@@ -112,10 +113,11 @@ class Peers:
         decide: Callable[[Hello], Identity | Refusal],
         on_message: Callable[[Connection, msgspec.Struct], None],
         on_stream: Callable[[Hello, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]] | None = None,
+        is_strange: Callable[[Identity], str] = lambda identity: "",
     ) -> None:
         self._key = handshake.derive_key(secret, "handshake")
         self._identity, self._decide = identity, decide
-        self._on_message, self._on_stream = on_message, on_stream
+        self._on_message, self._on_stream, self._is_strange = on_message, on_stream, is_strange
         self._nodes: dict[int, _Node] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -184,10 +186,11 @@ class Peers:
             except (OSError, EOFError, TimeoutError, HandshakeFailed) as error:
                 failure = error
                 continue
-            if connection.identity.node_id == node_id:
+            strange = self._is_strange(connection.identity)
+            if connection.identity.node_id == node_id and not strange:
                 return connection
             connection.writer.close()
-            failure = OSError(f"{host}:{port} is node {connection.identity.node_id}")
+            failure = OSError(strange or f"{host}:{port} is node {connection.identity.node_id}")
         raise failure
 
     def _failed(self, node_id: int, node: _Node, reason: str, wait_s: float) -> None:

@@ -259,6 +259,28 @@ def test_a_single_host_grows_to_three(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_second_host_with_a_node_id_in_use_stays_out_and_disturbs_nobody(tmp_path: Path) -> None:
+    with Cluster(tmp_path, 3) as cluster:
+        create_somehow(cluster, cluster[1], "before")
+        victim = cluster[cluster.leader().node_id % 3 + 1]
+        before = victim.logs(1_000).count("this broker's state")
+        second = cluster.make(5)
+        second.config["node.id"] = str(victim.node_id)
+        second.data_dir.mkdir(parents=True)
+        with open(second.data_dir / "up.stderr", "w") as errors:
+            second.process = subprocess.Popen(second.command(), stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True)
+        cluster.hosts.append(second)
+        cluster.wait("it says why it waits", lambda: "which is in service: give this host a node.id of its own" in second.logs(100))
+        time.sleep(5)  # two sessions and a half: what must not happen in them
+        assert victim.logs(1_000).count("this broker's state") == before, "the one in service has kept its lease"
+        assert "this broker's state" not in second.logs(1_000)
+        assert create(victim, "after") == 0
+        victim.kill_all()
+        victim.process = None
+        cluster.wait("it takes the place of a host that is gone", lambda: "ready=True fenced=False" in second.logs(1_000))
+
+
+@pytest.mark.slow
 def test_a_host_without_the_key_is_turned_away(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_bytes(b"k" * 32)

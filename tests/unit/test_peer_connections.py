@@ -2,12 +2,17 @@
 
 import asyncio
 import contextlib
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from mqd.cluster import broker_messages, handshake
 from mqd.cluster.handshake import HandshakeFailed, HandshakeRefused, Hello, Identity, Refusal
+from mqd.cluster.metadata_records import BrokerState
+from mqd.cluster.quorum_messages import ReplicaKey
 from mqd.controller import peers
+from mqd.controller.membership import Membership
 from mqd.controller.peers import Connection, Peers
 from mqd.keeper import sockets
 
@@ -24,10 +29,11 @@ class Host:
         self.port = self.listener.getsockname()[1]
         self.node_id, self.cluster_id = node_id, cluster_id
         self.directory_id = f"directory-{node_id}"
+        self.strangers: set[str] = set()  # directory ids
         self.heard: list[tuple[int, object]] = []
         self.streams: list[bytes] = []
         self.news = asyncio.Event()
-        self.peers = Peers(secret, self.identity, self.decide, self.on_message, self.on_stream)
+        self.peers = Peers(secret, self.identity, self.decide, self.on_message, self.on_stream, self.is_strange)
 
     def identity(self) -> Identity:
         return Identity(self.node_id, self.directory_id, self.cluster_id, host="127.0.0.1", port=self.port)
@@ -36,6 +42,9 @@ class Host:
         if hello.identity.cluster_id != self.cluster_id:
             return Refusal(handshake.REFUSED_CLUSTER, "another cluster's")
         return self.identity()
+
+    def is_strange(self, identity: Identity) -> str:
+        return "it is another host" if identity.directory_id in self.strangers else ""
 
     def on_message(self, connection: Connection, message: object) -> None:
         self.heard.append((connection.identity.node_id, message))
@@ -63,6 +72,64 @@ class Host:
 
 def run(work) -> None:
     asyncio.run(work())
+
+
+def test_who_answers_in_anothers_name_is_passed_over():
+    async def work():
+        async with Host(1) as one, Host(2) as two, Host(2) as impostor:
+            impostor.directory_id = "another"
+            one.strangers.add("another")
+            one.peers.know(2, "127.0.0.1", two.port)
+            one.peers.know(2, "127.0.0.1", impostor.port)  # the newest address is tried first
+            one.peers.send(2, heartbeat(7))
+            assert (await two.wait(1))[0] == (1, heartbeat(7)) and not impostor.heard
+
+    run(work)
+
+
+class Joiner:
+    """A connection from a host that is let in."""
+
+    def __init__(self, identity: Identity) -> None:
+        self.identity, self.ended, self.writer = identity, False, self
+        self.transport = self
+
+    def abort(self) -> None:
+        self.ended = True
+
+
+def test_a_node_id_in_service_belongs_to_one_directory():
+    """What is said to a node id goes over one connection: the host in service would hear nothing any more, and lose its lease to the newcomer."""
+    broker = BrokerState(2, "h", 9092, None, 5, 1, {}, controller_host="127.0.0.2", controller_port=9094, directory_id="directory-2")
+    heard = []
+    shell = SimpleNamespace(
+        core=SimpleNamespace(committed=SimpleNamespace(brokers={2: broker}, features={})), quorum=SimpleNamespace(core=SimpleNamespace(leader=3, generation=1)),
+        on_peer=lambda node_id, message: heard.append((node_id, message)),
+    )  # fmt: skip
+    host = object.__new__(Membership)
+    host._key, host._cluster_id, host.address, host._shell, host.gossip, host._forming = ReplicaKey(1, b"d" * 16), "cluster", ("127.0.0.1", 9094), shell, None, None  # type: ignore[assignment]
+
+    def let_in(directory_id: str, cluster_id: str = "cluster") -> bool:
+        identity = Identity(2, directory_id, cluster_id, 1, False, 0, 1 << 30)
+        answer = host._decide(Hello(1, b"", "controller", identity))
+        if isinstance(answer, Refusal):
+            assert answer.code == handshake.REFUSED_IDENTITY and "127.0.0.2:9094" in answer.message
+        connection = Joiner(identity)
+        host._on_message(connection, heartbeat(1, 2))  # type: ignore[arg-type]
+        assert connection.ended == isinstance(answer, Refusal), "so is what was let in before"
+        return not connection.ended
+
+    assert let_in("directory-2") and heard == [(2, heartbeat(1, 2))]
+    assert not let_in("another") and not let_in("another", cluster_id="") and len(heard) == 1
+    shell.quorum.core.leader = -1
+    assert let_in("another"), "who knows no leader cannot tell whom the cluster means"
+    shell.quorum.core.leader = 3
+    shell.core.committed.brokers[2] = msgspec.structs.replace(broker, fenced=True)
+    assert let_in("another"), "its predecessor's session has ended"
+    shell.core.committed.brokers[2] = msgspec.structs.replace(broker, directory_id="")
+    assert let_in("another"), "it was registered by a version that did not say"
+    del shell.core.committed.brokers[2]
+    assert let_in("another")
 
 
 def test_messages_go_both_ways_over_one_connection_in_order():
