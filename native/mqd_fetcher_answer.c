@@ -203,7 +203,7 @@ static bool on_partition_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 static bool on_head(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
     const struct mqd_answer *answer = &fetcher->answer;
-    if (answer->correlation_id != fetcher->correlation_id - (fetcher->outstanding - 1)) {
+    if ((uint32_t)answer->correlation_id != fetcher->correlation_id - (uint32_t)(fetcher->outstanding - 1)) {
         mqd_fetcher_end(r, fetcher, EPROTO, "an answer to another request");
         return false;
     }

@@ -136,7 +136,7 @@ static void send_request(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 
 static struct mqd_fetch_ask ask_head(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
-    return (struct mqd_fetch_ask){.correlation_id = ++fetcher->correlation_id, .wait_ms = (int32_t)fetcher->options.wait_ms, .bytes_max = bytes_max_of(r->fetchers, fetcher),
+    return (struct mqd_fetch_ask){.correlation_id = (int32_t)++fetcher->correlation_id, .wait_ms = (int32_t)fetcher->options.wait_ms, .bytes_max = bytes_max_of(r->fetchers, fetcher),
                                   .node_id = fetcher->options.node_id, .broker_epoch = mqd_load_relaxed(&r->header->broker_epoch)};
 }
 

@@ -45,7 +45,8 @@ struct mqd_fetcher {
     uint32_t session_count, unsettled_count;
     struct mqd_fetch_key *forgotten;
     uint32_t forgotten_count, forgotten_capacity;
-    int32_t session_id, session_epoch, correlation_id;
+    int32_t session_id, session_epoch;
+    uint32_t correlation_id;      /* of the last request; wraps */
     struct mqd_buffer out;       /* empty when all of it was sent */
     uint32_t out_sent;
     uint8_t *in;                 /* received: [begin, end) is not yet taken; staged batches lie before it until they are written */
