@@ -30,6 +30,7 @@ from mqd.cluster.sessions import BrokerSessions
 from mqd.cluster.settings_rules import move_completed
 from mqd.protocol.errors import ErrorCode
 
+UNABLE_HEARTBEATS = 3  # a loss of records is decided on what is true now
 UNABLE_MS = 30_000  # so long a replica that said that it is not served is not chosen for another that says so
 UPKEEP_MS = 1_000  # how often replicas on their way are looked after
 UNUSED_MS = 5_000  # a hidden partition's leader says every second that it is not used; that is believed for so long
@@ -122,6 +123,7 @@ class ActiveController:
         old = state.brokers.get(message.node_id)
         if old is None or broker.epoch != old.epoch:  # a new session
             self._ended(message.node_id, now_ms)
+            self._unable = {key: said_ms for key, said_ms in self._unable.items() if key[0] != message.node_id}  # perhaps with its disk again
             self._shutdowns.pop(message.node_id, None)
             self._versions.pop(message.node_id, None)
             self._sent.pop(message.node_id, None)
@@ -271,6 +273,14 @@ class ActiveController:
         failed = broker_rules.failed(state, message.node_id, message.partitions, self._options.mutants, self._unable.keys())
         return failed or broker_rules.full(state, message.node_id, message.full, self._options.mutants)
 
+    def unable(self) -> dict[tuple[bytes, int], set[int]]:
+        """Who lives and said within the last heartbeats that it does not serve its replica of a partition; it says so again twice in each, as long as it is counted on."""
+        found: dict[tuple[bytes, int], set[int]] = {}
+        for (node, key), said_ms in self._unable.items():
+            if self._ticked_ms - said_ms <= UNABLE_HEARTBEATS * self._options.heartbeat_ms:
+                found.setdefault(key, set()).add(node)
+        return found
+
     # -- in-sync sets ------------------------------------------------------------------------------------------------------
 
     def alter_partition(self, state: MetadataState, message: peer.AlterPartition) -> tuple[list[Record], peer.AlterPartitionAnswer]:
@@ -419,7 +429,8 @@ class ActiveController:
         under_way = sum(1 for topic in state.topics.values() for partition in topic.partitions if reassign_rules.in_progress(partition))
         if not self._moves and not under_way:
             topics = self._balanced_topics
-            self.balance(placement.balance(state, self.view(state).nodes(), lambda name: topics is None or name in topics), topics)
+            nodes = self.view(state).nodes()
+            self.balance(placement.balance(state, nodes, lambda name: topics is None or name in topics, full=self.directories(state).full_hosts(nodes)), topics)
         view, directories = self.view(state), self.directories(state)
         room = self._options.drain_moves_max - under_way
         changes: list[tuple[TopicState, PartitionChange]] = []

@@ -181,7 +181,7 @@ def _spread(state: MetadataState, count: int, factor: int, place: Placement) -> 
         )
     _check_room(state, count * factor, nodes, place)
     check_image(state, count, count * factor)
-    loads = Loads(state, nodes)
+    loads = Loads(state, nodes, place.directories.full_hosts(nodes))
     chosen = [choose(loads, factor) for _ in range(count)]
     if None in chosen:
         raise Refusal(ErrorCode.INVALID_PARTITIONS, f"Fewer than {factor} hosts have room for {count} more partition(s); delete topics first, or add hosts.")

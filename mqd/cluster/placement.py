@@ -1,15 +1,18 @@
-"""Where replicas go: never two on one host, over the racks first, then where there are fewest; leaders by themselves. And within a host into the directory that holds the fewest.
+"""Where replicas go: never two on one host, not to a host whose disks are full while there is another, over the racks first, then where there are fewest; leaders by themselves. And within a host
+into the directory that holds the fewest.
 
 Deterministic: the same state and the same answer, whichever controller decides. Counts are of the whole cluster, so many small topics are spread like one large one.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from mqd import native
+from mqd.base.config import broker_value
 from mqd.cluster.metadata_state import MetadataState
 
 
+FULL_SHARE = 100  # a log directory with less than one part in so many of the largest free space of any host's counts as full
 ROOMY_SHARE = 10  # a log directory with less than one part in so many of the largest free space is avoided
 BALANCE_MOVES_MAX = 2_000
 REPLICAS_MAX = native.PARTITION_SLOT_COUNT  # of one host
@@ -28,8 +31,10 @@ class Directory(NamedTuple):
 class Loads:
     """How much each host holds, counted on while one plan is made."""
 
-    def __init__(self, state: MetadataState, nodes: Sequence[int]) -> None:
+    def __init__(self, state: MetadataState, nodes: Sequence[int], full: Collection[int] = ()) -> None:
+        """`full`: hosts without space (Directories.full_hosts): they get replicas only where nobody else can."""
         self.nodes = list(nodes)
+        self.full = frozenset(full)
         self.racks = {node: state.brokers[node].rack for node in nodes}
         self.replicas = dict.fromkeys(nodes, 0)
         for (node, _), count in state.partition_counts.items():
@@ -47,7 +52,8 @@ class Loads:
 
 def choose(loads: Loads, factor: int) -> tuple[int, ...] | None:
     """Replicas of one new partition, the leader first. The loads count it. None = fewer than `factor` hosts have room."""
-    first = min((node for node in loads.nodes if loads.replicas[node] < REPLICAS_MAX), key=lambda node: (loads.leaders[node], loads.replicas[node], node), default=-1)
+    free = [node for node in loads.nodes if loads.replicas[node] < REPLICAS_MAX]
+    first = min(free, key=lambda node: (node in loads.full, loads.leaders[node], loads.replicas[node], node), default=-1)
     replicas = [first]
     while len(replicas) < factor:
         replicas.append(choose_one(loads, replicas))
@@ -58,7 +64,7 @@ def choose(loads: Loads, factor: int) -> tuple[int, ...] | None:
 
 
 def choose_one(loads: Loads, others: Sequence[int]) -> int:
-    """One more replica for a partition that `others` hold: another rack than theirs if there is one (in whichever the fewest of them are), then the least loaded host. -1 = no host has room."""
+    """One more replica for a partition that `others` hold: a host with space, another rack than theirs if there is one (in whichever the fewest of them are), then the least loaded host. -1 = no host has room."""
     used: dict[str | None, int] = {}
     for node in others:
         rack = loads.racks.get(node)
@@ -66,7 +72,7 @@ def choose_one(loads: Loads, others: Sequence[int]) -> int:
     free = [node for node in loads.nodes if node not in others and loads.replicas[node] < REPLICAS_MAX]
     if not free:
         return -1
-    return min(free, key=lambda node: (used.get(loads.racks[node], 0), loads.replicas[node], loads.leaders[node], node))
+    return min(free, key=lambda node: (node in loads.full, used.get(loads.racks[node], 0), loads.replicas[node], loads.leaders[node], node))
 
 
 def choose_directory(directories: Sequence[Directory], counts: Mapping[str, int]) -> str | None:
@@ -81,11 +87,28 @@ def choose_directory(directories: Sequence[Directory], counts: Mapping[str, int]
 
 
 class Directories:
-    """Directories of every host, as last reported; for one that has not reported yet, as registered. Counts go on while one plan is made."""
+    """Directories of every host, as last reported; for one that has not reported yet, as registered, and as if there were space. Counts go on while one plan is made."""
 
     def __init__(self, state: MetadataState, reported: Mapping[int, Sequence[Directory]]) -> None:
         self._state, self._reported = state, reported
         self._counts: dict[int, dict[str, int]] = {}
+        alive = [node for node in reported if node in state.brokers and not state.brokers[node].fenced]
+        self._largest = max((entry.free_bytes for node in alive for entry in reported[node] if entry.usable), default=0)
+
+    def full(self, node: int, directory_id: str) -> bool:
+        """Nothing can be copied there at present: it has failed, or has no space; "" = no directory of the host has any."""
+        reported = self._reported.get(node, ())
+        floor = self._floor(node)
+        return bool(reported) and not any(entry.usable and entry.free_bytes >= floor for entry in reported if directory_id in ("", entry.directory_id))
+
+    def full_hosts(self, nodes: Sequence[int]) -> frozenset[int]:
+        return frozenset(node for node in nodes if self.full(node, ""))
+
+    def _floor(self, node: int) -> int:
+        """Below so many free bytes it refuses what it is sent, or soon will. The reserve is the one in the metadata log: what the host's own file says is not known here."""
+        reserve = int(broker_value(self._state.broker_config(node), "log.dirs.free.bytes.min"))  # type: ignore[arg-type]
+        kept = reserve + reserve // 4  # it takes records again when so much is free (mqd.log.space)
+        return max(kept if kept <= self._largest else 0, -(-self._largest // FULL_SHARE))
 
     def of(self, node: int) -> Sequence[Directory]:
         known = self._reported.get(node)
@@ -119,12 +142,12 @@ class Move(NamedTuple):
     replicas: tuple[int, ...]
 
 
-def balance(state: MetadataState, nodes: Sequence[int], topics: Callable[[str], bool], moves_max: int = BALANCE_MOVES_MAX) -> list[Move]:
-    """From the hosts with the most replicas to the ones with the fewest, until they differ by one at most; racks are never made worse. Then preferred leaderships by the order of the
+def balance(state: MetadataState, nodes: Sequence[int], topics: Callable[[str], bool], moves_max: int = BALANCE_MOVES_MAX, full: Collection[int] = ()) -> list[Move]:
+    """From the hosts with the most replicas to the ones with the fewest, until they differ by one at most; racks are never made worse, and `full` hosts only give. Then preferred leaderships by the order of the
     replicas, which copies nothing. At most `moves_max` of each at a time: a plan for hundreds of thousands of partitions would hold its controller up; the next one goes on from there."""
     if len(nodes) < 2:
         return []
-    loads = Loads(state, nodes)
+    loads = Loads(state, nodes, full)
     wanted = {(topic.name, partition.index): partition.replicas for topic in state.topics.values() if topics(topic.name) for partition in topic.partitions if partition.redirect < 0}
     original = dict(wanted)
     held: dict[int, list[tuple[str, int]]] = {node: [] for node in nodes}
@@ -145,17 +168,20 @@ def _rack_cost(loads: Loads, replicas: Sequence[int]) -> int:
 def _even_out(loads: Loads, wanted: dict[tuple[str, int], tuple[int, ...]], held: dict[int, list[tuple[str, int]]], moves_max: int) -> int:
     """How many were moved. Each host gives away what it holds above the others, one look at each of its partitions; again, until nothing moves any more. About moves times hosts steps."""
     count, before = 0, -1
+    takers = [node for node in loads.nodes if node not in loads.full]
+    if not takers:
+        return 0
     while before < count < moves_max:
         before = count
         for high in sorted(loads.nodes, key=lambda node: (-loads.replicas[node], node)):
             kept: list[tuple[str, int]] = []
             mine = held[high]
             while mine and count < moves_max:
-                low = min(loads.nodes, key=lambda node: (loads.replicas[node], node))
+                low = min(takers, key=lambda node: (loads.replicas[node], node))
                 if loads.replicas[high] - loads.replicas[low] < 2:
                     break
                 key = mine.pop()
-                to = low if _may_move(loads, wanted[key], high, low) else _another(loads, wanted[key], high)
+                to = low if _may_move(loads, wanted[key], high, low) else _another(loads, takers, wanted[key], high)
                 if to < 0:
                     kept.append(key)
                     continue
@@ -166,9 +192,9 @@ def _even_out(loads: Loads, wanted: dict[tuple[str, int], tuple[int, ...]], held
     return count
 
 
-def _another(loads: Loads, replicas: tuple[int, ...], high: int) -> int:
+def _another(loads: Loads, takers: Sequence[int], replicas: tuple[int, ...], high: int) -> int:
     """The least loaded host that may take it and gains by it; -1 = none."""
-    fit = [node for node in loads.nodes if loads.replicas[high] - loads.replicas[node] >= 2 and _may_move(loads, replicas, high, node)]
+    fit = [node for node in takers if loads.replicas[high] - loads.replicas[node] >= 2 and _may_move(loads, replicas, high, node)]
     return min(fit, key=lambda node: (loads.replicas[node], node), default=-1)
 
 

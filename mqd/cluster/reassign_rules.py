@@ -114,15 +114,10 @@ def cancel(view: View, topic: TopicState, partition: PartitionState) -> Partitio
 # -- what mqd does by itself ------------------------------------------------------------------------------------------------------
 
 
-def replaced(loads: Loads, replicas: tuple[int, ...], node: int) -> tuple[int, ...] | None:
-    """The replicas with another host in the place of `node` (without it, when it is -1); None when there is no host left for it."""
-    if node < 0:
-        return replicas
-    other = choose_one(loads, replicas)
-    if other < 0:
-        return None
-    loads.add((-1, other))
-    return tuple(other if replica == node else replica for replica in replicas)
+def _stuck(partition: PartitionState, directories: Directories) -> tuple[int, ...]:
+    """The added ones that cannot take it: their directory has failed, or is full."""
+    places = zip(partition.replicas, partition.directories)
+    return tuple(node for node, name in places if node in partition.adding_replicas and node not in partition.in_sync_replicas and directories.full(node, name)) if partition.adding_replicas else ()
 
 
 def _astray(partition: PartitionState) -> tuple[int, ...]:
@@ -130,14 +125,15 @@ def _astray(partition: PartitionState) -> tuple[int, ...]:
     return without(partition.removing_replicas, (partition.replacing,)) if partition.replacing >= 0 else ()
 
 
-def _leaves(topic: TopicState, partition: PartitionState, leaving: set[int]) -> tuple[int, tuple[int, ...]] | None:
-    """(whom to replace, among which replicas); None: nothing to do. A move of mqd's own that goes to a leaving host gets another goal, one that lets an internal topic grow begins anew."""
+def _leaves(topic: TopicState, partition: PartitionState, leaving: set[int], stuck: bool) -> tuple[int, tuple[int, ...]] | None:
+    """(whom to replace, among which replicas); None: nothing to do. A move of mqd's own that goes to a leaving host, or to one that cannot take it, gets another goal; one that lets an internal topic
+    grow begins anew."""
     if partition.leader < 0 or partition.redirect >= 0:  # a retired one follows the one that takes its records
         return None
     base = without(partition.replicas, (*partition.adding_replicas, *_astray(partition)))
     if in_progress(partition):
         astray = not leaving.isdisjoint(partition.adding_replicas)
-        if astray and partition.replacing in base:
+        if (astray or stuck) and partition.replacing in base:
             return partition.replacing, base
         if astray and topic.name in INTERNAL_TOPICS and not partition.removing_replicas:
             return -1, base
@@ -148,28 +144,37 @@ def _leaves(topic: TopicState, partition: PartitionState, leaving: set[int]) -> 
 
 def replacements(view: View, nodes: Sequence[int], directories: Directories, moves_max: int) -> list[tuple[TopicState, PartitionChange]]:
     """Begin to bring what these hosts hold (lost ones, drained ones) to others, at most so many at a time in the whole cluster. What is under way already is left alone, unless it goes to
-    one of them. A partition without a leader cannot be copied, so it does not wait in the place of one that can."""
+    one of them, or to a disk without space while there is another. What cannot be copied does not wait in the place of what can: a partition without a leader, and what only hosts without space are
+    left for, of which at most as many are begun by themselves."""
     leaving = set(nodes)
     found: list[tuple[TopicState, PartitionChange]] = []
     if not leaving or not any(view.state.partition_counts.get((node, directory)) for node, directory in view.state.partition_counts if node in leaving):
         return found
-    under_way = sum(
-        1 for topic in view.state.topics.values() for partition in topic.partitions if partition.replacing >= 0 and partition.leader >= 0 and leaving.isdisjoint(partition.adding_replicas)
-    )
-    loads = Loads(view.state, [node for node in view.nodes() if node not in leaving])
+    under_way = {False: 0, True: 0}  # whether it goes where there is no space
     for topic in view.state.topics.values():
         for partition in topic.partitions:
-            if under_way + len(found) >= moves_max:
+            if partition.replacing >= 0 and partition.leader >= 0 and leaving.isdisjoint(partition.adding_replicas):
+                under_way[bool(_stuck(partition, directories))] += 1
+    nodes = [node for node in view.nodes() if node not in leaving]
+    loads = Loads(view.state, nodes, directories.full_hosts(nodes))
+    for topic in view.state.topics.values():
+        for partition in topic.partitions:
+            if under_way[False] >= moves_max:
                 return found
-            found_node = _leaves(topic, partition, leaving)
+            stuck = bool(_stuck(partition, directories))
+            found_node = _leaves(topic, partition, leaving, stuck)
             if found_node is None:
                 continue
             node, base = found_node
-            replicas = replaced(loads, base, node)
-            if replicas is None:
+            other = choose_one(loads, (*base, *partition.adding_replicas)) if node >= 0 else -1
+            no_space = other in loads.full
+            if (node >= 0 and other < 0) or (no_space and (stuck or under_way[True] >= moves_max)):
                 continue
+            replicas = tuple(other if replica == node else replica for replica in base)
             change = _tried(lambda topic=topic, partition=partition, replicas=replicas, node=node: reassign(view, topic, partition, replicas, directories, replacing=node))
             if change is not None:
+                loads.add((-1, other))
+                under_way[no_space] += 1
                 found.append((topic, change))
     return found
 
@@ -187,21 +192,25 @@ def taken_back(view: View, node: int) -> list[tuple[TopicState, PartitionChange]
 
 
 def grown_internal(view: View, directories: Directories, moves_max: int) -> list[tuple[TopicState, PartitionChange]]:
-    """Internal topics have as many replicas as a new topic would get by default, also when they are older than most hosts."""
+    """Internal topics have as many replicas as a new topic would get by default, also when they are older than most hosts. Those that grow towards a disk without space grow to another that has some."""
     nodes = view.nodes()
+    full = directories.full_hosts(nodes)
     factor = default_replication_factor(len(nodes))
     found: list[tuple[TopicState, PartitionChange]] = []
     loads = None
     for name in sorted(INTERNAL_TOPICS):
         topic = view.state.topics.get(name)
         for partition in topic.partitions if topic is not None else ():
-            if len(partition.replicas) >= factor or in_progress(partition):
+            replicas = partition.replicas
+            if in_progress(partition):
+                others = [node for node in nodes if node not in replicas and node not in full]
+                replicas = without(replicas, _stuck(partition, directories) if others and not partition.removing_replicas else ())
+            if len(replicas) >= factor or (in_progress(partition) and replicas == partition.replicas):
                 continue
             if len(found) >= moves_max:
                 return found
-            loads = loads or Loads(view.state, nodes)
-            replicas = partition.replicas
-            while len(replicas) < factor and (other := choose_one(loads, replicas)) >= 0:
+            loads = loads or Loads(view.state, nodes, full)
+            while len(replicas) < factor and (other := choose_one(loads, tuple(dict.fromkeys((*replicas, *partition.replicas))))) >= 0:
                 loads.add((-1, other))
                 replicas = (*replicas, other)
             change = _tried(lambda topic=topic, partition=partition, replicas=replicas: reassign(view, topic, partition, replicas, directories))

@@ -1,0 +1,175 @@
+"""Hosts whose disks are full, or have failed, get no replicas while there are others, and hold no move up, by single traces of the rules."""
+
+from collections import Counter
+
+import pytest
+from controller_world import World
+from test_cluster_brokers import partitions, run
+from test_cluster_replicas import NONE
+from test_cluster_rules import cluster, do, topic
+
+from mqd.cluster import broker_core, broker_messages, broker_rules, reassign_rules
+from mqd.cluster import controller_messages as messages
+from mqd.cluster.cluster_view import View
+from mqd.cluster.metadata_records import BrokerConfigured, PartitionsChanged, PartitionState
+from mqd.cluster.metadata_state import MetadataState
+from mqd.cluster.placement import Directories, Directory, Loads, balance, choose, choose_one
+
+MIB = 1 << 20
+
+
+def disks(state: MetadataState, **free: int) -> Directories:
+    """Free bytes of host n as `hN`, of all others a GiB; -1: its directory cannot be used."""
+    found = {}
+    for node in state.brokers:
+        bytes_free = free.get(f"h{node}", 1024 * MIB)
+        found[node] = (Directory(f"d{node}", "/d", max(0, bytes_free), bytes_free >= 0),)
+    return Directories(state, found)
+
+
+def begin(state: MetadataState, directories: Directories, *leaving: int, moves_max: int = 50) -> list[tuple[int, ...]]:
+    """To whom what these hold begins to go."""
+    found = reassign_rules.replacements(View(state), leaving, directories, moves_max)
+    for entry, change in found:
+        state.apply(PartitionsChanged(entry.topic_id, (change,)))
+    state.check()
+    return [change.adding_replicas for _, change in found]
+
+
+# -- what counts as full ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("free", "largest", "is_full"),
+    [(0, 1000, True), (9, 1000, True), (10, 1000, False), (79 * MIB, 1024 * MIB, True), (80 * MIB, 1024 * MIB, False), (80 * MIB, 8001 * MIB, True), (-1, 0, True), (0, 0, False)],
+)
+def test_a_host_is_full_below_its_reserve_or_beside_much_larger_ones(free: int, largest: int, is_full: bool) -> None:
+    """Where all are below the reserve, beside the others."""
+    state = cluster(2)
+    found = disks(state, h1=free, h2=largest)
+    assert found.full_hosts([1, 2]) == ({1} if is_full else set()) and found.full(1, "d1") == found.full(1, "") == is_full
+
+
+def test_the_reserve_is_the_one_in_force() -> None:
+    state = cluster(2)
+    state.apply(BrokerConfigured("1", {"log.dirs.free.bytes.min": str(400 * MIB)}))
+    assert disks(state, h1=499 * MIB, h2=499 * MIB).full_hosts([1, 2]) == set() == disks(state, h1=500 * MIB).full_hosts([1, 2])
+    assert disks(state, h1=499 * MIB).full_hosts([1, 2]) == {1}
+
+
+def test_one_directory_with_space_is_enough_and_nothing_said_is_nothing_known() -> None:
+    state = cluster(3)
+    found = Directories(state, {1: (Directory("a", "/a", 0, True), Directory("b", "/b", 1024 * MIB, True), Directory("c", "/c", 1024 * MIB, False))})
+    assert found.full_hosts([1, 2, 3, 9]) == set()
+    assert [found.full(1, name) for name in ("a", "b", "c", "")] == [True, False, True, False] and not found.full(2, "d2")
+    do(topic(state), broker_rules.fence(state, [2], NONE))
+    assert disks(state, h1=20 * MIB, h2=10_000 * MIB, h3=20 * MIB).full_hosts([1, 3]) == set(), "the disk of a lost host is no measure"
+
+
+# -- who gets replicas ----------------------------------------------------------------------------------------------------------------
+
+
+def test_new_replicas_go_where_there_is_space_then_to_other_racks() -> None:
+    state = cluster(5, {1: "a", 2: "a", 3: "b", 4: "b", 5: "c"})
+    loads = Loads(state, View(state).nodes(), {5})
+    assert [5 in choose(loads, 3) for _ in range(6)] == [False] * 6 and set(choose(loads, 5)) == {1, 2, 3, 4, 5}
+    assert choose_one(loads, (1, 3)) in (2, 4) and choose_one(loads, (1, 2, 3, 4)) == 5
+    assert choose(Loads(state, [5], {5}), 1) == (5,), "where there is nobody else"
+
+
+def test_a_balance_only_takes_from_full_hosts() -> None:
+    state = topic(cluster(4), replicas=(1, 2), count=12)
+    moves = balance(state, [1, 2, 3, 4], lambda _: True, full={4})
+    assert moves and not any(4 in move.replicas for move in moves)
+    topic(state, replicas=(4, 1), count=24, name="u", topic_id=b"u" * 16)
+    held = {(entry.name, partition.index): partition.replicas for entry in state.topics.values() for partition in entry.partitions}
+    held |= {(move.name, move.index): move.replicas for move in balance(state, [1, 2, 3, 4], lambda _: True, full={4})}
+    counts = Counter(node for replicas in held.values() for node in replicas)
+    assert counts[4] < 24 and max(counts[node] for node in (1, 2, 3)) - min(counts[node] for node in (1, 2, 3)) <= 1
+    assert balance(state, [1, 2, 3, 4], lambda _: True, full={1, 2, 3, 4}) is not None
+
+
+# -- moves of mqd's own -------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_host_attracts_no_moves() -> None:
+    """The least loaded one, as the one that is full often is."""
+    state = topic(cluster(6), replicas=(1, 2, 3), count=10)
+    do(state, broker_rules.fence(state, [1], NONE))
+    to = begin(state, disks(state, h6=3 * MIB), 1)
+    assert Counter(node for added in to for node in added) == {4: 5, 5: 5}
+
+
+def test_what_only_full_hosts_are_left_for_holds_nothing_up() -> None:
+    state = topic(cluster(5), replicas=(1, 2, 3, 4), count=20, name="u", topic_id=b"u" * 16)
+    topic(state, replicas=(1, 2, 3), count=20)
+    do(state, broker_rules.fence(state, [1], NONE))
+    directories = disks(state, h5=0)
+    assert Counter(begin(state, directories, 1, moves_max=3)) == {(5,): 3, (4,): 3}
+    assert begin(state, directories, 1, moves_max=3) == [], "as many of either"
+    assert begin(state, directories, 1, moves_max=4) == [(5,), (4,)]
+
+
+def stuck(state: MetadataState) -> PartitionState:
+    return state.topics["t"].partitions[0]
+
+
+@pytest.mark.parametrize("how", ["full", "failed"])
+def test_a_move_to_a_host_that_cannot_take_it_gets_another_goal(how: str) -> None:
+    state = topic(cluster(5), replicas=(1, 2, 3))
+    do(state, broker_rules.fence(state, [1], NONE))
+    (added,) = begin(state, disks(state), 1)[0]
+    other = 9 - added
+    bad = {f"h{added}": 0 if how == "full" else -1}
+    assert begin(state, disks(state, **bad, **{f"h{other}": 0}), 1) == [], "the other one is no better"
+    assert begin(state, disks(state, **bad), 1, moves_max=1) == [(other,)], "what is stuck takes nobody's place"
+    assert stuck(state).removing_replicas == (1,) and stuck(state).replacing == 1 and added not in stuck(state).replicas
+    assert begin(state, disks(state, **{f"h{added}": 0}), 1) == []
+
+
+def test_a_move_whose_directory_failed_goes_to_another_host_also_when_this_one_has_space() -> None:
+    state = topic(cluster(5), replicas=(1, 2, 3))
+    do(state, broker_rules.fence(state, [1], NONE))
+    (added,) = begin(state, disks(state), 1)[0]
+    reported = {node: (Directory(f"d{node}", "/d", 1024 * MIB, node != added), Directory(f"e{node}", "/e", 1024 * MIB, True)) for node in state.brokers}
+    assert begin(state, Directories(state, reported), 1) == [(9 - added,)]
+
+
+def test_a_move_that_has_caught_up_stays() -> None:
+    state = topic(cluster(5), replicas=(1, 2, 3), in_sync_replicas=(1,))
+    (added,) = begin(state, disks(state), 1)[0]
+    entry = state.topics["t"]
+    target = reassign_rules.Target(entry.partitions[0])
+    target.in_sync = (added, 1)
+    do(state, [PartitionsChanged(entry.topic_id, (View(state).settled(entry, target),))])
+    assert added in stuck(state).adding_replicas and begin(state, disks(state, **{f"h{added}": 0}), 1) == []
+
+
+def test_an_internal_topic_that_grows_towards_a_full_host_grows_elsewhere() -> None:
+    state = topic(cluster(4), replicas=(1,), name="__consumer_offsets")
+
+    def grow(**free: int) -> tuple[int, ...]:
+        for entry, change in reassign_rules.grown_internal(View(state), disks(state, **free), 10):
+            state.apply(PartitionsChanged(entry.topic_id, (change,)))
+        state.check()
+        return state.topics["__consumer_offsets"].partitions[0].replicas
+
+    assert set(grow(h2=0, h4=0)) == {1, 2, 3}, "nobody else has space either"
+    assert set(grow(h2=0, h4=0)) == {1, 2, 3}
+    assert set(grow(h2=0)) == {1, 3, 4} and set(grow(h2=0, h3=0, h4=0)) == {1, 3, 4} and set(grow()) == {1, 3, 4}
+
+
+def test_a_lost_host_is_replaced_beside_a_full_one() -> None:
+    """By the cores: what a host reports of its disks reaches the active controller with its heartbeats."""
+    world = World(7, 5, lossy=False)
+    world.settle(20)
+    assert world.ask(messages.CreateTopic("t", -1, -1, {index: [1, 2, 3] for index in range(4)}, {})).error == 0
+    host = world.hosts[5]
+    world.on_broker(host, broker_core.DirectoriesSeen(tuple(broker_messages.DirectoryReport(f"{host.directory_id}-{name}", f"/{name}", 0, True) for name in "ab")))
+    run(world, 3_000)
+    assert world.ask(messages.CreateTopic("u", 4, 3, {}, {})).error == 0 and not any(5 in partition.replicas for partition in partitions(world, "u"))
+    world.crash(1)
+    if world.active < 0:
+        world.elect(2)
+    run(world, 90_000, 500)
+    assert all(set(partition.in_sync_replicas) == {2, 3, 4} for partition in partitions(world))
