@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 import mqd
 from mqd.cli.main import main as cli
@@ -27,7 +27,7 @@ from tests.broker import Broker
 from tests.cluster import Cluster
 from tests.interaction.cluster_clients import run
 from tests.interaction.traffic import eventually
-from tests.interaction.transactional import RawProducer, connect, fetch_committed, fresh
+from tests.interaction.transactional import RawProducer, connect, fetch_committed, fresh, read_committed
 
 GRACE_S = 2
 CONFIG = {"partition.retire.grace.ms": str(1000 * GRACE_S), "log.retention.check.interval.ms": "300"}
@@ -403,6 +403,40 @@ def test_a_group_has_not_the_records_of_an_aborted_transaction_left_to_read(shar
             consumer.commit(offsets=[TopicPartition(topic, 3, 1)], asynchronous=False)
             told = json.loads(retire(shared_broker.bootstrap, topic, "--to", "2", "--format", "json"))
     assert (told["step"], told["groups_behind"]) == ("redirected", []), told
+
+
+@pytest.mark.slow
+def test_partitions_that_are_added_afterwards_are_others_than_those_that_are_gone(start_broker: Callable[..., Broker]) -> None:
+    """Same topic id, same index: a group begins at their first record, and the transaction that wrote to one that is gone ends where its records went."""
+    broker = start_broker(config={**CONFIG, "partition.retire.grace.ms": "300"})
+    bootstrap = broker.bootstrap
+    topic = make_topic(bootstrap)
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+
+    def add() -> None:
+        admin.create_partitions([NewPartitions(topic, 4)])[topic].result(PATIENCE_S)
+
+    with told_with(broker), connect(broker) as kafka, contextlib.closing(Consumer({"bootstrap.servers": bootstrap, "group.id": fresh("g"), "auto.offset.reset": "error"})) as consumer:
+        before = RawProducer(kafka)
+        assert before.init().error_code == 0
+        assert [before.produce(topic, 3, b"old") for _ in range(5)] == [0] * 5 and before.end(True) == 0
+        consumer.commit(offsets=[TopicPartition(topic, 3, 5), TopicPartition(topic, 1, 0)], asynchronous=False)
+        retire(bootstrap, topic, "--to", "2")
+        producer = RawProducer(kafka)
+        assert producer.init().error_code == 0 and producer.produce(topic, 3, b"redirected") == 0
+        delete_records(bootstrap, topic, range(2, 4))
+        until("gone", lambda: step_of(bootstrap, topic) == 0)
+        with pytest.raises(KafkaException, match="former partition 3"):
+            add()
+        assert producer.end(True) == 0
+        until("the end of the transaction is read", lambda: read_committed(kafka, topic, 1) == [b"redirected"])
+        add()
+        until("the new one is served", lambda: count_of(bootstrap, topic) == 4)
+        assert [one.offset for one in consumer.committed([TopicPartition(topic, 3), TopicPartition(topic, 1)])] == [OFFSET_INVALID, 0]
+        after = RawProducer(kafka)
+        assert after.init().error_code == 0
+        until("the new one takes a record", lambda: after.produce(topic, 3, b"new") == 0)
+        assert after.end(True) == 0 and read_committed(kafka, topic, 3) == [b"new"]
 
 
 @pytest.mark.slow
