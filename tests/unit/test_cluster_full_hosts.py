@@ -131,6 +131,7 @@ def test_a_move_whose_directory_failed_goes_to_another_host_also_when_this_one_h
     state = topic(cluster(5), replicas=(1, 2, 3))
     do(state, broker_rules.fence(state, [1], NONE))
     (added,) = begin(state, disks(state), 1)[0]
+    topic(state, replicas=(9 - added,), count=5, name="busy", topic_id=b"b" * 16)
     reported = {node: (Directory(f"d{node}", "/d", 1024 * MIB, node != added), Directory(f"e{node}", "/e", 1024 * MIB, True)) for node in state.brokers}
     assert begin(state, Directories(state, reported), 1) == [(9 - added,)]
 
