@@ -168,6 +168,16 @@ def _describe(admin: AdminClient, group: str):
     return admin.describe_consumer_groups([group])[group].result(10)
 
 
+def is_loaded(admin: AdminClient, group: str) -> bool:
+    """Its coordinator is there again: the client does not ask twice by itself."""
+    try:
+        _describe(admin, group)
+    except KafkaException as error:
+        assert error.args[0].code() == E.COORDINATOR_LOAD_IN_PROGRESS, error
+        return False
+    return True
+
+
 def test_expressions_and_new_topics(admin: AdminClient, consumers: Callable[..., Consumer]) -> None:
     prefix, group = name("x"), name("g")
     create(admin, f"{prefix}-1", 2)
@@ -222,6 +232,7 @@ def test_the_group_outlives_the_acceptor(broker: Broker, admin: AdminClient, con
     broker.wait_until_ready()
     deadline = time.monotonic() + 3
     wait(lambda: time.monotonic() > deadline and (held(one), held(two)) == before, one, two)
+    wait(lambda: is_loaded(admin, group), one, two)
     assert len(_describe(admin, group).members) == 2
 
 
