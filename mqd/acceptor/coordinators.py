@@ -160,6 +160,8 @@ class Coordinators:
             if not self._gone:
                 asyncio.get_running_loop().call_soon(self._forget_gone)
             self._gone[name] = min(left, self._gone.get(name, left))
+        if self._gone and any(isinstance(part, messages.TopicPut | messages.Image) for part in parts):
+            self._forget_gone()  # before anybody commits for what was made anew
         if any(self._concerns(part) for part in parts):
             for coordinator in self._each():
                 coordinator.look()
@@ -172,6 +174,8 @@ class Coordinators:
 
     def _forget_gone(self) -> None:
         """Offsets of topics and partitions that are gone go too (Kafka does the same). One that was made anew meanwhile begins without them."""
+        if not self._gone:
+            return
         event = PartitionsGone(self._gone)
         self._gone = {}
         self.groups.post_all(event, lambda core: core.offsets.names_any(event.left.keys()))

@@ -110,6 +110,22 @@ def test_a_topic_whose_deletion_is_told_by_a_whole_image_only(tmp_path: Path, mo
     run(tmp_path, scenario)
 
 
+def test_what_is_committed_for_the_topic_that_was_made_anew_stays_however_soon_it_comes(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        assert await commit(broker, 5, partitions=(0, 1)) == [0, 0]
+        topic = broker.metadata.topics["t"]
+        removed = messages.TopicRemoved(broker.metadata.version, "t", topic.topic_id, [])
+        made = messages.TopicPut(broker.metadata.version, msgspec.structs.replace(topic, topic_id=b"n" * 16))
+        committed = asyncio.ensure_future(commit(broker, 1))  # runs before anything that the two leave for later
+        broker._deliver(ACCEPTOR, removed)
+        broker._deliver(ACCEPTOR, made)
+        assert await committed == [0] and [await fetch(broker, partition=index) for index in (0, 1)] == [(0, 1), (0, -1)]
+        await asyncio.sleep(0.01)
+        assert await fetch(broker) == (0, 1)
+
+    run(tmp_path, scenario)
+
+
 @pytest.mark.parametrize("how", ["told", "image", "away"])
 def test_offsets_of_retired_partitions_go_when_these_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     async def scenario(broker: HandlerBroker) -> None:
