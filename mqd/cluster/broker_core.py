@@ -228,6 +228,8 @@ class BrokerCore:
         if self._registration is not None and list(event.directories) != self._registration.directories:
             self._registration = msgspec.structs.replace(self._registration, directories=list(event.directories))
             self._directories = event.directories
+            self._look_at_directories()
+            return self._repeat(now_ms)
         return []
 
     # -- metadata ----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from mqd import native
 from mqd.base.config import broker_value
-from mqd.cluster.metadata_state import MetadataState
+from mqd.cluster.metadata_state import MetadataState, TopicState
 
 
 FULL_SHARE = 100  # a log directory with less than one part in so many of the largest free space of any host's counts as full
@@ -92,7 +92,7 @@ class Directories:
     def __init__(self, state: MetadataState, reported: Mapping[int, Sequence[Directory]]) -> None:
         self._state, self._reported = state, reported
         self._counts: dict[int, dict[str, int]] = {}
-        alive = [node for node in reported if node in state.brokers and not state.brokers[node].fenced]
+        alive = [node for node in reported if (broker := state.brokers.get(node)) is not None and not (broker.fenced or broker.draining or broker.in_controlled_shutdown)]
         self._largest = max((entry.free_bytes for node in alive for entry in reported[node] if entry.usable), default=0)
 
     def full(self, node: int, directory_id: str) -> bool:
@@ -100,6 +100,10 @@ class Directories:
         reported = self._reported.get(node, ())
         floor = self._floor(node)
         return bool(reported) and not any(entry.usable and entry.free_bytes >= floor for entry in reported if directory_id in ("", entry.directory_id))
+
+    def failed(self, node: int, directory_id: str) -> bool:
+        reported = self._reported.get(node, ())
+        return bool(reported) and not any(entry.usable for entry in reported if directory_id in ("", entry.directory_id))
 
     def full_hosts(self, nodes: Sequence[int]) -> frozenset[int]:
         return frozenset(node for node in nodes if self.full(node, ""))
@@ -142,13 +146,18 @@ class Move(NamedTuple):
     replicas: tuple[int, ...]
 
 
+def _retires(topic: TopicState) -> bool:
+    return any(partition.redirect >= 0 for partition in topic.partitions)
+
+
 def balance(state: MetadataState, nodes: Sequence[int], topics: Callable[[str], bool], moves_max: int = BALANCE_MOVES_MAX, full: Collection[int] = ()) -> list[Move]:
     """From the hosts with the most replicas to the ones with the fewest, until they differ by one at most; racks are never made worse, and `full` hosts only give. Then preferred leaderships by the order of the
     replicas, which copies nothing. At most `moves_max` of each at a time: a plan for hundreds of thousands of partitions would hold its controller up; the next one goes on from there."""
     if len(nodes) < 2:
         return []
     loads = Loads(state, nodes, full)
-    wanted = {(topic.name, partition.index): partition.replicas for topic in state.topics.values() if topics(topic.name) for partition in topic.partitions if partition.redirect < 0}
+    # Of a topic that is being retired one partition is followed by others: what moves it moves several replicas, and the next plan would take that back.
+    wanted = {(topic.name, partition.index): partition.replicas for topic in state.topics.values() if topics(topic.name) and not _retires(topic) for partition in topic.partitions}
     original = dict(wanted)
     held: dict[int, list[tuple[str, int]]] = {node: [] for node in nodes}
     for key, replicas in wanted.items():

@@ -120,20 +120,25 @@ def _stuck(partition: PartitionState, directories: Directories) -> tuple[int, ..
     return tuple(node for node, name in places if node in partition.adding_replicas and node not in partition.in_sync_replicas and directories.full(node, name)) if partition.adding_replicas else ()
 
 
+def _failed(partition: PartitionState, directories: Directories) -> bool:
+    places = zip(partition.replicas, partition.directories)
+    return any(node in partition.adding_replicas and node not in partition.in_sync_replicas and directories.failed(node, name) for node, name in places)
+
+
 def _astray(partition: PartitionState) -> tuple[int, ...]:
     """Of a move of mqd's own: where it went before it got another goal, as far as that is still needed. Those are no replicas that were there before."""
     return without(partition.removing_replicas, (partition.replacing,)) if partition.replacing >= 0 else ()
 
 
-def _leaves(topic: TopicState, partition: PartitionState, leaving: set[int], stuck: bool) -> tuple[int, tuple[int, ...]] | None:
-    """(whom to replace, among which replicas); None: nothing to do. A move of mqd's own that goes to a leaving host, or to one that cannot take it, gets another goal; one that lets an internal topic
-    grow begins anew."""
+def _leaves(topic: TopicState, partition: PartitionState, leaving: set[int], failed: bool) -> tuple[int, tuple[int, ...]] | None:
+    """(whom to replace, among which replicas); None: nothing to do. A move of mqd's own that goes to a leaving host, or to a failed directory, gets another goal; one that lets an internal topic
+    grow begins anew. One that has filled a disk waits there: the next goal might be filled in its turn, and the first one, which has space again when its copy is gone, be chosen after it."""
     if partition.leader < 0 or partition.redirect >= 0:  # a retired one follows the one that takes its records
         return None
     base = without(partition.replicas, (*partition.adding_replicas, *_astray(partition)))
     if in_progress(partition):
         astray = not leaving.isdisjoint(partition.adding_replicas)
-        if (astray or stuck) and partition.replacing in base:
+        if (astray or failed) and partition.replacing in base:
             return partition.replacing, base
         if astray and topic.name in INTERNAL_TOPICS and not partition.removing_replicas:
             return -1, base
@@ -144,7 +149,7 @@ def _leaves(topic: TopicState, partition: PartitionState, leaving: set[int], stu
 
 def replacements(view: View, nodes: Sequence[int], directories: Directories, moves_max: int) -> list[tuple[TopicState, PartitionChange]]:
     """Begin to bring what these hosts hold (lost ones, drained ones) to others, at most so many at a time in the whole cluster. What is under way already is left alone, unless it goes to
-    one of them, or to a disk without space while there is another. What cannot be copied does not wait in the place of what can: a partition without a leader, and what only hosts without space are
+    one of them, or to a directory that has failed. What cannot be copied does not wait in the place of what can: a partition without a leader, and what only hosts without space are
     left for, of which at most as many are begun by themselves."""
     leaving = set(nodes)
     found: list[tuple[TopicState, PartitionChange]] = []
@@ -162,7 +167,7 @@ def replacements(view: View, nodes: Sequence[int], directories: Directories, mov
             if under_way[False] >= moves_max:
                 return found
             stuck = bool(_stuck(partition, directories))
-            found_node = _leaves(topic, partition, leaving, stuck)
+            found_node = _leaves(topic, partition, leaving, stuck and _failed(partition, directories))
             if found_node is None:
                 continue
             node, base = found_node

@@ -3,14 +3,18 @@ log.dirs is reordered or a disk is mounted elsewhere, and an empty mount point i
 """
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from mqd import native
 from mqd.base import logging
 from mqd.cluster.metadata_rules import Directory
+
+T = TypeVar("T")
 
 META_PROPERTIES = "meta.properties"
 ANSWER_S = 5.0  # a file system that has said nothing for so long hangs
@@ -117,7 +121,7 @@ class Measures:
         """The entries as they are now; one whose file system does not answer is not usable."""
         for index, entry in enumerate(self._entries):
             if entry.directory_id and index not in self._asked:
-                self._asked[index] = _ask(entry)
+                self._asked[index] = in_thread(lambda entry=entry: measure(entry))
         if self._asked:
             await asyncio.wait(self._asked.values(), timeout=ANSWER_S)
         return [self._answer(index, entry) for index, entry in enumerate(self._entries)]
@@ -138,29 +142,22 @@ class Measures:
         return asked.result()
 
 
-def _ask(entry: Directory) -> "asyncio.Future[Directory]":
+def in_thread(question: Callable[[], T]) -> "asyncio.Future[T]":
+    """The answer to what may hang, asked in a thread that nobody waits for at the end (those of an executor are waited for)."""
     loop = asyncio.get_running_loop()
-    answer: asyncio.Future[Directory] = loop.create_future()
+    answer: asyncio.Future[T] = loop.create_future()
 
     def ask() -> None:
         try:
-            found, error = measure(entry), None
-        except Exception as raised:
-            found, error = entry, raised
-        try:
-            loop.call_soon_threadsafe(done, found, error)
-        except RuntimeError:
-            pass  # the loop has ended meanwhile
+            found = question()
+            tell = lambda: answer.done() or answer.set_result(found)
+        except Exception as error:
+            raised = error
+            tell = lambda: answer.done() or answer.set_exception(raised)
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(tell)
 
-    def done(found: Directory, error: Exception | None) -> None:
-        if answer.done():
-            return
-        if error is not None:
-            answer.set_exception(error)
-        else:
-            answer.set_result(found)
-
-    threading.Thread(target=ask, name="directory-space", daemon=True).start()  # an executor's threads are waited for at the end
+    threading.Thread(target=ask, name="directory-space", daemon=True).start()
     return answer
 
 

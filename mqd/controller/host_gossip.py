@@ -25,6 +25,7 @@ from mqd.cluster import gossip_events as events
 from mqd.cluster.gossip_events import MemberView, Profile
 from mqd.cluster.quorum_messages import ReplicaKey
 from mqd.controller import gossip
+from mqd.controller.directories import in_thread
 
 if TYPE_CHECKING:
     from mqd.cluster.handshake import Hello
@@ -66,6 +67,8 @@ class HostGossip:
         self._config, self._shell, self._know = config, shell, know
         self._log_dirs = [path for path in config["log.dirs"].split(",") if path]
         self._cpu_ns, self._measured_ms = 0, clock.monotonic_ms()
+        self._used_bytes = 0
+        self._asked: asyncio.Future[int] | None = None
         self._own_seeds = tuple(cluster_config.parse_address(seed) for seed in cluster_config.seeds(config))
         self._seeds = self._own_seeds
         self._cluster_id, self._run_dir = cluster_id, run_dir
@@ -142,8 +145,16 @@ class HostGossip:
         broker = state.brokers.get(node_id)
         replicas = sum(count for (node, _), count in state.partition_counts.items() if node == node_id)
         self.gossip.event(events.LoadMeasured(
-            broker_epoch=broker.epoch if broker is not None else -1, metadata_version=state.version, cpu_permille=self._cpu_permille(), disk_used_bytes=self._disk(1), replica_count=replicas,
+            broker_epoch=broker.epoch if broker is not None else -1, metadata_version=state.version, cpu_permille=self._cpu_permille(), disk_used_bytes=self._used(), replica_count=replicas,
         ))  # fmt: skip
+
+    def _used(self) -> int:
+        """As of the last time; the loop, on which the controller's leases hang, waits for no file system."""
+        if self._asked is None or self._asked.done():
+            if self._asked is not None:
+                self._used_bytes = self._asked.result()
+            self._asked = in_thread(lambda: self._disk(1))
+        return self._used_bytes
 
     def _disk(self, which: int) -> int:
         """0: size, 1: used; of every file system once."""

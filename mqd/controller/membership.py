@@ -37,7 +37,7 @@ class Membership:
         self._forming: Forming | None = None
         self._shell: Shell | None = None
         self._sockets = client.cluster_sockets
-        self._peers = Peers(cluster_config.load_key(config), self.identity, self._decide, self._on_message, self._on_stream, self._anothers) if self._sockets else None
+        self._peers = Peers(cluster_config.load_key(config), self.identity, self._decide, self._on_message, self._on_stream, self._anothers, self._is_voters) if self._sockets else None
         self._config, self._worker_count = config, client.welcome.worker_count
         self.gossip: HostGossip | None = None
 
@@ -123,8 +123,12 @@ class Membership:
 
     def _anothers(self, theirs: Identity) -> str:
         """Why a host with this identity is not listened to: its node id is that of another host, which is in service. What is said to a node id goes over one connection, so the one in service would hear nothing any more of what
-        is said to it, and lose its lease to the newcomer. While this host knows no leader it cannot tell which of the two the cluster means, and listens to both. "" = it is listened to."""
-        if self._shell is None or self._shell.quorum.core.leader < 0:
+        is said to it, and lose its lease to the newcomer. While this host knows no leader, or has applied nothing of the present one's epoch, it cannot tell which of the two the cluster means (its metadata may be from before
+        the one was replaced by the other), and listens to both. "" = it is listened to."""
+        if self._shell is None:
+            return ""
+        core = self._shell.quorum.core
+        if core.leader < 0 or core.log.epoch_before(core.applied_offset) != core.epoch:
             return ""
         holder = self._shell.core.committed.brokers.get(theirs.node_id)
         if holder is None or holder.fenced or holder.directory_id in ("", theirs.directory_id):
@@ -133,6 +137,10 @@ class Membership:
             f"node.id {theirs.node_id} is that of another host, {holder.controller_host or holder.host}:{holder.controller_port or holder.port}, which is in service: give this host a node.id of its own;"
             " or, if it takes that one's place, wait until that one's session has ended"
         )
+
+    def _is_voters(self, identity: Identity) -> bool:
+        """Is this the very host that this one's log has as a voter?"""
+        return self._shell is not None and any(voter.node_id == identity.node_id and directory_text(voter.key.directory_id) == identity.directory_id for voter in self._shell.quorum.core.voters)
 
     def _on_message(self, connection: Connection, message: msgspec.Struct) -> None:
         if self._anothers(connection.identity):

@@ -104,7 +104,7 @@ class _Node:
 class Peers:
     """`identity()`: this host as it is now; `decide(hello)`: whom to let in, as whom this host answers; `on_message(connection, message)`: in the loop's thread, in order of arrival.
     `on_stream(hello, reader, writer)`: connections for another purpose ("gossip"); awaited, then closed. `is_strange(identity)`: of a peer that this host has reached, says why it is not the one that it
-    claims to be; "" = it is."""
+    claims to be; "" = it is. `is_voters(identity)`: a newcomer of the same node id does not displace it."""
 
     def __init__(
         self,
@@ -114,10 +114,11 @@ class Peers:
         on_message: Callable[[Connection, msgspec.Struct], None],
         on_stream: Callable[[Hello, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]] | None = None,
         is_strange: Callable[[Identity], str] = lambda identity: "",
+        is_voters: Callable[[Identity], bool] = lambda identity: False,
     ) -> None:
         self._key = handshake.derive_key(secret, "handshake")
         self._identity, self._decide = identity, decide
-        self._on_message, self._on_stream, self._is_strange = on_message, on_stream, is_strange
+        self._on_message, self._on_stream, self._is_strange, self._is_voters = on_message, on_stream, is_strange, is_voters
         self._nodes: dict[int, _Node] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -269,7 +270,7 @@ class Peers:
         self.know(node_id, connection.identity.host, connection.identity.port)
         node = self._nodes.setdefault(node_id, _Node())
         node.connections.append(connection)
-        if node.current is None or not node.current.lives or node.current.identity.directory_id != connection.identity.directory_id:
+        if node.current is None or not node.current.lives or (node.current.identity.directory_id != connection.identity.directory_id and not self._is_voters(node.current.identity)):
             node.current = connection
             while node.pending:
                 connection.send(node.pending.popleft())

@@ -8,10 +8,10 @@ from test_cluster_brokers import partitions, run
 from test_cluster_replicas import NONE
 from test_cluster_rules import cluster, do, topic
 
-from mqd.cluster import broker_core, broker_messages, broker_rules, reassign_rules
+from mqd.cluster import broker_core, broker_messages, broker_rules, reassign_rules, retire_rules
 from mqd.cluster import controller_messages as messages
 from mqd.cluster.cluster_view import View
-from mqd.cluster.metadata_records import BrokerConfigured, PartitionsChanged, PartitionState
+from mqd.cluster.metadata_records import BrokerChanged, BrokerConfigured, PartitionsChanged, PartitionState
 from mqd.cluster.metadata_state import MetadataState
 from mqd.cluster.placement import Directories, Directory, Loads, balance, choose, choose_one
 
@@ -89,6 +89,15 @@ def test_a_balance_only_takes_from_full_hosts() -> None:
     assert balance(state, [1, 2, 3, 4], lambda _: True, full={1, 2, 3, 4}) is not None
 
 
+def test_a_balance_leaves_topics_alone_that_are_being_retired() -> None:
+    """What moves one partition moves those that follow it: the next plan took the last one back, as long as the topic was being retired."""
+    state = topic(topic(cluster(6), replicas=(1, 2, 3), count=20, name="u", topic_id=b"u" * 16), replicas=(1, 2, 3), count=8)
+    for record in retire_rules.retire(View(state), "t", 4, False):
+        state.apply(record)
+    moves = balance(state, View(state).nodes(), lambda _: True)
+    assert moves and {move.name for move in moves} == {"u"}
+
+
 # -- moves of mqd's own -------------------------------------------------------------------------------------------------------------------
 
 
@@ -114,17 +123,32 @@ def stuck(state: MetadataState) -> PartitionState:
     return state.topics["t"].partitions[0]
 
 
-@pytest.mark.parametrize("how", ["full", "failed"])
-def test_a_move_to_a_host_that_cannot_take_it_gets_another_goal(how: str) -> None:
+def test_a_move_to_a_directory_that_failed_gets_another_goal() -> None:
     state = topic(cluster(5), replicas=(1, 2, 3))
     do(state, broker_rules.fence(state, [1], NONE))
     (added,) = begin(state, disks(state), 1)[0]
     other = 9 - added
-    bad = {f"h{added}": 0 if how == "full" else -1}
+    bad = {f"h{added}": -1}
     assert begin(state, disks(state, **bad, **{f"h{other}": 0}), 1) == [], "the other one is no better"
     assert begin(state, disks(state, **bad), 1, moves_max=1) == [(other,)], "what is stuck takes nobody's place"
     assert stuck(state).removing_replicas == (1,) and stuck(state).replacing == 1 and added not in stuck(state).replicas
     assert begin(state, disks(state, **{f"h{added}": 0}), 1) == []
+
+
+def test_a_move_that_has_filled_a_disk_waits_and_fills_no_other() -> None:
+    state = topic(cluster(5), replicas=(1, 2, 3), count=2)
+    do(state, broker_rules.fence(state, [1], NONE))
+    ((added,),) = begin(state, disks(state), 1, moves_max=1)
+    for _ in range(3):
+        assert begin(state, disks(state, **{f"h{added}": 0}), 1, moves_max=1) in ([(9 - added,)], []), "the other partition, whose place it does not take"
+    assert stuck(state).adding_replicas == (added,)
+
+
+def test_a_host_that_is_drained_is_no_measure_of_the_others() -> None:
+    state = cluster(5, {1: "a", 2: "a", 3: "b", 4: "b", 5: "b"})
+    state.apply(BrokerChanged(1, 10, draining=True))
+    full = disks(state, h1=400_000 * MIB, h2=3_500 * MIB, h3=4_500 * MIB, h4=4_500 * MIB, h5=4_500 * MIB).full_hosts(View(state).nodes())
+    assert not full
 
 
 def test_a_move_whose_directory_failed_goes_to_another_host_also_when_this_one_has_space() -> None:

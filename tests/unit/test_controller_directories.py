@@ -11,6 +11,7 @@ from mqd.cluster.placement import Directory
 from mqd.controller import directories
 from mqd.controller import shell as shells
 from mqd.controller.directories import Measures
+from mqd.controller.host_gossip import HostGossip
 
 FREE = 1 << 40
 
@@ -137,3 +138,24 @@ def test_what_fails_while_it_is_measured_ends_the_ticks(monkeypatch: pytest.Monk
             await one.tick()
 
     run(scenario())
+
+
+def test_the_load_that_gossip_tells_of_waits_for_no_file_system() -> None:
+    async def work() -> None:
+        gossip, answered = object.__new__(HostGossip), threading.Event()
+        gossip._used_bytes, gossip._asked = 5, None
+        asked = []
+
+        def disk(which: int) -> int:
+            asked.append(which)
+            answered.wait(60)
+            return 7
+
+        gossip._disk = disk  # type: ignore[method-assign]
+        assert [gossip._used() for _ in range(3)] == [5, 5, 5] and len(asked) <= 1, "one that hangs is asked once"
+        answered.set()
+        async with asyncio.timeout(10):
+            while gossip._used() != 7:
+                await asyncio.sleep(0.001)
+
+    asyncio.run(work())

@@ -30,10 +30,11 @@ class Host:
         self.node_id, self.cluster_id = node_id, cluster_id
         self.directory_id = f"directory-{node_id}"
         self.strangers: set[str] = set()  # directory ids
+        self.voters: set[str] = set()
         self.heard: list[tuple[int, object]] = []
         self.streams: list[bytes] = []
         self.news = asyncio.Event()
-        self.peers = Peers(secret, self.identity, self.decide, self.on_message, self.on_stream, self.is_strange)
+        self.peers = Peers(secret, self.identity, self.decide, self.on_message, self.on_stream, self.is_strange, lambda identity: identity.directory_id in self.voters)
 
     def identity(self) -> Identity:
         return Identity(self.node_id, self.directory_id, self.cluster_id, host="127.0.0.1", port=self.port)
@@ -103,7 +104,7 @@ def test_a_node_id_in_service_belongs_to_one_directory():
     broker = BrokerState(2, "h", 9092, None, 5, 1, {}, controller_host="127.0.0.2", controller_port=9094, directory_id="directory-2")
     heard = []
     shell = SimpleNamespace(
-        core=SimpleNamespace(committed=SimpleNamespace(brokers={2: broker}, features={})), quorum=SimpleNamespace(core=SimpleNamespace(leader=3, generation=1)),
+        core=SimpleNamespace(committed=SimpleNamespace(brokers={2: broker}, features={})), quorum=SimpleNamespace(core=SimpleNamespace(leader=3, generation=1, epoch=7, applied_offset=40, voters=(), log=SimpleNamespace(epoch_before=lambda offset: 7 if offset >= 40 else 6))),
         on_peer=lambda node_id, message: heard.append((node_id, message)),
     )  # fmt: skip
     host = object.__new__(Membership)
@@ -123,7 +124,10 @@ def test_a_node_id_in_service_belongs_to_one_directory():
     assert not let_in("another") and not let_in("another", cluster_id="") and len(heard) == 1
     shell.quorum.core.leader = -1
     assert let_in("another"), "who knows no leader cannot tell whom the cluster means"
-    shell.quorum.core.leader = 3
+    shell.quorum.core.leader, shell.quorum.core.applied_offset = 3, 39
+    assert let_in("another"), "its metadata are from before this epoch: the one may have taken the other's place meanwhile"
+    shell.quorum.core.applied_offset = 40
+    assert not let_in("another")
     shell.core.committed.brokers[2] = msgspec.structs.replace(broker, fenced=True)
     assert let_in("another"), "its predecessor's session has ended"
     shell.core.committed.brokers[2] = msgspec.structs.replace(broker, directory_id="")
@@ -242,6 +246,30 @@ def test_other_purposes_get_the_stream():
             await one.wait(1)
             assert one.streams == [b"abc"] and one.peers.connected() == []
             connection.writer.close()
+
+    run(work)
+
+
+def test_a_voter_that_lives_is_not_displaced_by_another_host_of_its_node_id():
+    """While nobody leads both are listened to; what is said to the voter (a request for its vote) must not go to the newcomer."""
+
+    async def work():
+        async with Host(1) as one, Host(2) as two:
+            one.voters.add(two.directory_id)
+            voter = await two.peers.open("127.0.0.1", one.port, "controller")
+            while one.peers.connected() != [2]:
+                await asyncio.sleep(0.005)
+            two.directory_id = "another-disk"
+            newcomer = await two.peers.open("127.0.0.1", one.port, "controller")
+            while len(one.peers._nodes[2].connections) < 2:
+                await asyncio.sleep(0.005)
+            one.peers.send(2, heartbeat(5))
+            assert await voter.receive() == heartbeat(5)
+            voter.writer.close()
+            while len(one.peers._nodes[2].connections) > 1:
+                await asyncio.sleep(0.005)
+            one.peers.send(2, heartbeat(6))
+            assert await newcomer.receive() == heartbeat(6), "the voter is gone"
 
     run(work)
 
