@@ -12,16 +12,17 @@ Invariants
     R5  without its host's lease a shard answers nobody: another host may have been told to lead its partition, and know what this one does not
     R6  a partition is loaded when nothing is under way any more that a predecessor here has sent to its owner: what comes in between would be in the log and not in the cores, and what
         is written next, by cores that do not know of it, behind it
-    R7  what is posted to all reaches every core that it concerns: at once, or before it answers anybody when its partition is loaded in the same leader epoch; what went before that epoch is
-        `after_load`'s to find out
-Bounds: REQUESTS_MAX requests that wait in one coordinator; more are refused with COORDINATOR_NOT_AVAILABLE. LOADS_AT_ONCE threads load.
+    R7  what is posted to all reaches every core that it concerns: at once, or before it answers anybody when its partition is loaded again in the same leader epoch, however often until what
+        the cores made of it is written, also when the host had no lease in between; what went before that epoch is `after_load`'s to find out
+Bounds: REQUESTS_MAX requests that wait in one coordinator; more are refused with COORDINATOR_NOT_AVAILABLE. LOADS_AT_ONCE threads load. MISSED_MAX events to all wait for one partition; the oldest
+are forgotten.
 
 Concurrency: the event loop's thread; cores are built by a loading thread before anybody else knows them.
 """
 
 import asyncio
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 from mqd.base import logging
@@ -32,6 +33,7 @@ from mqd.protocol.errors import ErrorCode, error_name
 
 REQUESTS_MAX = 100_000
 LOADS_AT_ONCE = 2
+MISSED_MAX = 10_000
 LOOK_S, LOOK_SLOW_S, LOOK_IDLE_S = 0.02, 0.25, 1.0  # how often partitions are looked at: while some are not active, at first and after a while; else
 FIRST_LOOKS, FIRST_LOOK_S = 100, 0.005
 LAZY_S = 0.1  # how long what is lazy waits for company
@@ -117,17 +119,26 @@ def partition_for(name: str, partition_count: int) -> int:
     return _hash(name) % partition_count
 
 
+class _Missed(NamedTuple):
+    """An event that cores may have to be told once more: nobody was there to hear it, or what they made of it is not written yet."""
+
+    written: int  # by the shard that has heard it, when it has written so many units; a later one has not heard it
+    event: object
+    names: Callable[[Shard], Iterable[str]]  # of the cores that it is for
+
+
 class _Place:
     """One partition, whether loaded or not."""
 
-    __slots__ = ("index", "late", "loading", "missed", "not_before", "requests", "shard", "source", "writing")
+    __slots__ = ("epoch", "index", "late", "loading", "missed", "not_before", "requests", "shard", "source", "writing")
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.shard: Shard | None = None
         self.source: Source | None = None
         self.loading: asyncio.Task[None] | None = None
-        self.missed: list[tuple[int, object, Callable[[Core], bool]]] = []  # events to all, while it is not loaded, with the leader epoch that it is loaded for
+        self.epoch = -1  # leader epoch that it was loaded for last, while nobody else is known to have led it since; -1 = none
+        self.missed: list[_Missed] = []  # in that epoch
         self.late: asyncio.TimerHandle | None = None  # when what is lazy is to be written
         self.requests: set[int] = set()
         self.not_before = 0.0
@@ -254,17 +265,23 @@ class Coordinator:
 
     def post_all(self, event: object, concerns: Callable[[Core], bool]) -> None:
         """An event to every core that it concerns; those of a partition that is being loaded, or is to be once more in the same leader epoch, get it when they are loaded: nobody can have
-        asked them anything since."""
+        asked them anything since (R7)."""
         for place in self._places:
-            if place.shard is not None:
-                self._handle_all(place, place.shard, event, concerns)
-            elif place.source is not None:
-                place.missed.append((place.source.leader_epoch, event, concerns))
+            if place.epoch >= 0:
+                self._tell(place, event, lambda shard: [name for name, core in shard.items() if concerns(core)])
+                del place.missed[:-MISSED_MAX]
 
-    def _handle_all(self, place: _Place, shard: Shard, event: object, concerns: Callable[[Core], bool]) -> None:
-        for name in [name for name, core in shard.items() if concerns(core)]:
-            if place.shard is shard:
-                self._handle(place, shard, name, event, known=True)
+    def _tell(self, place: _Place, event: object, names: Callable[[Shard], Iterable[str]]) -> None:
+        """Now, and again by the next load if it comes to that before what follows from it is written. An event that a core fails of is not told again: it would fail of it for ever."""
+        shard, written = place.shard, 0
+        if shard is not None:
+            for name in names(shard):
+                if place.shard is shard:
+                    self._handle(place, shard, name, event, known=True)
+            if place.shard is not shard or not shard.waiting_count:
+                return
+            written = shard.written_count + shard.waiting_count
+        place.missed.append(_Missed(written, event, names))
 
     def core(self, name: str) -> Core | None:
         """For looking only; what it shows may not be written yet. None: no such core. Raises CoordinatorError while it is not loaded."""
@@ -397,6 +414,8 @@ class Coordinator:
                 return
             expected += batch.offset_count
         shard.written()
+        if place.missed:
+            place.missed = [missed for missed in place.missed if missed.written > shard.written_count]
         self._wake(place)
 
     def _fire_timers(self) -> None:
@@ -465,12 +484,15 @@ class Coordinator:
                 self._unload(place, int(ErrorCode.NOT_COORDINATOR), "its partition is served anew" if source is not None else "its partition is not served")
             return
         if source is None:
-            place.source, place.missed = None, []
+            place.source = None
+            if self._partitions.is_elsewhere(partition):
+                place.epoch, place.missed = -1, []
             return
         if self._loop.time() < place.not_before or (place.writing is not None and not place.writing.done()):  # R6
             return
         place.source = source
-        place.missed = [missed for missed in place.missed if missed[0] == source.leader_epoch]
+        if source.leader_epoch != place.epoch:  # else nobody else has led it meanwhile
+            place.epoch, place.missed = source.leader_epoch, []
         place.loading = self._loop.create_task(self._load(partition, place, source))
         self._tasks.add(place.loading)
         place.loading.add_done_callback(self._tasks.discard)
@@ -507,12 +529,12 @@ class Coordinator:
     def _catch_up(self, place: _Place, shard: Shard) -> None:
         """With what happened while nobody was there to hear it."""
         missed, place.missed = place.missed, []
-        for _, event, concerns in missed:
-            self._handle_all(place, shard, event, concerns)
+        for _, event, names in missed:
+            self._tell(place, event, names)
         for name, core in shard.items() if self._after_load is not None else ():
             event = self._after_load(core)  # type: ignore[misc]
             if event is not None and place.shard is shard:
-                self._handle(place, shard, name, event, known=True)
+                self._tell(place, event, lambda _, name=name: (name,))
 
     def _unload(self, place: _Place, error: int, reason: str, quiet: bool = False) -> None:
         """Throws the cores of a partition away; whoever waits is told a retriable error."""

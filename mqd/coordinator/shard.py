@@ -137,6 +137,7 @@ class Shard:
         self._armed = armed
         self._units: list[Unit] = []  # the first one may be under way
         self.under_way = False
+        self.written_count = 0  # units
 
     # -- cores -------------------------------------------------------------------------------------------------------------
 
@@ -277,6 +278,7 @@ class Shard:
         """The unit under way is below the high watermark: what rests on it may be said."""
         unit = self._units.pop(0)
         self.under_way = False
+        self.written_count += 1
         self.end_offset += unit.offset_count
         for name in unit.names:
             entry = self._entries.get(name)

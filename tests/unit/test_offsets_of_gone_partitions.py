@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ from mqd.acceptor.coordinators import InternalPartitions
 from mqd.cluster import controller_messages as messages
 from mqd.coordinator.runtime import partition_for
 from mqd.coordinator.topics import GROUPS
+from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import DeleteTopicsRequest
 from tests.unit.handler_broker import ACCEPTOR, HandlerBroker
 from tests.unit.test_coordinator_runtime import commit, fetch, run, shard_of, store, until
@@ -121,6 +123,80 @@ def test_what_is_committed_for_the_topic_that_was_made_anew_stays_however_soon_i
         broker._deliver(ACCEPTOR, made)
         assert await committed == [0] and [await fetch(broker, partition=index) for index in (0, 1)] == [(0, 1), (0, -1)]
         await asyncio.sleep(0.01)
+        assert await fetch(broker) == (0, 1)
+
+    run(tmp_path, scenario)
+
+
+async def made_anew(broker: HandlerBroker) -> None:
+    await delete(broker)
+    await create(broker, "t", 4)
+
+
+async def reloaded(broker: HandlerBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once more, in the same leader epoch."""
+    shutil.rmtree(broker.broker.path_of(GROUPS, broker.metadata.topics[GROUPS].partitions[partition_for("g", 3)]))
+    await not_served(broker, monkeypatch)
+    await served_again(broker, monkeypatch)
+
+
+def test_a_topic_that_was_made_anew_while_the_host_had_no_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lapsed, and was back before anybody else had been told to lead the group's partition: nobody else has taken the offsets of the old topic away."""
+
+    async def scenario(broker: HandlerBroker) -> None:
+        assert await commit(broker, 5) == [0]
+        epoch = shard_of(broker, "g").leader_epoch
+        await not_served(broker, monkeypatch)
+        broker.broker.coordinators.groups.look()  # more than once
+        await made_anew(broker)
+        await served_again(broker, monkeypatch)
+        assert shard_of(broker, "g").leader_epoch == epoch and await fetch(broker) == (0, -1), "the group would skip what is written to the new topic"
+        assert await commit(broker, 1) == [0]
+        await reloaded(broker, monkeypatch)
+        assert await fetch(broker) == (0, 1), "what was missed is made up for once"
+
+    run(tmp_path, scenario)
+
+
+def test_what_another_host_has_coordinated_meanwhile_is_not_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has heard of the deletion, and what it took commits for is the new topic."""
+
+    async def scenario(broker: HandlerBroker) -> None:
+        assert await commit(broker, 5) == [0]
+        await not_served(broker, monkeypatch)
+        monkeypatch.setattr(InternalPartitions, "is_elsewhere", lambda *_: True)
+        broker.broker.coordinators.groups.look()
+        await made_anew(broker)
+        await served_again(broker, monkeypatch)
+        assert await fetch(broker) == (0, 5)
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_a_removal_that_could_not_be_written_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away: bool) -> None:
+    """`away`: it was found out by a load. By the time of the next one the topic is there again."""
+
+    async def scenario(broker: HandlerBroker) -> None:
+        assert await commit(broker, 5) == [0]
+        store(broker, GROUPS, partition_for("g", 3))
+        if away:
+            monkeypatch.setattr(InternalPartitions, "source", lambda *_: None)
+            broker.broker.coordinators.groups.look()
+            await delete(broker)
+            broker.broker.coordinators.groups._places[partition_for("g", 3)].missed.clear()  # as if another host had coordinated until now
+        broker.owners.refuse = int(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        if away:
+            await served_again(broker, monkeypatch)
+        else:
+            await delete(broker)
+        await until(lambda: shard_of(broker, "g") is None)
+        await create(broker, "t", 4)
+        broker.owners.refuse = 0
+        await until(lambda: shard_of(broker, "g") is not None)
+        assert await fetch(broker) == (0, -1)
+        assert await commit(broker, 1) == [0]
+        await reloaded(broker, monkeypatch)
         assert await fetch(broker) == (0, 1)
 
     run(tmp_path, scenario)
