@@ -23,6 +23,7 @@ class PartitionState(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     retiring: int = 0  # RETIRE_*: this partition of a topic that gets fewer
     redirect: int = -1  # index of the partition that takes what producers send here
     replacing: int = -1  # the reassignment under way is mqd's own: it takes the replica of this node away, which is lost or drained
+    astray_replicas: tuple[int, ...] = ()  # of the removing ones, those that an earlier goal of this reassignment has brought: they were not there before
 
 
 RETIRE_NOT, RETIRE_SEALED, RETIRE_REDIRECTED, RETIRE_HIDDEN = 0, 1, 2, 3
@@ -156,6 +157,7 @@ class PartitionChange(msgspec.Struct, frozen=True, omit_defaults=True, gc=False)
     retiring: int | None = None
     redirect: int | None = None
     replacing: int | None = None
+    astray_replicas: tuple[int, ...] | None = None
 
 
 class PartitionsChanged(msgspec.Struct, frozen=True, tag="partitions_changed/1"):

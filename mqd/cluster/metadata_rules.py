@@ -26,7 +26,7 @@ from mqd.cluster.metadata_records import (
     TopicState,
 )
 from mqd.cluster.metadata_state import INTERNAL_TOPICS, MetadataState, collision_key
-from mqd.cluster.partition_rules import DEFAULT, MIN_IN_SYNC, default_replication_factor, effective_min_in_sync, wanted_min_in_sync
+from mqd.cluster.partition_rules import DEFAULT, MIN_IN_SYNC, default_replication_factor, effective_min_in_sync, there_before, wanted_min_in_sync
 from mqd.cluster.placement import Directories, Directory, Loads, choose
 from mqd.cluster.refusal import Refusal
 from mqd.protocol.errors import ErrorCode
@@ -245,7 +245,7 @@ def add_partitions(state: MetadataState, change: messages.AddPartitions, place: 
     if topic.partitions[-1].redirect >= 0:
         raise Refusal(ErrorCode.INVALID_PARTITIONS, f"Partitions of {change.name} are being retired; wait until they are gone.")
     added = change.partition_count - current
-    factor = len(topic.partitions[0].replicas) - len(topic.partitions[0].adding_replicas)
+    factor = len(there_before(topic.partitions[0]))
     if change.assignments is None:
         assignments = _spread(state, added, factor, place)
     else:

@@ -99,6 +99,7 @@ def changed(old: PartitionState, change: PartitionChange) -> PartitionState:
         retiring=kept(change.retiring, old.retiring),
         redirect=kept(change.redirect, old.redirect),
         replacing=kept(change.replacing, old.replacing),
+        astray_replicas=kept(change.astray_replicas, old.astray_replicas),
     )
 
 
@@ -351,6 +352,7 @@ class MetadataState:
         assert in_sync or eligible or partition.last_known_eligible, f"P10 {what}"
         assert set(partition.adding_replicas) | set(partition.removing_replicas) <= set(partition.replicas), f"R14 {what}"
         assert not set(partition.adding_replicas) & set(partition.removing_replicas), f"R14 {what}"
+        assert set(partition.astray_replicas) <= set(partition.removing_replicas), f"R14 {what}"
 
 
 _APPLY = {

@@ -39,13 +39,13 @@ def effective_min_in_sync(wanted: int, replica_count: int, adding_count: int = 0
 class Target:
     """What a partition is to become; starts as what it is."""
 
-    __slots__ = ("old", "replicas", "directories", "in_sync", "adding", "removing", "recovering", "retiring", "redirect", "replacing", "forget", "new_epoch", "elect", "stays", "wanted_leader", "last_known", "held")
+    __slots__ = ("old", "replicas", "directories", "in_sync", "adding", "removing", "recovering", "retiring", "redirect", "replacing", "astray", "forget", "new_epoch", "elect", "stays", "wanted_leader", "last_known", "held")
 
     def __init__(self, old: PartitionState) -> None:
         self.old = old
         self.replicas, self.directories = old.replicas, old.directories
         self.in_sync = old.in_sync_replicas
-        self.adding, self.removing = old.adding_replicas, old.removing_replicas
+        self.adding, self.removing, self.astray = old.adding_replicas, old.removing_replicas, old.astray_replicas
         self.recovering, self.retiring, self.redirect, self.replacing = old.recovering, old.retiring, old.redirect, old.replacing
         self.forget: frozenset[int] = frozenset()  # replicas whose memory is gone (R9)
         self.new_epoch = False
@@ -58,6 +58,11 @@ class Target:
 
 def without(nodes: tuple[int, ...], gone: Collection[int]) -> tuple[int, ...]:
     return tuple(node for node in nodes if node not in gone)
+
+
+def there_before(partition: PartitionState) -> tuple[int, ...]:
+    """Its replicas when the reassignment under way began, whatever goals that has had since: what a cancel goes back to."""
+    return without(partition.replicas, (*partition.adding_replicas, *partition.astray_replicas))
 
 
 def settle(target: Target, wanted_min: int, live: Callable[[int], bool], mutants: frozenset[str] = frozenset()) -> PartitionChange | None:
@@ -104,6 +109,7 @@ def _difference(
         retiring=news(target.retiring, old.retiring),
         redirect=news(target.redirect, old.redirect),
         replacing=news(target.replacing, old.replacing),
+        astray_replicas=news(target.astray, old.astray_replicas),
     )
     return None if change == PartitionChange(old.index) else change
 
@@ -157,5 +163,5 @@ def _maybe_complete_reassignment(target: Target, wanted_min: int, mutants: froze
         return
     by_node = dict(zip(target.replicas, target.directories))
     target.replicas, target.directories = replicas, tuple(by_node[node] for node in replicas)
-    target.in_sync, target.adding, target.removing, target.replacing = in_sync, (), (), -1
+    target.in_sync, target.adding, target.removing, target.replacing, target.astray = in_sync, (), (), -1, ()
     target.new_epoch = True

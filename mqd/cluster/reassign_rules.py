@@ -1,6 +1,7 @@
 """Other replicas for a partition (KIP-455; rule R14): what a client asks for, and what mqd does by itself: a lost host's replicas, a drained host, internal topics that grow.
 
-While it goes on `replicas` is the target followed by what leaves, `adding_replicas` and `removing_replicas` say which is which; settle() ends it. A reassignment of mqd's own carries `replacing`,
+While it goes on `replicas` is the target followed by what leaves, `adding_replicas` and `removing_replicas` say which is which; settle() ends it. When it gets another goal, what it has brought
+and is still needed leaves at the end, and is `astray_replicas` until then: a cancel goes back to what was there before all of it. A reassignment of mqd's own carries `replacing`,
 the node whose replica it takes away, so that it can be told from a client's and taken back when that node returns; one that only adds (an internal topic grows) carries none and is never taken back.
 """
 
@@ -10,7 +11,7 @@ from mqd.cluster.cluster_view import View
 from mqd.cluster.limits import check_image, check_replicas
 from mqd.cluster.metadata_records import PartitionChange, PartitionState, TopicState
 from mqd.cluster.metadata_state import INTERNAL_TOPICS
-from mqd.cluster.partition_rules import Target, default_replication_factor, effective_min_in_sync, without
+from mqd.cluster.partition_rules import Target, default_replication_factor, effective_min_in_sync, there_before, without
 from mqd.cluster.placement import Directories, Loads, choose_one
 from mqd.cluster.redirect_rules import in_progress
 from mqd.cluster.refusal import Refusal
@@ -31,7 +32,7 @@ def check_target(view: View, partition: PartitionState, replicas: Sequence[int],
         reason = "The manual partition assignment includes a broker more than once."
     else:
         unknown = [node for node in replicas if node not in view.state.brokers]
-        base = without(partition.replicas, partition.adding_replicas)
+        base = there_before(partition)
         if unknown:
             reason = f"The manual partition assignment includes broker {unknown[0]}, but no such broker is registered."
         elif not allow_factor_change and len(replicas) != len(base):
@@ -52,7 +53,7 @@ def reassign(view: View, topic: TopicState, partition: PartitionState, replicas:
         unwanted = [node for node in unwanted if node not in partition.in_sync_replicas]
         in_sync = without(partition.in_sync_replicas, unwanted)
     current = without(partition.replicas, unwanted)
-    base = without(current, [node for node in partition.adding_replicas if node in replicas])
+    base = there_before(partition)
     target = Target(partition)
     leaving = without(current, replicas)
     target.replicas = replicas + leaving
@@ -61,6 +62,7 @@ def reassign(view: View, topic: TopicState, partition: PartitionState, replicas:
     target.directories = _directories(partition, target.replicas, directories)
     target.adding = tuple(node for node in replicas if node not in base)
     target.removing = leaving
+    target.astray = without(leaving, base)
     target.in_sync = in_sync
     target.replacing = replacing
     if not target.adding and not target.removing:
@@ -87,11 +89,10 @@ def _directories(partition: PartitionState, replicas: Sequence[int], directories
 
 
 def cancel(view: View, topic: TopicState, partition: PartitionState) -> PartitionChange | None:
-    """Back to what was before. Raises Refusal: nothing is under way; or the in-sync set rests on what was added, or all that is known to be left of the records."""
+    """Back to what was before, whatever goals it has had since (KIP-455). None: it goes back already. Raises Refusal: nothing is under way; or the in-sync set rests on what was added, or all that is known to be left of the records."""
     if not in_progress(partition):
         raise Refusal(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, f"No partition reassignment of {topic.name}-{partition.index} is under way.")
-    base = without(partition.replicas, partition.adding_replicas)
-    astray = _astray(partition)
+    base, astray = there_before(partition), partition.astray_replicas
     in_sync = without(partition.in_sync_replicas, partition.adding_replicas)
     lost = len(in_sync) < len(partition.in_sync_replicas)
     if lost and (not in_sync or len(in_sync) < effective_min_in_sync(view.wanted_min(topic), len(base))):
@@ -105,7 +106,7 @@ def cancel(view: View, topic: TopicState, partition: PartitionState) -> Partitio
     target = Target(partition)
     by_node = dict(zip(partition.replicas, partition.directories))
     # The removing ones stood behind the target's order: the first in-sync one of them led before, most likely.
-    target.replicas = without(base, astray) + astray
+    target.replicas = base + astray
     target.directories = tuple(by_node[node] for node in target.replicas)
     target.in_sync, target.adding, target.removing, target.replacing = in_sync, (), astray, -1
     return view.settled(topic, target)
@@ -125,17 +126,12 @@ def _failed(partition: PartitionState, directories: Directories) -> bool:
     return any(node in partition.adding_replicas and node not in partition.in_sync_replicas and directories.failed(node, name) for node, name in places)
 
 
-def _astray(partition: PartitionState) -> tuple[int, ...]:
-    """Of a move of mqd's own: where it went before it got another goal, as far as that is still needed. Those are no replicas that were there before."""
-    return without(partition.removing_replicas, (partition.replacing,)) if partition.replacing >= 0 else ()
-
-
 def _leaves(topic: TopicState, partition: PartitionState, leaving: set[int], failed: bool) -> tuple[int, tuple[int, ...]] | None:
     """(whom to replace, among which replicas); None: nothing to do. A move of mqd's own that goes to a leaving host, or to a failed directory, gets another goal; one that lets an internal topic
     grow begins anew. One that has filled a disk waits there: the next goal might be filled in its turn, and the first one, which has space again when its copy is gone, be chosen after it."""
     if partition.leader < 0 or partition.redirect >= 0:  # a retired one follows the one that takes its records
         return None
-    base = without(partition.replicas, (*partition.adding_replicas, *_astray(partition)))
+    base = there_before(partition)
     if in_progress(partition):
         astray = not leaving.isdisjoint(partition.adding_replicas)
         if (astray or failed) and partition.replacing in base:

@@ -6,7 +6,7 @@ from test_cluster_brokers import partitions, run
 from test_cluster_replicas import NONE, begin, cancel, elect, in_sync, move, phases, together, until
 from test_cluster_rules import cluster, do, topic
 
-from mqd.cluster import broker_rules, election_rules, reassign_rules, retire_rules
+from mqd.cluster import broker_rules, election_rules, metadata_rules, reassign_rules, retire_rules
 from mqd.cluster import controller_messages as messages
 from mqd.cluster.broker_messages import DirectoryReport, RegisterBroker
 from mqd.cluster.cluster_view import View
@@ -133,6 +133,49 @@ def test_nor_when_the_move_is_taken_back() -> None:
     returned(state, 2)
     partition = in_sync_by(state, 1, 2, first)
     assert set(partition.replicas) == {1, 2, 3} and not partition.removing_replicas and partition.replacing == -1
+
+
+
+def of_another_goal() -> MetadataState:
+    """{1, 2, 3} is moved to {4, 5, 6}, 2 and 3 are lost, and it gets another goal: 4 has caught up, and two have to be in sync."""
+    state = topic(cluster(7))
+    move(state, 4, 5, 6)
+    in_sync(state, 1, 2, 3, 4)
+    do(state, broker_rules.fence(state, [2, 3], NONE))
+    partition = move(state, 1, 2, 7)
+    assert (partition.adding_replicas, set(partition.removing_replicas), set(partition.in_sync_replicas)) == ((7,), {3, 4}, {1, 4})
+    return state
+
+
+def test_a_cancel_brings_back_the_first_replicas_also_after_another_goal() -> None:
+    """The needed copy of the first goal stood among the replicas that there were before (KIP-455: those are what a cancel goes back to)."""
+    state = of_another_goal()
+    partition = cancel(state)
+    assert set(partition.replicas) == {1, 2, 3, 4} and partition.removing_replicas == (4,) and not partition.adding_replicas, "still needed"
+    entry = state.topics["t"]
+    assert reassign_rules.cancel(View(state), entry, partition) is None, "said again"
+    returned(state, 2)
+    partition = in_sync_by(state, 1, 2, 4)
+    assert set(partition.replicas) == {1, 2, 3} and not partition.removing_replicas and not partition.astray_replicas
+
+
+def test_a_goal_of_before_counts_for_no_replication_factor_and_may_be_the_goal_again() -> None:
+    state = of_another_goal()
+    for target, error in (((1, 2, 5), 0), ((1, 2, 5, 6), E.INVALID_REPLICATION_FACTOR)):
+        try:
+            reassign_rules.check_target(View(state), state.topics["t"].partitions[0], target, False)
+        except Refusal as refusal:
+            assert refusal.error == error
+        else:
+            assert not error
+    place = metadata_rules.Placement(1, View(state), Directories(state, {}), 100)
+    (added,) = metadata_rules.add_partitions(state, messages.AddPartitions("t", 2, None), place)
+    assert len(added.partitions[0].replicas) == 3
+    partition = move(state, 1, 4, 5)
+    assert set(partition.adding_replicas) == {4, 5} and set(partition.removing_replicas) == {2, 3} and not partition.astray_replicas
+    move(state, 1, 2, 6)
+    partition = cancel(state)
+    assert set(partition.replicas) == {1, 2, 3, 4} and partition.removing_replicas == (4,)
 
 
 # -- retired partitions, and those that take their records, while replicas move ------------------------------------------------------------
