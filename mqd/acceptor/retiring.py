@@ -61,9 +61,10 @@ async def refusal(context: Context, header: RequestHeader, change: messages.Reti
 
 async def refusal_to_add(context: Context, header: RequestHeader, change: messages.AddPartitions) -> tuple[int, str] | None:
     """(error code, why) when a transaction is open that wrote to a partition which is gone, or that cannot be told. Its marker goes where the records went, as long as there is no partition of
-    that index, and as many as there were then; else readers of committed records would wait for it for ever."""
+    that index, and as many as there were then; else readers of committed records would wait for it for ever. The controller refuses when others are gone than those that are known here
+    (AddPartitions.first_leader_epoch)."""
     topic = context.broker.metadata.topics.get(change.name)
-    if topic is None or not topic.has_shrunk or change.partition_count <= len(topic.partitions):
+    if topic is None or not topic.first_leader_epoch or change.partition_count <= len(topic.partitions):
         return None
     try:
         found = [one for one in await _open_on(context, header, topic, 0) if origin_of(one.producer_id)[1] >= len(topic.partitions)]

@@ -36,7 +36,7 @@ class TopicImage(msgspec.Struct, frozen=True):
     config: dict[str, str]  # only what was set on the topic; broker defaults are merged by mqd.base.topic_config
     internal: bool = False
     partition_count: int = -1  # of the topic; its last partitions may not be told yet (they wait for slots). -1 = not said
-    has_shrunk: bool = False  # partitions of it were retired, and are gone
+    first_leader_epoch: int = 0  # as in TopicState; 0 = none of its partitions was ever retired and is gone
 
 
 class BrokerImage(msgspec.Struct, frozen=True):
@@ -243,6 +243,7 @@ class AddPartitions(msgspec.Struct, tag=True, frozen=True):
     name: str
     partition_count: int  # the new total
     assignments: list[list[int]] | None
+    first_leader_epoch: int = 0  # of the topic, as it was known to whoever has asked that no transaction is open which wrote to partitions that are gone
 
 
 class ConfigOperation(msgspec.Struct, frozen=True):

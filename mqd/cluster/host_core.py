@@ -286,8 +286,8 @@ class HostCore(HostCommands):
         while len(images) > len(before) and (topic.topic_id, images[-1].index) in self._slots.unplaced:  # H6; _place_waiting comes back to them
             images.pop()
         if images:
-            internal, has_shrunk = topic.name in INTERNAL_TOPICS, topic.first_leader_epoch > 0
-            self._images[topic.name] = messages.TopicImage(topic.name, topic.topic_id, images, topic.config, internal, len(topic.partitions), has_shrunk)
+            internal = topic.name in INTERNAL_TOPICS
+            self._images[topic.name] = messages.TopicImage(topic.name, topic.topic_id, images, topic.config, internal, len(topic.partitions), topic.first_leader_epoch)
             self._names[topic.topic_id] = topic.name
         return actions
 

@@ -244,6 +244,9 @@ def add_partitions(state: MetadataState, change: messages.AddPartitions, place: 
         raise Refusal(ErrorCode.INVALID_PARTITIONS, f"The topic {change.name} currently has {current} partition(s); {change.partition_count} would not be an increase.")
     if topic.partitions[-1].redirect >= 0:
         raise Refusal(ErrorCode.INVALID_PARTITIONS, f"Partitions of {change.name} are being retired; wait until they are gone.")
+    if topic.first_leader_epoch not in (0, change.first_leader_epoch):  # whoever asks looked for open transactions on partitions that are gone, of others than these
+        text = f"Partitions of {change.name} are gone of which the broker that was asked had not heard yet, so it did not look whether a transaction is open that wrote to them; try again."
+        raise Refusal(ErrorCode.LEADER_NOT_AVAILABLE, text)
     added = change.partition_count - current
     factor = len(there_before(topic.partitions[0]))
     if change.assignments is None:

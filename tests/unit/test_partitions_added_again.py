@@ -49,7 +49,7 @@ def test_partitions_that_are_added_after_a_retirement_begin_above_every_leader_e
         gone = retired(world, "t", to)
         assert min(partition.leader_epoch for partition in gone) > 0
         highest = max(highest, *(partition.leader_epoch for partition in gone))
-        assert world.ask(messages.AddPartitions("t", 4, None)).error == 0
+        assert world.ask(messages.AddPartitions("t", 4, None, world.unlogged.topics["t"].first_leader_epoch)).error == 0
         run(world, 500)
         added = partitions(world)[to:]
         assert world.unlogged.topics["t"].topic_id == topic_id and len(added) == 4 - to
@@ -99,6 +99,22 @@ def test_proposals_of_the_partition_that_is_gone_count_for_nothing_and_those_of_
     assert judge(old) != 0
 
 
+def test_partitions_are_not_added_by_who_has_not_heard_which_are_gone() -> None:
+    """It has not asked whether a transaction is open that wrote to them. Only the controller knows that its metadata is old."""
+    world = World(7, 4, lossy=False)
+    world.settle(20)
+    assert world.ask(messages.CreateTopic("t", 4, 3, {}, {})).error == 0
+    known = [0]
+    for to in (2, 1):
+        retired(world, "t", to)
+        known.append(world.unlogged.topics["t"].first_leader_epoch)
+        for old in known[:-1]:
+            answer = world.ask(messages.AddPartitions("t", 4, None, old))
+            assert answer.error == E.LEADER_NOT_AVAILABLE and "try again" in answer.message and len(partitions(world)) == to
+    assert known == sorted(set(known)) and world.ask(messages.AddPartitions("t", 4, None, known[-1])).error == 0
+    assert world.ask(messages.AddPartitions("t", 5, None, known[-1])).error == 0, "it may have asked before others were added: those are none of the gone"
+
+
 async def add(broker: HandlerBroker, count: int) -> tuple[int, str | None]:
     answer = await broker.ask(CreatePartitionsRequest(topics=[CreatePartitionsRequest.Topic(name="t", count=count, assignments=None)], timeout_ms=1000), 3)
     return answer.results[0].error_code, answer.results[0].error_message
@@ -115,14 +131,21 @@ def test_partitions_are_not_added_while_a_transaction_is_open_that_wrote_to_one_
             await create(broker, "t", 2)
             topic = broker.metadata.topics["t"]
             views = broker.owners.views
+            request, asked = broker.request, []
+
+            async def noted(change: messages.Change, *arguments: object) -> messages.Answer:
+                asked.append(change.first_leader_epoch)
+                return await request(change, *arguments)
+
+            broker.request = noted
             views[topic.partitions[1].slot] = [producer(redirected_producer(77, 5), 4)]
             assert await add(broker, 3) == (0, None), "of a topic that has never shrunk nobody is asked"
             topic = broker.metadata.topics["t"]
-            broker._deliver(ACCEPTOR, messages.TopicPut(broker.metadata.version, msgspec.structs.replace(topic, has_shrunk=True)))
+            broker._deliver(ACCEPTOR, messages.TopicPut(broker.metadata.version, msgspec.structs.replace(topic, first_leader_epoch=7)))
             error, text = await add(broker, 4)
             assert error == E.CONCURRENT_TRANSACTIONS and "former partition 5" in text and "producer id 77" in text and "add partitions then" in text
             views[topic.partitions[1].slot] = [producer(redirected_producer(77, 5), -1), producer(redirected_producer(78, 2), 4), producer(79, 4)]
             assert await add(broker, 4) == (0, None), "over; of a partition that was there before; not redirected"
-            assert len(broker.metadata.topics["t"].partitions) == 4
+            assert len(broker.metadata.topics["t"].partitions) == 4 and asked == [0, 7], "what it knew when it asked"
 
     asyncio.run(scenario())

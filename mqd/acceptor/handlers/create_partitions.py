@@ -33,7 +33,7 @@ async def _extend(context: Context, header: RequestHeader, topic: CreatePartitio
     if topic.retire == STATUS:
         image = broker.metadata.topics.get(topic.name)
         return _told(context, topic, 0, None) if image is not None else Result(name=topic.name, error_code=int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), error_message=None)
-    change = _change(topic)
+    change = _change(context, topic)
     refused = None
     if isinstance(change, messages.RetirePartitions):
         refused = await retiring.refusal(context, header, change)
@@ -51,9 +51,11 @@ def _told(context: Context, topic: CreatePartitionsRequest.Topic, error: int, me
     return Result(name=topic.name, error_code=error, error_message=message, retirement=retiring.described(context.broker, image) if topic.retire and image is not None else None)
 
 
-def _change(topic: CreatePartitionsRequest.Topic) -> messages.Change:
+def _change(context: Context, topic: CreatePartitionsRequest.Topic) -> messages.Change:
     if topic.retire in (RETIRE, RETIRE_MOVING_KEYS):
         return messages.RetirePartitions(topic.name, topic.count, topic.retire == RETIRE_MOVING_KEYS)
     if topic.retire == RELEASE:
         return messages.ReleaseRetired(topic.name)
-    return messages.AddPartitions(topic.name, topic.count, None if topic.assignments is None else [assignment.broker_ids for assignment in topic.assignments])
+    image = context.broker.metadata.topics.get(topic.name)
+    known = image.first_leader_epoch if image is not None else 0
+    return messages.AddPartitions(topic.name, topic.count, None if topic.assignments is None else [assignment.broker_ids for assignment in topic.assignments], known)
