@@ -18,10 +18,10 @@ import msgspec
 
 from mqd.cluster import broker_messages as peer
 from mqd.cluster import broker_rules, election_rules, placement, reassign_rules, retire_rules
-from mqd.cluster.cluster_view import View
+from mqd.cluster.cluster_view import Unable, View
 from mqd.cluster.controller_options import ControllerOptions
 from mqd.cluster.in_sync_rules import Proposals
-from mqd.cluster.metadata_records import RETIRE_HIDDEN, RETIRE_REDIRECTED, RETIRE_SEALED, BrokerChanged, BrokerRegistered, PartitionChange, PartitionsChanged, Record, ReplicaMoved, TopicState
+from mqd.cluster.metadata_records import RETIRE_HIDDEN, RETIRE_REDIRECTED, RETIRE_SEALED, BrokerChanged, BrokerRegistered, PartitionChange, PartitionsChanged, PartitionState, Record, ReplicaMoved, TopicState
 from mqd.cluster.metadata_state import INTERNAL_TOPICS, MetadataState
 from mqd.cluster.partition_rules import Target, default_replication_factor, without
 from mqd.cluster.placement import Directories, Directory, Move
@@ -76,6 +76,8 @@ class ActiveController:
         self._unused: dict[bytes, dict[int, tuple[int, int]]] = {}  # topic id -> hidden partition -> (leader epoch, when): nobody writes to it
         self._next_balance_ms = now_ms + options.balance_check_ms
         self._next_upkeep_ms = now_ms
+        self._no_space: dict[tuple[bytes, int], int] = {}  # internal topics' partitions that grow towards a disk without space -> since when
+        self._elects_from_ms = now_ms + UNABLE_HEARTBEATS * options.heartbeat_ms  # by then whoever cannot serve has said so
         self._ticked_ms = now_ms
         self._fencing: dict[int, int] = {}  # node id -> offset of the log from which on it is fenced
         self._sent: dict[int, int] = {}  # node id -> when its newest heartbeat was sent, by its clock
@@ -99,7 +101,19 @@ class ActiveController:
         self._phases.clear()
 
     def view(self, state: MetadataState) -> View:
-        return View(state, self._options.mutants)
+        return View(state, self._options.mutants, unable=self._unable_in(state))
+
+    def _unable_in(self, state: MetadataState, within_ms: int = -1) -> Unable:
+        """By what was said of single replicas, and of whole directories."""
+        within_ms = within_ms if within_ms >= 0 else UNABLE_HEARTBEATS * self._options.heartbeat_ms
+        said, directories = self.unable(within_ms), self.directories(state)
+
+        def unable(topic: TopicState, partition: PartitionState, node: int) -> bool:
+            if node in said.get((topic.topic_id, partition.index), ()):
+                return True
+            return node in partition.replicas and directories.failed(node, partition.directories[partition.replicas.index(node)])
+
+        return unable
 
     def directories(self, state: MetadataState) -> Directories:
         return Directories(state, self._reported)
@@ -114,7 +128,7 @@ class ActiveController:
             return peer.RegisterBrokerAnswer(self.epoch, message.node_id, message.incarnation, int(error), text, broker_epoch)
 
         try:
-            records = broker_rules.register(state, message, self._options.mutants)
+            records = broker_rules.register(state, message, self._options.mutants, self._unable_in(state))
         except Refusal as refusal:
             return [], answer(refusal.error, refusal.message)
         broker = records[0].broker if records else state.brokers[message.node_id]
@@ -140,7 +154,7 @@ class ActiveController:
             self._fencing[node] = state.version
         if self._phases:
             self._next_upkeep_ms = now_ms  # retired partitions follow the leaders of others
-        return broker_rules.fence(state, nodes, self._options.mutants)
+        return broker_rules.fence(state, nodes, self._options.mutants, self._unable_in(state))
 
     def heartbeat(self, state: MetadataState, committed: MetadataState, message: peer.Heartbeat, now_ms: int, lease_valid: bool) -> tuple[list[Record], peer.HeartbeatAnswer]:
         """The answer rests on nothing but the committed state: it may go at once."""
@@ -188,7 +202,7 @@ class ActiveController:
         self._fenced_since.pop(node, None)
         self._unfenced_since[node] = now_ms
         self._next_upkeep_ms = min(self._next_upkeep_ms, now_ms)
-        return broker_rules.unfence(state, node, self._options.mutants)
+        return broker_rules.unfence(state, node, self._options.mutants, self._unable_in(state))
 
     def _shutting_down(self, state: MetadataState, node: int, now_ms: int) -> list[Record]:
         """R15: no new leaderships; leaderships and in-sync places move to others; everybody knows; fenced; then the answer says that it may end."""
@@ -200,7 +214,7 @@ class ActiveController:
             return broker_rules.begin_shutdown(state, node)
         late = now_ms - shutdown.since_ms >= self._options.shutdown_wait_ms
         coming = frozenset() if late else frozenset(other for other, heard_ms in self._heard.items() if other != node and now_ms - heard_ms < self._options.session_ms)
-        records, done = broker_rules.move_away(state, node, self._options.shutdown_moves_max, self._options.mutants, coming)
+        records, done = broker_rules.move_away(state, node, self._options.shutdown_moves_max, self._options.mutants, coming, self._unable_in(state))
         if records or not done:
             shutdown.moved_at = -1
             return records
@@ -270,14 +284,14 @@ class ActiveController:
             return []
         self._unable = {key: said_ms for key, said_ms in self._unable.items() if now_ms - said_ms < UNABLE_MS}
         self._unable.update({(message.node_id, key): now_ms for key in message.partitions})
-        failed = broker_rules.failed(state, message.node_id, message.partitions, self._options.mutants, self._unable.keys())
-        return failed or broker_rules.full(state, message.node_id, message.full, self._options.mutants)
+        failed = broker_rules.failed(state, message.node_id, message.partitions, self._options.mutants, self._unable_in(state, UNABLE_MS))
+        return failed or broker_rules.full(state, message.node_id, message.full, self._options.mutants, self._unable_in(state))
 
-    def unable(self) -> dict[tuple[bytes, int], set[int]]:
-        """Who lives and said within the last heartbeats that it does not serve its replica of a partition; it says so again twice in each, as long as it is counted on."""
+    def unable(self, within_ms: int) -> dict[tuple[bytes, int], set[int]]:
+        """Who lives and said so lately that it does not serve its replica of a partition; it says so again twice in each heartbeat, as long as it is counted on or nobody leads."""
         found: dict[tuple[bytes, int], set[int]] = {}
         for (node, key), said_ms in self._unable.items():
-            if self._ticked_ms - said_ms <= UNABLE_HEARTBEATS * self._options.heartbeat_ms:
+            if self._ticked_ms - said_ms <= within_ms:
                 found.setdefault(key, set()).add(node)
         return found
 
@@ -394,12 +408,16 @@ class ActiveController:
     def _upkeep(self, state: MetadataState, now_ms: int) -> list[Record]:
         """The first of these that has something to do: each rests on the state that the one before left."""
         return (
-            self._retirements(state, now_ms)
+            self._leaders_found(state, now_ms)
+            or self._retirements(state, now_ms)
             or self._returned(state)
             or self._replace(state, now_ms)
-            or self._grow(state)
+            or self._grow(state, now_ms)
             or self._begin_moves(state)
         )  # fmt: skip
+
+    def _leaders_found(self, state: MetadataState, now_ms: int) -> list[Record]:
+        return grouped(election_rules.found_again(self.view(state))) if now_ms >= self._elects_from_ms else []
 
     def _leaving(self, state: MetadataState, now_ms: int) -> list[int]:
         """Lost for long, or drained."""
@@ -418,10 +436,20 @@ class ActiveController:
         view = self.view(state)
         return grouped(change for node in sorted(nodes) for change in reassign_rules.taken_back(view, node))
 
-    def _grow(self, state: MetadataState) -> list[Record]:
+    def _grow(self, state: MetadataState, now_ms: int) -> list[Record]:
         if not any(name in state.topics for name in INTERNAL_TOPICS) or default_replication_factor(len(self.view(state).nodes())) <= 1:
             return []
-        return grouped(reassign_rules.grown_internal(self.view(state), self.directories(state), self._options.drain_moves_max))
+        known, self._no_space = self._no_space, {}
+
+        def waited(topic: TopicState, partition: PartitionState) -> bool:
+            key = (topic.topic_id, partition.index)
+            since = known.get(key, now_ms)
+            if now_ms - since < reassign_rules.GROW_ELSEWHERE_MS:
+                self._no_space[key] = since
+                return False
+            return True
+
+        return grouped(reassign_rules.grown_internal(self.view(state), self.directories(state), self._options.drain_moves_max, waited))
 
     def _begin_moves(self, state: MetadataState) -> list[Record]:
         if not self._balancing:

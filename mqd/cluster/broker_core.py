@@ -167,6 +167,7 @@ class BrokerCore:
             return []
         actions = self._changes_lost()
         if self._controller >= 0:
+            self._directories = tuple(self._registration.directories) if self._registration is not None else None  # it knows of none, and would take all for usable
             actions += self._register(now_ms) + self._heartbeat(now_ms) + self._propose([key for key, entry in self._proposals.items() if not entry.refused], now_ms) + self._repeat(now_ms)
         return actions
 
@@ -441,20 +442,24 @@ class BrokerCore:
 
     def _look_at_directories(self) -> None:
         """What lies in a directory that cannot be used, or is not there any more, no worker is asked to serve: that fails too."""
-        broker = self._state.brokers.get(self.node_id)
-        usable = {entry.directory_id for entry in self._registration.directories if entry.usable} if self._registration is not None else set()
-        bad = {name for name in broker.directories if name not in usable and self._state.partition_counts.get((self.node_id, name))} if broker is not None else set()
         self._failed.pop(NO_WORKER, None)
+        if self._registration is None:
+            return
+        usable = {entry.directory_id for entry in self._registration.directories if entry.usable}
+        bad = {name for (node, name), count in self._state.partition_counts.items() if node == self.node_id and count and name not in usable and (name or not usable)}
         if bad:
             self._failed[NO_WORKER] = tuple(
                 (topic.topic_id, partition.index) for topic in self._state.topics.values() for partition in topic.partitions if (self.node_id, True) in zip(partition.replicas, (name in bad for name in partition.directories))
             )  # fmt: skip
 
     def _counted_on(self) -> list[tuple[bytes, int]]:
-        """Of what fails here, that which others still believe in."""
+        """Of what fails here, that which others still believe in, or may choose because nobody leads."""
         failed = [key for keys in self._failed.values() for key in keys]
         found = [(key, self._partition(key)) for key in failed]
-        return [key for key, partition in found if partition is not None and (partition.leader == self.node_id or self.node_id in partition.in_sync_replicas)]
+        return [
+            key for key, partition in found
+            if partition is not None and (partition.leader in (self.node_id, -1) or self.node_id in partition.in_sync_replicas or self.node_id in partition.eligible_leader_replicas)
+        ]  # fmt: skip
 
     def _on_partition_emptied(self, event: PartitionEmptied, now_ms: int) -> list[Action]:
         self._emptied[(event.topic_id, event.index)] = event.leader_epoch

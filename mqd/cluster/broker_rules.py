@@ -7,12 +7,12 @@ replaced in one batch; over another directory it must wait until the old one is 
 Not so where only what is flushed counts (flush.on.ack): there nothing that anybody counted on can be forgotten without the disk; or else a power cut of all hosts would leave nobody to lead.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
 from mqd.cluster.broker_messages import RegisterBroker
-from mqd.cluster.cluster_view import View
+from mqd.cluster.cluster_view import Unable, View, nobody_unable
 from mqd.cluster.features import unsupported
 from mqd.cluster.metadata_records import BrokerChanged, BrokerRegistered, BrokerState, BrokerUnregistered, PartitionChange, PartitionsChanged, PartitionState, Record, TopicState
 from mqd.cluster.metadata_state import INTERNAL_TOPICS, MetadataState
@@ -52,13 +52,13 @@ def _targets_without(
                 yield topic, target
 
 
-def fence(state: MetadataState, nodes: Iterable[int], mutants: frozenset[str]) -> list[Record]:
+def fence(state: MetadataState, nodes: Iterable[int], mutants: frozenset[str], unable: Unable = nobody_unable) -> list[Record]:
     """All of them at once: out of every in-sync set, another leader for what they led (R8)."""
     unfenced = [node for node in nodes if node in state.brokers and not state.brokers[node].fenced]
     if not unfenced:
         return []
     gone = frozenset(unfenced)
-    view = View(state, mutants, gone=gone)
+    view = View(state, mutants, gone=gone, unable=unable)
     records: list[Record] = [BrokerChanged(node, state.brokers[node].epoch, fenced=True, in_controlled_shutdown=False) for node in sorted(gone)]
     return records + view.changes(_targets_without(state, gone))
 
@@ -66,7 +66,7 @@ def fence(state: MetadataState, nodes: Iterable[int], mutants: frozenset[str]) -
 # -- coming --------------------------------------------------------------------------------------------------------------------
 
 
-def register(state: MetadataState, message: RegisterBroker, mutants: frozenset[str]) -> list[Record]:
+def register(state: MetadataState, message: RegisterBroker, mutants: frozenset[str], unable: Unable = nobody_unable) -> list[Record]:
     """Raises Refusal. No record: it is registered already. The broker's epoch is the offset of its BrokerRegistered record, always the first one."""
     old = state.brokers.get(message.node_id)
     _check_features(state, message)
@@ -78,7 +78,7 @@ def register(state: MetadataState, message: RegisterBroker, mutants: frozenset[s
         raise Refusal(ErrorCode.DUPLICATE_BROKER_REGISTRATION, f"A newer incarnation of broker {message.node_id} is registered.")
     if old is not None and not same_place and not old.fenced:
         raise Refusal(ErrorCode.DUPLICATE_BROKER_REGISTRATION, f"Another broker is registered as node {message.node_id} and alive; give this host a node.id of its own.")
-    view = View(state, mutants, gone=frozenset((message.node_id,)))
+    view = View(state, mutants, gone=frozenset((message.node_id,)), unable=unable)
     new = _registered(message, state.version, old)
     clean = old is not None and same_place and message.clean_epoch == old.epoch
     lost = -1 if clean or "R9" in mutants else message.node_id
@@ -146,20 +146,18 @@ def _placed_anew(state: MetadataState, message: RegisterBroker) -> list[Record]:
     return records
 
 
-def unfence(state: MetadataState, node: int, mutants: frozenset[str]) -> list[Record]:
+def unfence(state: MetadataState, node: int, mutants: frozenset[str], unable: Unable = nobody_unable) -> list[Record]:
     """The broker knows of its own registration: it may lead what nobody leads."""
     broker = state.brokers[node]
-    view = View(state, mutants, back=frozenset((node,)))
+    view = View(state, mutants, back=frozenset((node,)), unable=unable)
     wanted = ((topic, Target(partition)) for topic in state.topics.values() for partition in topic.partitions if partition.leader < 0 and node in partition.replicas)
     return [BrokerChanged(node, broker.epoch, fenced=False), *view.changes(wanted)]
 
 
-def failed(
-    state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]], mutants: frozenset[str], unable: Collection[tuple[int, tuple[bytes, int]]] = ()
-) -> list[Record]:
-    """The broker lives and cannot serve these. Whoever else may lead does; a partition that nobody else can lead stays as it is, for nothing would be won.
-    `unable`: (node id, partition) of replicas that have said the same."""
-    view = View(state, mutants)
+def failed(state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]], mutants: frozenset[str], unable: Unable = nobody_unable) -> list[Record]:
+    """The broker lives and cannot serve these. Whoever else may lead does. Where nobody else can, it is in sync as before, for what it has is all there is; but it leads no more, so that everybody sees
+    that nobody does (election_rules.found_again, when it can again)."""
+    view = View(state, mutants, unable=unable)
 
     def wanted() -> Iterator[tuple[TopicState, Target]]:
         for topic_id, index in dict.fromkeys(partitions):
@@ -167,21 +165,22 @@ def failed(
             if found is None or node not in found[1].in_sync_replicas:
                 continue
             topic, partition = found
-            others = without(partition.in_sync_replicas, (node,)) or partition.eligible_leader_replicas
-            if not any(view.may_lead(other) and (other, (topic_id, index)) not in unable for other in others if other != node):
-                continue
             target = Target(partition)
-            target.in_sync = without(partition.in_sync_replicas, (node,))
-            target.forget = frozenset() if _counts_flushed(state, topic, node) else frozenset((node,))
+            others = without(partition.in_sync_replicas, (node,)) or partition.eligible_leader_replicas
+            if any(view.may_take_over(topic, partition, other) for other in others if other != node):
+                target.in_sync = without(partition.in_sync_replicas, (node,))
+                target.forget = frozenset() if _counts_flushed(state, topic, node) else frozenset((node,))
+            elif partition.leader != node:
+                continue
             yield topic, target
 
     return view.changes(wanted(), leaving=node)
 
 
-def full(state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]], mutants: frozenset[str]) -> list[Record]:
+def full(state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]], mutants: frozenset[str], unable: Unable = nobody_unable) -> list[Record]:
     """The broker has these and can write nothing more to them at present. It leaves where enough are in sync without it: elsewhere acks=all is refused either way, and nothing would be won.
     It has forgotten nothing: once there is space it fetches, and is taken in again. Not before: in a new leader epoch nobody is known to have the log who has not fetched in it."""
-    view = View(state, mutants)
+    view = View(state, mutants, unable=unable)
 
     def wanted() -> Iterator[tuple[TopicState, Target]]:
         for topic_id, index in dict.fromkeys(partitions):
@@ -190,7 +189,7 @@ def full(state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]
                 continue
             topic, partition = found
             others = without(partition.in_sync_replicas, (node,))
-            if len(others) >= state.min_in_sync(topic, partition) and any(view.may_lead(other) for other in others):
+            if len(others) >= state.min_in_sync(topic, partition) and any(view.may_take_over(topic, partition, other) for other in others):
                 target = Target(partition)
                 target.in_sync, target.new_epoch = others, True
                 yield topic, target
@@ -211,15 +210,17 @@ def _would_refuse(topic: TopicState, partition: PartitionState, view: View, comi
     return len(partition.in_sync_replicas) == minimum and any(other in coming for other in partition.replicas if other not in partition.in_sync_replicas)
 
 
-def move_away(state: MetadataState, node: int, moves_max: int, mutants: frozenset[str], coming: frozenset[int] = frozenset()) -> tuple[list[Record], bool]:
+def move_away(
+    state: MetadataState, node: int, moves_max: int, mutants: frozenset[str], coming: frozenset[int] = frozenset(), unable: Unable = nobody_unable
+) -> tuple[list[Record], bool]:
     """(changes of at most `moves_max` partitions, whether all are done). The broker leaves their in-sync sets with its leaderships, so that nobody waits for it when it ends.
     Partitions that nobody else can lead stay as they are. Those that have just enough in sync while another replica is `coming` (its broker was heard of lately) count as not done."""
-    view = View(state, mutants)
+    view = View(state, mutants, unable=unable)
     wanted: list[tuple[TopicState, Target]] = []
     done = True
     for topic in state.topics.values():
         for partition in topic.partitions:
-            if node not in partition.in_sync_replicas or not any(other != node and view.may_lead(other) for other in partition.in_sync_replicas):
+            if node not in partition.in_sync_replicas or not any(other != node and view.may_take_over(topic, partition, other) for other in partition.in_sync_replicas):
                 continue
             if _would_refuse(topic, partition, view, coming) or len(wanted) == moves_max:
                 done = False

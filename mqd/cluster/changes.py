@@ -3,7 +3,7 @@
 A change that names many partitions is many: each has its own result, and a refusal of one leaves the others (KIP-455, KIP-460). All records of one request are one batch.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from mqd.cluster import broker_rules, election_rules, placement, reassign_rules, retire_rules, settings_rules
@@ -53,7 +53,7 @@ def decide(
         case messages.AlterReassignments():
             return _alter_reassignments(place, change, number)
         case messages.ElectLeaders():
-            return _elect_leaders(place, active.unable(), change, number)
+            return _elect_leaders(place, change, number)
         case messages.BalanceReplicas():
             return _balance(state, active, place, change, request)
         case messages.UnregisterBroker():
@@ -112,18 +112,11 @@ def _alter_reassignments(place: rules.Placement, change: messages.AlterReassignm
     return _each(((entry.name, entry.partition) for entry in change.partitions), number, place.view.state, make)
 
 
-def _elect_leaders(place: rules.Placement, unable: Mapping[tuple[bytes, int], Set[int]], change: messages.ElectLeaders, number: int) -> Decision:
-    view, wanted = place.view, change.partitions
-
-    def of(topic: TopicState, partition: PartitionState) -> Set[int]:
-        return unable.get((topic.topic_id, partition.index), election_rules.NOBODY)
-
+def _elect_leaders(place: rules.Placement, change: messages.ElectLeaders, number: int) -> Decision:
+    view, kind, wanted = place.view, change.election_type, change.partitions
     if wanted is None:
-        wanted = [
-            (topic.name, partition.index) for topic in view.state.topics.values() for partition in topic.partitions
-            if election_rules.needs(change.election_type, partition, of(topic, partition))
-        ]  # fmt: skip
-    return _each(wanted, number, view.state, lambda _, topic, partition: election_rules.elected(view, change.election_type, topic, partition, of(topic, partition)))
+        wanted = [(topic.name, partition.index) for topic in view.state.topics.values() for partition in topic.partitions if election_rules.needs(view, kind, topic, partition)]
+    return _each(wanted, number, view.state, lambda _, topic, partition: election_rules.elected(view, kind, topic, partition))
 
 
 def _balance(state: MetadataState, active: ActiveController, place: rules.Placement, change: messages.BalanceReplicas, request: messages.Request) -> Decision:

@@ -1,6 +1,6 @@
 """Who leads: elections that a client asks for (KIP-460), and leaderships that go back to the preferred replica (rules R13, R16)."""
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 
 from mqd.cluster.cluster_view import View
 from mqd.cluster.metadata_records import PartitionChange, PartitionState, TopicState
@@ -10,7 +10,6 @@ from mqd.cluster.refusal import Refusal
 from mqd.protocol.errors import ErrorCode
 
 ELECT_PREFERRED, ELECT_UNCLEAN = 0, 1
-NOBODY: frozenset[int] = frozenset()
 
 
 def preferred_replica(partition: PartitionState) -> int:
@@ -33,32 +32,44 @@ def elect_preferred(view: View, topic: TopicState, partition: PartitionState) ->
     return change
 
 
-def elect_unclean(view: View, topic: TopicState, partition: PartitionState, unable: Set[int] = NOBODY) -> PartitionChange:
-    """An operator's decision to lose records rather than the partition. `unable`: nodes that live and say that they cannot serve their replica of it (its disk failed): a leader that nobody could take the place
-    of is among them when the partition is neither written nor read; none of them is chosen. Raises Refusal: ELECTION_NOT_NEEDED, ELIGIBLE_LEADERS_NOT_AVAILABLE."""
-    if partition.leader >= 0 and partition.leader not in unable:
+def elect_unclean(view: View, topic: TopicState, partition: PartitionState) -> PartitionChange:
+    """An operator's decision to lose records rather than the partition; it may be asked for again where the one chosen turns out to be unable to serve it.
+    Raises Refusal: ELECTION_NOT_NEEDED, ELIGIBLE_LEADERS_NOT_AVAILABLE."""
+    if not _unserved(view, topic, partition):
         raise Refusal(ErrorCode.ELECTION_NOT_NEEDED, f"Broker {partition.leader} leads the partition.")
     target = Target(partition)
     target.elect = UNCLEAN
-    if unable:
-        view = View(view.state, view.mutants, gone=frozenset(unable))
-    change = view.settled(topic, target)
+    change = view.settled(topic, target, leaving=partition.leader)
     if change is None or change.leader is None or change.leader < 0:
         raise Refusal(ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, "No replica of the partition is on a broker that is alive and can serve it.")
     return change
 
 
-def elected(view: View, kind: int, topic: TopicState, partition: PartitionState, unable: Set[int] = NOBODY) -> PartitionChange:
+def _unserved(view: View, topic: TopicState, partition: PartitionState) -> bool:
+    return partition.leader < 0 or view.unable(topic, partition, partition.leader)
+
+
+def elected(view: View, kind: int, topic: TopicState, partition: PartitionState) -> PartitionChange:
     if kind == ELECT_PREFERRED:
         return elect_preferred(view, topic, partition)
     if kind == ELECT_UNCLEAN:
-        return elect_unclean(view, topic, partition, unable)
+        return elect_unclean(view, topic, partition)
     raise Refusal(ErrorCode.INVALID_REQUEST, f"Unknown election type {kind}; 0 is preferred, 1 is unclean.")
 
 
-def needs(kind: int, partition: PartitionState, unable: Set[int] = NOBODY) -> bool:
+def needs(view: View, kind: int, topic: TopicState, partition: PartitionState) -> bool:
     """Whether an election of all partitions concerns this one."""
-    return partition.leader < 0 or partition.leader in unable if kind == ELECT_UNCLEAN else partition.leader != preferred_replica(partition)
+    return _unserved(view, topic, partition) if kind == ELECT_UNCLEAN else partition.leader != preferred_replica(partition)
+
+
+def found_again(view: View) -> list[tuple[TopicState, PartitionChange]]:
+    """Leaders for partitions that had none because nobody who has all their records could serve them: one can again."""
+    found = []
+    for topic in view.state.topics.values():
+        for partition in topic.partitions:
+            if partition.leader < 0 and (change := view.settled(topic, Target(partition))) is not None and change.leader is not None:
+                found.append((topic, change))
+    return found
 
 
 def back_to_preferred(view: View, stable: Mapping[int, bool], percent: int, moves_max: int) -> list[tuple[TopicState, PartitionChange]]:

@@ -2,16 +2,16 @@
 
 import msgspec
 import pytest
-from test_cluster_limits import place
 from test_cluster_rules import TOPIC, cluster, registration, topic
 
 from mqd.cluster import broker_messages, changes
 from mqd.cluster import controller_messages as messages
-from mqd.cluster.active_controller import UNABLE_HEARTBEATS, ActiveController
+from mqd.cluster.active_controller import UNABLE_HEARTBEATS, UPKEEP_MS, ActiveController
 from mqd.cluster.config_rules import ConfigRules
 from mqd.cluster.controller_options import ControllerOptions
 from mqd.cluster.election_rules import ELECT_PREFERRED, ELECT_UNCLEAN
 from mqd.cluster.metadata_records import BrokerChanged, PartitionState
+from mqd.cluster.metadata_rules import Placement
 from mqd.cluster.metadata_state import MetadataState
 from mqd.protocol.errors import ErrorCode as E
 
@@ -35,9 +35,23 @@ class Controller:
             self.state.apply(record)
         self.state.check()
 
-    def after(self, milliseconds: int) -> None:
+    def after(self, milliseconds: int, lease_valid: bool = False) -> None:
         self.now_ms += milliseconds
-        self.active.tick(self.state, self.now_ms, False)
+        self.hears(*(node for node, broker in self.state.brokers.items() if not broker.fenced))
+        self.apply(self.active.tick(self.state, self.now_ms, lease_valid))
+
+    def unable(self) -> dict[tuple[bytes, int], set[int]]:
+        return self.active.unable(UNABLE_HEARTBEATS * OPTIONS.heartbeat_ms)
+
+    def hears(self, *nodes: int) -> None:
+        for node in nodes:
+            self.active.sessions.heard(node, self.now_ms)
+
+    def reports(self, node: int, **directories: bool) -> None:
+        self.active.report(node, [broker_messages.DirectoryReport(name, f"/{name}", 1 << 40 if usable else 0, usable) for name, usable in directories.items()])
+
+    def fenced(self, node: int) -> None:
+        self.apply(self.active.fence(self.state, [node], self.now_ms))
 
     def fails(self, node: int) -> None:
         self.apply(self.active.replicas_failed(self.state, broker_messages.ReplicasFailed(node, node * 10, [(TOPIC, 0)]), self.now_ms))
@@ -45,7 +59,8 @@ class Controller:
     def elect(self, partitions: list[tuple[str, int]] | None = [("t", 0)], kind: int = ELECT_UNCLEAN) -> list[int]:
         """The error of each."""
         request = messages.Request(1, messages.ElectLeaders(kind, partitions))
-        decision = changes.decide(self.state, self.active, request, place(self.state), ConfigRules({}), lambda: b"n" * 16)
+        place = Placement(1, self.active.view(self.state), self.active.directories(self.state), 1_000_000)
+        decision = changes.decide(self.state, self.active, request, place, ConfigRules({}), lambda: b"n" * 16)
         self.apply(decision.records)
         return [result.error for result in decision.answer.results]
 
@@ -54,10 +69,10 @@ def test_a_leader_that_cannot_serve_gives_way_to_whoever_lives_when_an_operator_
     one = Controller(in_sync_replicas=(1,))
     assert one.elect() == [E.ELECTION_NOT_NEEDED], "it serves"
     one.fails(1)
-    assert one.partition.leader == 1, "by itself nothing is given up"
-    assert one.elect(kind=ELECT_PREFERRED) == [E.ELECTION_NOT_NEEDED]
+    assert (one.partition.leader, one.partition.in_sync_replicas) == (-1, (1,)), "by itself nothing is given up"
+    assert one.elect(kind=ELECT_PREFERRED) == [E.PREFERRED_LEADER_NOT_AVAILABLE]
     assert one.elect() == [0]
-    assert (one.partition.leader, one.partition.in_sync_replicas, one.partition.recovering, one.partition.leader_epoch) == (2, (2,), True, 6)
+    assert (one.partition.leader, one.partition.in_sync_replicas, one.partition.recovering, one.partition.leader_epoch) == (2, (2,), True, 7)
     assert one.elect() == [E.ELECTION_NOT_NEEDED]
 
 
@@ -72,7 +87,7 @@ def test_nobody_is_chosen_who_cannot_serve_either_or_is_fenced() -> None:
     one = Controller(in_sync_replicas=(1, 2))
     one.fails(2)
     one.fails(1)
-    assert one.partition.in_sync_replicas == (1,) and one.partition.leader == 1
+    assert one.partition.in_sync_replicas == (1,) and one.partition.leader == -1
     assert one.elect() == [0] and one.partition.leader == 3
     one = Controller(in_sync_replicas=(1,))
     one.apply([BrokerChanged(3, 30, fenced=True)])
@@ -88,11 +103,104 @@ def test_what_was_said_a_while_ago_costs_no_records(heals: str) -> None:
     one.fails(1)
     if heals == "silence":
         one.after(UNABLE_HEARTBEATS * OPTIONS.heartbeat_ms)
-        assert one.active.unable() == {(TOPIC, 0): {1}}
+        assert one.unable() == {(TOPIC, 0): {1}}
         one.after(1)
     else:
         message = msgspec.structs.replace(registration(1, incarnation=2), directory_id="m1")
         records, answer = one.active.register(one.state, message, one.now_ms)
         assert answer.error == 0 and records
-    assert one.active.unable() == {}
-    assert one.elect() == [E.ELECTION_NOT_NEEDED] and one.partition.leader == 1
+    assert one.unable() == {}
+    if heals == "registration":
+        one.apply([BrokerChanged(1, one.state.brokers[1].epoch, fenced=False)])
+    assert one.elect() == [0] and (one.partition.leader, one.partition.recovering) == (1, False)
+
+
+# -- what cannot be served is never chosen ---------------------------------------------------------------------------------------
+
+
+def test_nobody_is_chosen_whose_directory_is_not_there_also_when_nobody_asked_it() -> None:
+    """Its replica is not in sync, so it says nothing of it; its directories are known all the same."""
+    one = Controller(in_sync_replicas=(1,))
+    one.reports(2, d2=False)
+    one.fenced(1)
+    assert one.partition.leader == -1
+    assert one.elect() == [0] and one.partition.leader == 3
+    one = Controller(in_sync_replicas=(1,))
+    one.reports(2, other=True)  # d2 is no entry of log.dirs any more
+    one.reports(3, d3=False)
+    one.fenced(1)
+    before = one.partition
+    assert one.elect() == [E.ELIGIBLE_LEADERS_NOT_AVAILABLE] and one.partition == before
+    one.reports(2, d2=True)
+    assert one.elect() == [0] and one.partition.leader == 2, "asked again"
+
+
+def test_an_election_may_be_repeated_when_the_one_that_was_chosen_cannot_serve() -> None:
+    one = Controller(in_sync_replicas=(1,))
+    one.fenced(1)
+    assert one.elect() == [0] and one.partition.leader == 2
+    one.fails(2)
+    assert one.partition.leader == -1
+    assert one.elect() == [0] and one.partition.leader == 3
+
+
+def test_a_clean_election_does_not_choose_it_either() -> None:
+    one = Controller()
+    one.reports(2, d2=False)
+    one.fenced(1)
+    assert one.partition.leader == 3
+    one = Controller(in_sync_replicas=(1, 2))
+    one.fails(2)
+    one.apply(one.active.fence(one.state, [1], one.now_ms))
+    one.fails(2)
+    one.apply([BrokerChanged(1, 10, fenced=False)])
+    assert one.partition.leader == -1
+
+
+# -- a partition that nobody can serve has no leader -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flushed", ["true", "false"])
+def test_the_only_one_in_sync_leads_no_more_when_its_disk_failed_and_leads_again_when_it_is_back(flushed: str) -> None:
+    """Clients and operators see that nobody does. Nothing is given up by that."""
+    one = Controller(in_sync_replicas=(1,))
+    one.state.topics["t"].config["flush.on.ack"] = flushed
+    one.fails(1)
+    assert (one.partition.leader, one.partition.in_sync_replicas, one.partition.leader_epoch) == (-1, (1,), 6)
+    before = one.partition
+    for _ in range(10):
+        one.after(OPTIONS.heartbeat_ms // 2, lease_valid=True)
+        one.fails(1)
+        assert one.partition == before, "as long as it says so"
+    one.after(UNABLE_HEARTBEATS * OPTIONS.heartbeat_ms + 1_001, lease_valid=True)
+    assert (one.partition.leader, one.partition.in_sync_replicas, one.partition.leader_epoch, one.partition.recovering) == (1, (1,), 7, False)
+
+
+def test_two_in_sync_that_cannot_serve_are_both_known_to_have_all_of_it() -> None:
+    one = Controller(in_sync_replicas=(1, 2))
+    one.reports(2, d2=False)
+    one.fails(1)
+    assert (one.partition.leader, one.partition.in_sync_replicas) == (-1, (1, 2))
+    one.reports(2, d2=True)
+    one.after(OPTIONS.heartbeat_ms, lease_valid=True)
+    one.fails(1)
+    one.after(1_001, lease_valid=True)
+    assert one.partition.leader == 2
+    one.fails(1)
+    assert one.partition.in_sync_replicas == (2,)
+
+
+def test_a_new_controller_waits_until_it_knows_who_cannot_serve() -> None:
+    one = Controller(in_sync_replicas=(1,))
+    one.fails(1)
+    one.active = ActiveController(2, one.state, OPTIONS, one.now_ms, True)
+    one.hears(1, 2, 3)
+    one.after(1, lease_valid=True)
+    one.fails(1)
+    one.after(OPTIONS.heartbeat_ms, lease_valid=True)
+    assert one.partition.leader == -1
+    one.after(OPTIONS.heartbeat_ms, lease_valid=True)
+    one.fails(1)
+    one.after(OPTIONS.heartbeat_ms, lease_valid=True)
+    one.after(UPKEEP_MS, lease_valid=True)
+    assert one.partition.leader == -1
