@@ -17,6 +17,8 @@ from mqd.cluster.redirect_rules import in_progress
 from mqd.cluster.refusal import Refusal
 from mqd.protocol.errors import ErrorCode
 
+GROW_ELSEWHERE_MS = 600_000  # an internal topic that grows towards a disk without space waits for so long before it grows towards another that has some
+
 
 # -- one partition -------------------------------------------------------------------------------------------------------------
 
@@ -192,11 +194,19 @@ def taken_back(view: View, node: int) -> list[tuple[TopicState, PartitionChange]
     return found
 
 
-def grown_internal(view: View, directories: Directories, moves_max: int) -> list[tuple[TopicState, PartitionChange]]:
-    """Internal topics have as many replicas as a new topic would get by default, also when they are older than most hosts. Those that grow towards a disk without space grow to another that has some."""
+def _never(_topic: TopicState, _partition: PartitionState) -> bool:
+    return False
+
+
+def grown_internal(
+    view: View, directories: Directories, moves_max: int, waited: Callable[[TopicState, PartitionState], bool] = _never
+) -> list[tuple[TopicState, PartitionChange]]:
+    """Internal topics have as many replicas as a new topic would get by default, also when they are older than most hosts; as far as hosts have space: none is brought to a full one. Those that grow
+    towards a disk that has failed, or has had no space for so long that they have `waited`, grow to another host that has some. Without the wait a disk that the copy itself has filled, and that
+    has space again when the copy is gone, would be the next goal again and again."""
     nodes = view.nodes()
     full = directories.full_hosts(nodes)
-    factor = default_replication_factor(len(nodes))
+    factor = default_replication_factor(directories.usable_hosts(nodes))
     found: list[tuple[TopicState, PartitionChange]] = []
     loads = None
     for name in sorted(INTERNAL_TOPICS):
@@ -204,14 +214,16 @@ def grown_internal(view: View, directories: Directories, moves_max: int) -> list
         for partition in topic.partitions if topic is not None else ():
             replicas = partition.replicas
             if in_progress(partition):
+                stuck = _stuck(partition, directories)
                 others = [node for node in nodes if node not in replicas and node not in full]
-                replicas = without(replicas, _stuck(partition, directories) if others and not partition.removing_replicas else ())
+                if stuck and others and not partition.removing_replicas and (_failed(partition, directories) or waited(topic, partition)):
+                    replicas = without(replicas, stuck)
             if len(replicas) >= factor or (in_progress(partition) and replicas == partition.replicas):
                 continue
             if len(found) >= moves_max:
                 return found
             loads = loads or Loads(view.state, nodes, full)
-            while len(replicas) < factor and (other := choose_one(loads, tuple(dict.fromkeys((*replicas, *partition.replicas))))) >= 0:
+            while len(replicas) < factor and (other := choose_one(loads, tuple(dict.fromkeys((*replicas, *partition.replicas))))) >= 0 and other not in full:
                 loads.add((-1, other))
                 replicas = (*replicas, other)
             change = _tried(lambda topic=topic, partition=partition, replicas=replicas: reassign(view, topic, partition, replicas, directories))

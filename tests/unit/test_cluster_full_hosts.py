@@ -10,10 +10,13 @@ from test_cluster_rules import cluster, do, topic
 
 from mqd.cluster import broker_core, broker_messages, broker_rules, reassign_rules, retire_rules
 from mqd.cluster import controller_messages as messages
+from mqd.cluster.active_controller import UPKEEP_MS, ActiveController
 from mqd.cluster.cluster_view import View
+from mqd.cluster.controller_options import ControllerOptions
 from mqd.cluster.metadata_records import BrokerChanged, BrokerConfigured, PartitionsChanged, PartitionState
 from mqd.cluster.metadata_state import MetadataState
 from mqd.cluster.placement import Directories, Directory, Loads, balance, choose, choose_one
+from mqd.cluster.reassign_rules import GROW_ELSEWHERE_MS
 
 MIB = 1 << 20
 
@@ -170,18 +173,63 @@ def test_a_move_that_has_caught_up_stays() -> None:
     assert added in stuck(state).adding_replicas and begin(state, disks(state, **{f"h{added}": 0}), 1) == []
 
 
-def test_an_internal_topic_that_grows_towards_a_full_host_grows_elsewhere() -> None:
-    state = topic(cluster(4), replicas=(1,), name="__consumer_offsets")
+class Growing:
+    """__consumer_offsets with one replica, on 1, in a cluster of four; upkeep by an active controller."""
 
-    def grow(**free: int) -> tuple[int, ...]:
-        for entry, change in reassign_rules.grown_internal(View(state), disks(state, **free), 10):
-            state.apply(PartitionsChanged(entry.topic_id, (change,)))
-        state.check()
-        return state.topics["__consumer_offsets"].partitions[0].replicas
+    def __init__(self) -> None:
+        self.state = topic(cluster(4), replicas=(1,), name="__consumer_offsets")
+        self.active = ActiveController(1, self.state, ControllerOptions(), 0, True)
 
-    assert set(grow(h2=0, h4=0)) == {1, 2, 3}, "nobody else has space either"
-    assert set(grow(h2=0, h4=0)) == {1, 2, 3}
-    assert set(grow(h2=0)) == {1, 3, 4} and set(grow(h2=0, h3=0, h4=0)) == {1, 3, 4} and set(grow()) == {1, 3, 4}
+    @property
+    def partition(self) -> PartitionState:
+        return self.state.topics["__consumer_offsets"].partitions[0]
+
+    def grow(self, now_ms: int = 0, **free: int) -> set[int]:
+        """The replicas then; what is free as in disks()."""
+        for node in self.state.brokers:
+            bytes_free = free.get(f"h{node}", 1024 * MIB)
+            self.active.report(node, [Directory(f"d{node}", "/d", max(0, bytes_free), bytes_free >= 0)])
+        for record in self.active._grow(self.state, now_ms):
+            self.state.apply(record)
+        self.state.check()
+        return set(self.partition.replicas)
+
+    def copied(self, *nodes: int) -> None:
+        entry = self.state.topics["__consumer_offsets"]
+        target = reassign_rules.Target(self.partition)
+        target.in_sync = (*self.partition.in_sync_replicas, *nodes)
+        self.state.apply(PartitionsChanged(entry.topic_id, (View(self.state).settled(entry, target),)))
+
+
+def test_an_internal_topic_grows_to_no_full_host() -> None:
+    one = Growing()
+    assert one.grow(h2=0, h3=0, h4=0) == {1}
+    assert one.grow(h2=0, h4=0) == {1, 3}
+    one.copied(3)
+    assert one.grow(h2=0, h4=0) == {1, 3}
+    assert one.grow(h2=0) == {1, 3, 4}
+
+
+def test_an_internal_topic_that_has_filled_a_disk_by_growing_grows_elsewhere_after_a_pause() -> None:
+    """What it leaves behind has space again. Without the pause it went to and fro between two disks that are too small for it, every second."""
+    one, turns, now_ms = Growing(), 0, 0
+    assert one.grow() == {1, 2, 3}
+    while now_ms < 10 * GROW_ELSEWHERE_MS:
+        now_ms += UPKEEP_MS
+        goals = set(one.partition.adding_replicas)
+        full = {f"h{node}": 0 for node in goals & {2, 4}}
+        one.grow(now_ms, **full)
+        turns += set(one.partition.adding_replicas) != goals
+    assert 9 <= turns <= 10
+    assert {1, 3} < set(one.partition.replicas) and len(one.partition.replicas) == 3
+
+
+def test_an_internal_topic_waits_for_a_full_disk_while_no_other_has_space_and_not_for_one_that_failed() -> None:
+    one = Growing()
+    assert one.grow() == {1, 2, 3}
+    assert one.grow(GROW_ELSEWHERE_MS, h2=0, h4=0) == one.grow(3 * GROW_ELSEWHERE_MS, h2=0, h4=0) == {1, 2, 3}
+    assert one.grow(3 * GROW_ELSEWHERE_MS, h2=-1, h4=0) == {1, 2, 3}
+    assert one.grow(3 * GROW_ELSEWHERE_MS, h2=-1) == {1, 3, 4}
 
 
 def test_a_lost_host_is_replaced_beside_a_full_one() -> None:
