@@ -206,7 +206,7 @@ def grown_internal(
     has space again when the copy is gone, would be the next goal again and again."""
     nodes = view.nodes()
     full = directories.full_hosts(nodes)
-    factor = default_replication_factor(directories.usable_hosts(nodes))
+    factor = default_replication_factor(len(nodes))
     found: list[tuple[TopicState, PartitionChange]] = []
     loads = None
     for name in sorted(INTERNAL_TOPICS):
