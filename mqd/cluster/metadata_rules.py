@@ -165,7 +165,7 @@ def _automatic_assignments(state: MetadataState, change: messages.CreateTopic, p
     if factor == -1:
         factor = int(rules.broker_value("default.replication.factor", config))  # type: ignore[arg-type]
     if factor == DEFAULT:
-        factor = default_replication_factor(len(place.view.nodes()))
+        factor = default_replication_factor(place.directories.usable_hosts(place.view.nodes()))
     check_replicas(factor)
     return _spread(state, count, factor, place)
 

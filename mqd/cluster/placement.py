@@ -105,6 +105,10 @@ class Directories:
         reported = self._reported.get(node, ())
         return bool(reported) and not any(entry.usable for entry in reported if directory_id in ("", entry.directory_id))
 
+    def usable_hosts(self, nodes: Sequence[int]) -> int:
+        """How many of them have a directory that a replica could be placed in."""
+        return sum(not self.failed(node, "") for node in nodes)
+
     def full_hosts(self, nodes: Sequence[int]) -> frozenset[int]:
         return frozenset(node for node in nodes if self.full(node, ""))
 

@@ -158,8 +158,9 @@ class Process:
 
     def settle_directories(self, cluster_id: str, state: MetadataState) -> list:
         broker = state.brokers.get(self.node_id)
-        known = broker.directories if broker is not None else {}
-        used = {directory for node, directory in state.partition_counts if node == self.node_id and directory}
+        own = broker is not None and broker.directory_id in ("", directory_text(self.key.directory_id))  # else another host had this number: its replicas are placed anew when this one registers
+        known = broker.directories if broker is not None and own else {}
+        used = {directory for node, directory in state.partition_counts if node == self.node_id and directory} if own else set()
         settled = directories.settle(self.log_dirs, cluster_id, self.node_id, known, used, lambda: directory_text(new_topic_id()))
         absent = used - {directory.directory_id for directory in settled}
         for directory_id in sorted(absent):

@@ -110,7 +110,8 @@ def measure(directory: Directory) -> Directory:
 
 class Measures:
     """What the file systems of the entries of log.dirs say, again and again. Each is asked in a thread of its own, one question at a time: whoever waits here waits ANSWER_S at most, a disk that hangs takes no second thread,
-    and keeps no process from its end. Concurrency: the event loop's thread."""
+    and keeps no process from its end. `entries`: as they were settled at the start, for what could not be used then has no place in the image of this host until a restart, whatever its file system says.
+    Concurrency: the event loop's thread."""
 
     def __init__(self, entries: Iterable[Directory]) -> None:
         self._entries = list(entries)
@@ -120,7 +121,7 @@ class Measures:
     async def take(self) -> list[Directory]:
         """The entries as they are now; one whose file system does not answer is not usable."""
         for index, entry in enumerate(self._entries):
-            if entry.directory_id and index not in self._asked:
+            if entry.usable and index not in self._asked:
                 self._asked[index] = in_thread(lambda entry=entry: measure(entry))
         if self._asked:
             await asyncio.wait(self._asked.values(), timeout=ANSWER_S)

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from test_cluster_rules import TOPIC, cluster, registration, topic
 
+from mqd.base.config import load_broker
 from mqd.cluster import broker_messages, changes
 from mqd.cluster import controller_messages as messages
 from mqd.cluster.active_controller import UNABLE_HEARTBEATS, UPKEEP_MS, ActiveController
@@ -204,3 +205,18 @@ def test_a_new_controller_waits_until_it_knows_who_cannot_serve() -> None:
     one.after(OPTIONS.heartbeat_ms, lease_valid=True)
     one.after(UPKEEP_MS, lease_valid=True)
     assert one.partition.leader == -1
+
+
+def test_by_default_a_topic_has_as_many_replicas_as_hosts_with_a_usable_directory_can_hold() -> None:
+    """One of three whose disk is gone would refuse every new topic, and keep the internal ones from growing to the two that can."""
+    one = Controller()
+    for node in (1, 2):
+        one.reports(node, **{f"d{node}": True})
+    one.reports(3, d3=False)
+    place = Placement(1, one.active.view(one.state), one.active.directories(one.state), 1_000_000)
+    decision = changes.decide(
+        one.state, one.active, messages.Request(1, messages.CreateTopic("new", 1, -1, {}, {})), place, ConfigRules(load_broker(None, {}, {})), lambda: b"n" * 16
+    )
+    assert decision.answer.error == 0, decision.answer.message
+    one.apply(decision.records)
+    assert set(one.state.topics["new"].partitions[0].replicas) == {1, 2}

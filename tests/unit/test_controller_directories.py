@@ -2,14 +2,20 @@
 
 import asyncio
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
+from test_cluster_rules import cluster, topic
 
 from mqd.cluster import broker_core, metadata_core
 from mqd.cluster.placement import Directory
+from mqd.cluster.quorum_messages import ReplicaKey
+from mqd.cluster.replica_identity import directory_text
 from mqd.controller import directories
 from mqd.controller import shell as shells
+from mqd.controller.__main__ import Process
 from mqd.controller.directories import Measures
 from mqd.controller.host_gossip import HostGossip
 
@@ -71,6 +77,31 @@ def test_a_file_system_that_hangs_is_not_usable_is_asked_once_and_the_others_are
         assert seen(found) == [("a", FREE, True), ("b", FREE, True)]
 
     run(scenario())
+
+
+def test_what_could_not_be_used_at_the_start_stays_so(tmp_path: Path) -> None:
+    """An empty mount point in place of the disk answers well, and holds nothing; no worker has opened it."""
+
+    async def scenario() -> None:
+        lost = Directory("lost", str(tmp_path), 0, False)
+        found = await Measures([lost, Directory("here", str(tmp_path), 0, True)]).take()
+        assert found[0] == lost and found[1].usable and found[1].free_bytes > 0
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("own", ["metadata", "other metadata"])
+def test_a_host_whose_metadata_were_lost_with_its_disks_begins_with_the_directories_that_it_has(tmp_path: Path, own: str) -> None:
+    """What an earlier host of that number had there is not its own, and its replicas are placed anew. With its metadata it misses the disk."""
+    place = str(tmp_path / "log")
+    (tmp_path / "log").mkdir()
+    state = topic(cluster(2), (1, 2))
+    state.brokers[1] = msgspec.structs.replace(state.brokers[1], directories={"d1": place}, directory_id=directory_text(b"k" * 16))
+    process = object.__new__(Process)
+    process.node_id, process.log_dirs = 1, [place]
+    process.key = ReplicaKey(1, b"k" * 16 if own == "metadata" else b"o" * 16)
+    (found,) = process.settle_directories("c", state)
+    assert (found.usable, found.directory_id == "d1") == ((False, True) if own == "metadata" else (True, False))
 
 
 def test_what_has_no_identity_is_not_asked(systems: FileSystems) -> None:
