@@ -20,6 +20,10 @@ from mqd.protocol.redirected import origin_of
 
 TIMEOUT_S = 10.0
 DESCRIBE_VERSION = 0
+WAY_OUT = (
+    "Bring back a host that has its records (mqd topic describe shows who), and try again. If they are lost for good, let it begin empty: move it to hosts in service"
+    " (mqd topic reassign --no-wait), and elect a leader (kafka-leader-election.sh --election-type unclean)."
+)
 Retirement = CreatePartitionsResponse.Retirement
 
 
@@ -82,11 +86,14 @@ async def _refused(context: Context, header: RequestHeader, topic: str, found: O
 
 
 async def _open_on(context: Context, header: RequestHeader, topic: messages.TopicImage, first: int) -> list[Open]:
-    """Raises _Unknown."""
+    """Raises _Unknown: also of a partition that is lost for good nobody but an operator can say that it is, and not only late. A leader that was elected uncleanly says what is open on what is left."""
     by_leader: dict[int, list[int]] = {}
+    if topic.partition_count > len(topic.partitions):
+        told = f"{len(topic.partitions)} of the {topic.partition_count} partitions of {topic.name}"
+        raise _Unknown(f"This broker has room for {told} only, and cannot tell whether a transaction is open on the others; ask another broker.")
     for partition in topic.partitions[first:]:
         if partition.leader < 0:
-            raise _Unknown(f"Partition {partition.index} of {topic.name} has no leader that could say whether a transaction is open on it; try again when it has one.")
+            raise _Unknown(f"Partition {partition.index} of {topic.name} has no leader that could say whether a transaction is open on it. {WAY_OUT}")
         by_leader.setdefault(partition.leader, []).append(partition.index)
     answers = await asyncio.gather(*(_ask(context, header, node, topic.name, indexes) for node, indexes in by_leader.items()))
     return [one for answer in answers for one in answer]
@@ -108,7 +115,7 @@ async def _ask(context: Context, header: RequestHeader, node: int, name: str, in
     for partition in response.topics[0].partitions:
         if partition.error_code:
             reason = error_message(partition.error_code)
-            raise _Unknown(f"The leader of partition {partition.partition_index} of {name} cannot say whether a transaction is open on it ({reason}); try again.")
+            raise _Unknown(f"The leader of partition {partition.partition_index} of {name} cannot say whether a transaction is open on it ({reason}); try again. If that goes on, its disk has failed: {WAY_OUT}")
         found += [Open(partition.partition_index, one.producer_id) for one in partition.active_producers if one.current_txn_start_offset >= 0]
     return found
 

@@ -16,12 +16,15 @@ from mqd.cluster.cluster_view import View
 from mqd.cluster.in_sync_rules import Proposals
 from mqd.cluster.metadata_records import PartitionsAdded, PartitionState, PartitionsVanished, TopicCreated, TopicState, decode_record, encode_record
 from mqd.cluster.metadata_state import MetadataState, Snapshot
-from mqd.native import ProducerView
+from mqd.cluster.election_rules import ELECT_UNCLEAN
+from mqd.native import ProducerView, SlotState
 from mqd.protocol.errors import ErrorCode as E
 from mqd.protocol.messages import CreatePartitionsRequest
 from mqd.protocol.redirected import redirected_producer
 from tests.unit.handler_broker import ACCEPTOR, HandlerBroker
 from tests.unit.test_handler_metadata import create
+
+WAY_OUT = ("mqd topic reassign", "--election-type unclean", "lost for good")
 
 
 def retired(world: World, name: str, to: int) -> list[PartitionState]:
@@ -113,6 +116,55 @@ def test_partitions_are_not_added_by_who_has_not_heard_which_are_gone() -> None:
             assert answer.error == E.LEADER_NOT_AVAILABLE and "try again" in answer.message and len(partitions(world)) == to
     assert known == sorted(set(known)) and world.ask(messages.AddPartitions("t", 4, None, known[-1])).error == 0
     assert world.ask(messages.AddPartitions("t", 5, None, known[-1])).error == 0, "it may have asked before others were added: those are none of the gone"
+
+
+def test_a_partition_whose_hosts_are_gone_for_good_begins_empty_elsewhere_when_an_operator_says_so() -> None:
+    """The way out that the refusal names: until then nobody can say whether a transaction is open on it."""
+    world = World(7, 4, lossy=False)
+    world.settle(20)
+    assert world.ask(messages.CreateTopic("t", -1, -1, {0: [1], 1: [4]}, {})).error == 0
+    world.crash(4)
+    if world.active < 0:
+        world.elect(2)
+    run(world, 30_000)
+    assert [partition.leader for partition in partitions(world)] == [1, -1]
+    answer = world.ask(messages.AlterReassignments([messages.PartitionReassignment("t", 1, [2])]))
+    assert [result.error for result in answer.results] == [0] and partitions(world)[1].leader == -1, "nothing is given up by that alone"
+    answer = world.ask(messages.ElectLeaders(ELECT_UNCLEAN, [("t", 1)]))
+    assert [result.error for result in answer.results] == [0]
+    run(world, 2_000)
+    lost = partitions(world)[1]
+    assert (lost.leader, lost.replicas, lost.in_sync_replicas) == (2, (2,), (2,))
+
+
+def test_a_refusal_names_the_partition_that_cannot_be_asked_and_the_way_out(tmp_path: Path) -> None:
+    """Partitions are not added to a topic that has shrunk while a leader cannot say whether a transaction is open; where it is lost for good that was for ever, and the refusal said only: try again."""
+
+    async def scenario() -> None:
+        async with HandlerBroker(tmp_path) as broker:
+            await create(broker, "t", 2)
+            image = msgspec.structs.replace(broker.metadata.topics["t"], first_leader_epoch=7)
+            lost = msgspec.structs.replace(image.partitions[1], leader=-1)
+            withheld = msgspec.structs.replace(image, partitions=image.partitions[:1])
+            for told, words in (
+                (msgspec.structs.replace(image, partitions=[image.partitions[0], lost]), ("Partition 1 of t has no leader", *WAY_OUT)),
+                (withheld, ("1 of the 2 partitions of t", "another broker")),
+            ):
+                broker.metadata.topics["t"] = told
+                error, text = await add(broker, 3)
+                assert error == E.LEADER_NOT_AVAILABLE and all(word in text for word in words), text
+            broker.metadata.topics["t"] = image
+            broker.control.set_slot_state(image.partitions[1].slot, SlotState.OFFLINE)
+            error, text = await add(broker, 3)
+            assert error == E.LEADER_NOT_AVAILABLE and all(word in text for word in ("The leader of partition 1 of t", *WAY_OUT)), text
+
+    asyncio.run(scenario())
+
+
+def test_what_the_refusal_names_is_where_operators_look() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "operations.md").read_text()
+    section = page.split("## A topic with fewer partitions")[1].split("\n## ")[0]
+    assert all(word in section for word in WAY_OUT)
 
 
 async def add(broker: HandlerBroker, count: int) -> tuple[int, str | None]:
