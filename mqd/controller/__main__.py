@@ -12,8 +12,10 @@ import random
 import signal
 import sys
 import threading
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from mqd import native
 from mqd.base import clock, logging, paths
@@ -38,6 +40,8 @@ from mqd.shm.attach import KeeperClient, KeeperError
 
 if TYPE_CHECKING:
     from mqd.controller.membership import Membership
+
+T = TypeVar("T")
 
 GENERATION_FIRST = 1
 WORKERS_END_S = 20.0
@@ -187,8 +191,9 @@ class Process:
         return self.places.metadata_dir / "session"
 
     def remember(self, broker_epoch: int, clean: bool) -> None:
+        devices = session.devices(self.log_dirs)  # may hang with one of them: then nothing is written, and nobody waits for the lock
         with self._session_lock:
-            session.write(self.session_path, session.Session(broker_epoch, directory_text(self.key.directory_id), session.boot_id(), session.devices(self.log_dirs), clean))
+            session.write(self.session_path, session.Session(broker_epoch, directory_text(self.key.directory_id), session.boot_id(), devices, clean))
 
     def doubt(self, broker_epoch: int) -> None:
         """After a failed flush the page cache lies: that the machine is still the same proves nothing then."""
@@ -275,18 +280,33 @@ class Process:
         log.info("controller ended", reason=self.ended.result())
         return 0
 
-
     async def _remember_clean(self, shell: Shell) -> None:
-        """When the workers have ended and have left their markers: nothing was lost with this session."""
+        """When the workers have ended and have left their markers: nothing was lost with this session. Directories that do not answer are not waited for."""
         control, loop = self.client.control, asyncio.get_running_loop()
         epoch = self.left_epoch if self.left_epoch >= 0 else shell.broker_epoch
         deadline = loop.time() + WORKERS_END_S
         workers = range(self.client.welcome.worker_count)
         while any(control.endpoint_state(index) in (native.ProcessState.STARTING, native.ProcessState.RUNNING) for index in workers) and loop.time() < deadline:
             await asyncio.sleep(0.005)
-        if epoch >= 0 and all((Path(path) / f"clean-shutdown.{index}").exists() for path, index in self._written_places(shell)):
-            await loop.run_in_executor(None, self.remember, epoch, True)
+        if epoch < 0:
+            return
+        workers_of: dict[str, list[int]] = {}
+        for path, index in self._written_places(shell):
+            workers_of.setdefault(path, []).append(index)
+        marked = {path: partial(_all_marked, Path(path), indices) for path, indices in workers_of.items()}
+        found = await self._answers(marked)
+        if len(found) == len(marked) and all(found.values()):
+            await self._answers({",".join(self.log_dirs): lambda: self.remember(epoch, True)})
 
+    async def _answers(self, questions: Mapping[str, Callable[[], T]]) -> dict[str, T]:
+        """Of each log directory (or several) that has one in time."""
+        asked = {path: directories.in_thread(question) for path, question in questions.items()}
+        if asked:
+            await asyncio.wait(asked.values(), timeout=directories.ANSWER_S)
+        silent = sorted(path for path, answer in asked.items() if not answer.done())
+        if silent:
+            log.error("log directory does not answer: this session is not remembered as a clean end; the next start checks the logs", directory=",".join(silent), seconds=directories.ANSWER_S)
+        return {path: answer.result() for path, answer in asked.items() if answer.done()}
 
     def _written_places(self, shell: Shell) -> set[tuple[str, int]]:
         """(log directory, worker) of every partition that lies here: each leaves a marker there when it ends well."""
@@ -299,6 +319,10 @@ class Process:
             for node, directory in zip(partition.replicas, partition.directories)
             if node == self.node_id
         }
+
+
+def _all_marked(path: Path, workers: list[int]) -> bool:
+    return all((path / f"clean-shutdown.{index}").exists() for index in workers)
 
 
 class Ended(Exception):

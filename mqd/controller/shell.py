@@ -453,7 +453,7 @@ class Shell:
         if before is None or (before.fenced, before.ready, before.broker_epoch) != (action.fenced, action.ready, action.broker_epoch):
             log.info("this broker's state", broker_epoch=action.broker_epoch, ready=action.ready, fenced=action.fenced)
         if action.broker_epoch >= 0 and (before is None or before.broker_epoch != action.broker_epoch):
-            asyncio.get_running_loop().run_in_executor(None, self.on_registered, action.broker_epoch)
+            directories.in_thread(lambda: self.on_registered(action.broker_epoch))  # it asks the log directories, of which one may hang: nobody waits for it at the end
         self._maybe_in_service()
 
     def _maybe_in_service(self) -> None:

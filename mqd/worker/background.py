@@ -1,12 +1,12 @@
 """Threads for what blocks. `urgent` ones open and close partitions; `slow` ones, one per log directory and at low priority, do what nobody waits for.
 
-Bound: URGENT_COUNT threads and one per log directory; threads are made when first used.
+Bound: URGENT_COUNT threads and one per log directory, at the end of the worker URGENT_COUNT more for each; threads are made when first used.
 """
 
 import asyncio
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ Result = TypeVar("Result")
 
 URGENT_COUNT = 4  # recovery reads and checks with the GIL released; more would only make one disk seek
 SLOW_NICENESS = 10
+HANG_S = 8.0  # what has taken no step for so long hangs; at the end of a worker, which has 25 s until the keeper kills it
 
 
 def _lower_priority() -> None:
@@ -23,10 +24,26 @@ def _lower_priority() -> None:
         pass  # not allowed here: the work is still right
 
 
+async def unless_hung(work: Coroutine[Any, Any, None], stepped_s: Callable[[], float]) -> bool:
+    """Whether it ended. It is given up when its last step (`stepped_s`: when that was, by the loop's clock) is HANG_S ago; what a thread does for it goes on. Raises what it raises."""
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(work)
+    while not task.done():
+        left_s = stepped_s() + HANG_S - loop.time()
+        if left_s <= 0:
+            task.cancel()
+            await asyncio.wait({task})
+            return False
+        await asyncio.wait({task}, timeout=left_s)
+    task.result()
+    return True
+
+
 class Background:
     def __init__(self) -> None:
         self._urgent = ThreadPoolExecutor(URGENT_COUNT, "urgent")
         self._slow: dict[int, ThreadPoolExecutor] = {}
+        self._ending: dict[int, ThreadPoolExecutor] = {}
 
     async def urgent(self, work: Callable[..., Result], *arguments: Any) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._urgent, work, *arguments)
@@ -37,7 +54,13 @@ class Background:
             self._slow[log_dir] = ThreadPoolExecutor(1, f"slow-{log_dir}", initializer=_lower_priority)
         return await asyncio.get_running_loop().run_in_executor(self._slow[log_dir], work, *arguments)
 
+    async def ending(self, log_dir: int, work: Callable[..., Result], *arguments: Any) -> Result:
+        """As urgent, with threads for this directory alone: at the end one that hangs would take all of them."""
+        if log_dir not in self._ending:
+            self._ending[log_dir] = ThreadPoolExecutor(URGENT_COUNT, f"ending-{log_dir}")
+        return await asyncio.get_running_loop().run_in_executor(self._ending[log_dir], work, *arguments)
+
     def close(self) -> None:
         """Lets what runs end; what has not begun is dropped."""
-        for pool in [*self._slow.values(), self._urgent]:
+        for pool in [*self._slow.values(), *self._ending.values(), self._urgent]:
             pool.shutdown(wait=True, cancel_futures=True)

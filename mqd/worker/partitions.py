@@ -31,7 +31,7 @@ from mqd.log.compaction import CompactionPolicy
 from mqd.log.retention import RetentionPolicy
 from mqd.worker import shortened
 from mqd.worker.assignments import Assignment, leader_worker
-from mqd.worker.background import Background
+from mqd.worker.background import Background, unless_hung
 from mqd.worker.catalog import Catalog, Changes, Key, Owned
 from mqd.worker.commands import ReactorCommands
 from mqd.worker.log_directory import LogDirectory
@@ -301,11 +301,14 @@ class PartitionSet:
         if opened is not None and (partition := await self._take_back(opened)) is not None:
             await self._close(owned, partition, clean=True)
 
-    async def _close(self, owned: Owned, partition: native.Partition, clean: bool) -> int:
+    async def _close(self, owned: Owned, partition: native.Partition, clean: bool, ending: bool = False) -> int:
         """The log end offset that is on disk now, -1 when closing failed."""
         try:
             log_end_offset = partition.log_end_offset
-            await self._background.urgent(partition.close, clean)
+            if ending:
+                await self._background.ending(owned.log_dir, partition.close, clean)
+            else:
+                await self._background.urgent(partition.close, clean)
             return log_end_offset
         except native.NativeError as error:
             self._log.warning("partition did not close cleanly; the next start checks its log", partition=owned.name, reason=str(error))
@@ -407,24 +410,41 @@ class PartitionSet:
         replicated = [opened.owned for opened in self.open.values() if opened.owned.replicated and opened.owned.log_dir == log_dir and not opened.closing]
         return [self._entry(owned, max(0, self._control.slot_view(owned.slot).high_watermark)) for owned in replicated]
 
-    async def close_all(self, generation: int) -> None:
-        """The clean end: every partition back from the reactor, flushed and closed; checkpoints; then the marker of each directory where all went well."""
+    async def close_all(self, generation: int) -> list[LogDirectory]:
+        """The clean end: every partition back from the reactor, flushed and closed; checkpoints; then the marker of each directory where all went well. Returns the directories that did not answer:
+        they are given up without a marker, so that the next start checks their logs, and threads may still be busy there."""
         for task in list(self._deleting):
             task.cancel()
         await asyncio.gather(*self._deleting, return_exceptions=True)
-        ends: dict[Key, tuple[Owned, int, int]] = {}
+        hung: list[LogDirectory] = []
+        await _each(self._end_directory(log_dir, generation, hung) for log_dir in self.log_dirs)
+        return hung
+
+    async def _end_directory(self, log_dir: LogDirectory, generation: int, hung: list[LogDirectory]) -> None:
+        loop = asyncio.get_running_loop()
+        opened_here = [opened for opened in self.open.values() if opened.owned.log_dir == log_dir.index]
+        ends: list[tuple[Owned, int, int]] = []
+        stepped_s = loop.time()
 
         async def end(opened: OpenPartition) -> None:
+            nonlocal stepped_s
             start = self._control.slot_view(opened.owned.slot).log_start_offset
             partition = await self._take_back(opened)
-            log_end = await self._close(opened.owned, partition, clean=True) if partition is not None else -1
-            ends[opened.owned.key] = (opened.owned, log_end, start)
+            log_end = await self._close(opened.owned, partition, clean=True, ending=True) if partition is not None else -1
+            ends.append((opened.owned, log_end, start))
+            stepped_s = loop.time()
 
-        await _each(end(opened) for opened in list(self.open.values()))
-        await _each(self._finish_directory(log_dir, list(ends.values()), generation) for log_dir in self.log_dirs)
+        async def end_all() -> None:
+            await _each(end(opened) for opened in opened_here)
+            await self._finish_directory(log_dir, ends, generation)
 
-    async def _finish_directory(self, log_dir: LogDirectory, ends: list[tuple[Owned, int, int]], generation: int) -> None:
-        here = [end for end in ends if end[0].log_dir == log_dir.index]
+        if not await unless_hung(end_all(), lambda: stepped_s):
+            hung.append(log_dir)
+            self._log.error(
+                "log directory does not answer: given up, not closed cleanly; the next start checks its logs", directory=str(log_dir.path), partitions=len(opened_here), closed=len(ends)
+            )
+
+    async def _finish_directory(self, log_dir: LogDirectory, here: list[tuple[Owned, int, int]], generation: int) -> None:
         closed = [end for end in here if end[1] >= 0]
         if log_dir.failure or not here:
             return

@@ -159,8 +159,7 @@ class Upkeep:
             return
         self._settle_at = None
         failed = self._partitions.failed_names()
-        for log_dir in self._partitions.log_dirs:
-            await self._background.slow(log_dir.index, log_dir.settle, failed)
+        await asyncio.gather(*(self._background.slow(log_dir.index, log_dir.settle, failed) for log_dir in self._partitions.log_dirs))  # none waits for one that hangs
 
     def on_rolled(self) -> None:
         self._wake_checkpoints.set()

@@ -12,6 +12,7 @@ import os
 import re
 import resource
 import signal
+import threading
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ from mqd.log.files import NativeFiles
 from mqd.shm.attach import KeeperClient
 from mqd.shm.credits import Credits
 from mqd.shm.keeper_messages import Death
-from mqd.worker.background import Background
+from mqd.worker.background import Background, unless_hung
 from mqd.worker.catalog import Catalog, Changes
 from mqd.worker.commands import ReactorCommands
 from mqd.worker.compaction import Compactor
@@ -59,6 +60,7 @@ from mqd.worker.upkeep import Upkeep, scan_max_timestamp
 
 _DESCRIPTORS_SPARE = 256
 RETRY_FAILED_S = 3.0
+END_S = 22.0  # the keeper kills after 25
 _OFFSET_OUT_OF_RANGE, _NOT_LEADER_OR_FOLLOWER, _KAFKA_STORAGE_ERROR = 1, 6, 56  # Kafka's error codes
 
 
@@ -91,6 +93,9 @@ class Worker:
         stop = asyncio.create_task(self._stopping.wait())
         await asyncio.wait([*tasks, stop], return_when=asyncio.FIRST_COMPLETED)
         failure = next((task.exception() for task in tasks if task.done() and not task.cancelled() and task.exception() is not None), None)
+        watch = threading.Timer(END_S, self._give_up)  # a thread, for the loop itself may be held up
+        watch.daemon = True
+        watch.start()
         async with self._applying:
             for task in [*tasks, stop]:
                 task.cancel()
@@ -164,14 +169,16 @@ class Worker:
             self._stopping.set()
 
     async def _end(self) -> None:
-        """Clean: the reactor answers what it can and ends; a stopped one carries out commands in this thread, so the partitions come back."""
+        """Clean: the reactor answers what it can and ends; a stopped one carries out commands in this thread, so the partitions come back. A directory that hangs is given up."""
         await self._replication.close()
         await self._forwarding.close()
         await self._mover.close()
-        await self._compactor.close()
+        compacted = await self._unless_hung("compaction", self._compactor.close())
         await self._background.urgent(self._reactor.stop)
-        await self._upkeep.maybe_settle()  # else a short life could not be marked clean
-        await self._partitions.close_all(self._client.welcome.generation)
+        settled = await self._unless_hung("settling the checkpoints", self._upkeep.maybe_settle())  # else a short life could not be marked clean
+        hung = await self._partitions.close_all(self._client.welcome.generation)
+        if hung or not compacted or not settled:
+            self._leave()
         self._commands.drain()
         self._commands.unwatch()
         self._reactor.destroy()
@@ -179,6 +186,26 @@ class Worker:
         self._credits.close()
         self._local.close()
         self._log.info("stopped")
+
+    async def _unless_hung(self, what: str, work: Coroutine[Any, Any, None]) -> bool:
+        began_s = asyncio.get_running_loop().time()
+        ended = await unless_hung(work, lambda: began_s)
+        if not ended:
+            self._log.error("what is to end does not: a log directory hangs", what=what)
+        return ended
+
+    def _give_up(self) -> None:
+        """Something in a log directory keeps this process from its end; whatever is not closed now has no marker, so the next start checks it."""
+        paths = sorted({str(self._log_dirs[opened.owned.log_dir].path) for opened in list(self._partitions.open.values())})
+        self._log.error("the worker did not end in time: given up, not closed cleanly; the next start checks the logs", directories=",".join(paths), seconds=END_S)
+        self._leave()
+
+    def _leave(self) -> None:
+        """Threads that a log directory holds up are waited for by nobody; they use what an orderly end would free."""
+        self._credits.close()
+        self._local.close()
+        self._log.info("stopped")
+        os._exit(0)
 
     # -- the controller ------------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from mqd.cluster import broker_core, metadata_core
 from mqd.cluster.placement import Directory
 from mqd.cluster.quorum_messages import ReplicaKey
 from mqd.cluster.replica_identity import directory_text
+from mqd.controller import __main__ as controller
 from mqd.controller import directories
 from mqd.controller import shell as shells
 from mqd.controller.__main__ import Process
@@ -190,3 +192,44 @@ def test_the_load_that_gossip_tells_of_waits_for_no_file_system() -> None:
                 await asyncio.sleep(0.001)
 
     asyncio.run(work())
+
+
+# -- the end ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hangs", ["nothing", "the marker", "the device"])
+def test_the_end_waits_for_no_log_directory_that_hangs_and_is_not_remembered_as_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, hangs: str) -> None:
+    let_go = threading.Event()
+    place = tmp_path / "log"
+    place.mkdir()
+    (place / "clean-shutdown.0").touch()
+
+    class Hanging(type(place)):  # type: ignore[misc]
+        def exists(self) -> bool:
+            return super().exists() if hangs != "the marker" else let_go.wait(60)
+
+    monkeypatch.setattr(controller, "Path", Hanging)
+    monkeypatch.setattr(directories, "ANSWER_S", 0.2)
+    remembered: list[tuple[int, bool]] = []
+    monkeypatch.setattr(controller.session, "devices", lambda paths: let_go.wait(60) and [] if hangs == "the device" else [])
+    monkeypatch.setattr(controller.session, "write", lambda path, entry: remembered.append((entry.broker_epoch, entry.clean)))
+
+    async def scenario() -> None:
+        process = object.__new__(Process)
+        control = SimpleNamespace(endpoint_state=lambda index: 3)
+        process.client = SimpleNamespace(control=control, welcome=SimpleNamespace(worker_count=1))  # type: ignore[assignment]
+        process.left_epoch, process.log_dirs, process.key, process._session_lock = 9, [str(place)], ReplicaKey(1, b"k" * 16), threading.Lock()
+        process.places = SimpleNamespace(metadata_dir=tmp_path)  # type: ignore[assignment]
+        process._written_places = lambda shell: {(str(place), 0)}  # type: ignore[method-assign]
+        await process._remember_clean(SimpleNamespace(broker_epoch=9))  # type: ignore[arg-type]
+
+    late = threading.Timer(20, let_go.set)
+    late.daemon = True
+    late.start()
+    began = time.monotonic()
+    run(scenario())
+    assert time.monotonic() - began < 10
+    assert remembered == ([(9, True)] if hangs == "nothing" else [])
+    said = [record for record in caplog.records if "not remembered as a clean end" in record.getMessage()]
+    assert len(said) == (hangs != "nothing") and all(str(place) in str(vars(record)) for record in said)
+    let_go.set()

@@ -1,0 +1,148 @@
+"""The end of a worker beside a log directory that does not answer: a disk whose fsync never returns. The others are closed and marked, it is not, and the worker ends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from mqd.base import logging
+from mqd.log.files import NativeFiles
+from mqd.worker import background, worker
+from mqd.worker.background import Background
+from mqd.worker.catalog import Owned
+from mqd.worker.log_directory import LogDirectory
+from mqd.worker.partitions import OpenPartition, PartitionSet
+from mqd.worker.upkeep import Upkeep
+
+GENERATION = 7
+
+
+class Disk:
+    """`hangs` until it is let go."""
+
+    def __init__(self) -> None:
+        self.hangs = False
+        self.let_go = threading.Event()
+        self.closed = 0
+
+    def close(self, clean: bool) -> None:
+        if self.hangs:
+            assert self.let_go.wait(60)
+        self.closed += 1
+
+
+class Here:
+    """Two log directories with partitions, more of them than threads close; all else of a worker is left out."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int = 6) -> None:
+        monkeypatch.setattr(background, "HANG_S", 0.3, raising=False)
+        self.disks = [Disk(), Disk()]
+        self.paths = [tmp_path / "a", tmp_path / "b"]
+        self.log_dirs = []
+        for index, path in enumerate(self.paths):
+            path.mkdir()
+            log_dir = LogDirectory(index, path, 0, 1, 0, NativeFiles(), lambda *_: 0)
+            log_dir.open()
+            self.log_dirs.append(log_dir)
+        self.set = object.__new__(PartitionSet)
+        control = SimpleNamespace(slot_view=lambda slot: SimpleNamespace(log_start_offset=0, high_watermark=5))
+        vars(self.set).update(
+            log_dirs=self.log_dirs, _control=control, _background=Background(), _deleting=set(), open={}, by_slot={}, failures={}, before_close=None,
+            _catalog=SimpleNamespace(failed_partitions=list), _log=logging.get("worker.partitions"), _from_reactor=self.from_reactor,
+        )  # fmt: skip
+        for slot in range(2 * count):
+            owned = Owned("t", b"t" * 16, slot, slot, slot % 2, 0)
+            self.set.open[owned.key] = OpenPartition(owned, self.paths[slot % 2], 0, None, None)  # type: ignore[arg-type]
+
+    async def from_reactor(self, owned: Owned) -> object:
+        del self.set.open[owned.key]
+        return SimpleNamespace(log_end_offset=5, close=self.disks[owned.log_dir].close)
+
+    def settle(self) -> None:
+        for log_dir in self.log_dirs:
+            log_dir.settle([])
+
+    def marked(self) -> list[bool]:
+        return [(path / "clean-shutdown.0").exists() for path in self.paths]
+
+    def let_go(self) -> None:
+        for disk in self.disks:
+            disk.let_go.set()
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    found = Here(tmp_path, monkeypatch)
+    yield found
+    found.let_go()
+
+
+def test_a_directory_that_hangs_is_given_up_and_the_others_end_well(here: Here, caplog: pytest.LogCaptureFixture) -> None:
+    here.settle()
+    here.disks[0].hangs = True
+
+    async def scenario() -> list[LogDirectory]:
+        return await asyncio.wait_for(here.set.close_all(GENERATION), 20)
+
+    began = time.monotonic()
+    assert asyncio.run(scenario()) == [here.log_dirs[0]]
+    assert time.monotonic() - began < 10
+    assert here.marked() == [False, True] and here.disks[1].closed == 6
+    assert [str(here.paths[0]) in str(vars(record)) for record in caplog.records if "does not answer" in record.getMessage()] == [True]
+    here.let_go()
+    time.sleep(0.1)
+    assert here.marked() == [False, True], "what comes back later does not make it clean"
+
+
+def test_a_slow_directory_that_gets_on_is_waited_for(here: Here) -> None:
+    here.settle()
+
+    def close(clean: bool) -> None:
+        time.sleep(0.2)
+
+    here.disks[0].close = close  # type: ignore[method-assign]
+    assert asyncio.run(here.set.close_all(GENERATION)) == [] and here.marked() == [True, True]
+
+
+def test_a_worker_that_cannot_end_says_where_and_goes(here: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Also while a change that opens a partition there holds the lock of the end, and the event loop waits for a thread."""
+    left = threading.Event()
+    monkeypatch.setattr(worker, "END_S", 0.2)
+    monkeypatch.setattr(worker.os, "_exit", lambda status: left.set() if status == 0 else None)
+    one = object.__new__(worker.Worker)
+    nothing = SimpleNamespace(close=lambda: None, watch=lambda *_: None, run=asyncio.Event().wait, tasks=list)
+    vars(one).update(_client=nothing, _set_up=lambda loop: None, _start_and_follow=asyncio.Event().wait, _retry_failed=asyncio.Event().wait, _telling=nothing, _upkeep=nothing, _scrubber=nothing, _compactor=nothing,
+                     _stopping=asyncio.Event(), _applying=asyncio.Lock(), _log_dirs=here.log_dirs, _partitions=here.set, _credits=nothing, _local=nothing, _log=logging.get("worker"))  # fmt: skip
+
+    async def scenario() -> None:
+        await one._applying.acquire()
+        one._stopping.set()
+        running = asyncio.ensure_future(one.run())
+        await asyncio.sleep(0.05)
+        assert left.wait(10)
+        running.cancel()
+        await asyncio.wait({running})
+
+    asyncio.run(scenario())
+    assert [all(str(path) in str(vars(record)) for path in here.paths) for record in caplog.records if "did not end in time" in record.getMessage()] == [True]
+
+
+def test_settling_at_the_end_does_not_wait_for_a_directory_that_hangs(here: Here) -> None:
+    held = threading.Event()
+    here.log_dirs[0].settle = lambda wanted: held.wait(60)  # type: ignore[assignment, method-assign, return-value]
+    kept = object.__new__(Upkeep)
+    vars(kept).update(_settle_at=1, _control=SimpleNamespace(metadata_version=1), _background=here.set._background, _partitions=SimpleNamespace(log_dirs=here.log_dirs, failed_names=list))
+
+    async def scenario() -> None:
+        settling = asyncio.ensure_future(kept.maybe_settle())
+        await asyncio.wait({settling}, timeout=1)
+        assert here.log_dirs[1].settled and not settling.done()
+        settling.cancel()
+
+    asyncio.run(scenario())
+    held.set()
