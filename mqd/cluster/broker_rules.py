@@ -170,8 +170,8 @@ def failed(state: MetadataState, node: int, partitions: Iterable[tuple[bytes, in
             if any(view.may_take_over(topic, partition, other) for other in others if other != node):
                 target.in_sync = without(partition.in_sync_replicas, (node,))
                 target.forget = frozenset() if _counts_flushed(state, topic, node) else frozenset((node,))
-            elif partition.leader != node:
-                continue
+            elif partition.leader != node or len(state.brokers) == 1:
+                continue  # alone it shows by itself what it does not serve, and serves again as soon as it can
             yield topic, target
 
     return view.changes(wanted(), leaving=node)

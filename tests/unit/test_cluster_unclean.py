@@ -177,6 +177,13 @@ def test_the_only_one_in_sync_leads_no_more_when_its_disk_failed_and_leads_again
     assert (one.partition.leader, one.partition.in_sync_replicas, one.partition.leader_epoch, one.partition.recovering) == (1, (1,), 7, False)
 
 
+def test_a_host_alone_leads_on() -> None:
+    """Nobody else shows what it has; and it serves again at once when it can."""
+    state = topic(cluster(1), (1,))
+    active = ActiveController(1, state, OPTIONS, 0, False)
+    assert active.replicas_failed(state, broker_messages.ReplicasFailed(1, 10, [(TOPIC, 0)]), 0) == []
+
+
 def test_two_in_sync_that_cannot_serve_are_both_known_to_have_all_of_it() -> None:
     one = Controller(in_sync_replicas=(1, 2))
     one.reports(2, d2=False)
