@@ -13,6 +13,7 @@ struct worker {
     struct mqd_client *client;
     enum mood mood;
     pthread_t thread;
+    int pipe[2]; /* open all the time, so that what is open is the reader's doing */
 };
 
 static void send_answer(int socket_fd, const struct mqd_local_segment *answer, int fd)
@@ -32,7 +33,7 @@ static void send_answer(int socket_fd, const struct mqd_local_segment *answer, i
 static void answer_one(struct worker *worker, const struct mqd_local_ask *ask)
 {
     struct log *log = &worker->log;
-    int number = log->segment_count - 1, ends[2];
+    int number = log->segment_count - 1;
     while (number > 0 && log->segments[number].base_offset > ask->offset)
         number--;
     const struct log_segment *segment = &log->segments[number];
@@ -54,11 +55,7 @@ static void answer_one(struct worker *worker, const struct mqd_local_ask *ask)
         send_answer(worker->fake.socket, &answer, -1);
         return;
     case NO_FILE:
-        if (pipe(ends) < 0)
-            abort();
-        send_answer(worker->fake.socket, &answer, ends[0]);
-        close(ends[0]);
-        close(ends[1]);
+        send_answer(worker->fake.socket, &answer, worker->pipe[0]);
         return;
     case NONSENSE:
         answer.position = answer.size_bytes + 1;
@@ -95,6 +92,7 @@ static void worker_attach(struct worker *worker, enum mood mood)
 static void worker_start(struct worker *worker, enum mood mood)
 {
     memset(worker, 0, sizeof *worker);
+    CHECK_OR(pipe2(worker->pipe, O_CLOEXEC) == 0, abort());
     fake_open(&worker->fake, "reader");
     log_open_in(&worker->log, worker->fake.control);
     for (int i = 0; i < 3; i++) {
@@ -122,6 +120,8 @@ static void worker_stop(struct worker *worker)
     spare_control = NULL;
     for (int i = 0; i < worker->log.segment_count; i++)
         close(worker->log.segments[i].fd);
+    close(worker->pipe[0]);
+    close(worker->pipe[1]);
     fake_close(&worker->fake);
 }
 
