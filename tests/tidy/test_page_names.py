@@ -43,8 +43,8 @@ def test_files_that_are_named_exist(page: Path) -> None:
 def test_properties_that_are_set_exist(page: Path) -> None:
     """NAME=VALUE, as a reader would copy it."""
     named = set(re.findall(r"(?<![\w.-])([a-z]+(?:\.[a-z]+)+)=", page.read_text()))
-    of_clients = {"check.crcs", "group.protocol"}
-    assert named - BROKER.keys() - TOPIC.keys() - of_clients == set()
+    of_others = {"check.crcs", "group.protocol", "directory.id"}  # of clients, of meta.properties
+    assert named - BROKER.keys() - TOPIC.keys() - of_others == set()
 
 
 COMMANDS = sorted({
