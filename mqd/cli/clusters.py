@@ -88,7 +88,8 @@ class _Partitions:
             answer = broker.ask(_METADATA, MetadataRequest(topics=None, allow_auto_topic_creation=False))
         found = [(topic.name, one) for topic in answer.topics for one in topic.partitions]
         self.count = len(found)
-        self.without_leader = [f"{name}-{one.partition_index}" for name, one in found if one.leader_id < 0]
+        self.leaderless = [(name, one.partition_index, one.replica_nodes) for name, one in found if one.leader_id < 0]
+        self.without_leader = [f"{name}-{index}" for name, index, _ in self.leaderless]
         self.not_in_sync = [f"{name}-{one.partition_index}" for name, one in found if one.leader_id >= 0 and len(one.isr_nodes) < len(one.replica_nodes)]
 
     def told(self) -> list[str]:
@@ -132,7 +133,10 @@ def status(settings: Settings, wait_s: float | None) -> None:
     """Show the cluster in one look: its id, its active controller, its brokers, and what is missing."""
     if wait_s is not None:
         _wait(settings, wait_s)
+    from mqd.cli import offline
+
     seen, partitions = _Seen(settings), _Partitions(settings)
+    places = offline.places(partitions.leaderless, {one.broker_id: _address(one.host, one.port) for one in seen.brokers if not one.is_fenced})
     in_service = [one.broker_id for one in seen.brokers if not one.is_fenced]
     fenced = [one.broker_id for one in seen.brokers if one.is_fenced]
     lagging = [one for one in seen.replicas() if one["role"] == "voter" and (one["lag"] < 0 or one["last_caught_up_ms"] < 0)]
@@ -142,6 +146,7 @@ def status(settings: Settings, wait_s: float | None) -> None:
             "cluster_id": seen.cluster_id, "controller": seen.quorum.leader_id, "epoch": seen.quorum.leader_epoch, "high_watermark": seen.quorum.high_watermark, "voters": seen.voters,
             "brokers": in_service, "fenced": fenced, "voters_not_heard_of": [one["node"] for one in lagging], "voters_that_may_be_lost": spare,
             "partitions": partitions.count, "partitions_without_leader": partitions.without_leader, "partitions_not_in_sync": partitions.not_in_sync,
+            "not_served": [{"partition": one.partition, "node": one.node, "directories": list(one.directories)} for one in places],
         })  # fmt: skip
         return
     click.echo(f"cluster {seen.cluster_id}")
@@ -151,6 +156,8 @@ def status(settings: Settings, wait_s: float | None) -> None:
     click.echo(f"brokers in service: {_nodes(in_service)}" + (f"; fenced: {_nodes(fenced)}" if fenced else ""))
     for line in partitions.told():
         click.echo(line)
+    for place in places:
+        click.echo(f"  {place.told()}")
 
 
 def _nodes(nodes: list[int]) -> str:

@@ -256,5 +256,8 @@ def test_describe_log_dirs(tmp_path: Path) -> None:
                     assert [len(topic.partitions) for result in results for topic in result.topics] == [2, 2]
                     if version >= 4:
                         assert all(result.total_bytes > result.usable_bytes > 0 for result in results)
+            (tmp_path / "b" / "meta.properties").unlink()
+            results = (await broker.ask(DescribeLogDirsRequest(topics=None), 4)).results
+            assert [result.error_code for result in results] == [0, ErrorCode.KAFKA_STORAGE_ERROR], "an empty mount point is nobody's, and not used"
 
     asyncio.run(run())

@@ -2,6 +2,7 @@
 
 A partition on its way to another directory is there twice: where it is served, and, as a future replica, what has been copied so far."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import DescribeLogDirsRequest, DescribeLogDirsResponse
 
+META_PROPERTIES = "meta.properties"  # which broker a directory is of; one that is used has it
 Wanted = dict[str, list[PartitionImage]]
 Asked = tuple[str, bytes, PartitionImage]  # topic, its id, partition
 
@@ -44,6 +46,8 @@ def _measure(
     """Reads directories; runs in a thread."""
     try:
         about = os.statvfs(directory)
+        if about.f_flag & os.ST_RDONLY or not (directory / META_PROPERTIES).exists():
+            raise OSError(errno.EROFS, "it was not used at the start, or cannot be written to")  # an empty mount point, another disk
         topics = [
             DescribeLogDirsResponse.Topic(
                 name=name,

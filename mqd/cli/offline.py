@@ -1,0 +1,57 @@
+"""Where the replicas lie that hosts in service do not serve: of partitions without a leader, as a rule because a log directory failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from mqd.cli.common import CliError
+from mqd.cli.request import Broker
+
+_DESCRIBE_LOG_DIRS = 35
+SHOWN_MAX = 20
+
+
+class Place(NamedTuple):
+    """`directories`: the one that holds it; or, where the host tells of none, those that cannot be used; () = it cannot be asked."""
+
+    partition: str
+    node: int
+    directories: tuple[str, ...]
+    unusable: bool = False
+
+    def told(self) -> str:
+        where = f"log directory {' or '.join(self.directories)}{', which cannot be used' if self.unusable else ''}" if self.directories else "its log directories cannot be asked for"
+        return f"{self.partition} is not served by node {self.node}, which is in service: {where}"
+
+
+def places(without_leader: Iterable[tuple[str, int, Iterable[int]]], addresses: Mapping[int, str]) -> list[Place]:
+    """Of (topic, index, replicas); `addresses`: of the hosts in service. Each is asked once; SHOWN_MAX at most."""
+    results: dict[int, list[Any]] = {}
+    found: list[Place] = []
+    for name, index, replicas in without_leader:
+        for node in replicas:
+            if node not in addresses:
+                continue
+            if len(found) == SHOWN_MAX:
+                return found
+            if node not in results:
+                results[node] = _asked(addresses[node])
+            found.append(_place(name, index, node, results[node]))
+    return found
+
+
+def _asked(address: str) -> list[Any]:
+    from mqd.protocol.messages import DescribeLogDirsRequest
+
+    try:
+        with Broker(address) as broker:
+            return list(broker.ask(_DESCRIBE_LOG_DIRS, DescribeLogDirsRequest(topics=None)).results)
+    except CliError:
+        return []
+
+
+def _place(name: str, index: int, node: int, results: list[Any]) -> Place:
+    holding = tuple(one.log_dir for one in results if any(topic.name == name and any(it.partition_index == index for it in topic.partitions) for topic in one.topics))
+    failed = tuple(one.log_dir for one in results if one.error_code)
+    return Place(f"{name}-{index}", node, holding or failed, unusable=not holding and bool(failed))

@@ -1,0 +1,61 @@
+"""What `mqd cluster status` says of partitions without a leader: on which host in service, and in which log directory, the replica lies that cannot be served."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from mqd.cli import offline
+from mqd.cli.common import CliError
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.messages import DescribeLogDirsResponse
+
+
+def directory(path: str, error: int = 0, **partitions: int) -> DescribeLogDirsResponse.Result:
+    topics = [DescribeLogDirsResponse.Topic(name=name, partitions=[DescribeLogDirsResponse.Partition(partition_index=index)]) for name, index in partitions.items()]
+    return DescribeLogDirsResponse.Result(error_code=error, log_dir=path, topics=topics)
+
+
+FAILED = int(ErrorCode.KAFKA_STORAGE_ERROR)
+
+
+@pytest.fixture
+def hosts(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[DescribeLogDirsResponse.Result]]:
+    """Address -> its log directories."""
+    found: dict[str, list[DescribeLogDirsResponse.Result]] = {}
+
+    class Broker:
+        def __init__(self, address: str) -> None:
+            if address not in found:
+                raise CliError("cannot be reached")
+            self.results = found[address]
+
+        def __enter__(self) -> "Broker":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def ask(self, api_key: int, request: object) -> object:
+            return SimpleNamespace(results=self.results)
+
+    monkeypatch.setattr(offline, "Broker", Broker)
+    return found
+
+
+def test_host_and_directory_of_each_are_named(hosts) -> None:
+    hosts["a:1"] = [directory("/d1", t=0), directory("/d2", FAILED)]
+    hosts["b:1"] = [directory("/d3"), directory("/d4", FAILED), directory("/d5", FAILED)]
+    found = offline.places([("t", 0, (1, 3)), ("u", 4, (2, 9))], {1: "a:1", 2: "b:1", 3: "c:1"})
+    assert found == [offline.Place("t-0", 1, ("/d1",)), offline.Place("t-0", 3, ()), offline.Place("u-4", 2, ("/d4", "/d5"), True)]
+    assert [place.told() for place in found] == [
+        "t-0 is not served by node 1, which is in service: log directory /d1",
+        "t-0 is not served by node 3, which is in service: its log directories cannot be asked for",
+        "u-4 is not served by node 2, which is in service: log directory /d4 or /d5, which cannot be used",
+    ]
+
+
+def test_hosts_are_asked_once_and_nothing_is_asked_when_all_have_leaders(hosts) -> None:
+    assert offline.places([], {1: "a:1"}) == []
+    hosts["a:1"] = [directory("/d1", FAILED)]
+    found = offline.places([("t", index, (1,)) for index in range(offline.SHOWN_MAX + 5)], {1: "a:1"})
+    assert len(found) == offline.SHOWN_MAX and found[0].directories == ("/d1",)
