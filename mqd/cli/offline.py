@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 from mqd.cli.common import CliError
 from mqd.cli.request import Broker
 
-_DESCRIBE_LOG_DIRS = 35
+_METADATA, _DESCRIBE_LOG_DIRS = 3, 35
 SHOWN_MAX = 20
+HERE_S = 3.0  # a look at one broker waits for no more
 
 
 class Place(NamedTuple):
@@ -39,6 +40,20 @@ def places(without_leader: Iterable[tuple[str, int, Iterable[int]]], addresses: 
                 results[node] = _asked(addresses[node])
             found.append(_place(name, index, node, results[node]))
     return found
+
+
+def here(host: str, port: int) -> list[Place]:
+    """Of the broker that listens there, its own alone; [] when it does not answer."""
+    from mqd.protocol.messages import MetadataRequest
+
+    address = f"[{host}]:{port}" if ":" in host.strip(":") else f"{'127.0.0.1' if host in ('', '0.0.0.0', '::') else host}:{port}"
+    try:
+        with Broker(address, HERE_S) as broker:
+            answer = broker.ask(_METADATA, MetadataRequest(topics=None, allow_auto_topic_creation=False))
+    except CliError:
+        return []
+    leaderless = [(topic.name, one.partition_index, one.replica_nodes) for topic in answer.topics for one in topic.partitions if one.leader_id < 0]
+    return places(leaderless, {answer.controller_id: address})  # each broker names itself as the controller
 
 
 def _asked(address: str) -> list[Any]:

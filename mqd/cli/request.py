@@ -18,8 +18,8 @@ CLIENT_ID = "mqd-cli"
 class Broker:
     """`with Broker(bootstrap) as broker: broker.ask(48, DescribeClientQuotasRequest(...))`. Raises CliError."""
 
-    def __init__(self, bootstrap: str) -> None:
-        self._bootstrap = bootstrap
+    def __init__(self, bootstrap: str, timeout_s: float = TIMEOUT_S) -> None:
+        self._bootstrap, self._timeout_s = bootstrap, timeout_s
         self._socket: socket.socket | None = None
         self._versions: dict[int, tuple[int, int]] = {}
         self._correlation_id = 0
@@ -29,7 +29,7 @@ class Broker:
         reason = ""
         for address in _addresses(self._bootstrap):
             try:
-                self._socket = socket.create_connection(address, TIMEOUT_S)
+                self._socket = socket.create_connection(address, self._timeout_s)
                 break
             except OSError as error:
                 reason = error.strerror or str(error)

@@ -81,6 +81,8 @@ def _show(about: dict[str, Any]) -> None:
         load = (worker["partitions"], worker["connections"], worker["local_clients"]) if worker else ("", "", "")
         rows.append((one["name"], one["pid"], one["state"], duration(one["uptime_s"]), one["restart_count"], *load))
     emit_table(("PROCESS", "PID", "STATE", "UP", "RESTARTS", "PARTITIONS", "CONNECTIONS", "LOCAL"), rows)
+    for one in about.get("not_served", ()):
+        click.echo(one["told"])
 
 
 @click.command(short_help="Show a broker's processes, ports and partitions.")
@@ -95,6 +97,10 @@ def command(ctx: click.Context, data_dir: Path | None, output_format: str | None
     as_json = (output_format or (ctx.find_root().obj or {}).get("output_format")) == "json"
     places = layout(data_dir or default_data_dir())
     about = ask(places.data_dir)
+    if about["ready"]:
+        from mqd.cli import offline
+
+        about["not_served"] = [{"partition": one.partition, "directories": list(one.directories), "told": one.told()} for one in offline.here(about["host"], about["port"])]
     if as_json:
         emit_json(about)
     elif "reason" in about:

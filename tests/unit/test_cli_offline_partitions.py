@@ -7,7 +7,7 @@ import pytest
 from mqd.cli import offline
 from mqd.cli.common import CliError
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.messages import DescribeLogDirsResponse
+from mqd.protocol.messages import DescribeLogDirsResponse, MetadataResponse
 
 
 def directory(path: str, error: int = 0, **partitions: int) -> DescribeLogDirsResponse.Result:
@@ -24,7 +24,7 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[DescribeLogDirsResp
     found: dict[str, list[DescribeLogDirsResponse.Result]] = {}
 
     class Broker:
-        def __init__(self, address: str) -> None:
+        def __init__(self, address: str, timeout_s: float = 0) -> None:
             if address not in found:
                 raise CliError("cannot be reached")
             self.results = found[address]
@@ -36,7 +36,8 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[DescribeLogDirsResp
             pass
 
         def ask(self, api_key: int, request: object) -> object:
-            return SimpleNamespace(results=self.results)
+            partitions = [MetadataResponse.Partition(partition_index=index, leader_id=leader, replica_nodes=[1, 2]) for index, leader in ((0, -1), (1, 1), (2, -1))]
+            return SimpleNamespace(results=self.results, controller_id=1, topics=[MetadataResponse.Topic(name="t", partitions=partitions)])
 
     monkeypatch.setattr(offline, "Broker", Broker)
     return found
@@ -59,3 +60,11 @@ def test_hosts_are_asked_once_and_nothing_is_asked_when_all_have_leaders(hosts) 
     hosts["a:1"] = [directory("/d1", FAILED)]
     found = offline.places([("t", index, (1,)) for index in range(offline.SHOWN_MAX + 5)], {1: "a:1"})
     assert len(found) == offline.SHOWN_MAX and found[0].directories == ("/d1",)
+
+
+def test_one_broker_tells_of_its_own_alone(hosts) -> None:
+    """For `mqd status`: which never waits for long, and says nothing where nothing answers."""
+    assert offline.here("127.0.0.1", 1) == []
+    hosts["127.0.0.1:1"] = [directory("/d1", t=0), directory("/d2", FAILED)]
+    found = offline.here("0.0.0.0", 1)
+    assert [(place.partition, place.node, place.directories) for place in found] == [("t-0", 1, ("/d1",)), ("t-2", 1, ("/d2",))]
