@@ -61,6 +61,8 @@ from mqd.worker.upkeep import Upkeep, scan_max_timestamp
 _DESCRIPTORS_SPARE = 256
 RETRY_FAILED_S = 3.0
 END_S = 22.0  # the keeper kills after 25
+PROBE_S = 2.0
+REACTOR_S = 5.0  # with HANG_S more than the reactor itself takes for its end where all is well (10 s)
 _OFFSET_OUT_OF_RANGE, _NOT_LEADER_OR_FOLLOWER, _KAFKA_STORAGE_ERROR = 1, 6, 56  # Kafka's error codes
 
 
@@ -174,7 +176,9 @@ class Worker:
         await self._forwarding.close()
         await self._mover.close()
         compacted = await self._unless_hung("compaction", self._compactor.close())
-        await self._background.urgent(self._reactor.stop)
+        if not await self._unless_hung("the reactor", self._background.urgent(self._reactor.stop), REACTOR_S):
+            await self._name_hung()
+            self._leave()
         settled = await self._unless_hung("settling the checkpoints", self._upkeep.maybe_settle())  # else a short life could not be marked clean
         hung = await self._partitions.close_all(self._client.welcome.generation)
         if hung or not compacted or not settled:
@@ -187,12 +191,19 @@ class Worker:
         self._local.close()
         self._log.info("stopped")
 
-    async def _unless_hung(self, what: str, work: Coroutine[Any, Any, None]) -> bool:
-        began_s = asyncio.get_running_loop().time()
+    async def _unless_hung(self, what: str, work: Coroutine[Any, Any, None], longer_s: float = 0.0) -> bool:
+        began_s = asyncio.get_running_loop().time() + longer_s
         ended = await unless_hung(work, lambda: began_s)
         if not ended:
             self._log.error("what is to end does not: a log directory hangs", what=what)
         return ended
+
+    async def _name_hung(self) -> None:
+        """The reactor has a flush under way that does not return, so no partition comes back from it: none is closed, of no directory."""
+        probes = {str(log_dir.path): asyncio.ensure_future(self._background.ending(log_dir.index, self._files.sync_directory, log_dir.path)) for log_dir in self._log_dirs}
+        await asyncio.wait(probes.values(), timeout=PROBE_S)
+        silent = ",".join(path for path, probe in probes.items() if not probe.done())
+        self._log.error("log directory does not answer: given up; what this worker has open is not closed cleanly, the next start checks its logs", directory=silent or "unknown")
 
     def _give_up(self) -> None:
         """Something in a log directory keeps this process from its end; whatever is not closed now has no marker, so the next start checks it."""

@@ -132,6 +132,41 @@ def test_a_worker_that_cannot_end_says_where_and_goes(here: Here, monkeypatch: p
     assert [all(str(path) in str(vars(record)) for path in here.paths) for record in caplog.records if "did not end in time" in record.getMessage()] == [True]
 
 
+def test_a_reactor_that_cannot_end_is_given_up_and_the_directory_that_hangs_is_named(here: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A thread of its own is in a flush that never returns: no partition comes back, so none is closed."""
+    held = threading.Event()
+    monkeypatch.setattr(worker, "PROBE_S", 0.2)
+    monkeypatch.setattr(worker, "REACTOR_S", 0.0)
+
+    def leave(status: int) -> None:
+        raise InterruptedError(status)
+
+    monkeypatch.setattr(worker.os, "_exit", leave)
+
+    async def nothing() -> None:
+        pass
+
+    def sync(path: Path) -> None:
+        assert path != here.paths[0] or held.wait(60)
+
+    one = object.__new__(worker.Worker)
+    ends = SimpleNamespace(close=nothing)
+    gone = SimpleNamespace(close=lambda: None)
+    vars(one).update(_replication=ends, _forwarding=ends, _mover=ends, _compactor=ends, _background=here.set._background, _reactor=SimpleNamespace(stop=lambda: held.wait(60)), _files=SimpleNamespace(sync_directory=sync),
+                     _log_dirs=here.log_dirs, _credits=gone, _local=gone, _log=logging.get("worker"))  # fmt: skip
+
+    async def scenario() -> None:
+        with pytest.raises(InterruptedError, match="0"):
+            await asyncio.wait_for(one._end(), 20)
+
+    began = time.monotonic()
+    asyncio.run(scenario())
+    assert time.monotonic() - began < 10
+    said = [str(vars(record)) for record in caplog.records if "does not answer" in record.getMessage()]
+    assert len(said) == 1 and str(here.paths[0]) in said[0] and str(here.paths[1]) not in said[0]
+    held.set()
+
+
 def test_settling_at_the_end_does_not_wait_for_a_directory_that_hangs(here: Here) -> None:
     held = threading.Event()
     here.log_dirs[0].settle = lambda wanted: held.wait(60)  # type: ignore[assignment, method-assign, return-value]
