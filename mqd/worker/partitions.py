@@ -385,7 +385,7 @@ class PartitionSet:
                 self._log.warning("file cannot be removed; the replica will have to catch up again after the next start", path=str(opened.path / shortened.MARKER), reason=str(error))
         if not self.log_dirs[opened.owned.log_dir].failure:
             self.failures.pop(slot, None)
-            if given.leader != assignment.leader:
+            if not is_whole and shortened.is_wanted(assignment):
                 self.failures[slot] = f"{opened.owned.name}: {shortened.REASON}"
         return given
 

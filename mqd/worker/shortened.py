@@ -1,7 +1,8 @@
 """Logs of several replicas that recovery has cut below what had perhaps counted: a flipped bit in what was flushed looks like a torn write (C5 of native/mqd_recovery.h).
 
 Such a replica may have less than everybody believes of it who counts on its disk. A file in its directory says so until it has caught up:
-    H1  it leads nothing: as a leader it would have the others cut off what was acknowledged. It says that it does not serve the partition, so that another one leads.
+    H1  it leads nothing: as a leader it would have the others cut off what was acknowledged. It says that it does not serve the partition, so that another one leads; and goes on saying so while
+        nobody leads and it is in sync, for the controller would take its silence for recovery and have it lead again.
     H2  it follows, and counts again when a leader has put it into the in-sync set, from outside of it: then it has everything.
     H3  the only replica of a partition is never one of these: nobody has more.
     H4  an operator who has recovered the partition by an unclean election has decided, and may delete the file while the broker is down.
@@ -36,6 +37,16 @@ def unmark(path: Path, files: Files) -> None:
     files.unlink(path / MARKER)
 
 
+def is_wanted(assignment: Assignment) -> bool:
+    """It is to lead, or is the one to be told so next: in sync where nobody leads. Who is eligible only is elected as soon as it is there, and is in sync then; who is neither may be an operator's
+    choice (H4)."""
+    return assignment.leader == assignment.node_id or (assignment.leader < 0 and _is_in_sync(assignment))
+
+
+def _is_in_sync(assignment: Assignment) -> bool:
+    return any(member.node_id == assignment.node_id and member.in_sync for member in assignment.members)
+
+
 class Shortened:
     """Of one open partition, from its opening until it counts again."""
 
@@ -45,7 +56,7 @@ class Shortened:
     def take(self, assignment: Assignment) -> tuple[Assignment, bool]:
         """(what the reactor is given, is the partition as good as any from now on)."""
         leads = assignment.leader == assignment.node_id
-        in_sync = any(member.node_id == assignment.node_id and member.in_sync for member in assignment.members)
+        in_sync = _is_in_sync(assignment)
         entered = self._in_sync is False and in_sync and assignment.leader >= 0 and not leads
         self._in_sync = in_sync
         if entered or (leads and assignment.recovering):

@@ -14,6 +14,7 @@ from mqd.worker.assignments import Assignment, Member
 from mqd.worker.catalog import Catalog
 from mqd.worker.partitions import OpenPartition, PartitionSet
 from mqd.worker.shortened import Shortened
+from tests.unit.test_cluster_unclean import OPTIONS, Controller
 from tests.unit.test_worker_strays import PlainFiles
 
 OWN, OTHER = 1, 2
@@ -98,6 +99,58 @@ def test_the_controller_hears_that_it_is_not_served_until_it_has_caught_up(tmp_p
     assert made.assign(assignment(OTHER, (OTHER,))).leader == OTHER and not made.partitions.failures
     assert made.assign(assignment(OTHER, (OTHER, OWN))).leader == OTHER and not shortened.is_marked(made.path)
     assert made.assign(assignment(OWN, (OTHER, OWN))).leader == OWN and not made.partitions.failures
+
+
+class Both:
+    """The controller, and the host of the only replica in sync, which is shortened: it is told what becomes of the partition, and says twice in each heartbeat what it does not serve."""
+
+    def __init__(self, path: Path) -> None:
+        self.controller = Controller(in_sync_replicas=(OWN,))
+        self.set = Set(path)
+        shortened.mark(self.set.path, PlainFiles())
+        self.set.open()
+        self.tell()
+
+    def tell(self) -> Assignment:
+        partition = self.controller.partition
+        members = tuple(Member(node, node in partition.in_sync_replicas, True, node * 10) for node in partition.replicas)
+        return self.set.assign(Assignment(OWN, OWN * 10, partition.leader, partition.leader_epoch, partition.partition_epoch, 1, 0, -1, True, members, 0, partition.recovering))
+
+    def half_a_heartbeat(self) -> None:
+        if self.set.partitions.failures:
+            self.controller.fails(OWN)
+            self.tell()
+        self.controller.after(OPTIONS.heartbeat_ms // 2, lease_valid=True)
+        self.tell()
+
+
+def test_the_only_one_in_sync_is_not_elected_and_deposed_again_and_again(tmp_path: Path) -> None:
+    both = Both(tmp_path)
+    both.half_a_heartbeat()
+    assert (both.controller.partition.leader, both.controller.partition.leader_epoch) == (-1, 6)
+    before = both.controller.partition
+    for _ in range(60):
+        both.half_a_heartbeat()
+        assert both.controller.partition == before and shortened.MARKER in both.set.partitions.failures[5]
+
+
+@pytest.mark.parametrize("halves", [1, 7, 8, 20])
+def test_an_unclean_election_gives_it_to_another_one_whenever_it_comes(tmp_path: Path, halves: int) -> None:
+    """It is what an operator can do without stopping the broker."""
+    both = Both(tmp_path)
+    for _ in range(halves):
+        both.half_a_heartbeat()
+    assert both.controller.elect() == [0] and both.controller.partition.leader == OTHER
+    assert both.tell().leader == OTHER and not both.set.partitions.failures
+
+
+def test_an_operator_may_choose_it_where_it_is_not_in_sync_and_nobody_else_is_left(tmp_path: Path) -> None:
+    made = Set(tmp_path)
+    shortened.mark(made.path, PlainFiles())
+    made.open()
+    made.assign(assignment(-1, (OTHER,)))
+    assert not made.partitions.failures, "whoever says that it cannot serve is not chosen"
+    assert made.assign(assignment(OWN, (OWN,), recovering=True)).leader == OWN and not shortened.is_marked(made.path)
 
 
 def test_a_log_below_what_was_known_to_be_committed_is_marked(tmp_path: Path) -> None:
