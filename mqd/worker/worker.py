@@ -2,6 +2,7 @@
 
     attach to the keeper -> log directories (checkpoints read, marker gone) -> reactor started -> controller's image applied -> Ready -> changes, upkeep
     -> SIGTERM, Shutdown, or the end of keeper or supervisord -> partitions closed, checkpoints, marker -> exit status 0
+    -> a fault of its own -> exit status 1, and supervisord starts it again
 
 Concurrency: one event loop; messages of the controller are applied one after the other under `_applying`, which the clean stop takes last, so a stop never
 meets a half-applied change.
@@ -216,7 +217,7 @@ class Worker:
         self._credits.close()
         self._local.close()
         self._log.info("stopped")
-        os._exit(0)
+        os._exit(0 if self._stopping.is_set() else 1)  # for a fault of its own it is started again
 
     # -- the controller ------------------------------------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ class Here:
     """Two log directories with partitions, more of them than threads close; all else of a worker is left out."""
 
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int = 6) -> None:
-        monkeypatch.setattr(background, "HANG_S", 0.3, raising=False)
+        monkeypatch.setattr(background, "HANG_S", 2.0)
         self.disks = [Disk(), Disk()]
         self.paths = [tmp_path / "a", tmp_path / "b"]
         self.log_dirs = []
@@ -103,32 +103,50 @@ def test_a_slow_directory_that_gets_on_is_waited_for(here: Here) -> None:
     here.settle()
 
     def close(clean: bool) -> None:
-        time.sleep(0.2)
+        time.sleep(1.2)  # two after the other take longer than HANG_S
 
     here.disks[0].close = close  # type: ignore[method-assign]
     assert asyncio.run(here.set.close_all(GENERATION)) == [] and here.marked() == [True, True]
 
 
-def test_a_worker_that_cannot_end_says_where_and_goes(here: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Also while a change that opens a partition there holds the lock of the end, and the event loop waits for a thread."""
+@pytest.mark.parametrize("reason", ["it is stopped", "its own fault"])
+def test_a_worker_that_cannot_end_says_where_and_goes(here: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, reason: str) -> None:
+    """Also while a change that opens a partition there holds the lock of the end, and the event loop waits for a thread. After a fault of its own with a status that makes supervisord start it again."""
     left = threading.Event()
+    statuses: list[int] = []
+    watched = threading.Event()
     monkeypatch.setattr(worker, "END_S", 0.2)
-    monkeypatch.setattr(worker.os, "_exit", lambda status: left.set() if status == 0 else None)
+    monkeypatch.setattr(worker.os, "_exit", lambda status: (statuses.append(status), left.set()))
+
+    class Timer(threading.Timer):
+        def start(self) -> None:
+            super().start()
+            watched.set()
+
+    async def failing() -> None:
+        if reason == "its own fault":
+            raise RuntimeError(reason)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(worker.threading, "Timer", Timer)
     one = object.__new__(worker.Worker)
     nothing = SimpleNamespace(close=lambda: None, watch=lambda *_: None, run=asyncio.Event().wait, tasks=list)
-    vars(one).update(_client=nothing, _set_up=lambda loop: None, _start_and_follow=asyncio.Event().wait, _retry_failed=asyncio.Event().wait, _telling=nothing, _upkeep=nothing, _scrubber=nothing, _compactor=nothing,
+    vars(one).update(_client=nothing, _set_up=lambda loop: None, _start_and_follow=failing, _retry_failed=asyncio.Event().wait, _telling=nothing, _upkeep=nothing, _scrubber=nothing, _compactor=nothing,
                      _stopping=asyncio.Event(), _applying=asyncio.Lock(), _log_dirs=here.log_dirs, _partitions=here.set, _credits=nothing, _local=nothing, _log=logging.get("worker"))  # fmt: skip
 
     async def scenario() -> None:
         await one._applying.acquire()
-        one._stopping.set()
+        if reason == "it is stopped":
+            one._stop(reason)
         running = asyncio.ensure_future(one.run())
-        await asyncio.sleep(0.05)
+        while not watched.is_set():
+            await asyncio.sleep(0.001)
         assert left.wait(10)
         running.cancel()
         await asyncio.wait({running})
 
-    asyncio.run(scenario())
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+    assert statuses == [0 if reason == "it is stopped" else 1]
     assert [all(str(path) in str(vars(record)) for path in here.paths) for record in caplog.records if "did not end in time" in record.getMessage()] == [True]
 
 
@@ -153,7 +171,8 @@ def test_a_reactor_that_cannot_end_is_given_up_and_the_directory_that_hangs_is_n
     ends = SimpleNamespace(close=nothing)
     gone = SimpleNamespace(close=lambda: None)
     vars(one).update(_replication=ends, _forwarding=ends, _mover=ends, _compactor=ends, _background=here.set._background, _reactor=SimpleNamespace(stop=lambda: held.wait(60)), _files=SimpleNamespace(sync_directory=sync),
-                     _log_dirs=here.log_dirs, _credits=gone, _local=gone, _log=logging.get("worker"))  # fmt: skip
+                     _stopping=asyncio.Event(), _log_dirs=here.log_dirs, _credits=gone, _local=gone, _log=logging.get("worker"))  # fmt: skip
+    one._stop("it is to end")
 
     async def scenario() -> None:
         with pytest.raises(InterruptedError, match="0"):
