@@ -37,7 +37,7 @@ from mqd.cluster.quorum_messages import ReplicaKey
 from mqd.worker.assignments import Assignment as WorkerAssignment
 from mqd.worker.assignments import assignment_of, settings_of
 from mqd.worker.catalog import Catalog, Changes, Owned
-from mqd.worker.shortened import Shortened
+from mqd.worker.shortened import Shortened, is_wanted
 from tests.sim.batch_worker import BatchWorker
 from tests.sim.controller_process import ControllerProcess
 from tests.sim.coordinators import Coordinator
@@ -143,7 +143,7 @@ class ClusterWorker(BatchWorker, Subscriber):
         self._refused.discard(partition)
         if is_whole:
             log.shortened = False
-        elif given.leader != assignment.leader:
+        elif is_wanted(assignment):
             self._refused.add(partition)
         return given
 

@@ -416,8 +416,10 @@ class ClusterWorld:
 
     def shortened(self, view: PartitionView, partition: Partition) -> bool:
         """The only one that may lead does not, for its log was cut (the file `shortened`; seed 106608)."""
-        log = self.hosts[view.leader].logs.get(partition) if view.leader >= 0 else None
-        return log is not None and log.shortened and view.in_sync == (view.leader,) and not view.eligible
+        if len(view.in_sync) != 1 or view.leader not in (-1, *view.in_sync) or view.eligible:
+            return False
+        log = self.hosts[view.in_sync[0]].logs.get(partition)
+        return log is not None and log.shortened
 
     def whole(self, partition: Partition) -> bool:
         view = self.view(partition)
