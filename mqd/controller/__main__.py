@@ -97,6 +97,7 @@ class Process:
         self.told = False  # that all processes end
         self.left_epoch = -1
         self._session_lock = threading.Lock()
+        self._doubted_epoch = -1  # under the lock
         self.leaving: asyncio.Task[None] | None = None
         self.shell: Shell | None = None
         self.server: Server | None = None
@@ -193,11 +194,13 @@ class Process:
     def remember(self, broker_epoch: int, clean: bool) -> None:
         devices = session.devices(self.log_dirs)  # may hang with one of them: then nothing is written, and nobody waits for the lock
         with self._session_lock:
-            session.write(self.session_path, session.Session(broker_epoch, directory_text(self.key.directory_id), session.boot_id(), devices, clean))
+            boot = session.boot_id() if broker_epoch > self._doubted_epoch else ""  # a session once doubted stays so: this may have hung since before
+            session.write(self.session_path, session.Session(broker_epoch, directory_text(self.key.directory_id), boot, devices, clean))
 
     def doubt(self, broker_epoch: int) -> None:
         """After a failed flush the page cache lies: that the machine is still the same proves nothing then."""
         with self._session_lock:
+            self._doubted_epoch = max(self._doubted_epoch, broker_epoch)
             session.write(self.session_path, session.Session(broker_epoch, directory_text(self.key.directory_id), "", [], False))
 
     async def run(self) -> int:

@@ -209,7 +209,8 @@ def test_the_end_waits_for_no_log_directory_that_hangs_and_is_not_remembered_as_
             return super().exists() if hangs != "the marker" else let_go.wait(60)
 
     monkeypatch.setattr(controller, "Path", Hanging)
-    monkeypatch.setattr(directories, "ANSWER_S", 0.2)
+    if hangs != "nothing":
+        monkeypatch.setattr(directories, "ANSWER_S", 0.2)
     remembered: list[tuple[int, bool]] = []
     monkeypatch.setattr(controller.session, "devices", lambda paths: let_go.wait(60) and [] if hangs == "the device" else [])
     monkeypatch.setattr(controller.session, "write", lambda path, entry: remembered.append((entry.broker_epoch, entry.clean)))
@@ -218,7 +219,8 @@ def test_the_end_waits_for_no_log_directory_that_hangs_and_is_not_remembered_as_
         process = object.__new__(Process)
         control = SimpleNamespace(endpoint_state=lambda index: 3)
         process.client = SimpleNamespace(control=control, welcome=SimpleNamespace(worker_count=1))  # type: ignore[assignment]
-        process.left_epoch, process.log_dirs, process.key, process._session_lock = 9, [str(place)], ReplicaKey(1, b"k" * 16), threading.Lock()
+        process.left_epoch, process.log_dirs, process.key = 9, [str(place)], ReplicaKey(1, b"k" * 16)
+        process._session_lock, process._doubted_epoch = threading.Lock(), -1
         process.places = SimpleNamespace(metadata_dir=tmp_path)  # type: ignore[assignment]
         process._written_places = lambda shell: {(str(place), 0)}  # type: ignore[method-assign]
         await process._remember_clean(SimpleNamespace(broker_epoch=9))  # type: ignore[arg-type]
@@ -233,3 +235,33 @@ def test_the_end_waits_for_no_log_directory_that_hangs_and_is_not_remembered_as_
     said = [record for record in caplog.records if "not remembered as a clean end" in record.getMessage()]
     assert len(said) == (hangs != "nothing") and all(str(place) in str(vars(record)) for record in said)
     let_go.set()
+
+
+def test_a_session_once_doubted_stays_so_when_its_beginning_is_remembered_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks for the devices of the log directories; one hangs, and the disk then fails its flush: what the page cache holds proves nothing any more. A later session, after a restart of the host, is another."""
+    hangs, let_go = threading.Event(), threading.Event()
+    of = controller.session.devices
+
+    def devices(paths: list[str]) -> list[int]:
+        hangs.set()
+        assert let_go.wait(60)
+        return of(paths)
+
+    monkeypatch.setattr(controller.session, "devices", devices)
+    process = object.__new__(Process)
+    process.log_dirs, process.key = [str(tmp_path)], ReplicaKey(1, b"k" * 16)
+    process._session_lock, process._doubted_epoch = threading.Lock(), -1
+    process.places = SimpleNamespace(metadata_dir=tmp_path)  # type: ignore[assignment]
+
+    def believed() -> int:
+        return controller.session.clean_epoch(tmp_path / "session", directory_text(b"k" * 16), controller.session.boot_id(), of(process.log_dirs))
+
+    registered = threading.Thread(target=process.remember, args=(7, False), daemon=True)
+    registered.start()
+    assert hangs.wait(60)
+    process.doubt(7)
+    let_go.set()
+    registered.join(60)
+    assert not registered.is_alive() and believed() == -1
+    process.remember(8, False)
+    assert believed() == (8 if controller.session.boot_id() else -1)
