@@ -100,12 +100,10 @@ class Worker:
         watch.daemon = True
         watch.start()
         async with self._applying:
-            for task in [*tasks, stop]:
-                task.cancel()
-            await asyncio.gather(*tasks, stop, return_exceptions=True)
+            ran_out = await self._unless_hung("what runs", _cancel([*tasks, stop]))
             if failure is not None:
                 raise failure  # our own fault: no clean end, supervisord starts us again
-            await self._end()
+            await self._end(ran_out)
         return 0
 
     def _set_up(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -171,12 +169,13 @@ class Worker:
             self._log.info("stopping", reason=reason)
             self._stopping.set()
 
-    async def _end(self) -> None:
-        """Clean: the reactor answers what it can and ends; a stopped one carries out commands in this thread, so the partitions come back. A directory that hangs is given up."""
+    async def _end(self, ran_out: bool) -> None:
+        """Clean: the reactor answers what it can and ends; a stopped one carries out commands in this thread, so the partitions come back. A directory that hangs is given up.
+        `ran_out`: what runs has ended; else compaction, which alone does not end by being cancelled, is in a step that hangs: it is not waited for again."""
         await self._replication.close()
         await self._forwarding.close()
         await self._mover.close()
-        compacted = await self._unless_hung("compaction", self._compactor.close())
+        compacted = ran_out and await self._unless_hung("compaction", self._compactor.close())
         if not await self._unless_hung("the reactor", self._background.urgent(self._reactor.stop), REACTOR_S):
             await self._name_hung()
             self._leave()
@@ -368,6 +367,16 @@ class Worker:
         self._side_tasks.discard(task)
         if not task.cancelled() and task.exception() is not None and not self._stopping.is_set():
             self._log.warning("reactor refused a command", reason=str(task.exception()))
+
+
+async def _cancel(tasks: list[asyncio.Task[Any]]) -> None:
+    """Returns when they have ended; whoever cancels this waits for none of them (a gather would)."""
+    for task in tasks:
+        task.cancel()
+    done, _ = await asyncio.wait(tasks)
+    for task in done:
+        if not task.cancelled():
+            task.exception()  # seen: the first one ends this process, the others came of its end
 
 
 _VARIABLE = re.compile(r"[:0-9]")

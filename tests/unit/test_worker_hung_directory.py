@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from mqd.log.files import NativeFiles
 from mqd.worker import background, worker
 from mqd.worker.background import Background
 from mqd.worker.catalog import Owned
+from mqd.worker.compaction import Compactor
 from mqd.worker.log_directory import LogDirectory
 from mqd.worker.partitions import OpenPartition, PartitionSet
 from mqd.worker.upkeep import Upkeep
@@ -176,7 +178,7 @@ def test_a_reactor_that_cannot_end_is_given_up_and_the_directory_that_hangs_is_n
 
     async def scenario() -> None:
         with pytest.raises(InterruptedError, match="0"):
-            await asyncio.wait_for(one._end(), 20)
+            await asyncio.wait_for(one._end(True), 20)
 
     began = time.monotonic()
     asyncio.run(scenario())
@@ -184,6 +186,51 @@ def test_a_reactor_that_cannot_end_is_given_up_and_the_directory_that_hangs_is_n
     said = [str(vars(record)) for record in caplog.records if "does not answer" in record.getMessage()]
     assert len(said) == 1 and str(here.paths[0]) in said[0] and str(here.paths[1]) not in said[0]
     held.set()
+
+
+def test_a_compaction_that_hangs_keeps_no_other_directory_from_its_clean_end(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its step cannot be cancelled: it is in a thread, and the disk does not answer."""
+    here.settle()
+    here.disks[0].hangs = True
+    hangs, statuses = threading.Event(), []
+
+    def leave(status: int) -> None:
+        statuses.append(status)
+        raise InterruptedError(status)
+
+    async def nothing(*_: object) -> SimpleNamespace:
+        return SimpleNamespace(offset=0)
+
+    def options(chosen: object) -> None:
+        hangs.set()
+        assert here.disks[0].let_go.wait(60)
+
+    monkeypatch.setattr(worker.os, "_exit", leave)
+    monkeypatch.setattr(worker.threading, "Timer", lambda *_: SimpleNamespace(start=lambda: None))  # it would outlive this test
+    compactor = object.__new__(Compactor)
+    hung = next(opened for opened in here.set.open.values() if opened.owned.log_dir == 0)
+    vars(compactor).update(_thread_pool=ThreadPoolExecutor(1), _hurry=asyncio.Event(), _ended=asyncio.Event(), _current=None, _idle={}, _retry_at={}, _uncleanable={}, _cleaned={},
+                           _commands=SimpleNamespace(run=nothing), _reactor=SimpleNamespace(segments_hold=None), _options=options)  # fmt: skip
+    compactor.tasks = lambda: [compactor._compact(SimpleNamespace(opened=hung, plan=None))]  # type: ignore[method-assign, arg-type]
+    here.set.before_close = compactor.release
+    one = object.__new__(worker.Worker)
+    ends = SimpleNamespace(close=nothing)
+    runs = SimpleNamespace(close=lambda: None, watch=lambda *_: None, run=asyncio.Event().wait, tasks=list, maybe_settle=nothing, welcome=SimpleNamespace(generation=GENERATION))
+    vars(one).update(_client=runs, _set_up=lambda loop: None, _start_and_follow=asyncio.Event().wait, _retry_failed=asyncio.Event().wait, _telling=runs, _upkeep=runs, _scrubber=runs, _compactor=compactor,
+                     _replication=ends, _forwarding=ends, _mover=ends, _background=here.set._background, _reactor=SimpleNamespace(stop=lambda: None),
+                     _stopping=asyncio.Event(), _applying=asyncio.Lock(), _log_dirs=here.log_dirs, _partitions=here.set, _credits=runs, _local=runs, _log=logging.get("worker"))  # fmt: skip
+
+    async def scenario() -> None:
+        running = asyncio.ensure_future(one.run())
+        while not hangs.is_set():
+            await asyncio.sleep(0.001)
+        one._stop("it is to end")
+        with pytest.raises(InterruptedError):
+            await asyncio.wait_for(running, 20)
+        here.let_go()
+
+    asyncio.run(scenario())
+    assert statuses == [0] and here.marked() == [False, True] and here.disks[1].closed == 6
 
 
 def test_settling_at_the_end_does_not_wait_for_a_directory_that_hangs(here: Here) -> None:
