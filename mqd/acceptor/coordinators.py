@@ -77,6 +77,8 @@ class InternalPartitions:
         view = self._broker.view(image) if image is not None else None
         if view is None or view.state != SlotState.ONLINE or view.owner_generation != self._broker.table.endpoint_generation(view.owner):
             return None
+        if view.leader_epoch > image.leader_epoch:
+            return None  # the worker was told first: the metadata have yet to say who led it meanwhile
         return Source(view.leader_epoch, view.owner_generation, view.log_end_offset, view.high_watermark)
 
     async def load(self, partition: int, end_offset: int, cores: Cores) -> Loaded:
@@ -156,6 +158,9 @@ class Coordinators:
     def on_metadata(self, message: object) -> None:
         """After the metadata has taken it in."""
         parts = message.parts if isinstance(message, messages.Several) else [message]
+        for (topic, partition), leader_epoch in self._broker.metadata.take_elsewhere().items():
+            if (coordinator := self.of_topic(topic)) is not None:
+                coordinator.led_elsewhere(partition, leader_epoch)
         for name, left in self._broker.metadata.take_gone().items():
             if not self._gone:
                 asyncio.get_running_loop().call_soon(self._forget_gone)

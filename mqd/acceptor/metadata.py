@@ -1,6 +1,7 @@
 """What the acceptor knows of the cluster: the controller's last image with every change since applied to it. Sans-I/O."""
 
 import bisect
+from collections.abc import Iterable
 
 import msgspec
 
@@ -26,6 +27,8 @@ class Metadata:
         self.features: dict[str, int] = {}  # what was set; mqd.cluster.features.levels() adds the rest
         self.features_version = 0  # of the message that changed them last
         self.withheld: frozenset[str] = frozenset()  # topics that exist, though this host's processes are not told of them, or not of all their partitions
+        self._node_id = -1  # of this host
+        self._elsewhere: dict[tuple[str, int], int] = {}  # partition of an internal topic -> the newest leader epoch that another host leads, or may have led, since take_elsewhere()
         self._gone: dict[str, int] = {}  # topic -> partitions that it has kept, since take_gone()
         self._sorted: list[str] | None = None
         self._visible_from: dict[bytes, list[tuple[int, int]]] = {}  # topic id -> (partitions from this index on, version), while it matters
@@ -73,6 +76,22 @@ class Metadata:
         gone, self._gone = self._gone, {}
         return gone
 
+    def take_elsewhere(self) -> dict[tuple[str, int], int]:
+        """Partitions of internal topics, by name and index, that another host leads or may have led since the last time, and its newest leader epoch. One that this host leads again is among them,
+        also when both came in one message."""
+        elsewhere, self._elsewhere = self._elsewhere, {}
+        return elsewhere
+
+    def _note_elsewhere(self, topic: messages.TopicImage, partitions: Iterable[messages.PartitionImage]) -> None:
+        """`topic`: as it was. An epoch that nobody told this process of may have been anybody's."""
+        if not topic.internal:
+            return
+        for new in partitions:
+            if new.leader not in (-1, self._node_id):
+                self._elsewhere[(topic.name, new.index)] = new.leader_epoch
+            elif new.index < len(topic.partitions) and new.leader_epoch > topic.partitions[new.index].leader_epoch + 1:
+                self._elsewhere[(topic.name, new.index)] = new.leader_epoch - 1
+
     def _note_gone(self, name: str, left: int) -> None:
         self._gone[name] = min(left, self._gone.get(name, left))
 
@@ -88,6 +107,9 @@ class Metadata:
         for old in self.topics.values():
             if old.name in told or old.name not in self.withheld:
                 self._note_lost(old, told.get(old.name))
+        self._node_id = image.node_id
+        for topic in image.topics:
+            self._note_elsewhere(self.topics.get(topic.name, topic), topic.partitions)
         known = self.names if self.version >= 0 else {topic.topic_id: topic.name for topic in image.topics}
         self._visible_from = {topic.topic_id: [(0, image.version)] for topic in image.topics if topic.topic_id not in known}
         self.cluster_id, self.controller_id = image.cluster_id, image.controller_id
@@ -104,6 +126,7 @@ class Metadata:
         old = self.topics.get(topic.name)
         if old is not None:
             self._note_lost(old, topic)
+            self._note_elsewhere(old, topic.partitions)
         if old is None or old.topic_id != topic.topic_id:
             if old is not None:
                 self.names.pop(old.topic_id, None)
@@ -118,6 +141,7 @@ class Metadata:
         topic = self.by_id(message.topic_id)
         if topic is None:
             return
+        self._note_elsewhere(topic, message.partitions)
         partitions = list(topic.partitions)
         for partition in message.partitions:
             if partition.index < len(partitions):

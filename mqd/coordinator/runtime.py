@@ -12,8 +12,8 @@ Invariants
     R5  without its host's lease a shard answers nobody: another host may have been told to lead its partition, and know what this one does not
     R6  a partition is loaded when nothing is under way any more that a predecessor here has sent to its owner: what comes in between would be in the log and not in the cores, and what
         is written next, by cores that do not know of it, behind it
-    R7  what is posted to all reaches every core that it concerns: at once, or before it answers anybody when its partition is loaded again in the same leader epoch, however often until what
-        the cores made of it is written, also when the host had no lease in between; what went before that epoch is `after_load`'s to find out
+    R7  what is posted to all reaches every core that it concerns and that does not fail of it: at once, or before it answers anybody when its partition is loaded again while nobody else has led
+        it, however often until what the cores made of it is written, also when the host had no lease, or nobody led it, in between; what went before is `after_load`'s to find out
 Bounds: REQUESTS_MAX requests that wait in one coordinator; more are refused with COORDINATOR_NOT_AVAILABLE. LOADS_AT_ONCE threads load. MISSED_MAX events to all wait for one partition; the oldest
 are forgotten.
 
@@ -124,7 +124,8 @@ class _Missed(NamedTuple):
 
     written: int  # by the shard that has heard it, when it has written so many units; a later one has not heard it
     event: object
-    names: Callable[[Shard], Iterable[str]]  # of the cores that it is for
+    names: Callable[[Shard], Iterable[str]]  # of the cores that it is for,
+    failed: frozenset[str] = frozenset()  # but not of these, which have failed of it: they would for ever
 
 
 class _Place:
@@ -137,8 +138,8 @@ class _Place:
         self.shard: Shard | None = None
         self.source: Source | None = None
         self.loading: asyncio.Task[None] | None = None
-        self.epoch = -1  # leader epoch that it was loaded for last, while nobody else is known to have led it since; -1 = none
-        self.missed: list[_Missed] = []  # in that epoch
+        self.epoch = -1  # leader epoch that it was loaded for last, while nobody else may have led it since; -1 = none
+        self.missed: list[_Missed] = []  # since then
         self.late: asyncio.TimerHandle | None = None  # when what is lazy is to be written
         self.requests: set[int] = set()
         self.not_before = 0.0
@@ -264,24 +265,31 @@ class Coordinator:
         self._handle(place, shard, name, event)
 
     def post_all(self, event: object, concerns: Callable[[Core], bool]) -> None:
-        """An event to every core that it concerns; those of a partition that is being loaded, or is to be once more in the same leader epoch, get it when they are loaded: nobody can have
-        asked them anything since (R7)."""
+        """An event to every core that it concerns; those of a partition that is being loaded, or is to be once more while nobody else has led it, get it when they are loaded: nobody can
+        have asked them anything since (R7)."""
         for place in self._places:
             if place.epoch >= 0:
                 self._tell(place, event, lambda shard: [name for name, core in shard.items() if concerns(core)])
                 del place.missed[:-MISSED_MAX]
 
-    def _tell(self, place: _Place, event: object, names: Callable[[Shard], Iterable[str]]) -> None:
-        """Now, and again by the next load if it comes to that before what follows from it is written. An event that a core fails of is not told again: it would fail of it for ever."""
+    def led_elsewhere(self, partition: int, leader_epoch: int) -> None:
+        """Another host leads it in this epoch, or may have led it up to this epoch: it has heard what was posted there, and commits that it took may be of what was made anew since."""
+        if partition < len(self._places) and self._places[partition].epoch <= leader_epoch:
+            self._places[partition].epoch, self._places[partition].missed = -1, []
+
+    def _tell(self, place: _Place, event: object, names: Callable[[Shard], Iterable[str]], failed: frozenset[str] = frozenset()) -> None:
+        """Now, and again by the next load if it comes to that before what follows from it is written. When a core fails of it all others are thrown away too, and are told again."""
         shard, written = place.shard, 0
         if shard is not None:
             for name in names(shard):
-                if place.shard is shard:
+                if name not in failed and place.shard is shard:
                     self._handle(place, shard, name, event, known=True)
-            if place.shard is not shard or not shard.waiting_count:
-                return
-            written = shard.written_count + shard.waiting_count
-        place.missed.append(_Missed(written, event, names))
+                    failed = failed if place.shard is shard else failed | {name}
+            if place.shard is shard:
+                if not shard.waiting_count:
+                    return
+                written = shard.written_count + shard.waiting_count
+        place.missed.append(_Missed(written, event, names, failed))
 
     def core(self, name: str) -> Core | None:
         """For looking only; what it shows may not be written yet. None: no such core. Raises CoordinatorError while it is not loaded."""
@@ -490,9 +498,7 @@ class Coordinator:
             return
         if self._loop.time() < place.not_before or (place.writing is not None and not place.writing.done()):  # R6
             return
-        place.source = source
-        if source.leader_epoch != place.epoch:  # else nobody else has led it meanwhile
-            place.epoch, place.missed = source.leader_epoch, []
+        place.source, place.epoch = source, source.leader_epoch
         place.loading = self._loop.create_task(self._load(partition, place, source))
         self._tasks.add(place.loading)
         place.loading.add_done_callback(self._tasks.discard)
@@ -529,8 +535,8 @@ class Coordinator:
     def _catch_up(self, place: _Place, shard: Shard) -> None:
         """With what happened while nobody was there to hear it."""
         missed, place.missed = place.missed, []
-        for _, event, names in missed:
-            self._tell(place, event, names)
+        for _, event, names, failed in missed:
+            self._tell(place, event, names, failed)
         for name, core in shard.items() if self._after_load is not None else ():
             event = self._after_load(core)  # type: ignore[misc]
             if event is not None and place.shard is shard:

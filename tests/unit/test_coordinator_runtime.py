@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from mqd.acceptor.coordinators import InternalPartitions
+from mqd.cluster import controller_messages as messages
 from mqd.coordinator.log import BYTES_MAX, AppendError
 from mqd.coordinator import runtime
 from mqd.coordinator.runtime import RETRY_S, CoordinatorError, partition_for
@@ -27,7 +29,7 @@ from mqd.protocol.messages import (
     OffsetFetchRequest,
 )
 from mqd.protocol.records import decode_batch, decode_batch_header
-from tests.unit.handler_broker import HandlerBroker
+from tests.unit.handler_broker import ACCEPTOR, HandlerBroker
 from tests.unit.test_handler_metadata import create
 
 LOADING, NOT_AVAILABLE, NOT_COORDINATOR = 14, 15, 16
@@ -267,10 +269,12 @@ def test_records_of_a_predecessor_that_came_late_are_loaded(tmp_path: Path) -> N
 def test_nothing_is_said_before_what_was_loaded_is_below_the_high_watermark(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         partition = partition_for("g", 3)
-        slot = broker.metadata.topics[GROUPS].partitions[partition].slot
+        topic = broker.metadata.topics[GROUPS]
+        image = msgspec.structs.replace(topic.partitions[partition], leader_epoch=9)
+        slot = image.slot
         broker.place(GROUPS, partition).mkdir(parents=True)
         broker.table.positions[slot] = {"log_end_offset": 3, "high_watermark": 1, "leader_epoch": 9}
-        broker.broker.coordinators.groups.look()
+        broker._deliver(ACCEPTOR, messages.PartitionsPut(broker.metadata.version, topic.topic_id, [image]))
         assert shard_of(broker, "g") is None
         await asyncio.sleep(0.3)
         assert (await fetch(broker))[0] == LOADING

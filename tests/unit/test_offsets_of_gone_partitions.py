@@ -13,11 +13,15 @@ from mqd.acceptor.coordinators import InternalPartitions
 from mqd.cluster import controller_messages as messages
 from mqd.coordinator.runtime import partition_for
 from mqd.coordinator.topics import GROUPS
+from mqd.group.group import Group
+from mqd.group.offsets import PartitionsGone
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import DeleteTopicsRequest
-from tests.unit.handler_broker import ACCEPTOR, HandlerBroker
+from tests.unit.handler_broker import ACCEPTOR, NODE, HandlerBroker
 from tests.unit.test_coordinator_runtime import commit, fetch, run, shard_of, store, until
 from tests.unit.test_handler_metadata import create
+
+OTHER = NODE + 1
 
 
 async def delete(broker: HandlerBroker, name: str = "t") -> None:
@@ -169,6 +173,110 @@ def test_what_another_host_has_coordinated_meanwhile_is_not_taken_away(tmp_path:
         await made_anew(broker)
         await served_again(broker, monkeypatch)
         assert await fetch(broker) == (0, 5)
+
+    run(tmp_path, scenario)
+
+
+def led_by(broker: HandlerBroker, leader: int, epochs: int = 1) -> messages.PartitionsPut:
+    """As the controller tells it of the group's partition, so many leader epochs later."""
+    topic = broker.metadata.topics[GROUPS]
+    image = topic.partitions[partition_for("g", 3)]
+    return messages.PartitionsPut(broker.metadata.version, topic.topic_id, [msgspec.structs.replace(image, leader=leader, leader_epoch=image.leader_epoch + epochs)])
+
+
+def lead(broker: HandlerBroker, message: messages.PartitionsPut | messages.Several) -> None:
+    """The worker publishes the newest epoch first, and the controller tells the acceptor then."""
+    image = (message if isinstance(message, messages.PartitionsPut) else message.parts[-1]).partitions[0]
+    broker.table.positions.setdefault(image.slot, {})["leader_epoch"] = image.leader_epoch
+    broker.broker.coordinators.groups.look()
+    broker._deliver(ACCEPTOR, message)
+
+
+def test_a_topic_that_was_made_anew_while_nobody_led_the_partition_of_its_group(tmp_path: Path) -> None:
+    """Its only replica in sync did not answer for some seconds. It leads again in another leader epoch, and nobody else has led it."""
+
+    async def scenario(broker: HandlerBroker) -> None:
+        assert await commit(broker, 5) == [0]
+        epoch = shard_of(broker, "g").leader_epoch
+        store(broker, GROUPS, partition_for("g", 3))
+        broker._deliver(ACCEPTOR, led_by(broker, -1))
+        assert shard_of(broker, "g") is None
+        await made_anew(broker)
+        lead(broker, led_by(broker, NODE))
+        await until(lambda: shard_of(broker, "g") is not None)
+        assert shard_of(broker, "g").leader_epoch == epoch + 2 and await fetch(broker) == (0, -1), "the group would skip what is written to the new topic"
+        assert await commit(broker, 1) == [0] and await fetch(broker) == (0, 1)
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("told", ["at once", "skipped", "before", "after"])
+def test_what_another_host_has_coordinated_is_not_taken_away_however_it_is_told(tmp_path: Path, told: str) -> None:
+    """`at once`: that it led and that this host leads again come in one message. `skipped`: only the second, for there were too many to tell. `before` the topic was made anew it led, or `after`."""
+
+    async def scenario(broker: HandlerBroker) -> None:
+        assert await commit(broker, 5) == [0]
+        store(broker, GROUPS, partition_for("g", 3))
+        broker._deliver(ACCEPTOR, led_by(broker, -1))
+        if told == "before":
+            broker._deliver(ACCEPTOR, led_by(broker, OTHER))
+        await made_anew(broker)
+        await asyncio.sleep(0.01)
+        if told == "after":
+            broker._deliver(ACCEPTOR, led_by(broker, OTHER))
+        if told == "at once":
+            lead(broker, messages.Several(broker.metadata.version, [led_by(broker, OTHER), led_by(broker, NODE, 2)]))
+        else:
+            lead(broker, led_by(broker, NODE, 2 if told == "skipped" else 1))
+        await until(lambda: shard_of(broker, "g") is not None)
+        assert await fetch(broker) == (0, 5)
+
+    run(tmp_path, scenario)
+
+
+def test_a_partition_is_not_loaded_for_an_epoch_that_the_metadata_do_not_know_of(tmp_path: Path) -> None:
+    """They have yet to say who led it in between."""
+
+    async def scenario(broker: HandlerBroker) -> None:
+        groups, index = broker.broker.coordinators.groups, partition_for("g", 3)
+        image = broker.metadata.topics[GROUPS].partitions[index]
+        broker.table.positions.setdefault(image.slot, {})["leader_epoch"] = image.leader_epoch + 2
+        assert groups._partitions.source(index) is None
+        broker._deliver(ACCEPTOR, led_by(broker, NODE, 2))
+        assert groups._partitions.source(index).leader_epoch == image.leader_epoch + 2
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("fails", ["g", "other"])
+def test_a_core_that_fails_of_a_removal_keeps_it_from_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    """All cores of the partition are thrown away with it, those that have heard of it and those that have not."""
+
+    async def scenario(broker: HandlerBroker) -> None:
+        other = next(name for name in map(str, range(1000)) if partition_for(name, 3) == partition_for("g", 3))
+        assert await commit(broker, 5) == await commit(broker, 6, group=other) == [0]
+        names = {"g": "g", "other": other}
+        bad, handle = names.pop(fails), Group.handle
+        (good,) = names.values()
+        told: list[str] = []
+
+        def failing(self: Group, event: object, now_ms: int) -> object:
+            if isinstance(event, PartitionsGone):
+                told.append(self.group_id)
+                if self.group_id == bad:
+                    raise RuntimeError("a fault of its core")
+            return handle(self, event, now_ms)
+
+        monkeypatch.setattr(Group, "handle", failing)
+        shard = shard_of(broker, "g")
+        store(broker, GROUPS, partition_for("g", 3))
+        await made_anew(broker)
+        await until(lambda: shard_of(broker, "g") not in (None, shard))
+        assert await fetch(broker, group=good) == (0, -1)
+        assert told.count(bad) == 1, "it would fail of it for ever"
+        assert await commit(broker, 1, group=good) == [0]
+        await reloaded(broker, monkeypatch)
+        assert await fetch(broker, group=good) == (0, 1)
 
     run(tmp_path, scenario)
 
