@@ -83,6 +83,8 @@ def changed(old: PartitionState, change: PartitionChange) -> PartitionState:
     def kept(new, before):
         return before if new is None else new
 
+    removing = kept(change.removing_replicas, old.removing_replicas)
+    astray = tuple(node for node in kept(change.astray_replicas, old.astray_replicas) if node in removing)  # a controller of an earlier version does not know of them, and ends their reassignment
     return PartitionState(
         index=old.index,
         replicas=kept(change.replicas, old.replicas),
@@ -92,14 +94,14 @@ def changed(old: PartitionState, change: PartitionChange) -> PartitionState:
         leader_epoch=old.leader_epoch + change.new_epoch,
         partition_epoch=old.partition_epoch + 1,
         adding_replicas=kept(change.adding_replicas, old.adding_replicas),
-        removing_replicas=kept(change.removing_replicas, old.removing_replicas),
+        removing_replicas=removing,
         eligible_leader_replicas=kept(change.eligible_leader_replicas, old.eligible_leader_replicas),
         last_known_eligible=kept(change.last_known_eligible, old.last_known_eligible),
         recovering=kept(change.recovering, old.recovering),
         retiring=kept(change.retiring, old.retiring),
         redirect=kept(change.redirect, old.redirect),
         replacing=kept(change.replacing, old.replacing),
-        astray_replicas=kept(change.astray_replicas, old.astray_replicas),
+        astray_replicas=astray,
     )
 
 

@@ -12,6 +12,7 @@ from mqd.cluster.broker_messages import DirectoryReport, RegisterBroker
 from mqd.cluster.cluster_view import View
 from mqd.cluster.metadata_records import PartitionChange, PartitionsChanged, PartitionState
 from mqd.cluster.metadata_state import MetadataState
+from mqd.cluster.partition_rules import there_before
 from mqd.cluster.placement import Directories
 from mqd.cluster.refusal import Refusal
 from mqd.protocol.errors import ErrorCode as E
@@ -134,6 +135,24 @@ def test_nor_when_the_move_is_taken_back() -> None:
     partition = in_sync_by(state, 1, 2, first)
     assert set(partition.replicas) == {1, 2, 3} and not partition.removing_replicas and partition.replacing == -1
 
+
+def test_nor_when_a_controller_of_an_earlier_version_ends_it() -> None:
+    """It does not know of those that went astray, and says nothing of them: a later reassignment that is called off would go back to fewer replicas than there were."""
+    state, first = sent_astray()
+    partition = state.topics["t"].partitions[0]
+    assert partition.astray_replicas == (first,)
+
+    def says(stay: tuple[int, ...], **fields) -> PartitionState:
+        change = PartitionChange(0, replicas=stay, directories=tuple(f"d{node}" for node in stay), **fields)
+        return do(state, [PartitionsChanged(state.topics["t"].topic_id, (change,))])
+
+    stay = tuple(node for node in partition.replicas if node not in partition.removing_replicas)
+    ended = says(stay, in_sync_replicas=partition.adding_replicas, leader=partition.adding_replicas[0], adding_replicas=(), removing_replicas=(), replacing=-1, new_epoch=True)
+    assert ended.astray_replicas == ()
+    back = says((*stay, first), adding_replicas=(first,))
+    assert there_before(back) == stay
+    back = says((*stay, first), adding_replicas=())
+    assert there_before(back) == (*stay, first), "it is a replica like any other"
 
 
 def of_another_goal() -> MetadataState:
