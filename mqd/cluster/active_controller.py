@@ -241,7 +241,7 @@ class ActiveController:
         return self.fence(state, [message.node_id], now_ms)
 
     def workers_died(self, state: MetadataState, message: peer.WorkersDied) -> list[Record]:
-        """Nothing for what changed meanwhile. What the dead led is led by others at once where enough are in sync without it, and where it followed nobody waits for it; its successor
+        """Nothing for what changed meanwhile. What the dead led is led by others at once where enough are in sync without it and one of them can, and where it followed nobody waits for it; its successor
         has its files and catches up in a moment. Elsewhere it stays what it was, as leader in a new epoch: waiting for it is better than refusing."""
         broker = state.brokers.get(message.node_id)
         if broker is None or broker.epoch != message.broker_epoch:
@@ -260,7 +260,7 @@ class ActiveController:
             seen.add((topic_id, index))
             topic, partition = found
             others = without(partition.in_sync_replicas, (node,))
-            enough = any(view.may_lead(other) for other in others) and len(others) >= view.state.min_in_sync(topic, partition)
+            enough = any(view.may_take_over(topic, partition, other) for other in others) and len(others) >= view.state.min_in_sync(topic, partition)
             target = Target(partition)
             if enough and node in partition.in_sync_replicas:
                 target.in_sync = others

@@ -63,11 +63,14 @@ def needs(view: View, kind: int, topic: TopicState, partition: PartitionState) -
 
 
 def found_again(view: View) -> list[tuple[TopicState, PartitionChange]]:
-    """Leaders for partitions that had none because nobody who has all their records could serve them: one can again."""
+    """Leaders for partitions that had none because nobody who has all their records could serve them: one can again. Thousands whose hosts are all lost are passed over quickly: this is asked every
+    second."""
     found = []
     for topic in view.state.topics.values():
         for partition in topic.partitions:
-            if partition.leader < 0 and (change := view.settled(topic, Target(partition))) is not None and change.leader is not None:
+            if partition.leader >= 0 or not any(map(view.unfenced, partition.in_sync_replicas + partition.eligible_leader_replicas)):
+                continue
+            if (change := view.settled(topic, Target(partition))) is not None and change.leader is not None:
                 found.append((topic, change))
     return found
 

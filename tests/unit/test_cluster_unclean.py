@@ -8,12 +8,14 @@ from mqd.base.config import load_broker
 from mqd.cluster import broker_messages, changes
 from mqd.cluster import controller_messages as messages
 from mqd.cluster.active_controller import UNABLE_HEARTBEATS, UPKEEP_MS, ActiveController
+from mqd.cluster.cluster_view import View
 from mqd.cluster.config_rules import ConfigRules
 from mqd.cluster.controller_options import ControllerOptions
-from mqd.cluster.election_rules import ELECT_PREFERRED, ELECT_UNCLEAN
-from mqd.cluster.metadata_records import BrokerChanged, PartitionState
+from mqd.cluster.election_rules import ELECT_PREFERRED, ELECT_UNCLEAN, found_again
+from mqd.cluster.metadata_records import BrokerChanged, PartitionChange, PartitionState, TopicState
 from mqd.cluster.metadata_rules import Placement
 from mqd.cluster.metadata_state import MetadataState
+from mqd.cluster.partition_rules import Target
 from mqd.protocol.errors import ErrorCode as E
 
 OPTIONS = ControllerOptions()
@@ -158,6 +160,19 @@ def test_a_clean_election_does_not_choose_it_either() -> None:
     assert one.partition.leader == -1
 
 
+def test_a_worker_that_dies_keeps_its_place_where_nobody_else_can_serve() -> None:
+    """Its successor has its files in a moment. The other one in sync is in a directory that cannot be used, and everybody would wait for it for ever."""
+    one = Controller(in_sync_replicas=(1, 2))
+    one.reports(2, d2=False)
+    died = broker_messages.WorkersDied(1, 10, [(TOPIC, 0, one.partition.leader_epoch)], [])
+    one.apply(one.active.workers_died(one.state, died))
+    assert (one.partition.leader, one.partition.in_sync_replicas, one.partition.leader_epoch) == (1, (1, 2), 6), "in a new epoch"
+    one.reports(2, d2=True)
+    died = broker_messages.WorkersDied(1, 10, [(TOPIC, 0, one.partition.leader_epoch)], [])
+    one.apply(one.active.workers_died(one.state, died))
+    assert (one.partition.leader, one.partition.in_sync_replicas) == (2, (2,))
+
+
 # -- a partition that nobody can serve has no leader -------------------------------------------------------------------------------
 
 
@@ -175,6 +190,26 @@ def test_the_only_one_in_sync_leads_no_more_when_its_disk_failed_and_leads_again
         assert one.partition == before, "as long as it says so"
     one.after(UNABLE_HEARTBEATS * OPTIONS.heartbeat_ms + 1_001, lease_valid=True)
     assert (one.partition.leader, one.partition.in_sync_replicas, one.partition.leader_epoch, one.partition.recovering) == (1, (1,), 7, False)
+
+
+def test_those_whose_hosts_are_all_lost_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second: tens of thousands of them would take a good part of it."""
+    state = topic(cluster(3), (1, 2), count=3, in_sync_replicas=(1,))
+    active = ActiveController(1, state, OPTIONS, 0, True)
+    for record in active.fence(state, [1], 0):
+        state.apply(record)
+    assert [(partition.leader, partition.eligible_leader_replicas) for partition in state.topics["t"].partitions] == [(-1, (1,))] * 3
+    settled: list[int] = []
+    original = View.settled
+
+    def noted(self: View, entry: TopicState, target: Target, *arguments: int) -> PartitionChange | None:
+        settled.append(target.old.index)
+        return original(self, entry, target, *arguments)
+
+    monkeypatch.setattr(View, "settled", noted)
+    assert found_again(active.view(state)) == [] and settled == []
+    state.apply(BrokerChanged(1, 10, fenced=False))
+    assert [change.leader for _, change in found_again(active.view(state))] == [1] * 3 and settled == [0, 1, 2]
 
 
 def test_a_host_alone_leads_on() -> None:
