@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from mqd.acceptor.metadata import Metadata
 from mqd.base import config as configuration
 from mqd.base import logging
+from mqd.base.asking import Questions
 from mqd.cluster import controller_messages as messages
 from mqd.log.directories import partition_path
 from mqd.native import NativeError, SlotRole, SlotState, SlotView
@@ -105,6 +106,7 @@ class Broker:
         self.listeners = listeners
         self._advertised = configuration.advertised_listeners(config)
         self._disk = ThreadPoolExecutor(DISK_THREADS, "disk")
+        self.directories = Questions()
         self.quotas: Quotas = NoQuotas()
 
     @property

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Any, NamedTuple
 
 from mqd.cli.common import CliError
@@ -10,7 +12,8 @@ from mqd.cli.request import Broker
 
 _METADATA, _DESCRIBE_LOG_DIRS = 3, 35
 SHOWN_MAX = 20
-HERE_S = 3.0  # a look at one broker waits for no more
+HERE_S = 3.0  # a look at one broker waits for no more; and where it has partitions that nobody leads, for
+DIRECTORIES_S = 8.0  # what it says of its log directories: longer than it waits itself for one that hangs, or that would not be named
 
 
 class Place(NamedTuple):
@@ -27,19 +30,17 @@ class Place(NamedTuple):
 
 
 def places(without_leader: Iterable[tuple[str, int, Iterable[int]]], addresses: Mapping[int, str]) -> list[Place]:
-    """Of (topic, index, replicas); `addresses`: of the hosts in service. Each is asked once; SHOWN_MAX at most."""
-    results: dict[int, list[Any]] = {}
-    found: list[Place] = []
-    for name, index, replicas in without_leader:
-        for node in replicas:
-            if node not in addresses:
-                continue
-            if len(found) == SHOWN_MAX:
-                return found
-            if node not in results:
-                results[node] = _asked(addresses[node])
-            found.append(_place(name, index, node, results[node]))
-    return found
+    """Of (topic, index, replicas); `addresses`: of the hosts in service. SHOWN_MAX at most; each host is asked once, all at the same time."""
+    missing = ((name, index, node) for name, index, replicas in without_leader for node in replicas if node in addresses)
+    shown = list(islice(missing, SHOWN_MAX))
+    lacks: dict[int, dict[str, list[int]]] = {}
+    for name, index, node in shown:
+        lacks.setdefault(node, {}).setdefault(name, []).append(index)
+    if not lacks:
+        return []
+    with ThreadPoolExecutor(len(lacks)) as threads:
+        results = dict(zip(lacks, threads.map(lambda node: _asked(addresses[node], lacks[node]), lacks)))
+    return [_place(name, index, node, results[node]) for name, index, node in shown]
 
 
 def here(host: str, port: int) -> list[Place]:
@@ -56,12 +57,13 @@ def here(host: str, port: int) -> list[Place]:
     return places(leaderless, {answer.controller_id: address})  # each broker names itself as the controller
 
 
-def _asked(address: str) -> list[Any]:
+def _asked(address: str, wanted: Mapping[str, list[int]]) -> list[Any]:
     from mqd.protocol.messages import DescribeLogDirsRequest
 
     try:
-        with Broker(address) as broker:
-            return list(broker.ask(_DESCRIBE_LOG_DIRS, DescribeLogDirsRequest(topics=None)).results)
+        with Broker(address, DIRECTORIES_S) as broker:
+            topics = [DescribeLogDirsRequest.Topic(topic=name, partitions=indices) for name, indices in wanted.items()]
+            return list(broker.ask(_DESCRIBE_LOG_DIRS, DescribeLogDirsRequest(topics=topics)).results)
     except CliError:
         return []
 

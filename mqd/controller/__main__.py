@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 from mqd import native
 from mqd.base import clock, logging, paths
 from mqd.base import config as configuration
+from mqd.base.asking import in_thread
 from mqd.cluster import broker_messages, features
 from mqd.cluster.broker_core import BrokerCore
 from mqd.cluster.config_rules import ConfigRules
@@ -303,7 +304,7 @@ class Process:
 
     async def _answers(self, questions: Mapping[str, Callable[[], T]]) -> dict[str, T]:
         """Of each log directory (or several) that has one in time."""
-        asked = {path: directories.in_thread(question) for path, question in questions.items()}
+        asked = {path: in_thread(question) for path, question in questions.items()}
         if asked:
             await asyncio.wait(asked.values(), timeout=directories.ANSWER_S)
         silent = sorted(path for path, answer in asked.items() if not answer.done())

@@ -3,18 +3,14 @@ log.dirs is reordered or a disk is mounted elsewhere, and an empty mount point i
 """
 
 import asyncio
-import contextlib
 import os
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar
 
 from mqd import native
 from mqd.base import logging
+from mqd.base.asking import in_thread
 from mqd.cluster.metadata_rules import Directory
-
-T = TypeVar("T")
 
 META_PROPERTIES = "meta.properties"
 ANSWER_S = 5.0  # a file system that has said nothing for so long hangs
@@ -141,25 +137,6 @@ class Measures:
             self._silent.discard(index)
             log.info("file system answers again", directory=entry.path)
         return asked.result()
-
-
-def in_thread(question: Callable[[], T]) -> "asyncio.Future[T]":
-    """The answer to what may hang, asked in a thread that nobody waits for at the end (those of an executor are waited for)."""
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[T] = loop.create_future()
-
-    def ask() -> None:
-        try:
-            found = question()
-            tell = lambda: answer.done() or answer.set_result(found)
-        except Exception as error:
-            raised = error
-            tell = lambda: answer.done() or answer.set_exception(raised)
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(tell)
-
-    threading.Thread(target=ask, name="directory-space", daemon=True).start()
-    return answer
 
 
 def holds_partitions(path: str) -> bool:

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mqd.base import clock, cluster_config, logging
+from mqd.base.asking import in_thread
 from mqd.cluster import death_notice, death_proofs, quorum_events
 from mqd.cluster import gossip_events as events
 from mqd.cluster.gossip_events import MemberView, Profile
 from mqd.cluster.quorum_messages import ReplicaKey
 from mqd.controller import gossip
-from mqd.controller.directories import in_thread
 
 if TYPE_CHECKING:
     from mqd.cluster.handshake import Hello

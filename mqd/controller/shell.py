@@ -12,6 +12,7 @@ import msgspec
 
 from mqd import native
 from mqd.base import clock, logging
+from mqd.base.asking import in_thread
 from mqd.cluster import broker_core, host_core, metadata_core
 from mqd.cluster import broker_messages as peer
 from mqd.cluster import controller_messages as messages
@@ -453,7 +454,7 @@ class Shell:
         if before is None or (before.fenced, before.ready, before.broker_epoch) != (action.fenced, action.ready, action.broker_epoch):
             log.info("this broker's state", broker_epoch=action.broker_epoch, ready=action.ready, fenced=action.fenced)
         if action.broker_epoch >= 0 and (before is None or before.broker_epoch != action.broker_epoch):
-            directories.in_thread(lambda: self.on_registered(action.broker_epoch))  # it asks the log directories, of which one may hang: nobody waits for it at the end
+            in_thread(lambda: self.on_registered(action.broker_epoch))  # it asks the log directories, of which one may hang: nobody waits for it at the end
         self._maybe_in_service()
 
     def _maybe_in_service(self) -> None:

@@ -1,13 +1,15 @@
 """What `mqd cluster status` says of partitions without a leader: on which host in service, and in which log directory, the replica lies that cannot be served."""
 
+import threading
 from types import SimpleNamespace
 
 import pytest
 
+from mqd.acceptor.handlers import describe_log_dirs
 from mqd.cli import offline
 from mqd.cli.common import CliError
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.messages import DescribeLogDirsResponse, MetadataResponse
+from mqd.protocol.messages import DescribeLogDirsRequest, DescribeLogDirsResponse, MetadataResponse
 
 
 def directory(path: str, error: int = 0, **partitions: int) -> DescribeLogDirsResponse.Result:
@@ -27,7 +29,7 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[DescribeLogDirsResp
         def __init__(self, address: str, timeout_s: float = 0) -> None:
             if address not in found:
                 raise CliError("cannot be reached")
-            self.results = found[address]
+            self.results, self.timeout_s = found[address], timeout_s
 
         def __enter__(self) -> "Broker":
             return self
@@ -36,6 +38,8 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[DescribeLogDirsResp
             pass
 
         def ask(self, api_key: int, request: object) -> object:
+            if isinstance(request, DescribeLogDirsRequest):
+                assert request.topics and self.timeout_s == offline.DIRECTORIES_S
             partitions = [MetadataResponse.Partition(partition_index=index, leader_id=leader, replica_nodes=[1, 2]) for index, leader in ((0, -1), (1, 1), (2, -1))]
             return SimpleNamespace(results=self.results, controller_id=1, topics=[MetadataResponse.Topic(name="t", partitions=partitions)])
 
@@ -68,3 +72,32 @@ def test_one_broker_tells_of_its_own_alone(hosts) -> None:
     hosts["127.0.0.1:1"] = [directory("/d1", t=0), directory("/d2", FAILED)]
     found = offline.here("0.0.0.0", 1)
     assert [(place.partition, place.node, place.directories) for place in found] == [("t-0", 1, ("/d1",)), ("t-2", 1, ("/d2",))]
+
+
+def test_a_host_that_is_slow_to_say_holds_up_no_other_and_each_is_asked_for_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the others a size would have to be taken of every partition."""
+    together, asked = threading.Barrier(3), {}
+
+    class Broker:
+        def __init__(self, address: str, timeout_s: float) -> None:
+            self.address = address
+
+        def __enter__(self) -> "Broker":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def ask(self, api_key: int, request: DescribeLogDirsRequest) -> object:
+            asked[self.address] = [(topic.topic, topic.partitions) for topic in request.topics or []]
+            together.wait(20)
+            return SimpleNamespace(results=[directory("/d", FAILED)])
+
+    monkeypatch.setattr(offline, "Broker", Broker)
+    found = offline.places([("t", 0, (1, 2)), ("t", 3, (1,)), ("u", 4, (3, 2))], {1: "a:1", 2: "b:1", 3: "c:1"})
+    assert [(one.partition, one.node) for one in found] == [("t-0", 1), ("t-0", 2), ("t-3", 1), ("u-4", 3), ("u-4", 2)]
+    assert asked == {"a:1": [("t", [0, 3])], "b:1": [("t", [0]), ("u", [4])], "c:1": [("u", [4])]}
+
+
+def test_a_directory_that_hangs_is_waited_for_until_its_broker_names_it() -> None:
+    assert describe_log_dirs.ANSWER_S < offline.DIRECTORIES_S

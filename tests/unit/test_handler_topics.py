@@ -1,8 +1,13 @@
 """Topics, configuration, records deleted, offsets looked up, log directories: through the bytes of every version."""
 
 import asyncio
+import threading
 from pathlib import Path
 
+import pytest
+
+from mqd.acceptor.broker import DISK_THREADS
+from mqd.acceptor.handlers import describe_log_dirs
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
     AlterConfigsRequest,
@@ -261,3 +266,33 @@ def test_describe_log_dirs(tmp_path: Path) -> None:
             assert [result.error_code for result in results] == [0, ErrorCode.KAFKA_STORAGE_ERROR], "an empty mount point is nobody's, and not used"
 
     asyncio.run(run())
+
+
+def test_describe_log_dirs_waits_for_no_disk_that_hangs_and_keeps_no_other_from_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`mqd status` asks in exactly this case."""
+    let_go, hung = threading.Event(), []
+    of = describe_log_dirs._measure
+
+    def measure(broker: object, directory: Path, *rest: object) -> object:
+        if directory == tmp_path / "b" and not let_go.is_set():
+            hung.append(directory)
+            assert let_go.wait(60)
+        return of(broker, directory, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(describe_log_dirs, "_measure", measure)
+    monkeypatch.setattr(describe_log_dirs, "ANSWER_S", 1.0, raising=False)
+
+    async def run() -> None:
+        async with HandlerBroker(tmp_path) as broker:
+            asking = [asyncio.create_task(broker.ask(DescribeLogDirsRequest(topics=None), 4)) for _ in range(2 * DISK_THREADS)]
+            _, waiting = await asyncio.wait(asking, timeout=20)
+            free, _ = await asyncio.wait({asyncio.ensure_future(broker.broker.on_disk(int))}, timeout=5)
+            let_go.set()
+            assert free and not waiting
+            for task in asking:
+                assert [result.error_code for result in task.result().results] == [0, ErrorCode.KAFKA_STORAGE_ERROR]
+            assert len(hung) == 1, "one that hangs takes one thread"
+            while (await broker.ask(DescribeLogDirsRequest(topics=None), 4)).results[1].error_code:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(run(), 60))

@@ -1,9 +1,12 @@
 """DescribeLogDirs 1-4 (KIP-113, KIP-827): every log directory, its partitions and their sizes on disk, total and usable bytes.
 
-A partition on its way to another directory is there twice: where it is served, and, as a future replica, what has been copied so far."""
+A partition on its way to another directory is there twice: where it is served, and, as a future replica, what has been copied so far. A directory whose file system does not answer is one that cannot be used."""
 
+import asyncio
 import errno
 import os
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from mqd import native
@@ -16,6 +19,7 @@ from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import DescribeLogDirsRequest, DescribeLogDirsResponse
 
 META_PROPERTIES = "meta.properties"  # which broker a directory is of; one that is used has it
+ANSWER_S = 5.0  # a file system that has said nothing for so long hangs; the controller counts its replicas as failed then, too
 Wanted = dict[str, list[PartitionImage]]
 Asked = tuple[str, bytes, PartitionImage]  # topic, its id, partition
 
@@ -28,8 +32,20 @@ async def handle(context: Context, header: RequestHeader, request: DescribeLogDi
             by_directory[partition.log_dir].setdefault(name, []).append(partition)
     asked = [(name, broker.metadata.topics[name].topic_id, partition) for wanted in by_directory for name, partitions in wanted.items() for partition in partitions]
     ends = {(name, partition.index): view.log_end_offset for name, _, partition in asked if (view := broker.replica_view(partition)) is not None}
-    results = [await broker.on_disk(_measure, broker, path, wanted, asked, ends) for path, wanted in zip(broker.log_dirs, by_directory)]
+    results = await asyncio.gather(*(_result(broker, path, wanted, asked, ends) for path, wanted in zip(broker.log_dirs, by_directory)))
     return DescribeLogDirsResponse(results=results)
+
+
+async def _result(broker: Broker, directory: Path, wanted: Wanted, asked: list[Asked], ends: dict[tuple[str, int], int]) -> DescribeLogDirsResponse.Result:
+    """Not by one of the threads that read for other requests: a disk that hangs would keep them all."""
+    try:
+        return await broker.directories.ask(directory, partial(_measure, broker, directory, wanted, asked, ends), ANSWER_S)
+    except TimeoutError:
+        return _failed(directory)
+
+
+def _failed(directory: Path) -> DescribeLogDirsResponse.Result:
+    return DescribeLogDirsResponse.Result(error_code=int(ErrorCode.KAFKA_STORAGE_ERROR), log_dir=str(directory))
 
 
 def _wanted(broker: Broker, request: DescribeLogDirsRequest) -> list[tuple[str, PartitionImage]]:
@@ -41,28 +57,29 @@ def _wanted(broker: Broker, request: DescribeLogDirsRequest) -> list[tuple[str, 
 
 
 def _measure(
-    broker: Broker, directory: Path, wanted: Wanted, asked: list[Asked], ends: dict[tuple[str, int], int]
+    broker: Broker, directory: Path, wanted: Wanted, asked: list[Asked], ends: dict[tuple[str, int], int], stepped: Callable[[], None]
 ) -> DescribeLogDirsResponse.Result:
-    """Reads directories; runs in a thread."""
+    """Reads directories; runs in a thread. `stepped`: it has got on."""
+
+    def sized(index: int, path: Path) -> DescribeLogDirsResponse.Partition:
+        size = size_of(path)
+        stepped()
+        return DescribeLogDirsResponse.Partition(partition_index=index, partition_size=size)
+
     try:
         about = os.statvfs(directory)
         if about.f_flag & os.ST_RDONLY or not (directory / META_PROPERTIES).exists():
             raise OSError(errno.EROFS, "it was not used at the start, or cannot be written to")  # an empty mount point, another disk
         topics = [
-            DescribeLogDirsResponse.Topic(
-                name=name,
-                partitions=[
-                    DescribeLogDirsResponse.Partition(partition_index=partition.index, partition_size=size_of(broker.path_of(name, partition))) for partition in partitions
-                ],
-            )
+            DescribeLogDirsResponse.Topic(name=name, partitions=[sized(one.index, broker.path_of(name, one)) for one in partitions])
             for name, partitions in wanted.items()
         ]
         topics += [
-            DescribeLogDirsResponse.Topic(name=name, partitions=[_future(path, partition.index, ends.get((name, partition.index), 0))])
-            for name, partition, path in _futures(directory, asked)
+            DescribeLogDirsResponse.Topic(name=name, partitions=[_future(path, one.index, ends.get((name, one.index), 0))])
+            for name, one, path in _futures(directory, asked, stepped)
         ]
     except OSError:
-        return DescribeLogDirsResponse.Result(error_code=int(ErrorCode.KAFKA_STORAGE_ERROR), log_dir=str(directory))
+        return _failed(directory)
     return DescribeLogDirsResponse.Result(
         log_dir=str(directory), topics=topics, total_bytes=about.f_blocks * about.f_frsize, usable_bytes=about.f_bavail * about.f_frsize
     )
@@ -84,11 +101,15 @@ def size_of(directory: Path) -> int:
     return total
 
 
-def _futures(directory: Path, asked: list[Asked]) -> list[tuple[str, PartitionImage, Path]]:
+def _futures(directory: Path, asked: list[Asked], stepped: Callable[[], None]) -> Iterator[tuple[str, PartitionImage, Path]]:
     """Copies under way to this directory."""
     if not any(True for _ in moving.futures(directory)):
-        return []
-    return [(name, partition, path) for name, topic_id, partition in asked if (path := moving.future_of(directory, topic_id, partition.index)) is not None]
+        return
+    for name, topic_id, partition in asked:
+        path = moving.future_of(directory, topic_id, partition.index)
+        stepped()
+        if path is not None:
+            yield name, partition, path
 
 
 def _future(path: Path, index: int, log_end_offset: int) -> DescribeLogDirsResponse.Partition:

@@ -1,0 +1,66 @@
+"""Questions to what may hang, a file system before all. They are asked in threads that nobody waits for at the end (those of an executor are waited for)."""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def in_thread(question: Callable[[], T]) -> "asyncio.Future[T]":
+    """The answer, when there is one."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+
+    def ask() -> None:
+        try:
+            found = question()
+            tell = lambda: answer.done() or answer.set_result(found)
+        except Exception as error:
+            raised = error
+            tell = lambda: answer.done() or answer.set_exception(raised)
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(tell)
+
+    threading.Thread(target=ask, name="asking", daemon=True).start()
+    return answer
+
+
+class _UnderWay:
+    def __init__(self) -> None:
+        self.stepped_s = time.monotonic()
+        self.answer: asyncio.Future[Any]
+
+    def step(self) -> None:
+        self.stepped_s = time.monotonic()
+
+    async def ended(self, silent_s: float) -> bool:
+        """False: it has taken no step for so long."""
+        while not self.answer.done():
+            left_s = self.stepped_s + silent_s - time.monotonic()
+            if left_s <= 0:
+                return False
+            await asyncio.wait({self.answer}, timeout=left_s)
+        return True
+
+
+class Questions:
+    """Each of those that are asked is asked one question at a time: one that hangs takes one thread, however often it is asked for. Concurrency: the event loop's thread."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[Hashable, _UnderWay] = {}
+
+    async def ask(self, whom: Hashable, question: Callable[[Callable[[], None]], T], silent_s: float) -> T:
+        """`question` gets a function that it calls whenever it has got on. Raises TimeoutError: nothing has been heard of `whom` for `silent_s`, and what the question before this one does counts too."""
+        while (before := self._under_way.get(whom)) is not None:
+            if not await before.ended(silent_s):
+                raise TimeoutError(f"{whom} does not answer")
+        mine = self._under_way[whom] = _UnderWay()
+        mine.answer = in_thread(lambda: question(mine.step))
+        mine.answer.add_done_callback(lambda _: self._under_way.pop(whom))
+        if not await mine.ended(silent_s):
+            raise TimeoutError(f"{whom} does not answer")
+        return mine.answer.result()

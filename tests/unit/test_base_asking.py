@@ -1,0 +1,64 @@
+"""Questions to what may hang: nobody waits for long, and one that hangs takes one thread."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from mqd.base.asking import Questions
+
+
+def run(scenario) -> None:
+    asyncio.run(asyncio.wait_for(scenario, 30))
+
+
+def test_what_gets_on_is_waited_for_and_what_does_not_is_given_up() -> None:
+    async def scenario() -> None:
+        def slow(stepped: Callable[[], None]) -> str:
+            for _ in range(4):
+                time.sleep(0.3)
+                stepped()
+            return "done"
+
+        questions, let_go = Questions(), threading.Event()
+        assert await questions.ask("slow", slow, 1.0) == "done"
+        with pytest.raises(TimeoutError, match="hung does not answer"):
+            await questions.ask("hung", lambda stepped: let_go.wait(60), 0.05)
+        let_go.set()
+
+    run(scenario())
+
+
+def test_each_is_asked_one_question_at_a_time_and_none_waits_for_another() -> None:
+    async def scenario() -> None:
+        questions, let_go, asked = Questions(), threading.Event(), []
+
+        def hanging(stepped: Callable[[], None]) -> int:
+            asked.append(1)
+            assert let_go.wait(60)
+            return len(asked)
+
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                await questions.ask("a", hanging, 0.05)
+        assert len(asked) == 1 and await questions.ask("b", lambda stepped: 7, 20) == 7
+        later = [asyncio.create_task(questions.ask("a", hanging, 20)) for _ in range(3)]
+        let_go.set()
+        assert sorted(await asyncio.gather(*later)) == [2, 3, 4]
+
+    run(scenario())
+
+
+def test_what_a_question_raises_is_raised_and_the_next_one_is_asked() -> None:
+    async def scenario() -> None:
+        def failing(stepped: Callable[[], None]) -> None:
+            raise ValueError("our own fault")
+
+        questions = Questions()
+        for _ in range(2):
+            with pytest.raises(ValueError, match="our own fault"):
+                await questions.ask("a", failing, 20)
+
+    run(scenario())
