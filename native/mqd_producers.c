@@ -138,7 +138,7 @@ static int16_t check_sequence(const struct mqd_producer *entry, const struct mqd
     if (entry->count == 0)
         return entry->any_sequence || batch->base_sequence == 0 ? 0 : 45;
     int32_t last_sequence = sequence_after(batch->base_sequence, batch->last_offset_delta);
-    for (uint32_t i = 0; i < entry->count; i++) {
+    for (uint32_t i = 0; i < entry->count && !entry->ended; i++) {
         const struct mqd_producer_batch *known = batch_at(entry, i);
         if (known->first_sequence == batch->base_sequence && known->last_sequence == last_sequence) {
             *duplicate = true;
@@ -148,7 +148,8 @@ static int16_t check_sequence(const struct mqd_producer *entry, const struct mqd
     }
     if (batch->base_sequence == sequence_after(batch_at(entry, entry->count - 1u)->last_sequence, 1))
         return 0;
-    return sequence_before(last_sequence, batch_at(entry, 0)->first_sequence) ? 46 : 45;
+    bool all_known = entry->ended || (entry->count < MQD_PRODUCER_BATCH_COUNT && batch->attributes & TRANSACTIONAL_BIT); /* of the transaction: what lies before is of another */
+    return !all_known && sequence_before(last_sequence, batch_at(entry, 0)->first_sequence) ? 46 : 45;
 }
 
 int16_t mqd_producers_check(const struct mqd_producers *producers, const struct mqd_batch *batch, struct mqd_producer_batch_kind kind, bool *duplicate,
@@ -212,11 +213,15 @@ static void note_batch(struct mqd_producer *entry, const struct mqd_batch *batch
     bool sequenced = !marker && batch->base_sequence >= 0;
     if (entry->epoch != batch->producer_epoch) {
         entry->any_sequence = !sequenced && entry->epoch < 0;
-        entry->count = 0;
+        entry->count = entry->ended = 0;
     }
     entry->epoch = batch->producer_epoch;
+    if (marker)
+        entry->ended = entry->count > 0;
     if (!sequenced)
         return;
+    if (entry->ended)
+        entry->count = entry->ended = 0;
     entry->any_sequence = 0;
     entry->batches[entry->head] = (struct mqd_producer_batch){batch->base_sequence, sequence_after(batch->base_sequence, batch->last_offset_delta), base_offset};
     entry->head = (uint8_t)((entry->head + 1) % MQD_PRODUCER_BATCH_COUNT) & 15;
@@ -232,7 +237,7 @@ int mqd_producers_add(struct mqd_producers *producers, const struct mqd_batch *b
         return -1;
     struct mqd_producer *entry = &producers->entries[index];
     *undo = (struct mqd_producer_undo){.index = index, .transaction = entry->transaction, .coordinator_epoch = entry->coordinator_epoch, .epoch = entry->epoch,
-                                       .count = entry->count, .head = entry->head, .any_sequence = entry->any_sequence, .created = created,
+                                       .count = entry->count, .head = entry->head, .any_sequence = entry->any_sequence, .ended = entry->ended, .created = created,
                                        .last_append_ms = entry->last_append_ms, .overwritten = entry->batches[entry->head]};
     bool begins = !marker && !entry->transaction && (batch->attributes & TRANSACTIONAL_BIT) && !(batch->attributes & CONTROL_BIT) && batch->record_count > 0; /* R4 */
     if (begins) {
@@ -282,6 +287,7 @@ void mqd_producers_undo(struct mqd_producers *producers, const struct mqd_produc
     entry->count = undo->count;
     entry->head = undo->head;
     entry->any_sequence = undo->any_sequence;
+    entry->ended = undo->ended;
     entry->last_append_ms = undo->last_append_ms;
     entry->batches[undo->head] = undo->overwritten;
     producers->changes++;

@@ -16,6 +16,8 @@
  *   marker of a lower producer epoch                       47; of the same epoch too, when the marker is known to bump it
  *   marker of a lower coordinator epoch                    52 TRANSACTION_COORDINATOR_FENCED
  *   marker without an ongoing transaction                  is taken: its epochs fence
+ *   sequences of a transaction that has ended              45, neither a duplicate nor 46: a client that gave up records which it had sent may give their sequences to the next ones
+ *                                                          (librdkafka after an abort), and would take the old records' offsets for those of the new
  *
  * Invariants
  *   R1  add and undo are inverse: after undo of the adds since, in reverse order, every check answers as before.
@@ -30,7 +32,7 @@
  *     8  u32  CRC32C of bytes 12..end
  *    12  u32  producer count          16  i64  offset: the state after all records below it
  *    24  producers, those without an ongoing transaction first, least recently used first:
- *         i64 producer_id   i64 last_append_ms   i16 epoch   u8 batch count (0..5)   u8 flags (1: any sequence may come next)   i32 coordinator_epoch (-1: none)
+ *         i64 producer_id   i64 last_append_ms   i16 epoch   u8 batch count (0..5)   u8 flags (1: any sequence may come next, 2: `ended`)   i32 coordinator_epoch (-1: none)
  *         i64 first offset of the ongoing transaction (-1: none)
  *         then per batch, oldest first:   i32 first_sequence   i32 last_sequence   i64 base_offset
  * Version 1, which is still read, has zeros for flags and coordinator epoch and no field for a transaction.
@@ -57,6 +59,7 @@ struct mqd_producer {
     uint8_t count;
     uint8_t head : 4;        /* batches[head] is the next to be overwritten */
     uint8_t any_sequence : 1; /* known by a marker, or a coordinator's batch, alone */
+    uint8_t ended : 1;       /* the batches lie before its last marker: the last one tells what comes next, and nothing is a repetition */
     struct mqd_producer_batch batches[MQD_PRODUCER_BATCH_COUNT];
 };
 
@@ -78,7 +81,8 @@ struct mqd_producer_undo {
     int32_t coordinator_epoch;
     int16_t epoch;
     uint8_t count;
-    uint8_t head : 4, any_sequence : 1, created : 1, change : 2;
+    uint8_t head : 4, any_sequence : 1, ended : 1, created : 1;
+    uint8_t change;
     int64_t last_append_ms;
     struct mqd_producer_batch overwritten;
 };

@@ -15,6 +15,7 @@
 #define PRODUCER_BYTES_VERSION_1 24
 #define BATCH_BYTES 16
 #define FLAG_ANY_SEQUENCE 1
+#define FLAG_ENDED 2
 
 static uint8_t *encode_producer(uint8_t *at, const struct mqd_producers *producers, const struct mqd_producer *entry)
 {
@@ -22,7 +23,7 @@ static uint8_t *encode_producer(uint8_t *at, const struct mqd_producers *produce
     at = mqd_put_be64(at, (uint64_t)entry->last_append_ms);
     at = mqd_put_be16(at, (uint16_t)entry->epoch);
     *at++ = entry->count;
-    *at++ = entry->any_sequence ? FLAG_ANY_SEQUENCE : 0;
+    *at++ = (uint8_t)((entry->any_sequence ? FLAG_ANY_SEQUENCE : 0) | (entry->ended ? FLAG_ENDED : 0));
     at = mqd_put_be32(at, (uint32_t)entry->coordinator_epoch);
     at = mqd_put_be64(at, (uint64_t)mqd_transaction_first_offset(&producers->transactions, entry->transaction));
     for (uint32_t i = 0; i < entry->count; i++) {
@@ -76,6 +77,7 @@ static const uint8_t *decode_producer(struct mqd_producers *producers, const uin
     entry->count = at[18];
     entry->head = entry->count % MQD_PRODUCER_BATCH_COUNT & 15;
     entry->any_sequence = version == 1 ? entry->count == 0 : (at[19] & FLAG_ANY_SEQUENCE) != 0;
+    entry->ended = version > 1 && (at[19] & FLAG_ENDED) && entry->count;
     entry->coordinator_epoch = version == 1 ? -1 : (int32_t)mqd_get_be32(at + 20);
     int64_t first_offset = version == 1 ? -1 : (int64_t)mqd_get_be64(at + PRODUCER_BYTES_VERSION_1);
     if (first_offset >= 0 && mqd_producers_begin(producers, index, first_offset) < 0)

@@ -52,6 +52,58 @@ TEST(the_last_five_are_remembered)
     mqd_producers_free(&producers);
 }
 
+static struct mqd_batch of_a_transaction(int32_t base_sequence, int32_t count)
+{
+    struct mqd_batch batch = numbered(1, 0, base_sequence, count);
+    batch.attributes = 0x10;
+    return batch;
+}
+
+static struct mqd_batch the_marker(void)
+{
+    struct mqd_batch batch = numbered(1, 0, -1, 1);
+    batch.attributes = 0x30;
+    return batch;
+}
+
+/* A client that gave up records which it had sent (librdkafka, when it aborts) gives their sequences to the next ones. */
+TEST(sequences_of_an_ended_transaction_are_no_repetition)
+{
+    struct mqd_producers producers = {0};
+    CHECK_EQUAL(offer(&producers, of_a_transaction(0, 3), 100), 0);
+    CHECK_EQUAL(offer(&producers, of_a_transaction(3, 4), 103), 0);
+    CHECK_EQUAL(offer(&producers, of_a_transaction(3, 4), 999), 0);
+    CHECK(duplicate);
+    CHECK_EQUAL(offer(&producers, the_marker(), 107), 0);
+    for (int after = 0; after < 2; after++) { /* also behind a second marker, and from a snapshot */
+        CHECK_EQUAL(offer(&producers, of_a_transaction(3, 4), 999), 45);
+        CHECK(!duplicate);
+        CHECK_EQUAL(offer(&producers, of_a_transaction(0, 3), 999), 45);
+        CHECK_EQUAL(offer(&producers, of_a_transaction(0, 1), 999), 45);
+        CHECK_EQUAL(offer(&producers, of_a_transaction(8, 1), 999), 45);
+        CHECK_EQUAL(offer(&producers, the_marker(), 108), 0);
+        struct mqd_producers copy = {0};
+        size_t size_bytes;
+        int64_t offset;
+        uint8_t *bytes = mqd_producers_encode(&producers, 109, &size_bytes);
+        CHECK_EQUAL(mqd_producers_decode(&copy, bytes, size_bytes, &offset), 0);
+        free(bytes);
+        mqd_producers_free(&producers);
+        producers = copy;
+    }
+    for (int32_t i = 0; i < 6; i++) {
+        CHECK_EQUAL(offer(&producers, of_a_transaction(7 + i, 1), 110 + i), 0); /* what comes next is known still */
+        CHECK(!duplicate);
+        CHECK_EQUAL(offer(&producers, of_a_transaction(7 + i, 1), 999), 0);
+        CHECK(duplicate);
+        CHECK_EQUAL(original, 110 + i);
+        if (i < 4)
+            CHECK_EQUAL(offer(&producers, of_a_transaction(3, 4), 999), 45);
+    }
+    CHECK_EQUAL(offer(&producers, of_a_transaction(7, 1), 999), 46); /* of this transaction, and the sixth last */
+    mqd_producers_free(&producers);
+}
+
 TEST(epochs_fence)
 {
     struct mqd_producers producers = {0};
@@ -163,9 +215,11 @@ TEST(undo_is_the_inverse_of_add)
             int64_t id = (int64_t)(test_random(&random) % (seed % 2 ? 8 : 64));
             if (test_random(&random) % 8 == 0 && epochs[id] < 2)
                 epochs[id]++, next[id] = 0;
-            struct mqd_batch batch = numbered(id, epochs[id], next[id]++, 1);
+            const struct mqd_marker marker = {.commit = true};
+            bool ends = test_random(&random) % 5 == 0;
+            struct mqd_batch batch = ends ? numbered(id, epochs[id], -1, 1) : numbered(id, epochs[id], next[id]++, 1);
             struct mqd_producer_undo one;
-            CHECK_EQUAL(mqd_producers_add(&producers, &batch, NULL, step, NOW, step < 40 ? &one : &undo[count]), 0);
+            CHECK_EQUAL(mqd_producers_add(&producers, &batch, ends ? &marker : NULL, step, NOW, step < 40 ? &one : &undo[count]), 0);
             count += step >= 40;
         }
         CHECK(!same(&producers, &before));
