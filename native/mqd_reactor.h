@@ -237,6 +237,7 @@ struct mqd_reactor {
     bool lease_lost;                 /* this host may not lead any more; as of this turn */
     int64_t leading_tick_ms;
     uint32_t replicated_count;       /* owned partitions with a replication core */
+    uint64_t proposals_from;  /* what the proposals of the last replica that began are numbered from */
     uint64_t group_commit_deadline_ns;
     struct mqd_append *free_appends;
     struct mqd_node forwarded_to[MQD_ENDPOINT_COUNT_MAX];  /* sent, unanswered */

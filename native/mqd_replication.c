@@ -46,7 +46,9 @@ static int begin(struct mqd_reactor *r, struct mqd_owned *owned)
         return -1;
     r->replicated_count++;
     mqd_replica_init(owned->replica, 0);
-    mqd_replica_number_above(owned->replica, (uint64_t)r->now_ms << 12); /* the clock goes on when the partition is closed and opened again */
+    uint64_t by_clock = (uint64_t)r->now_ms << 12; /* the clock goes on when the partition is closed and opened again, but for two within a millisecond */
+    r->proposals_from = by_clock > r->proposals_from ? by_clock : r->proposals_from + (1 << 12);
+    mqd_replica_number_above(owned->replica, r->proposals_from);
     mqd_partition_positions(owned->partition, &positions);
     mqd_replica_restore(owned->replica, positions.high_watermark);
     mqd_partition_set_replicated(owned->partition, true);
