@@ -18,6 +18,7 @@ from tests.kafka_connection import ConnectionEnded
 LIST_TRANSACTIONS, WRITE_TXN_MARKERS, TXN_OFFSET_COMMIT = 66, 27, 28
 INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING, INVALID_TRANSACTION_TIMEOUT = 47, 48, 49, 50
 FENCED, TRANSACTION_ABORTABLE, COORDINATOR_FENCED, UNAUTHORIZED = 90, 120, 52, 31
+OUT_OF_ORDER_SEQUENCE_NUMBER = 45
 
 VERSIONS = pytest.mark.parametrize("version", [2, 0], ids=["v2", "v1"])
 
@@ -129,6 +130,30 @@ def test_an_abort_of_nothing_makes_what_is_under_way_void(shared_broker: Broker)
         assert producer.end(False) == 0
         assert one_outcome(kafka.call(PRODUCE, 12, late)).error_code == INVALID_PRODUCER_EPOCH
         assert producer.end(True) == INVALID_TXN_STATE, "nothing to commit"
+
+
+@pytest.mark.parametrize("committed", [False, True], ids=["aborted", "committed"])
+def test_sequences_of_a_transaction_that_has_ended_are_no_repetition(shared_broker: Broker, committed: bool) -> None:
+    """librdkafka gives up records when it aborts, also those that it had sent, and the next ones get their sequences: taken for a repetition they would be acknowledged and lost."""
+    with connect(shared_broker) as kafka:
+        topic = topic_of(kafka)
+        producer = RawProducer(kafka, version=0)
+        producer.init()
+        begin(producer, topic, 0, b"given", b"up")
+        first = [b"given", b"up"] if committed else []
+        assert producer.end(committed) == 0
+        assert producer.add(topic, 0) == 0
+        producer.sequences.clear()
+        assert producer.produce(topic, 0, b"two", b"others") == OUT_OF_ORDER_SEQUENCE_NUMBER
+        producer.sequences.clear()
+        assert producer.produce(topic, 0, b"one") == OUT_OF_ORDER_SEQUENCE_NUMBER
+        assert producer.end(False) == 0
+        producer.sequences[topic, 0] = 2
+        begin(producer, topic, 0, b"next")
+        producer.sequences[topic, 0] = 2
+        assert producer.produce(topic, 0, b"next") == 0, "a repetition within its transaction is one"
+        assert producer.end(True) == 0
+        assert read_committed(kafka, topic, 0) == [*first, b"next"]
 
 
 # -- fencing -------------------------------------------------------------------------------------------------------------------
