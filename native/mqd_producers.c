@@ -148,7 +148,7 @@ static int16_t check_sequence(const struct mqd_producer *entry, const struct mqd
     }
     if (batch->base_sequence == sequence_after(batch_at(entry, entry->count - 1u)->last_sequence, 1))
         return 0;
-    bool all_known = entry->ended || (entry->count < MQD_PRODUCER_BATCH_COUNT && batch->attributes & TRANSACTIONAL_BIT); /* of the transaction: what lies before is of another */
+    bool all_known = entry->ended || entry->count < MQD_PRODUCER_BATCH_COUNT; /* none is forgotten: what lies before was never written, or is of another transaction */
     return !all_known && sequence_before(last_sequence, batch_at(entry, 0)->first_sequence) ? 46 : 45;
 }
 

@@ -3,8 +3,9 @@
  * Per producer id: its epoch and its last five batches (the most a producer may have in flight). Rules, as Kafka's ProducerStateManager (KIP-98, KIP-360):
  *
  *   same sequence range as one of the five, same epoch     duplicate: the answer is the original base offset
- *   all of it before the oldest of the five                46 DUPLICATE_SEQUENCE_NUMBER: it was written, the offset is forgotten
- *   not the successor of the last sequence                 45 OUT_OF_ORDER_SEQUENCE_NUMBER
+ *   all of it before the oldest of the five                46 DUPLICATE_SEQUENCE_NUMBER: it was written, the offset is forgotten; clients take it for success
+ *   not the successor of the last sequence                 45 OUT_OF_ORDER_SEQUENCE_NUMBER; so too before the oldest of fewer: an unknown producer's second batch may have been the first
+ *                                                          that was taken, and the first one, which was refused for the moment, comes again
  *   lower epoch                                            47 INVALID_PRODUCER_EPOCH
  *   higher epoch                                           must begin with sequence 0, else 45; also behind a marker that has bumped the epoch (KIP-890)
  *   unknown producer id                                    any sequence is taken: its state may have expired or gone with deleted segments, and the client could

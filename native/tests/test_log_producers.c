@@ -52,6 +52,19 @@ TEST(the_last_five_are_remembered)
     mqd_producers_free(&producers);
 }
 
+/* Two are in flight, the first is refused (the partition was not ready), the second taken: the first one was never written. */
+TEST(what_was_never_written_is_not_called_written)
+{
+    struct mqd_producers producers = {0};
+    CHECK_EQUAL(offer(&producers, numbered(1, 0, 3, 4), 100), 0);
+    for (int32_t i = 0; i < 4; i++) {
+        CHECK_EQUAL(offer(&producers, numbered(1, 0, 0, 3), 999), 45);
+        CHECK(!duplicate);
+        CHECK_EQUAL(offer(&producers, numbered(1, 0, 7 + i, 1), 104 + i), 0);
+    }
+    mqd_producers_free(&producers);
+}
+
 static struct mqd_batch of_a_transaction(int32_t base_sequence, int32_t count)
 {
     struct mqd_batch batch = numbered(1, 0, base_sequence, count);
