@@ -222,6 +222,11 @@ def report_loss(options: SourceOptions, text: str) -> None:
 
 def plan_batch(options: SourceOptions) -> list[Any]:
     """The tasks of spark.read: planning.Range, and pipelines.parquet.ArchivedTask with the option archive. Raises MqdReadError."""
+    archive = None
+    if options.archive is not None:
+        from mqd.spark import history
+
+        archive = history.opened(options)  # before the ends are asked for: history.H5
     driver = Driver(options)
     try:
         keys = driver.partitions()
@@ -229,10 +234,8 @@ def plan_batch(options: SourceOptions) -> list[Any]:
         earliest, latest = driver.list(keys, EARLIEST), driver.list(keys, LATEST)
         archived: list[Any] = []
         wanted = {key: [(starts[key], ends[key])] for key in keys}
-        if options.archive is not None:
-            from mqd.spark import history
-
-            archived, wanted = history.plan(options, starts, ends, latest, driver.ids())
+        if archive is not None:
+            archived, wanted = history.plan(options, starts, ends, latest, driver.ids(), archive)
         ranges = []
         for key, (first, behind) in ((key, one) for key in keys for one in wanted[key]):
             start, end = _within(driver, key, first, behind, earliest[key], latest[key])

@@ -4,6 +4,7 @@
     H2  a read begins at the archive's first offset, or the log's, whichever is less, when it begins at `earliest`; other starting offsets may lie before the log's start as long as the archive has them
     H3  records of a task come in the order of their offsets, partition after partition
     H4  what neither has is lost, and told as such
+    H5  the archive is read before the logs' ends are asked for: an archive that is being filled meanwhile would go on beyond them, as that of a topic made anew does
 Only the driver reads the archive's commits (mqd/spark/pipelines/manifest.py); executors open the files that they are given (mqd/spark/pipelines/parquet.py).
 """
 
@@ -22,8 +23,8 @@ from mqd.spark.wire import MqdReadError
 APART = "Read the archive's Parquet files by themselves"
 
 
-def plan(options: SourceOptions, starts: Mapping[Key, int], ends: Mapping[Key, int], latest: Mapping[Key, int], ids: Mapping[str, bytes] = MappingProxyType({})) -> tuple[list[ArchivedTask], dict[Key, list[tuple[int, int]]]]:
-    """Tasks over the archive, and what of each partition is read from its log, as (start, end). `ids`: those of the topics now. Raises MqdReadError."""
+def opened(options: SourceOptions) -> Archive:
+    """The archive as it is now; before the logs' ends are asked for (H5). Raises MqdReadError."""
     assert options.archive is not None
     try:
         archive = Archive(options.archive)
@@ -31,6 +32,14 @@ def plan(options: SourceOptions, starts: Mapping[Key, int], ends: Mapping[Key, i
         raise MqdReadError(str(error)) from error
     if not archive.batches:
         raise MqdReadError(f"option archive: there is no archive at {archive.path}, or nothing was archived yet: `mqd pipeline run` with pipeline = \"archive\" fills one")
+    return archive
+
+
+def plan(
+    options: SourceOptions, starts: Mapping[Key, int], ends: Mapping[Key, int], latest: Mapping[Key, int], ids: Mapping[str, bytes] = MappingProxyType({}), archive: Archive | None = None
+) -> tuple[list[ArchivedTask], dict[Key, list[tuple[int, int]]]]:
+    """Tasks over the archive, and what of each partition is read from its log, as (start, end). `ids`: those of the topics now; `archive`: as it was before `latest` was asked for (H5). Raises MqdReadError."""
+    archive = opened(options) if archive is None else archive
     for topic, topic_id in ids.items():
         if archive.topic_ids.get(topic, id_text(topic_id)) != id_text(topic_id):
             raise MqdReadError(f"{topic} was made anew after it was archived at {options.archive}: offsets mean other records in the two. {APART}")

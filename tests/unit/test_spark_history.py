@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mqd.spark import history
+from mqd.spark import driver, history
 from mqd.spark.offsets import id_text
-from mqd.spark.options import SourceOptions, source_options
+from mqd.spark.options import LATEST, SourceOptions, source_options
 from mqd.spark.pipelines.manifest import Archive, ArchivedFile, Commit, Span
 from mqd.spark.pipelines.parquet import ArchivedTask, read
-from mqd.spark.wire import MqdReadError
+from mqd.spark.planning import Range
+from mqd.spark.wire import MqdReadError, Topic
 
 NAMES = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 
@@ -124,3 +126,22 @@ def test_a_damaged_file_is_named(archive: Archive) -> None:
     tasks, _ = history.plan(options(Path(archive.root)), {("t", 0): 0}, {("t", 0): 4}, {("t", 0): 30})
     with pytest.raises(MqdReadError, match=r"a\.parquet of the archive .* cannot be read"):
         values(tasks)
+
+
+def test_an_archive_that_is_filled_while_a_read_is_planned(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is archived after the log's end was asked for lies beyond that end; it is not the archive of another topic."""
+
+    class Filling(driver.Driver):
+        def partitions(self, missing_is_lost: bool = False) -> list[tuple[str, int]]:
+            self.topics = {"t": Topic("t", b"i" * 16, {0: 1})}
+            return [("t", 0)]
+
+        def list_at(self, timestamps: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], int]:
+            if LATEST in timestamps.values() and len(archive.files) == 2:
+                archive.commit(Commit("q", 2, [one(archive, "c", {0: (10, 14)})]))
+            return {key: 12 if at == LATEST else 0 for key, at in timestamps.items()}
+
+    monkeypatch.setattr(driver, "Driver", Filling)
+    tasks = driver.plan_batch(options(Path(archive.root)))
+    assert [(task.start, task.end) for task in tasks if isinstance(task, Range)] == [(0, 2), (10, 12)]
+    assert values([task for task in tasks if isinstance(task, ArchivedTask)]) == [b"0/%d" % n for n in range(2, 10)]
