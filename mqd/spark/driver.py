@@ -101,6 +101,10 @@ class Driver:
                 check(topic.error, f"topic {topic.name}")
         return metadata
 
+    def ask_another(self) -> None:
+        """What is asked of any broker, metadata above all, is asked of another one from here on."""
+        self.cluster.turn_away()
+
     def ids(self) -> dict[str, bytes]:
         return {name: topic.topic_id for name, topic in self.topics.items()}
 
@@ -114,6 +118,22 @@ class Driver:
             return {}
         names = ", ".join(sorted({topic for topic, _ in timestamps}))
         return self.cluster.patiently(f"offsets of {names}", lambda: list_offsets(self.cluster, timestamps, self.isolation), self.options.retry_interval_s)
+
+    def hidden_ends(self, keys: Iterable[Key]) -> dict[Key, int]:
+        """Where retired partitions end that metadata do not show any more: their leaders, whom nobody names, serve them for a while. Those that are not found are left out."""
+        by_topic: dict[str, list[ListOffsetsRequest.Partition]] = {}
+        for topic, partition in keys:
+            by_topic.setdefault(topic, []).append(ListOffsetsRequest.Partition(partition_index=partition, timestamp=LATEST))
+        asked = ListOffsetsRequest(topics=[ListOffsetsRequest.Topic(name=name, partitions=partitions) for name, partitions in by_topic.items()])
+        found: dict[Key, int] = {}
+        for node in sorted(self.cluster.brokers):
+            try:
+                response = self.cluster.link_to(node).ask(asked)
+            except (OSError, BrokerError, MqdReadError) as error:
+                log.warning("broker %d does not tell where retired partitions end: %s", node, error)
+                continue
+            found |= {(topic.name, one.partition_index): one.offset for topic in response.topics for one in topic.partitions if not one.error_code}
+        return found
 
     def resolve(self, limit: Limit, keys: list[Key], word: str) -> dict[Key, int]:
         """`word`: starting or ending."""

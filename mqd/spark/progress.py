@@ -8,6 +8,10 @@ Spark keeps the offsets in the query's checkpoint; this object lives as long as 
         begins there. So nothing between is left out, though the source is never told where its checkpoint is.
     S3  nothing is left out silently: a topic that went, or was made anew, offsets that went back, a log that begins later than the query stands, are losses (failOnDataLoss)
     S4  a partition that is found later begins at its earliest offset
+    S6  one broker's answer does not make a loss: what is missing is asked for again, of other brokers too, for LOOKS * PAUSE_S. A topic that is gone even so stays in the position where it was (as long as failOnDataLoss lets the
+        query go on): should it only have been out of sight it is gone on with, and not read twice; its id tells that it was made anew
+    S7  partitions that a topic does not show any more, though it is the same, were retired, and have no records left. The query lets go of them; it is no loss when it stood at their end, which their leaders tell for
+        partition.retire.grace.ms at least. What nobody tells of any more counts as lost: records may have come after the last look, and have been deleted before this one
     S5  what is published as the group's offsets was carried through: the end of a batch that Spark has committed. Spark says commit(end) for all but a run's last batch; the start of the next
         batch says the same, and is published, too. That it failed is a warning: nothing rests on it
 Source: the rules of Spark's Kafka source in its integration guide.
@@ -17,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from mqd.spark.driver import Driver
@@ -28,16 +32,18 @@ from mqd.spark.wire import BrokerError, MqdReadError
 
 log = logging.getLogger("mqd.spark")
 
+LOOKS, PAUSE_S = 20, 0.25  # S6
 
 class Progress:
     """See the module. Raises MqdReadError."""
 
-    def __init__(self, options: SourceOptions, driver: Driver, now: Any = time.monotonic) -> None:
-        self.options, self._driver, self._now = options, driver, now
+    def __init__(self, options: SourceOptions, driver: Driver, now: Callable[[], float] = time.monotonic, pause: Callable[[float], None] = time.sleep) -> None:
+        self.options, self._driver, self._now, self._pause = options, driver, now, pause
         self._initial: Position | None = None
         self._pin_due = False  # S2
         self._target: Position | None = None  # Trigger.AvailableNow
         self._latest: Position | None = None  # as last seen
+        self._gone: set[Key] = set()  # was told: S6
         self._last_trigger: float | None = None
         self._published: dict[Key, int] = {}
 
@@ -77,23 +83,40 @@ class Progress:
             return start
         if not is_first:
             self._publish_quietly(position)
+        if self._target is not None and self._misses(position, self._target.offsets.keys(), self._target.ids):
+            self._target = self._look(position)
         available = self._target or self._look(position)
         starts, ends = self._joined(position, available)
         if not unlimited:
-            if self._target is None and self._waits_for_more(starts, ends):
+            if self._target is None and self._waits_for_more(starts, ends.offsets):
                 return start
             if self.options.max_offsets_per_trigger is not None:
-                ends = rate_limited(starts, ends, self.options.max_offsets_per_trigger)
-        return Position(ends, available.ids).to_json()
+                ends = Position(rate_limited(starts, ends.offsets, self.options.max_offsets_per_trigger), ends.ids)
+        return ends.to_json()
 
     def _look(self, position: Position) -> Position:
-        keys = self._driver.partitions(missing_is_lost=bool(position.offsets))
+        keys = self._find(position)
         self._latest = Position(self._driver.list(keys, LATEST), self._driver.ids())
         return self._latest
 
-    def _joined(self, start: Position, available: Position) -> tuple[dict[Key, int], dict[Key, int]]:
+    def _find(self, wanted: Position) -> list[Key]:
+        """The partitions there are; what is wanted and missing is asked for again (S6)."""
+        keys = self._driver.partitions(missing_is_lost=bool(wanted.offsets))
+        for _ in range(LOOKS):
+            if not self._misses(wanted, keys, self._driver.ids()):
+                break
+            self._pause(PAUSE_S)
+            self._driver.ask_another()
+            keys = self._driver.partitions(missing_is_lost=True)
+        return keys
+
+    def _misses(self, wanted: Position, keys: Collection[Key], ids: Mapping[str, bytes]) -> bool:
+        return any(key not in self._gone and (key not in keys or _is_another(key[0], wanted.ids, ids)) for key in wanted.offsets)
+
+    def _joined(self, start: Position, available: Position) -> tuple[dict[Key, int], Position]:
         """(where each partition begins, where it could end), by what is there now. Tells losses."""
-        anew = self._tell_gone(start, available)
+        anew = self._made_anew(start, available)
+        kept = self._kept(start, available, anew)
         starts = {key: offset for key, offset in start.offsets.items() if key in available.offsets and key not in anew}
         found = [key for key in available.offsets if key not in starts]
         starts |= self._new_starts(found, start, anew)
@@ -102,20 +125,35 @@ class Progress:
             if ends[key] < begin:
                 self._driver.lost(f"{key[0]}-{key[1]}: the log ends at {ends[key]}, before offset {begin} where the query stands: it was cut")
                 ends[key] = begin
-        return starts, ends
+        return starts | kept, Position(ends | kept, available.ids | {topic: start.ids[topic] for topic, _ in kept})
 
-    def _tell_gone(self, start: Position, available: Position) -> set[Key]:
-        """Returns the partitions of topics that were made anew."""
+    def _made_anew(self, start: Position, later: Position) -> set[Key]:
+        """Partitions of topics that were deleted, and made anew."""
         anew = set()
         for topic in start.topics():
-            before, now = start.ids.get(topic), available.ids.get(topic)
-            gone = [partition for name, partition in start.offsets if name == topic and (name, partition) not in available.offsets]
-            if before is not None and now is not None and before != now:
+            if _is_another(topic, start.ids, later.ids):
                 self._driver.lost(f"topic {topic} was deleted and made anew since the last batch, which ended at {_ends(start, topic)}")
                 anew |= {key for key in start.offsets if key[0] == topic}
-            elif gone:
-                self._driver.lost(f"{topic}-{', '.join(map(str, sorted(gone)))} {'is' if len(gone) == 1 else 'are'} gone; the last batch ended at {_ends(start, topic)}")
         return anew
+
+    def _kept(self, start: Position, available: Position, anew: set[Key]) -> dict[Key, int]:
+        """Tells what is gone. Returns what of it stays in the position (S6)."""
+        self._gone -= available.offsets.keys()
+        kept: dict[Key, int] = {}
+        for topic in start.topics():
+            missing = sorted(key for key in start.offsets if key[0] == topic and key not in available.offsets and key not in anew)
+            if missing and topic in available.ids and available.ids[topic] == start.ids.get(topic):
+                ends = self._driver.hidden_ends(missing)
+                for key in [key for key in missing if ends.get(key) == start.offsets[key]]:
+                    missing.remove(key)
+                    log.warning("%s-%d was retired, and the query has read it to its end, offset %d: it goes on without it", *key, start.offsets[key])
+            elif topic in start.ids and topic not in available.ids:
+                kept |= {key: start.offsets[key] for key in missing}
+            if not self._gone.issuperset(missing):
+                names = ", ".join(str(partition) for _, partition in missing)
+                self._driver.lost(f"{topic}-{names} {'is' if len(missing) == 1 else 'are'} gone; the last batch ended at {_ends(start, topic)}")
+            self._gone.update(missing)
+        return kept
 
     def _new_starts(self, keys: list[Key], start: Position, anew: set[Key]) -> dict[Key, int]:
         earliest = self._driver.list(keys, EARLIEST)
@@ -140,16 +178,31 @@ class Progress:
         begin, stop = Position.from_json(start), Position.from_json(end)
         if not self._driver.topics and stop.offsets:
             self._driver.partitions(missing_is_lost=True)  # after a restart: who leads, for what tasks weigh
-        anew = self._tell_gone(begin, stop)
+        anew = self._made_anew(begin, stop)  # what was gone then latest() has told
         starts = {key: offset for key, offset in begin.offsets.items() if key in stop.offsets and key not in anew}
-        starts |= self._new_starts([key for key in stop.offsets if key not in starts], begin, anew)
+        found = [key for key in stop.offsets if key not in starts]
+        vanished = self._vanished(found, stop)
+        starts |= self._new_starts([key for key in found if key not in vanished], begin, anew)
         ranges = []
         for key, until in sorted(stop.offsets.items()):
+            if key in vanished:
+                continue
             if starts[key] > until and not self._is_initial(begin):  # S2: the first batch again, from a later "latest"
                 self._driver.lost(f"{key[0]}-{key[1]}: the batch ends at {until}, before its beginning {starts[key]}")
             if until > starts[key]:
                 ranges.append(Range(*key, starts[key], until, stop.ids.get(key[0], b"")))
         return self._driver.tasks(ranges)
+
+    def _vanished(self, found: list[Key], stop: Position) -> set[Key]:
+        """Those whose first batch this is, but which went before it was read: a query that is restarted after their topic was deleted. Told as lost, and left out."""
+        if not found:
+            return set()
+        there, ids = set(self._find(Position({key: stop.offsets[key] for key in found}, stop.ids))), self._driver.ids()
+        vanished = {key for key in found if key not in there or _is_another(key[0], stop.ids, ids)}
+        for topic, partition in sorted(vanished - self._gone):
+            self._driver.lost(f"{topic}-{partition} is gone, or another one of that name by now; the batch that ends at {stop.offsets[topic, partition]} was not read")
+        self._gone |= vanished
+        return vanished
 
     # -- what is told ------------------------------------------------------------------------------------------------------------------------
 
@@ -163,7 +216,7 @@ class Progress:
         """S5."""
         if self.options.group_id is None:
             return
-        changed = {key: offset for key, offset in position.offsets.items() if self._published.get(key) != offset}
+        changed = {key: offset for key, offset in position.offsets.items() if self._published.get(key) != offset and key not in self._gone}
         if not changed:
             return
         try:
@@ -173,6 +226,10 @@ class Progress:
             log.warning("the query's progress could not be published as group %s: %s; it goes on, and the next batch says it again", self.options.group_id, error)
         else:
             self._published |= changed
+
+
+def _is_another(topic: str, before: Mapping[str, bytes], now: Mapping[str, bytes]) -> bool:
+    return topic in before and topic in now and before[topic] != now[topic]
 
 
 def _ends(position: Position, topic: str) -> str:

@@ -193,9 +193,10 @@ class Cluster:
         self._servers = parse_servers(settings.bootstrap_servers)
         self._links: dict[tuple[str, int], Link] = {}
         self.brokers: dict[int, tuple[str, int]] = {}
+        self._turns, self._first = 0, list[tuple[str, int]]()  # turn_away(): how often, and whom any_link() tries before others since
 
     def close(self) -> None:
-        links, self._links = self._links, {}
+        links, self._links, self._first = self._links, {}, []
         for link in links.values():
             link.close()
 
@@ -213,14 +214,24 @@ class Cluster:
         return self._link(address)
 
     def any_link(self) -> Link:
-        """Whoever can be reached: those of the metadata, then bootstrap.servers."""
+        """Whoever can be reached: whom turn_away() turned to, others that we are connected with, bootstrap.servers, those of the metadata."""
         problems = []
-        for address in dict.fromkeys([*self._links, *self._servers, *self.brokers.values()]):
+        for address in dict.fromkeys([*self._first, *self._links, *self._servers, *self.brokers.values()]):
             try:
-                return self._link(address)
+                link = self._link(address)
             except OSError as error:
                 problems.append(str(error))
+            else:
+                self._first = [address] if self._first else []
+                return link
         raise ConnectionError("; ".join(problems))
+
+    def turn_away(self) -> None:
+        """any_link() is by turns another broker's, until close()."""
+        known = list(dict.fromkeys([*self._servers, *(self.brokers[node] for node in sorted(self.brokers))]))
+        self._turns += 1
+        first = self._turns % len(known)
+        self._first = known[first:] + known[:first]
 
     def _link(self, address: tuple[str, int]) -> Link:
         link = self._links.get(address)

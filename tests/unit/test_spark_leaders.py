@@ -1,4 +1,4 @@
-"""An executor's Fetch against brokers that the test plays: a leader that moves, a replica that is nearer, a peer that lies, one that says nothing."""
+"""An executor's Fetch, and a driver's Metadata, against brokers that the test plays: a leader that moves, a replica that is nearer, a peer that lies, one that says nothing, one that has not heard of a topic."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from mqd.protocol.api import decode_request, encode_response, with_length  # noq
 from mqd.protocol.framing import SUPPORTED  # noqa: E402
 from mqd.protocol.messages import ApiVersionsResponse, FetchResponse, ListOffsetsResponse, MetadataResponse  # noqa: E402
 from mqd.protocol.records import Record, encode_batch  # noqa: E402
+from mqd.spark.driver import Driver  # noqa: E402
 from mqd.spark.options import source_options  # noqa: E402
 from mqd.spark.planning import Range  # noqa: E402
+from mqd.spark.progress import Progress  # noqa: E402
 from mqd.spark.reading import read_range  # noqa: E402
-from mqd.spark.wire import MqdReadError  # noqa: E402
+from mqd.spark.wire import Cluster, MqdReadError  # noqa: E402
 
 TOPIC = b"the topic's id.."
 BATCHES = {offset: encode_batch([Record(value=b"%d" % number) for number in range(offset, offset + 10)], base_offset=offset) for offset in range(0, 50, 10)}
@@ -31,6 +33,8 @@ class World:
 
     def __init__(self) -> None:
         self.leader, self.topic_id, self.fetches = 1, TOPIC, []
+        self.behind: set[int] = set()  # brokers whose metadata do not have the topic yet
+        self.asked: list[int] = []  # for metadata
         self.lie: Callable[[int, int], Any] = lambda node, offset: None  # bytes: the whole answer; a PartitionData: that
         self._sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
         for node, listener in enumerate(self._sockets, 1):
@@ -65,10 +69,15 @@ class World:
             return ApiVersionsResponse(api_keys=[ApiVersionsResponse.ApiVersion(api_key=one.key, min_version=one.min_version, max_version=one.max_version) for one in SUPPORTED.values()])
         if header.api_key == 3:
             brokers = [MetadataResponse.Broker(node_id=number, host="127.0.0.1", port=one.getsockname()[1]) for number, one in enumerate(self._sockets, 1)]
+            self.asked.append(node)
+            if node in self.behind:
+                return MetadataResponse(brokers=brokers, cluster_id="c", controller_id=1, topics=[MetadataResponse.Topic(name="orders", error_code=3, partitions=[])])
             part = MetadataResponse.Partition(partition_index=0, leader_id=self.leader, replica_nodes=[1, 2], isr_nodes=[1, 2])
             return MetadataResponse(brokers=brokers, cluster_id="c", controller_id=1, topics=[MetadataResponse.Topic(name="orders", topic_id=self.topic_id, partitions=[part])])
         if header.api_key == 2:
-            part = ListOffsetsResponse.PartitionResponse(partition_index=0, offset=0 if request.topics[0].partitions[0].timestamp == -2 else 50)
+            asked = request.topics[0].partitions[0]
+            offset = 0 if asked.timestamp == -2 else 50
+            part = ListOffsetsResponse.PartitionResponse(partition_index=asked.partition_index, error_code=0 if node == self.leader else 6, offset=offset if node == self.leader else -1)
             return ListOffsetsResponse(topics=[ListOffsetsResponse.TopicResponse(name="orders", partitions=[part])])
         offset = request.topics[0].partitions[0].fetch_offset
         self.fetches.append((node, offset))
@@ -169,6 +178,42 @@ def test_an_offset_that_is_not_there(world: World) -> None:
     with pytest.raises(MqdReadError, match="orders-0: offset 60 is beyond the log's end 50"):
         list(read_range(source_options(given, streaming=False), ("value",), Range("orders", 0, 60, 70, TOPIC)))
     assert list(read_range(source_options({**given, "failOnDataLoss": "false"}, streaming=False), ("value",), Range("orders", 0, 60, 70, TOPIC))) == []
+
+
+def test_another_broker_is_asked_for_what_is_missing(world: World) -> None:
+    """Then we stay with it: the next trigger need not ask twice."""
+    options = source_options({"kafka.bootstrap.servers": world.bootstrap, "subscribe": "orders", "startingOffsets": "earliest"}, streaming=True)
+    progress = Progress(options, Driver(options), pause=lambda seconds: None)
+    end = progress.latest(progress.initial(), True)
+    world.behind, world.asked = {1}, []
+    assert progress.latest(end, True) == end and world.asked[:2] == [1, 2]
+    world.asked = []
+    assert progress.latest(end, True) == end and set(world.asked) == {2}
+    world.behind = {1, 2}
+    with pytest.raises(MqdReadError, match="orders-0 is gone"):
+        progress.latest(end, True)
+    progress.close()
+
+
+def test_partitions_that_are_not_shown_any_more_are_asked_of_all(world: World) -> None:
+    driver = Driver(source_options({"kafka.bootstrap.servers": world.bootstrap, "subscribe": "orders"}, streaming=True))
+    assert driver.partitions() == [("orders", 0)]
+    world.leader = 2
+    assert driver.hidden_ends([("orders", 1)]) == {("orders", 1): 50}
+    world.leader = 3
+    assert driver.hidden_ends([("orders", 1)]) == {}
+    driver.close()
+
+
+def test_a_broker_that_is_away_is_not_turned_to(world: World) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        away = "127.0.0.1:%d" % closed.getsockname()[1]
+    cluster = Cluster(source_options({"kafka.bootstrap.servers": f"{world.bootstrap},{away}", "subscribe": "orders"}, streaming=True).kafka)
+    for _ in range(4):
+        assert cluster.metadata(["orders"]).topics["orders"].topic_id == TOPIC
+        cluster.turn_away()
+    assert world.asked == [1, 2, 2, 1]  # the one that is away, too, has its turn
+    cluster.close()
 
 
 def test_another_topic_of_the_name(world: World) -> None:

@@ -23,16 +23,29 @@ class World:
         self.losses: list[str] = []
         self.published: list[dict[Key, int]] = []
         self.refuses = False
+        self.behind: list[tuple[dict[Key, tuple[int, int]], dict[str, int]]] = []  # the next answers: as it was
+        self.turns = 0  # how often another broker was asked for
+        self.hidden: dict[Key, int] = {}  # retired partitions, and where they ended
 
     def partitions(self, missing_is_lost: bool = False) -> list[Key]:
-        self.topics = {name: Topic(name, bytes([self.numbers[name]]) * 16, {}) for name, _ in self.logs}
-        return sorted(self.logs)
+        logs, numbers = self.behind.pop(0) if self.behind else (self.logs, self.numbers)
+        self.topics = {name: Topic(name, bytes([numbers[name]]) * 16, {}) for name, _ in logs}
+        return sorted(logs)
+
+    def ask_another(self) -> None:
+        self.turns += 1
 
     def ids(self) -> dict[str, bytes]:
         return {name: topic.topic_id for name, topic in self.topics.items()}
 
     def list(self, keys: Any, at: int) -> dict[Key, int]:
+        gone = [key for key in keys if key not in self.logs]
+        if gone:
+            raise MqdReadError(f"offsets of {gone}: UNKNOWN_TOPIC_OR_PARTITION")
         return {key: self.logs[key][0 if at == EARLIEST else 1] for key in keys}
+
+    def hidden_ends(self, keys: Any) -> dict[Key, int]:
+        return {key: self.hidden[key] for key in keys if key in self.hidden}
 
     def resolve(self, limit: Any, keys: Any, word: str) -> dict[Key, int]:
         return self.list(keys, limit.at if limit.at is not None else LATEST)
@@ -62,7 +75,7 @@ class World:
 def _world(logs: dict[Key, tuple[int, int]], clock: list[float] | None = None, **given: str) -> tuple[World, Progress]:
     options = source_options({"kafka.bootstrap.servers": "a", "subscribe": "t", **given}, streaming=True)
     world = World(options, logs)
-    return world, Progress(options, world, now=(lambda: clock[0]) if clock else lambda: 0.0)
+    return world, Progress(options, world, now=(lambda: clock[0]) if clock else lambda: 0.0, pause=_no_pause)
 
 
 def _offsets(found: dict[str, Any]) -> dict[Key, int]:
@@ -71,7 +84,11 @@ def _offsets(found: dict[str, Any]) -> dict[Key, int]:
 
 def _again(world: World) -> Progress:
     """The query starts anew; the world stays."""
-    return Progress(world.options, world)
+    return Progress(world.options, world, pause=_no_pause)
+
+
+def _no_pause(seconds: float) -> None:
+    pass
 
 
 def _ranges(made: list[Range]) -> list[tuple[int, int, int]]:
@@ -201,7 +218,135 @@ def test_progress_is_published_also_of_the_last_batch() -> None:
     assert len(world.published) == 1
 
 
+def test_what_is_gone_is_not_published() -> None:
+    """A group has no offset of a topic that is not there: the broker would refuse it with every batch."""
+    world, progress = _world({("t", 0): (0, 10), ("u", 0): (0, 10)}, startingOffsets="earliest", groupId="g", failOnDataLoss="false")
+    end = progress.latest(progress.initial(), True)
+    del world.logs["u", 0]
+    progress = _again(world)
+    world.refuses = True  # so does the broker, as long as the query has not looked
+    end = progress.latest(end, True)
+    assert _offsets(end)["u", 0] == 10
+    world.refuses = False
+    progress.publish(end)
+    assert world.published == [{("t", 0): 10}]
+
+
 def test_nothing_is_published_without_a_group() -> None:
     world, progress = _world({("t", 0): (0, 10)}, startingOffsets="earliest")
     progress.publish(progress.latest(progress.initial(), True))
     assert world.published == []
+
+
+def test_one_answer_that_is_behind_is_no_loss() -> None:
+    """A broker that has not heard yet of a topic, of its partitions, or that it was made anew: another one is asked."""
+    world, progress = _world({("t", 0): (0, 10), ("t", 1): (0, 10), ("u", 0): (0, 10)}, startingOffsets="earliest")
+    world.numbers["u"] = 2
+    end = progress.latest(progress.initial(), True)
+    world.grow("t", 1, 5)
+    for lacking in ({("t", 0), ("t", 1)}, {("u", 0)}, {("t", 1)}, set()):
+        old = {key: log for key, log in world.logs.items() if key not in lacking}
+        world.behind, world.turns = [(old, {"t": 1, "u": 1 if not lacking else 2})], 0
+        after = progress.latest(end, True)
+        assert _ranges(progress.plan(end, after)) == [(1, 10, 15)] and Position.from_json(after).ids["u"] == b"\2" * 16
+        assert world.turns == 1 and not world.losses
+
+
+def test_an_end_for_available_now_that_is_behind() -> None:
+    world, progress = _world({("t", 0): (0, 10), ("u", 0): (0, 10)}, startingOffsets="earliest")
+    end = progress.latest(progress.initial(), True)
+    world.grow("u", 0, 5)
+    progress = _again(world)
+    world.behind = [({("t", 0): (0, 10)}, {"t": 1})]
+    progress.prepare_available_now()
+    after = progress.latest(end, True)
+    assert _offsets(after) == {("t", 0): 10, ("u", 0): 15} and progress.latest(after, True) == after
+    assert not world.losses
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_topic_out_of_sight_is_not_read_twice(restarted: bool) -> None:
+    """With failOnDataLoss=false: it stays where it was, until it is seen again, or another one under its name."""
+    world, progress = _world({("t", 0): (0, 10), ("u", 0): (0, 10)}, startingOffsets="earliest", failOnDataLoss="false")
+    end = progress.latest(progress.initial(), True)
+    kept = world.logs.pop(("u", 0))
+    without = progress.latest(end, True)
+    assert without == end and progress.plan(end, without) == [] and len(world.losses) == 1
+    asked = world.turns
+    world.grow("t", 0, 1)
+    end = progress.latest(without, True)
+    assert _offsets(end) == {("t", 0): 11, ("u", 0): 10}
+    assert world.turns == asked and len(world.losses) == 1, "told once, and waited for once"
+    progress = _again(world) if restarted else progress
+    world.logs["u", 0] = kept
+    world.grow("u", 0, 2)
+    seen = progress.latest(end, True)
+    assert _ranges(progress.plan(end, seen)) == [(0, 10, 12)]
+    world.numbers["u"] = 2
+    anew = progress.latest(seen, True)
+    assert _ranges(progress.plan(seen, anew)) == [(0, 0, 12)] and "topic u was deleted and made anew" in world.losses[-1]
+
+
+def test_a_topic_without_a_known_id_is_let_go_of() -> None:
+    """Offsets of Spark's source for Kafka name no ids: whether what comes under that name is the same nobody could tell."""
+    world, progress = _world({("t", 0): (0, 10)}, failOnDataLoss="false")
+    end = progress.latest({"t": {"0": 10}, "u": {"0": 10}}, True)
+    assert _offsets(end) == {("t", 0): 10} and len(world.losses) == 1
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_retired_partitions_that_were_read_are_no_loss(restarted: bool) -> None:
+    world, progress = _world({("t", 0): (0, 10), ("t", 1): (0, 10)}, startingOffsets="earliest")
+    end = progress.latest(progress.initial(), True)
+    del world.logs["t", 1]
+    world.hidden["t", 1] = 10
+    progress = _again(world) if restarted else progress
+    after = progress.latest(end, True)
+    assert _offsets(after) == {("t", 0): 10} and world.losses == []
+    for one in (progress, _again(world)):
+        assert one.plan(end, after) == []  # the batch in which they go
+    world.grow("t", 1, 15)  # added again: others
+    assert _ranges(progress.plan(after, progress.latest(after, True))) == [(1, 0, 15)]
+
+
+@pytest.mark.parametrize("hidden", [{}, {("t", 1): 11}])
+def test_retired_partitions_that_were_not_read_are_lost(hidden: dict[Key, int]) -> None:
+    """Also when nobody can tell any more where they ended: retention may have deleted what came after the last batch."""
+    world, progress = _world({("t", 0): (0, 10), ("t", 1): (0, 10)}, startingOffsets="earliest", failOnDataLoss="false")
+    end = progress.latest(progress.initial(), True)
+    del world.logs["t", 1]
+    world.hidden |= hidden
+    after = progress.latest(end, True)
+    assert len(world.losses) == 1 and "t-1 is gone; the last batch ended at" in world.losses[0]
+    assert _offsets(after) == {("t", 0): 10}, "one of that index which is added later is another"
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_topic_that_goes_before_its_first_batch_was_read(restarted: bool, anew: bool) -> None:
+    """Its beginning cannot be asked for any more; the batch goes on without it, instead of failing again at every start."""
+    world, progress = _world({("t", 0): (0, 10)}, startingOffsets="earliest", failOnDataLoss="false")
+    first = progress.latest(progress.initial(), True)
+    world.grow("t", 0, 1)
+    world.grow("u", 0, 5)
+    end = progress.latest(first, True)
+    del world.logs["u", 0]
+    if anew:
+        world.numbers["u"] = 2
+        world.grow("u", 0, 7)
+    progress = _again(world) if restarted else progress
+    made = progress.plan(first, end)
+    assert [(one.topic, one.start, one.end) for one in made] == [("t", 10, 11)]
+    assert len(world.losses) == 1 and "u-0 is gone" in world.losses[0]
+    after = progress.latest(end, True)
+    assert [(one.topic, one.start, one.end) for one in progress.plan(end, after)] == ([("u", 0, 7)] if anew else [])
+
+
+def test_a_topic_that_goes_before_its_first_batch_was_read_is_a_loss() -> None:
+    world, progress = _world({("t", 0): (0, 10)}, startingOffsets="earliest")
+    first = progress.latest(progress.initial(), True)
+    world.grow("u", 0, 5)
+    end = progress.latest(first, True)
+    del world.logs["u", 0]
+    with pytest.raises(MqdReadError, match="u-0 is gone, or another one of that name by now; the batch that ends at 5 was not read"):
+        _again(world).plan(first, end)
