@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -43,6 +45,20 @@ def delete_records(broker: Broker, name: str, partition: int, before: int) -> No
     client = admin(broker)
     for future in client.delete_records([TopicPartition(name, partition, before)]).values():
         future.result(30)
+
+
+def retire_partitions(broker: Broker, name: str, to: int) -> None:
+    """Returns when their records go elsewhere; they are there until they are empty."""
+    command = [sys.executable, "-m", "mqd.cli.main", "topic", "retire-partitions", name, "--to", str(to), "-b", broker.bootstrap]
+    subprocess.run(command, check=True, timeout=120, stdout=subprocess.DEVNULL)
+
+
+def wait_for_partitions(broker: Broker, name: str, count: int, seconds: float = 60.0) -> None:
+    """Until clients are shown so many."""
+    client, deadline = admin(broker), time.monotonic() + seconds
+    while len(client.list_topics(name, timeout=30).topics[name].partitions) != count:
+        assert time.monotonic() < deadline, f"{name} has not come to {count} partitions"
+        time.sleep(0.1)  # nothing tells a client
 
 
 def produce(broker: Broker, topic: str, records: Iterable[Any], partition: int = 0, **config: Any) -> None:

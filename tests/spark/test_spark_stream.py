@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.broker import Broker
-from tests.spark.support import Stream, add_partitions, committed, delete_records, delete_topic, new_topic, numbered, options, produce
+from tests.spark.support import Stream, add_partitions, committed, delete_records, delete_topic, new_topic, numbered, options, produce, retire_partitions, wait_for_partitions
 
 
 def test_rate_limited_resumed_and_published(spark: Any, broker: Broker, tmp_path: Path) -> None:
@@ -96,6 +96,27 @@ def test_a_topic_made_anew(spark: Any, broker: Broker, tmp_path: Path) -> None:
     stream.given = {**given, "failOnDataLoss": "false"}
     stream.seen.clear()
     assert [row[3] for row in stream.run()] == numbered(100, 20)
+
+
+def test_partitions_are_retired(spark: Any, start_broker: Any, tmp_path: Path) -> None:
+    """What a query has read to its end is no loss when it goes, even if the query was not running then; what it has not read is."""
+    broker = start_broker(config={"log.retention.check.interval.ms": "300"})
+    topic = new_topic(broker, 4)
+    given = options(broker, topic, startingOffsets="earliest")
+    reader, late = Stream(spark, tmp_path / "reader", given), Stream(spark, tmp_path / "late", given)
+    produce(broker, topic, [{"value": value, "partition": place % 4} for place, value in enumerate(numbered(0, 20))])
+    assert len(late.run()) == 20
+    produce(broker, topic, [{"value": value, "partition": place % 4} for place, value in enumerate(numbered(20, 20))])
+    assert len(reader.run()) == 40
+    retire_partitions(broker, topic, 2)
+    for partition in (2, 3):
+        delete_records(broker, topic, partition, 10)
+    wait_for_partitions(broker, topic, 2)
+    produce(broker, topic, numbered(40, 5), partition=1)
+    assert [row[:2] for row in reader.run()] == [(1, offset) for offset in range(10, 15)]
+    assert reader.run() == []
+    told = late.failure()
+    assert f"{topic}-2, 3 are gone" in told and "failOnDataLoss" in told
 
 
 def test_minimum_and_delay(spark: Any, broker: Broker, tmp_path: Path) -> None:
