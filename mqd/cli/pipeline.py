@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from mqd.cli.common import EXIT_FAILED, EXIT_USAGE, CliError, error_line
+from mqd.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, CliError, error_line
 
 
 @click.group("pipeline", context_settings={"help_option_names": ["-h", "--help"]})
@@ -38,7 +38,7 @@ def run(ctx: click.Context, file: Path, bootstrap: str | None, master: str | Non
     changes = {"bootstrap": bootstrap or outer.get("bootstrap"), "master": master, "trigger": ONCE if once else None}
     try:
         pipeline = load(path if path.exists() else file, changes, {"bootstrap": os.environ.get("MQD_BOOTSTRAP")})
-        from mqd.spark.pipelines.running import Progress, explained
+        from mqd.spark.pipelines.running import Progress, ReplayStoppedError, explained
         from mqd.spark.pipelines.running import run as run_pipeline
         from mqd.spark.pipelines.session import session
 
@@ -54,12 +54,14 @@ def run(ctx: click.Context, file: Path, bootstrap: str | None, master: str | Non
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     try:
-        run_pipeline(spark, pipeline, report, stop)
+        ended = run_pipeline(spark, pipeline, report, stop)
+    except ReplayStoppedError as error:
+        raise CliError(f"{pipeline.name}: {explained(error)}", EXIT_INTERRUPTED) from None
     except Exception as error:
         raise CliError(f"{pipeline.name}: {explained(error)}", EXIT_FAILED) from error
     finally:
         spark.stop()
-    error_line(f"{pipeline.name}: {'stopped; started again it goes on from its checkpoint' if stop.is_set() else 'done'}")
+    error_line(f"{pipeline.name}: {'done' if ended else 'stopped; started again it goes on from its checkpoint'}")
     return 0
 
 

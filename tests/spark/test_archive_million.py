@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -100,5 +101,5 @@ def test_a_million_records_come_back_as_they_were(spark: Any, broker: Broker, tm
     for options in ({}, {"kafka.compression.type": "zstd"}):
         target = new_topic(broker, PARTITIONS, config=FOR_EVER)
         replay = checked({"pipeline": "replay", "name": f"back-{target}", "to": {source: target}, "options": options, **common}, "test")
-        run(spark, replay, lambda _: None, None)
+        run(spark, replay, lambda _: None, threading.Event())
         assert digests(broker, target) == wanted

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,9 @@ from confluent_kafka import Producer
 
 from mqd.spark.pipelines import running
 from mqd.spark.pipelines.manifest import Archive as ArchiveFiles
-from mqd.spark.pipelines.settings import ONCE, Archive, Source, Table
+from mqd.spark.pipelines.settings import ONCE, Archive, Replay, Source, Table
 from tests.broker import Broker
+from tests.interaction.transactional import connect, fetch_committed, read_committed
 from tests.spark.support import LADEN, new_topic, numbered, produce, read, values
 
 TRIES = 5
@@ -79,3 +82,33 @@ def test_a_compaction_that_fails_does_not_end_archiving(spark: Any, broker: Brok
     assert (sum(file.rows for file in archive.files.values()), archive.ends(topic)) == (30, {0: 30})
     told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING and "archiving goes on" in record.getMessage()]
     assert told and all(damaged.name in text for text in told)
+
+
+def test_a_replay_that_is_stopped_has_written_nothing(spark: Any, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is stopped when its first rows are in the log."""
+    topic, stop = new_topic(broker), threading.Event()
+
+    def slow(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            yield batch
+            time.sleep(0.5)  # that it takes longer than the stop
+
+    found = spark.range(0, 4_000_000, 1, 1).mapInArrow(slow, "id LONG").selectExpr(f"'{topic}' AS topic", "repeat(cast(id AS string), 100) AS value")
+    monkeypatch.setattr(running, "replay", lambda *_, **__: found)
+
+    def watch() -> None:
+        deadline = time.monotonic() + 120
+        with connect(broker) as connection:
+            while not fetch_committed(connection, topic, 0).high_watermark and time.monotonic() < deadline:
+                time.sleep(0.05)
+        stop.set()
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    with pytest.raises(running.ReplayStoppedError, match="nothing was written"):
+        running.run(spark, Replay(name="again", bootstrap=broker.bootstrap, path=str(tmp_path)), lambda _: None, stop)
+    watcher.join()
+    with connect(broker) as connection:
+        told = fetch_committed(connection, topic, 0)
+        assert 0 < told.high_watermark == told.last_stable_offset, "rows were there, and are aborted: no transaction is open"
+        assert read_committed(connection, topic, 0) == []

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -10,9 +15,11 @@ import pytest
 
 from mqd.spark.driver import Driver
 from mqd.spark.options import source_options
-from mqd.spark.pipelines import compacting, queries, running
+from mqd.cli import pipeline as pipeline_command
+from mqd.cli.common import CliError
+from mqd.spark.pipelines import compacting, queries, running, session
 from mqd.spark.pipelines.manifest import ArchivedFile, ArchiveError, Span
-from mqd.spark.pipelines.settings import Archive, Source, Table
+from mqd.spark.pipelines.settings import Archive, Replay, Source, Table
 
 ISOLATION = "kafka.isolation.level"
 
@@ -173,6 +180,74 @@ def test_what_stops_a_query_stops_a_compaction(monkeypatch: pytest.MonkeyPatch, 
     with pytest.raises(error):
         files.run(set())
     assert files.asked == [["a1", "b1"]] and not caplog.records
+
+
+# -- a replay that is stopped ------------------------------------------------------------------------------------------------------------
+
+CANCELLED = "[SPARK_JOB_CANCELLED] Job 0 cancelled part of cancelled job group again-1"
+
+
+class Job:
+    """A session with one job, which ends when it is cancelled or of itself. `begin`: what happens when it has begun."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, begin: Callable[[], object], outcome: str | None = CANCELLED) -> None:
+        self.cancelled, self.begin, self.outcome = threading.Event(), begin, outcome
+        self.groups: list[str] = []
+        self.sparkContext = SimpleNamespace(setJobGroup=lambda group, _: self.groups.append(group), cancelJobGroup=self.cancel)
+        monkeypatch.setattr(running, "_replay", self.replay)
+        monkeypatch.setattr(running, "LOOK_S", 0.01)
+
+    def cancel(self, group: str) -> None:
+        assert self.groups == [group]
+        self.cancelled.set()
+
+    def replay(self, _spark: Any, _pipeline: Any) -> None:
+        self.begin()
+        assert self.cancelled.wait(20), "nobody cancels it"
+        if self.outcome is not None:
+            raise RuntimeError(self.outcome)
+
+    def stop(self) -> None:
+        """Of the session."""
+
+
+@pytest.mark.parametrize(("options", "expected"), [({}, "nothing was written"), ({"Delivery": "at-least-once"}, "what was written so far stays")])
+def test_a_replay_is_stopped(monkeypatch: pytest.MonkeyPatch, options: dict[str, str], expected: str) -> None:
+    stop = threading.Event()
+    with pytest.raises(running.ReplayStoppedError, match=expected) as told:
+        running.run(Job(monkeypatch, stop.set), Replay(name="again", path="a", options=options), print, stop)  # type: ignore[arg-type]
+    assert running.explained(told.value) == str(told.value)
+
+
+def test_a_replay_that_is_stopped_too_late_has_come_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = threading.Event()
+    assert running.run(Job(monkeypatch, stop.set, None), Replay(name="again", path="a"), print, stop)  # type: ignore[arg-type]
+
+
+def test_a_replay_that_fails_while_it_is_stopped_says_of_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its commit, for instance: nobody knows whether it was written then."""
+    stop = threading.Event()
+    with pytest.raises(RuntimeError, match="no outcome within 60 s"):
+        running.run(Job(monkeypatch, stop.set, "committing batch 0: no outcome within 60 s"), Replay(name="again", path="a"), print, stop)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("outcome", [CANCELLED, None])
+def test_the_command_says_what_became_of_a_replay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], outcome: str | None) -> None:
+    (tmp_path / "again.toml").write_text('pipeline = "replay"\npath = "a"\ntopics = ["t"]\n')
+    job = Job(monkeypatch, lambda: os.kill(os.getpid(), signal.SIGTERM), outcome)
+    monkeypatch.setattr(session, "session", lambda *_: job)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        if outcome is None:
+            assert pipeline_command.command.main(["run", str(tmp_path / "again.toml")], standalone_mode=False) == 0
+            assert capsys.readouterr().err.endswith("again: done\n")
+            return
+        with pytest.raises(CliError, match="again: stopped before its end: nothing was written") as told:
+            pipeline_command.command.main(["run", str(tmp_path / "again.toml")], standalone_mode=False)
+        assert told.value.exit_code == 130 and "checkpoint" not in str(told.value)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 # -- a group's offsets -------------------------------------------------------------------------------------------------------------------

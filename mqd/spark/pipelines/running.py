@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import threading
+import uuid
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ from mqd.spark.pipelines.settings import ONCE, READ_COMMITTED, Aggregate, Archiv
 from mqd.spark.pipelines.stream_join import stream_join, timed
 from mqd.spark.pipelines.table import table
 from mqd.spark.pipelines.values import RECORD, decoded, encoded, rows
+from mqd.spark.sink_options import AT_LEAST_ONCE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -40,12 +42,18 @@ FORMAT = "mqd"
 LOOK_S = 0.5
 LADEN = ("failed to connect back", "CANNOT_OPEN_SOCKET")
 """What Spark says when a Python process of its own takes longer than ten seconds to come up, which no setting changes."""
-STOPPED = ("SPARK_JOB_CANCELLED", "InterruptedException", "InterruptedIOException", "ClosedByInterruptException")
+CANCELLED = "SPARK_JOB_CANCELLED"
+"""What Spark says of a job that was cancelled."""
+STOPPED = (CANCELLED, "InterruptedException", "InterruptedIOException", "ClosedByInterruptException")
 """What a Spark job ends with whose query is being stopped."""
 OURS = ("MqdOptionError:", "MqdReadError:", "MqdWriteError:", ".ArchiveError:", ".OrderError:", "[USER_RAISED_EXCEPTION]")
 """Before the text of an error that was written for the user, in what Spark makes of it."""
 _PYTHONS_LAST = re.compile(r"^((?:[\w.]*(?:Error|Exception))?: \S.*)$", re.MULTILINE)
 """Java's follow Py4J's in a line that begins with the colon."""
+
+
+class ReplayStoppedError(Exception):
+    """A replay was stopped before its end; the text says what became of its records."""
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -208,11 +216,11 @@ def start(spark: SparkSession, pipeline: Pipeline) -> StreamingQuery:
     return (writer.trigger(availableNow=True) if pipeline.trigger == ONCE else writer.trigger(processingTime=pipeline.trigger)).start()
 
 
-def run(spark: SparkSession, pipeline: Pipeline, report: Callable[[Progress], None], stop: threading.Event) -> None:
-    """Runs a pipeline until it ends or `stop` is set; then the batch under way is given up, the next start does it again. Raises what the query died of."""
+def run(spark: SparkSession, pipeline: Pipeline, report: Callable[[Progress], None], stop: threading.Event) -> bool:
+    """Runs a pipeline until it ends or `stop` is set; then the batch under way is given up, the next start does it again. Gives whether it came to its end. Raises what the query died of, ReplayStoppedError."""
     if isinstance(pipeline, Replay):
-        _replay(spark, pipeline)
-        return
+        _replay_until(spark, pipeline, stop)
+        return True
     query = start(spark, pipeline)
     seen = -1
     try:
@@ -223,9 +231,42 @@ def run(spark: SparkSession, pipeline: Pipeline, report: Callable[[Progress], No
                     seen = progress["batchId"]
                     report(_told(pipeline.name, progress))
             if ended or stop.is_set():
-                return
+                return bool(ended)
     finally:
         query.stop()
+
+
+def _replay_until(spark: SparkSession, pipeline: Replay, stop: threading.Event) -> None:
+    """A replay in a thread of its own: it is one call into Spark, which hears of no signal before its end. Raises ReplayStoppedError, or what it failed with."""
+    group, failures = f"{pipeline.name}-{uuid.uuid4().hex}", list[BaseException]()
+
+    def work() -> None:
+        try:
+            spark.sparkContext.setJobGroup(group, f"replay {pipeline.name}")
+            _replay(spark, pipeline)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=work, name=f"replay {pipeline.name}", daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(LOOK_S)
+            if stop.is_set() and thread.is_alive():
+                spark.sparkContext.cancelJobGroup(group)  # again and again: its job may not have begun
+    except BaseException:
+        spark.sparkContext.cancelJobGroup(group)
+        raise
+    if failures and stop.is_set() and CANCELLED in str(failures[0]):  # the sink has aborted, then: it commits behind the job
+        raise ReplayStoppedError(_stopped_text(pipeline)) from failures[0]
+    if failures:
+        raise failures[0]
+
+
+def _stopped_text(pipeline: Replay) -> str:
+    if any(name.lower() == "delivery" and said.strip().lower() == AT_LEAST_ONCE for name, said in pipeline.options.items()):
+        return "stopped before its end; what was written so far stays (delivery is at-least-once), and started again it begins anew"
+    return "stopped before its end: nothing was written; started again it begins anew"
 
 
 def _told(name: str, progress: Any) -> Progress:
@@ -247,7 +288,7 @@ def _behind(end: str | None, latest: str | None) -> int | None:
 
 def explained(error: BaseException) -> str:
     """What went wrong in a query, without Spark's and Java's stack traces."""
-    if isinstance(error, SettingsError):
+    if isinstance(error, (SettingsError, ReplayStoppedError)):
         return str(error)
     text = str(error)
     if any(said in text for said in LADEN):
