@@ -143,6 +143,10 @@ class TcpViews:
             self._link.close()
             self._link = None
 
+    def go_on_at(self, position: int) -> None:
+        """Where another reader has come to: patience begins here (F4), that one had its own."""
+        self.position, self._since = position, time.monotonic()
+
     def views(self) -> Iterator[Any]:
         """From `position` on to the range's end. Raises MqdReadError."""
         pause = PAUSE_S

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,10 @@ pytest.importorskip("pyarrow", reason="the executors' readers come with pyarrow:
 from mqd.protocol.api import encode_response  # noqa: E402
 from mqd.protocol.framing import RequestHeader  # noqa: E402
 from mqd.protocol.messages import FetchResponse  # noqa: E402
+from mqd.spark import fetching, reading  # noqa: E402
 from mqd.spark.fetching import VERSION_MAX, VERSION_MIN, Answer, parse_answer  # noqa: E402
+from mqd.spark.options import source_options  # noqa: E402
+from mqd.spark.planning import Range  # noqa: E402
 from mqd.spark.wire import BrokerError, MqdReadError, parse_servers  # noqa: E402
 
 TOPIC = bytes(range(16))
@@ -84,3 +89,30 @@ def test_servers() -> None:
     for text in ("", " , ", "a:x"):
         with pytest.raises(MqdReadError):
             parse_servers(text)
+
+
+def test_what_was_read_locally_is_no_time_without_records_over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The local part took longer than poll_timeout_s; the leader is away for a moment then."""
+    now, asked = [100.0], []
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(fetching, "time", clock)
+
+    class Near:
+        position = 60
+
+        def views(self) -> Any:
+            clock.sleep(600)
+            return iter(())
+
+        def close(self) -> None:
+            """Nothing is open."""
+
+    def metadata(_: Any) -> None:
+        asked.append(now[0])
+        raise ConnectionError("the broker is starting")
+
+    monkeypatch.setattr(reading, "_local", lambda *_: Near())
+    options = source_options({"kafka.bootstrap.servers": "a:1", "subscribe": "t", "kafkaConsumer.pollTimeoutMs": "5000"}, streaming=True)
+    with pytest.raises(MqdReadError, match="no records from offset 60 on .* within 5 s: the broker is starting"):
+        list(reading._views(options, SimpleNamespace(metadata=metadata), Range("t", 0, 0, 100, TOPIC)))  # type: ignore[arg-type]
+    assert asked[0] == 700 and 5 <= asked[-1] - 700 <= 7 and len(asked) > 3
