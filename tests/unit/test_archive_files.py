@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mqd.spark.pipelines import parquet
+from mqd.spark.pipelines import manifest, parquet
 from mqd.spark.pipelines.manifest import ArchiveError, ArchivedFile
 from mqd.spark.pipelines.parquet import ArchivedTask, OrderError, read, read_in_order, written
 from mqd.spark.schema import arrow_schema
@@ -104,6 +104,17 @@ def test_a_record_without_a_time_is_refused(tmp_path: Path) -> None:
     dates = pa.array([None, found.column("date")[1].as_py()], pa.date32())
     with pytest.raises(ArchiveError, match="without topic or timestamp"):
         written(iter([found.set_column(found.schema.get_field_index("date"), "date", dates)]), str(tmp_path), "q")
+
+
+def test_times_that_no_date_can_say_are_filed_by_the_nearest_that_can(tmp_path: Path) -> None:
+    """A producer may write any time, seconds for milliseconds among them; the record comes back with it."""
+    times = [-62_200_000_000_000, -62_135_596_800_000, 0, 253_402_300_799_999, 1_700_000_000_000_000]
+    made = written(iter([batch([("t", 0, offset, time) for offset, time in enumerate(times)])]), str(tmp_path), "q")
+    assert sorted((file.date, file.rows, file.path.split("/")[1]) for file in made) == [(date, rows, f"date={date}") for date, rows in (("0001-01-01", 2), ("1970-01-01", 1), ("9999-12-31", 2))]
+    assert all(manifest._OWN.fullmatch(file.path) for file in made)
+    tasks = [ArchivedTask(str(tmp_path), file.path, "t", ((span.partition, span.first, span.end),)) for file in made for span in file.spans]
+    found = [moment for one in read_in_order(tasks, ("offset", "timestamp")) for moment in one.column("timestamp").cast(pa.int64()).to_pylist()]
+    assert found == [1000 * time for time in times]
 
 
 def test_many_days_do_not_keep_many_files_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,10 @@ BUFFER_BYTES, MERGED_BUFFER_BYTES = 1 << 20, 64 << 10
 """Of each column that is read: of one file, and of many at once."""
 
 
+DAY_MIN, DAY_MAX = -719_162, 2_932_896
+"""0001-01-01 and 9999-12-31, in days of the Unix epoch: what a folder's name, and Python, can say of a date."""
+
+
 class OrderError(Exception):
     """Records were not handed over in the order of their offsets."""
 
@@ -107,12 +111,19 @@ def _by_day(batch: pa.RecordBatch) -> Iterator[tuple[str, str, pa.RecordBatch]]:
     columns = batch.select(["topic", "date"])
     if columns.column("date").null_count or columns.column("topic").null_count:
         raise ArchiveError(f"a record without topic or timestamp cannot be archived: give it both ({_first_of(batch)})")
+    columns = columns.set_column(1, "date", _nameable(columns.column("date")))
     days = pa.Table.from_batches([columns]).group_by(["topic", "date"]).aggregate([]).to_pylist()
     for day in days:
         records = batch
         if len(days) > 1:
             records = batch.filter(pc.and_(pc.equal(columns.column("topic"), day["topic"]), pc.equal(columns.column("date"), day["date"])))
         yield day["topic"], str(day["date"]), records
+
+
+def _nameable(dates: pa.Array) -> pa.Array:
+    """A record's time is whatever its producer has written: what lies before DAY_MIN, or behind DAY_MAX, is filed there. Its timestamp stays as it is."""
+    days = dates.cast(pa.int32())
+    return pc.min_element_wise(pc.max_element_wise(days, DAY_MIN), DAY_MAX).cast(pa.int32()).cast(pa.date32())
 
 
 def _first_of(batch: pa.RecordBatch) -> str:
