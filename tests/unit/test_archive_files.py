@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mqd.spark.pipelines import manifest, parquet
-from mqd.spark.pipelines.manifest import ArchiveError, ArchivedFile
+from mqd.spark.pipelines.manifest import KEEP_S, Archive, ArchiveError, ArchivedFile, Commit
 from mqd.spark.pipelines.parquet import ArchivedTask, OrderError, read, read_in_order, written
 from mqd.spark.schema import arrow_schema
 from mqd.spark.wire import MqdReadError
@@ -156,3 +157,95 @@ def test_a_flipped_bit_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_no_record_no_file(tmp_path: Path) -> None:
     assert written(iter([batch([])]), str(tmp_path), "q") == [] == written(iter([]), str(tmp_path), "q")
     assert not list(tmp_path.iterdir())
+
+
+# -- what is compacted while it is read ------------------------------------------------------------------------------------------------------
+
+
+def files_of(root: Path, *offsets: list[int]) -> list[ArchivedFile]:
+    """A file of partition 0 for each."""
+    return [file for one in offsets for file in written(iter([batch([("t", 0, offset, 0) for offset in one])]), str(root), "q")]
+
+
+def tasks_of(root: Path, files: list[ArchivedFile]) -> list[ArchivedTask]:
+    return [ArchivedTask(str(root), file.path, "t", tuple((span.partition, span.first, span.end) for span in file.spans)) for file in files]
+
+
+def compact(archive: Archive, files: list[ArchivedFile]) -> list[ArchivedFile]:
+    """All into one, and an hour behind that."""
+    rows = sorted({("t", span.partition, offset, 0) for file in files for span in file.spans for offset in offsets(Path(archive.root), file, span.partition, 0, 1 << 40)})
+    (large,) = written(iter([batch(rows)]), archive.root, "compacted")
+    archive.commit(Commit("", -1, [large], [file.path for file in files]))
+    archive.sweep(time.time() + KEEP_S + 1)
+    assert not any((Path(archive.root) / file.path).exists() for file in files)
+    return [large]
+
+
+def test_what_is_compacted_while_it_is_replayed_is_read_where_it_is_now(tmp_path: Path) -> None:
+    archive = Archive(str(tmp_path))
+    files = files_of(tmp_path, [*range(10)], [*range(10, 20)], [*range(20, 30)])
+    for number, file in enumerate(files):
+        archive.commit(Commit("q", number, [file]))
+    tasks = [ArchivedTask(task.root, task.path, "t", ((0, max(start, 3), min(end, 27)),)) for task in tasks_of(tmp_path, files) for _, start, end in task.spans]
+    reading = read_in_order(tasks, ("offset", "value"))
+    found = next(reading).column("offset").to_pylist()
+    late = files_of(tmp_path, [*range(30, 40)])
+    archive.commit(Commit("q", 3, late))
+    compact(archive, compact(archive, files) + late)
+    found += [offset for one in reading for offset in one.column("offset").to_pylist()]
+    assert found == [*range(3, 27)]
+
+
+def test_files_in_turns_that_became_one_are_read_once(tmp_path: Path) -> None:
+    """A large file is left between small ones that are compacted, and is compacted with them later."""
+    archive = Archive(str(tmp_path))
+    small, large, other = files_of(tmp_path, [*range(10)], [*range(10, 20)], [*range(20, 30)])
+    for number, file in enumerate((small, large, other)):
+        archive.commit(Commit("q", number, [file]))
+    files = compact(archive, [small, other]) + [large]
+    tasks = tasks_of(tmp_path, files)
+    compact(archive, files)
+    assert [offset for one in read_in_order(tasks, ("offset",)) for offset in one.column("offset").to_pylist()] == [*range(30)]
+
+
+def test_what_is_gone_from_an_object_store_amid_its_records_goes_on_behind_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = Archive(str(tmp_path))
+    files = written(iter([batch([("t", partition, offset, 0) for partition in range(2) for offset in range(10)])]), str(tmp_path), "q")
+    archive.commit(Commit("q", 0, files))
+    monkeypatch.setattr(parquet, "READ_BYTES", 1)  # a record at a time
+    kept, gone = parquet._batches, list[Exception]()
+
+    def batches(*given: object) -> Iterator[pa.RecordBatch]:
+        for one in kept(*given):  # type: ignore[arg-type]
+            if gone:
+                raise gone.pop()
+            yield one
+
+    monkeypatch.setattr(parquet, "_batches", batches)
+    reading = read(tasks_of(tmp_path, files)[0], ("value",), go_on=True)
+    found = [next(reading).column("value")[0].as_py() for _ in range(13)]
+    compact(archive, files)
+    gone.append(FileNotFoundError("no such key"))
+    found += [value for one in reading for value in one.column("value").to_pylist()]
+    assert not gone
+    assert found == [b"t-%d/%d" % (partition, offset) for partition in range(2) for offset in range(10)]
+
+
+def test_one_file_that_was_compacted_meanwhile_is_said_to_be(tmp_path: Path) -> None:
+    """Its neighbours' records cannot be told from its own: other tasks read them."""
+    archive = Archive(str(tmp_path))
+    files = files_of(tmp_path, [*range(10)], [*range(10, 20)])
+    archive.commit(Commit("q", 0, files))
+    compact(archive, files)
+    with pytest.raises(MqdReadError, match=r"\(t-0 0 to 9\) was compacted meanwhile, .* read it again"):
+        list(read(tasks_of(tmp_path, files)[0], ("value",)))
+
+
+def test_a_file_that_counts_and_is_gone_cannot_be_read(tmp_path: Path) -> None:
+    archive = Archive(str(tmp_path))
+    files = files_of(tmp_path, [*range(10)])
+    archive.commit(Commit("q", 0, files))
+    (tmp_path / files[0].path).unlink()
+    for reading in (read(tasks_of(tmp_path, files)[0], ("value",)), read_in_order(tasks_of(tmp_path, files), ("offset",))):
+        with pytest.raises(MqdReadError, match=r"cannot be read \(t-0 0 to 9\)"):
+            list(reading)

@@ -2,7 +2,7 @@
 
     writer(root, prefix)              records into an archive's files; for DataFrame.mapInArrow, on columns of `archive.archived`
     read(task, columns)               some offsets of one file
-    read_in_order(tasks, columns)     many files, partition after partition
+    read_in_order(tasks, columns)     many files, partition after partition; of those that were compacted and deleted meanwhile, what replaced them
 
 Invariants
 1. A file holds each partition's records in the order of their offsets. Who writes hands them over in that order; what is not is refused, nothing is sorted here.
@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mqd.spark.pipelines.manifest import ArchivedFile, ArchiveError, Span, filesystem, sync
+from mqd.spark.pipelines.manifest import Archive, ArchivedFile, ArchiveError, Span, filesystem, sync
 from mqd.spark.schema import arrow_schema
 from mqd.spark.wire import MqdReadError
 
@@ -214,7 +214,8 @@ class ArchivedTask(msgspec.Struct, frozen=True):
 def read_in_order(tasks: Iterable[ArchivedTask], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Partition after partition, each from all its files in the order of its offsets; `tasks` have one span each, `names` has offset. Raises MqdReadError.
 
-    Around midnight files of two days may hold offsets in turns: those that overlap are merged, batch by batch.
+    Around midnight files of two days may hold offsets in turns: those that overlap are merged, batch by batch. `tasks` have all of a day's files that do: two of them that are replaced meanwhile
+    are one file then, and either task finds the other's records in it.
     """
     overlapping: list[ArchivedTask] = []
     end: tuple[str, int, int] | None = None
@@ -232,20 +233,27 @@ def _merged(tasks: list[ArchivedTask], names: Sequence[str]) -> Iterator[pa.Reco
     """A file is opened when its first offset is reached, and closed behind its last."""
     if len(tasks) < 2:
         for task in tasks:
-            yield from read(task, names)
+            yield from read(task, names, go_on=True)
         return
     _allow_files(len(tasks))
     rows_max = max(ROWS_MAX // len(tasks), 64)
     to_come, rest = collections.deque(sorted(tasks, key=lambda task: task.spans[0][1])), list[_Rest]()
     while to_come or rest:
         while to_come and (not rest or to_come[0].spans[0][1] <= min(one.last for one in rest)):
-            rest += [one for one in [_Rest(read(to_come.popleft(), names, rows_max, MERGED_BUFFER_BYTES))] if one.batch is not None]
+            rest += [one for one in [_Rest(read(to_come.popleft(), names, rows_max, MERGED_BUFFER_BYTES, go_on=True))] if one.batch is not None]
         if not rest:
             continue
         until = min(one.last for one in rest)
         parts = [part for one in rest if (part := one.take(until)) is not None]
         rest = [one for one in rest if one.batch is not None]
-        yield from pa.Table.from_batches(parts).sort_by("offset").combine_chunks().to_batches()
+        yield from _each_once(pa.Table.from_batches(parts).sort_by("offset").combine_chunks()).to_batches()
+
+
+def _each_once(table: pa.Table) -> pa.Table:
+    """Records of one partition in the order of their offsets; one that was read by two tasks is there twice."""
+    offsets = table.column("offset").combine_chunks()
+    again = pc.equal(offsets[1:], offsets[:-1])
+    return table.filter(pa.concat_arrays([pa.array([True]), pc.invert(again)])) if pc.any(again).as_py() else table
 
 
 def _allow_files(count: int) -> None:
@@ -274,23 +282,63 @@ class _Rest:
         return found if count else None
 
 
-def read(task: ArchivedTask, names: Sequence[str], rows_max: int = ROWS_MAX, buffer_bytes: int = BUFFER_BYTES) -> Iterator[pa.RecordBatch]:
-    """The task's records as batches of the wanted columns, partition after partition. Raises MqdReadError."""
+def read(task: ArchivedTask, names: Sequence[str], rows_max: int = ROWS_MAX, buffer_bytes: int = BUFFER_BYTES, go_on: bool = False) -> Iterator[pa.RecordBatch]:
+    """The task's records as batches of the wanted columns, partition after partition. Raises MqdReadError.
+
+    go_on: where the file was compacted and deleted meanwhile, by the files that replaced it, which may give records of its neighbours' between its own (read_in_order).
+    """
+    left = list(task.spans)
+    try:
+        try:
+            yield from _read_file(task, left, names, rows_max, buffer_bytes)
+            return
+        except FileNotFoundError:
+            replacing = _replacing(task, left)
+            if not replacing:
+                raise
+        if not go_on:
+            raise MqdReadError(
+                f"{task.path} of the archive {task.root} ({_told(task)}) was compacted meanwhile, and deleted an hour after that: read it again; in less time, by less at once, or with "
+                "compact_from_files = 0 in the archive's pipeline as long as it takes"
+            )
+        for batch in read_in_order(replacing, names if "offset" in names else (*names, "offset")):
+            yield batch.select(list(names))
+    except (OSError, pa.ArrowInvalid, ArchiveError) as error:
+        raise MqdReadError(f"{task.path} of the archive {task.root} cannot be read ({_told(task)}): {error}") from error
+
+
+def _told(task: ArchivedTask) -> str:
+    return ", ".join(f"{task.topic}-{partition} {start} to {end - 1}" for partition, start, end in task.spans)
+
+
+def _read_file(task: ArchivedTask, left: list[tuple[int, int, int]], names: Sequence[str], rows_max: int, buffer_bytes: int) -> Iterator[pa.RecordBatch]:
+    """`left`: the spans, of which is taken what was given out. On an object store a file that is open may be gone, too."""
     files, root = filesystem(task.root)
     columns = list(dict.fromkeys([*(name for name in names if name != "topic"), "partition", "offset"]))
-    try:
-        with files.open_input_file(f"{root}/{task.path}") as file:
-            parquet = pq.ParquetFile(file, buffer_size=buffer_bytes, page_checksum_verification=True)
-            for partition, start, end in task.spans:
-                for batch in _batches(parquet, columns, rows_max, (partition, start, end)):
-                    offset = batch.column("offset")
-                    mine = pc.and_(pc.equal(batch.column("partition"), partition), pc.and_(pc.greater_equal(offset, start), pc.less(offset, end)))
-                    found = batch if pc.all(mine).as_py() else batch.filter(mine)
-                    if found.num_rows:
-                        yield _shaped(found, names, task.topic)
-    except (OSError, pa.ArrowInvalid) as error:
-        spans = ", ".join(f"{task.topic}-{partition} {start} to {end - 1}" for partition, start, end in task.spans)
-        raise MqdReadError(f"{task.path} of the archive {task.root} cannot be read ({spans}): {error}") from error
+    with files.open_input_file(f"{root}/{task.path}") as file:
+        parquet = pq.ParquetFile(file, buffer_size=buffer_bytes, page_checksum_verification=True)
+        while left:
+            partition, start, end = left[0]
+            for batch in _batches(parquet, columns, rows_max, left[0]):
+                offset = batch.column("offset")
+                mine = pc.and_(pc.equal(batch.column("partition"), partition), pc.and_(pc.greater_equal(offset, start), pc.less(offset, end)))
+                found = batch if pc.all(mine).as_py() else batch.filter(mine)
+                if found.num_rows:
+                    left[0] = (partition, found.column("offset")[-1].as_py() + 1, end)
+                    yield _shaped(found, names, task.topic)
+            del left[0]
+
+
+def _replacing(task: ArchivedTask, spans: Iterable[tuple[int, int, int]]) -> list[ArchivedTask]:
+    """What of the archive has a file's records since it was compacted: files of the same day, by invariant 4 of manifest.py. None: the file counts still, or nothing is known of it. Raises ArchiveError."""
+    archive = Archive(task.root)
+    if task.path in archive.files:
+        return []
+    return [
+        ArchivedTask(task.root, file.path, task.topic, ((partition, max(start, span.first), min(end, span.end)),))
+        for file in archive.of(task.topic) if file.path.split("/")[1] == task.path.split("/")[1]
+        for span in file.spans for partition, start, end in spans if span.partition == partition and span.first < end and start < span.end
+    ]  # fmt: skip
 
 
 def _batches(parquet: pq.ParquetFile, columns: list[str], rows_max: int, span: tuple[int, int, int]) -> Iterator[pa.RecordBatch]:
