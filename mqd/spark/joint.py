@@ -106,7 +106,10 @@ class Joint:
         known = ERRORS.get(code)
         text = f"{known.message} ({known.name})" if known else f"error {code}"
         if code == ErrorCode.PRODUCER_FENCED:
-            return f"{text}: another run of this query has taken over, or this one was aborted (a task that outlives its failed job; `mqd txn abort`). Two queries must not share a checkpoint"
+            return (
+                f"{text}: nothing was heard of the batch for {self._timeout_ms} ms (kafka.transaction.timeout.ms; tasks are heard of when rows come: one that waits longer for them needs more), "
+                "another run of this query has taken over, or this one was aborted (a task that outlives its failed job; `mqd txn abort`). Two queries must not share a checkpoint"
+            )
         if code in (ErrorCode.INVALID_TXN_STATE, ErrorCode.INVALID_PRODUCER_ID_MAPPING):
             return f"{text}: it was aborted meanwhile; nothing was heard of it for {self._timeout_ms} ms (kafka.transaction.timeout.ms), or `mqd txn abort` has ended it. The batch comes again"
         if code == ErrorCode.INVALID_TRANSACTION_TIMEOUT:

@@ -136,6 +136,12 @@ class MqdStreamWriter(DataSourceStreamArrowWriter):
         _end(self.options, messages, True, None)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        if self.options.is_exactly_once and not any(isinstance(message, Written) for message in messages):  # only a task knows the query and its run
+            log.warning(
+                "batch %d has failed before one of its tasks was done, so its transaction is not aborted here. If rows of it are in topics, readers with read_committed wait behind them until the "
+                "query is started again or %d ms are over (kafka.transaction.timeout.ms); `mqd txn abort` ends it at once", batchId, self.options.transaction_timeout_ms,
+            )  # fmt: skip
+            return
         with _told():
             _end(self.options, messages, False, None)
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import logging
+import sys
 from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -10,8 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqd.native_client import Partitioner, partition_for
+from mqd.protocol.errors import ErrorCode
 from mqd.protocol.records import Record, decode_batch, iterate_batches
+from mqd.spark import writing
 from mqd.spark.encoding import HEADER_BYTES, Batch, Encoder, MqdWriteError
+from mqd.spark.joint import Child, Joint
 from mqd.spark.options import MqdOptionError
 from mqd.spark.sink_options import SinkOptions, position, sink_options
 
@@ -205,3 +213,45 @@ def test_a_null_topic_is_named() -> None:
     batch = pa.record_batch({"value": pa.array([b"a", b"b"], pa.binary()), "topic": pa.array(["a", None])})
     with pytest.raises(MqdWriteError, match="1 rows have a null topic"):
         encoded(options(None, {"value": "binary", "topic": "string"}), batch)
+
+
+# -- the batch's transaction ---------------------------------------------------------------------------------------------------
+
+
+def test_a_transaction_that_is_over_is_told_with_its_time_out() -> None:
+    """The broker answers the same to a task that waited too long for its next rows as to one that was overtaken."""
+    coordinator = SimpleNamespace(coordinators=[SimpleNamespace(error_code=0, node_id=1, host="h", port=1)])
+    link = SimpleNamespace(ask=lambda request, *_: coordinator if hasattr(request, "coordinator_keys") else SimpleNamespace(error_code=ErrorCode.PRODUCER_FENCED))
+    cluster: Any = SimpleNamespace(any_link=lambda: link, link_to=lambda _: link, brokers={}, api_timeout_s=1.0)
+    with pytest.raises(MqdWriteError, match=r"going on with the transaction of batch 3: .* nothing was heard of the batch for 60000 ms .kafka.transaction.timeout.ms; .* another run"):
+        Joint(cluster, "mqd.joint.spark.query.q", 3, "run", 60_000).alive(Child(5, 0))
+
+
+@pytest.fixture
+def sink(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module as Spark imports it, with what it takes from PySpark."""
+    datasource = ModuleType("pyspark.sql.datasource")
+    for name in ("DataSourceArrowWriter", "DataSourceStreamArrowWriter", "WriterCommitMessage"):
+        setattr(datasource, name, type(name, (), {}))
+    for name, module in (("pyspark", ModuleType("pyspark")), ("pyspark.sql", ModuleType("pyspark.sql")), ("pyspark.sql.datasource", datasource)):
+        monkeypatch.setitem(sys.modules, name, module)
+    spec = importlib.util.find_spec("mqd.spark.sink")
+    assert spec is not None and spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def test_a_stream_that_cannot_abort_its_transaction_says_so(sink: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A batch of which no task was done: Spark tells the driver neither the query nor its run."""
+    aborted: list[Any] = []
+    monkeypatch.setattr(writing, "joint", lambda _, place: SimpleNamespace(abort=lambda: aborted.append(place)))
+    place = sink.Place("mqd.joint.spark.query.q", 7, "run")
+    writer = sink.MqdStreamWriter(options(kafka__transaction__timeout__ms="5000"))
+    writer.abort([None, sink.Written(place, (5, 0), 1, 1)], 7)
+    assert aborted == [place] and not caplog.records
+    for messages in ([], [None, None]):
+        writer.abort(messages, 7)
+    sink.MqdStreamWriter(options(delivery="at-least-once")).abort([None], 7)
+    assert aborted == [place] and [record.levelno for record in caplog.records] == 2 * [logging.WARNING]
+    assert "batch 7 has failed before one of its tasks was done" in caplog.text and "5000 ms are over (kafka.transaction.timeout.ms)" in caplog.text
