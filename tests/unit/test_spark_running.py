@@ -193,7 +193,7 @@ class Job:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, begin: Callable[[], object], outcome: str | None = CANCELLED) -> None:
         self.cancelled, self.begin, self.outcome = threading.Event(), begin, outcome
         self.groups: list[str] = []
-        self.sparkContext = SimpleNamespace(setJobGroup=lambda group, _: self.groups.append(group), cancelJobGroup=self.cancel)
+        self.sparkContext = SimpleNamespace(setJobGroup=lambda group, _: self.groups.append(group), cancelJobGroup=self.cancel, setLocalProperty=lambda *_: None)
         monkeypatch.setattr(running, "_replay", self.replay)
         monkeypatch.setattr(running, "LOOK_S", 0.01)
 

@@ -237,30 +237,27 @@ def run(spark: SparkSession, pipeline: Pipeline, report: Callable[[Progress], No
 
 
 def _replay_until(spark: SparkSession, pipeline: Replay, stop: threading.Event) -> None:
-    """A replay in a thread of its own: it is one call into Spark, which hears of no signal before its end. Raises ReplayStoppedError, or what it failed with."""
-    group, failures = f"{pipeline.name}-{uuid.uuid4().hex}", list[BaseException]()
+    """A replay is one call into Spark, which hears of no signal before its end: another thread cancels its job when it is to stop. Raises ReplayStoppedError, or what it failed with."""
+    group, ended = f"{pipeline.name}-{uuid.uuid4().hex}", threading.Event()
 
-    def work() -> None:
-        try:
-            spark.sparkContext.setJobGroup(group, f"replay {pipeline.name}")
-            _replay(spark, pipeline)
-        except BaseException as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=work, name=f"replay {pipeline.name}", daemon=True)
-    thread.start()
-    try:
-        while thread.is_alive():
-            thread.join(LOOK_S)
-            if stop.is_set() and thread.is_alive():
+    def watch() -> None:
+        while not ended.wait(LOOK_S):
+            if stop.is_set():
                 spark.sparkContext.cancelJobGroup(group)  # again and again: its job may not have begun
-    except BaseException:
-        spark.sparkContext.cancelJobGroup(group)
+
+    watcher = threading.Thread(target=watch, name=f"stop of {pipeline.name}", daemon=True)
+    spark.sparkContext.setJobGroup(group, f"replay {pipeline.name}")
+    watcher.start()
+    try:
+        _replay(spark, pipeline)
+    except Exception as error:
+        if stop.is_set() and CANCELLED in str(error):  # the sink has aborted, then: it commits behind the job
+            raise ReplayStoppedError(_stopped_text(pipeline)) from error
         raise
-    if failures and stop.is_set() and CANCELLED in str(failures[0]):  # the sink has aborted, then: it commits behind the job
-        raise ReplayStoppedError(_stopped_text(pipeline)) from failures[0]
-    if failures:
-        raise failures[0]
+    finally:
+        ended.set()
+        watcher.join()
+        spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
 
 
 def _stopped_text(pipeline: Replay) -> str:
