@@ -55,12 +55,17 @@ class Questions:
 
     async def ask(self, whom: Hashable, question: Callable[[Callable[[], None]], T], silent_s: float) -> T:
         """`question` gets a function that it calls whenever it has got on. Raises TimeoutError: nothing has been heard of `whom` for `silent_s`, and what the question before this one does counts too."""
-        while (before := self._under_way.get(whom)) is not None:
+        while (before := self._under_way.get(whom)) is not None and not before.answer.done():  # one that is done has no place to wait in
             if not await before.ended(silent_s):
                 raise TimeoutError(f"{whom} does not answer")
         mine = self._under_way[whom] = _UnderWay()
         mine.answer = in_thread(lambda: question(mine.step))
-        mine.answer.add_done_callback(lambda _: self._under_way.pop(whom))
+        mine.answer.add_done_callback(lambda _: self._forget(whom, mine))
         if not await mine.ended(silent_s):
             raise TimeoutError(f"{whom} does not answer")
         return mine.answer.result()
+
+    def _forget(self, whom: Hashable, done: _UnderWay) -> None:
+        """The next one may be under way already."""
+        if self._under_way.get(whom) is done:
+            del self._under_way[whom]

@@ -1,12 +1,14 @@
 """Questions to what may hang: nobody waits for long, and one that hangs takes one thread."""
 
 import asyncio
+import signal
 import threading
 import time
 from collections.abc import Callable
 
 import pytest
 
+from mqd.base import asking
 from mqd.base.asking import Questions
 
 
@@ -62,3 +64,41 @@ def test_what_a_question_raises_is_raised_and_the_next_one_is_asked() -> None:
                 await questions.ask("a", failing, 20)
 
     run(scenario())
+
+
+def test_who_asks_in_the_moment_of_an_answer_asks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It went round for ever without giving the loop a turn, and the acceptor with it: the loop tells of an answer a turn after it came."""
+
+    async def scenario() -> None:
+        answers: list[asyncio.Future[int]] = []
+
+        def asked(question: Callable[[], int]) -> asyncio.Future[int]:
+            answers.append(asyncio.get_running_loop().create_future())
+            return answers[-1]
+
+        monkeypatch.setattr(asking, "in_thread", asked)
+        questions = Questions()
+        first = asyncio.create_task(questions.ask("a", lambda stepped: 0, 20))
+        await asyncio.sleep(0)
+        second = asyncio.create_task(questions.ask("a", lambda stepped: 0, 20))  # its turn comes
+        answers[0].set_result(1)  # before those who are told of this
+        await asyncio.sleep(0)
+        assert len(answers) == 2 and await first == 1
+        third = asyncio.create_task(questions.ask("a", lambda stepped: 0, 20))
+        await asyncio.sleep(0)
+        assert len(answers) == 2, "the second one is under way: the first one's end does not forget it"
+        answers[1].set_result(2)
+        assert await second == 2 and len(answers) == 3
+        answers[2].set_result(3)
+        assert await third == 3
+
+    def gone_round(number: int, frame: object) -> None:
+        raise AssertionError("asking went round without giving the loop a turn")
+
+    before = signal.signal(signal.SIGALRM, gone_round)
+    signal.alarm(20)
+    try:
+        run(scenario())
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
