@@ -25,7 +25,7 @@ from mqd.acceptor.peers import Peers
 from mqd.acceptor.transactions import coordinate
 from mqd.base import cluster_config
 from mqd.base import config as configuration
-from mqd.base import logging, paths
+from mqd.base import logging, paths, watchdog
 from mqd.native import ProcessState
 from mqd.shm.attach import KeeperClient, KeeperError
 
@@ -119,6 +119,7 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
             between.start(loop)
         local.start(loop)
         client.ready(f"metrics_port={port}")
+        watchdog.start(loop, "acceptor")
         log.info("acceptor serves", listeners=", ".join(f"{name}://{host}:{number}" for name, host, number in broker.listeners), metrics_port=port)
         await asyncio.wait({receiving, ended}, return_when=asyncio.FIRST_COMPLETED)
     acceptor.stop()

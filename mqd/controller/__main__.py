@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from mqd import native
-from mqd.base import clock, logging, paths
+from mqd.base import clock, logging, paths, watchdog
 from mqd.base import config as configuration
 from mqd.base.asking import in_thread
 from mqd.cluster import broker_messages, features
@@ -263,6 +263,7 @@ class Process:
         await asyncio.wait({*over, shell.in_service}, return_when=asyncio.FIRST_COMPLETED)
         if shell.in_service.done():
             self.client.ready()
+            watchdog.start(asyncio.get_running_loop(), "controller")
             await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
         if ticking.done() and not shell.failed.done():
             shell.failed.set_result(str(ticking.exception() if not ticking.cancelled() else "unknown"))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mqd import native
-from mqd.base import cluster_config, logging
+from mqd.base import cluster_config, logging, watchdog
 from mqd.base.config import broker_value
 from mqd.cluster.controller_messages import (
     Applied,
@@ -251,6 +251,7 @@ class Worker:
             await self._mover.unmark_all()
             self._ready = True
             self._client.ready(f"partitions={len(self._partitions.open)}")
+            watchdog.start(asyncio.get_running_loop(), "worker")
             self._log.info("ready", partitions=len(self._partitions.open), offline=len(self._partitions.failures), scanned_bytes=self._partitions.scanned_bytes)
 
     async def _apply(self, changes: Changes, version: int, image: bool = False) -> None:

@@ -1,0 +1,50 @@
+"""A process whose event loop hangs ends itself, what each thread was doing in its log: supervisord starts its successor in a second, and nobody has to come and look.
+
+    watchdog.start(asyncio.get_running_loop(), "acceptor")
+
+A thread gives the loop something small to do every TICK_S. Ticks are counted, not seconds: those of a process that was stopped (SIGSTOP, a paused virtual machine)
+did not come either, so it goes on where it was. What hangs with the interpreter's lock held is not found.
+"""
+
+import asyncio
+import faulthandler
+import os
+import sys
+import threading
+import time
+
+from mqd.base import logging
+
+TICK_S = 10.0
+TICK_COUNT = 6  # without an answer: it hangs. A loop that only has much to do is seconds late at most
+LAST_WORDS_S = 5.0  # who takes them may hang, too
+
+
+def start(loop: asyncio.AbstractEventLoop, role: str, tick_s: float = TICK_S, tick_count: int = TICK_COUNT) -> None:
+    """Until the loop is closed."""
+    threading.Thread(target=_watch, args=(loop, role, tick_s, tick_count), name="watchdog", daemon=True).start()
+
+
+def _watch(loop: asyncio.AbstractEventLoop, role: str, tick_s: float, tick_count: int) -> None:
+    answered = threading.Event()
+    while True:
+        try:
+            loop.call_soon_threadsafe(answered.set)
+        except RuntimeError:
+            return  # it is closed
+        for _ in range(tick_count):
+            time.sleep(tick_s)
+            if answered.is_set():
+                break
+        else:
+            _end(role, tick_s * tick_count)
+        answered.clear()
+
+
+def _end(role: str, silent_s: float) -> None:
+    last = threading.Timer(LAST_WORDS_S, os._exit, [1])
+    last.daemon = True
+    last.start()
+    logging.get(role).error("the event loop hangs; the process ends so that another one takes its place. What its threads are doing follows", seconds=silent_s)
+    faulthandler.dump_traceback(sys.stderr, all_threads=True)
+    os._exit(1)

@@ -1,0 +1,67 @@
+"""A process whose event loop hangs ends and says where; one that is slow, has been stopped or ends by itself is left alone."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+PROGRAM = """
+import asyncio, sys, time
+from mqd.base import logging, watchdog
+
+def going_round():
+    while True:
+        pass
+
+async def life(what, seconds):
+    watchdog.start(asyncio.get_running_loop(), "acceptor", 0.1, 10)
+    print("began", flush=True)
+    if what == "hang":
+        going_round()
+    elif what == "block":
+        time.sleep(60)
+    elif what == "slow":
+        for _ in range(8):
+            time.sleep(0.3)
+            await asyncio.sleep(0)
+    else:
+        await asyncio.sleep(seconds)
+    print("ended", flush=True)
+
+logging.setup("acceptor")
+asyncio.run(life(sys.argv[1], float(sys.argv[2])))
+"""
+
+
+def start(what: str, seconds: float = 0.0) -> subprocess.Popen[str]:
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM, what, str(seconds)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "began\n"
+    return process
+
+
+def test_who_hangs_ends_and_says_where() -> None:
+    for what, where in (("hang", "in going_round"), ("block", "in life")):
+        process = start(what)
+        rest, said = process.communicate(timeout=30)
+        assert process.returncode == 1 and rest == ""
+        assert "the event loop hangs" in said and "seconds=1" in said and where in said, said
+
+
+def test_who_only_has_much_to_do_is_left_alone() -> None:
+    process = start("slow")
+    assert process.communicate(timeout=30) == ("ended\n", "") and process.returncode == 0
+
+
+def test_who_was_stopped_goes_on() -> None:
+    process = start("live", 4.0)
+    os.kill(process.pid, signal.SIGSTOP)
+    time.sleep(3.0)  # three times as long as a loop may hang
+    os.kill(process.pid, signal.SIGCONT)
+    assert process.communicate(timeout=30) == ("ended\n", "") and process.returncode == 0
+
+
+def test_the_end_is_not_waited_for() -> None:
+    """The thread sleeps for seconds when the loop ends."""
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM.replace("0.1, 10", "60, 10"), "live", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.communicate(timeout=20) == ("began\nended\n", "") and process.returncode == 0
