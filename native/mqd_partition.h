@@ -46,6 +46,7 @@ struct mqd_stage_result {
  * 32 INVALID_TIMESTAMP; 44 POLICY_VIOLATION (read-only); 45 OUT_OF_ORDER_SEQUENCE_NUMBER; 46 DUPLICATE_SEQUENCE_NUMBER; 47 INVALID_PRODUCER_EPOCH;
  * 19 NOT_ENOUGH_REPLICAS (a guard that is not, or no more, the partition's: the transaction may have ended since it was verified; the client tries again);
  * 48 INVALID_TXN_STATE (a batch outside of the producer's ongoing transaction); 52 TRANSACTION_COORDINATOR_FENCED (a marker of an older coordinator);
+ * 59 UNKNOWN_PRODUCER_ID (sequences of a transaction that has ended);
  * 56 KAFKA_STORAGE_ERROR when fenced; 87 INVALID_RECORD (a control batch from a client, or one that is no transaction marker);
  * or MQD_STAGE_FULL, MQD_STAGE_VERIFY, MQD_STAGE_UNKNOWN. flags: enum mqd_stage_flags. guard: 0 = not verified, else the result->guard that was verified for this very batch.
  * now_ms: wall clock, for LogAppendTime and timestamp limits. */

@@ -148,8 +148,12 @@ static int16_t check_sequence(const struct mqd_producer *entry, const struct mqd
     }
     if (batch->base_sequence == sequence_after(batch_at(entry, entry->count - 1u)->last_sequence, 1))
         return 0;
-    bool all_known = entry->ended || entry->count < MQD_PRODUCER_BATCH_COUNT; /* none is forgotten: what lies before was never written, or is of another transaction */
-    return !all_known && sequence_before(last_sequence, batch_at(entry, 0)->first_sequence) ? 46 : 45;
+    if (entry->ended) {
+        bool given_twice = !sequence_before(batch_at(entry, entry->count - 1u)->last_sequence, batch->base_sequence);
+        return given_twice && batch->attributes & TRANSACTIONAL_BIT ? 59 : 45;
+    }
+    bool forgotten = entry->count == MQD_PRODUCER_BATCH_COUNT; /* where none is, what lies before was never written */
+    return forgotten && sequence_before(last_sequence, batch_at(entry, 0)->first_sequence) ? 46 : 45;
 }
 
 int16_t mqd_producers_check(const struct mqd_producers *producers, const struct mqd_batch *batch, struct mqd_producer_batch_kind kind, bool *duplicate,

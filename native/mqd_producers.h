@@ -9,7 +9,7 @@
  *   lower epoch                                            47 INVALID_PRODUCER_EPOCH
  *   higher epoch                                           must begin with sequence 0, else 45; also behind a marker that has bumped the epoch (KIP-890)
  *   unknown producer id                                    any sequence is taken: its state may have expired or gone with deleted segments, and the client could
- *                                                          not tell (Kafka since 2.x; 59 UNKNOWN_PRODUCER_ID has no sender left)
+ *                                                          not tell (Kafka since 2.x)
  * Sequences wrap from 2^31-1 to 0. Batches of a coordinator (committed offsets) have none; only their epochs count.
  *
  * Transactions (KIP-98, KIP-890): a producer has at most one ongoing here, from its first transactional batch to its marker.
@@ -17,8 +17,9 @@
  *   marker of a lower producer epoch                       47; of the same epoch too, when the marker is known to bump it
  *   marker of a lower coordinator epoch                    52 TRANSACTION_COORDINATOR_FENCED
  *   marker without an ongoing transaction                  is taken: its epochs fence
- *   sequences of a transaction that has ended              45, neither a duplicate nor 46: a client that gave up records which it had sent may give their sequences to the next ones
- *                                                          (librdkafka after an abort), and would take the old records' offsets for those of the new
+ *   sequences of a transaction that has ended              59 UNKNOWN_PRODUCER_ID, neither a duplicate nor 46: a client that gave up records which it had sent may give their
+ *                                                          sequences to the next ones (librdkafka after an abort), and would take the old records' offsets for those of
+ *                                                          the new. With 59 it aborts and goes on in a new epoch, with 45 it would be finished
  *
  * Invariants
  *   R1  add and undo are inverse: after undo of the adds since, in reverse order, every check answers as before.

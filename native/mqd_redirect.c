@@ -9,6 +9,8 @@
 #define OUT_OF_ORDER_SEQUENCE_NUMBER 45
 #define DUPLICATE_SEQUENCE_NUMBER 46
 #define INVALID_PRODUCER_EPOCH 47
+#define UNKNOWN_PRODUCER_ID 59
+#define ABOUT_SEQUENCES(error) ((error) == OUT_OF_ORDER_SEQUENCE_NUMBER || (error) == DUPLICATE_SEQUENCE_NUMBER || (error) == UNKNOWN_PRODUCER_ID)
 #define SEQUENCES_ARE_NOT_ALL(error) ((error) == INVALID_PRODUCER_EPOCH || (error) == MQD_KAFKA_INVALID_TXN_STATE) /* final, whatever the target knows */
 
 /* ---- what metadata say ---- */
@@ -185,8 +187,7 @@ void mqd_redirect_take_back(struct mqd_append *append)
 
 int16_t mqd_redirect_outcome(struct mqd_append *append, int16_t error)
 {
-    bool sequence = error == MQD_STAGE_UNKNOWN || error == OUT_OF_ORDER_SEQUENCE_NUMBER || error == DUPLICATE_SEQUENCE_NUMBER;
-    if (sequence && append->verdict == VERDICT_DUPLICATE) {
+    if ((error == MQD_STAGE_UNKNOWN || ABOUT_SEQUENCES(error)) && append->verdict == VERDICT_DUPLICATE) {
         append->base_offset = append->verdict_offset;
         return 0;
     }

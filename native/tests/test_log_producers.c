@@ -89,11 +89,13 @@ TEST(sequences_of_an_ended_transaction_are_no_repetition)
     CHECK(duplicate);
     CHECK_EQUAL(offer(&producers, the_marker(), 107), 0);
     for (int after = 0; after < 2; after++) { /* also behind a second marker, and from a snapshot */
-        CHECK_EQUAL(offer(&producers, of_a_transaction(3, 4), 999), 45);
+        CHECK_EQUAL(offer(&producers, of_a_transaction(3, 4), 999), 59);
         CHECK(!duplicate);
-        CHECK_EQUAL(offer(&producers, of_a_transaction(0, 3), 999), 45);
-        CHECK_EQUAL(offer(&producers, of_a_transaction(0, 1), 999), 45);
-        CHECK_EQUAL(offer(&producers, of_a_transaction(8, 1), 999), 45);
+        CHECK_EQUAL(offer(&producers, of_a_transaction(0, 3), 999), 59);
+        CHECK_EQUAL(offer(&producers, of_a_transaction(0, 1), 999), 59);
+        CHECK_EQUAL(offer(&producers, of_a_transaction(6, 3), 999), 59);
+        CHECK_EQUAL(offer(&producers, of_a_transaction(8, 1), 999), 45); /* a gap is a gap */
+        CHECK_EQUAL(offer(&producers, numbered(1, 0, 3, 4), 999), 45);   /* a producer that only counts has no transaction to abort */
         CHECK_EQUAL(offer(&producers, the_marker(), 108), 0);
         struct mqd_producers copy = {0};
         size_t size_bytes;

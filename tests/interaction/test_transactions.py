@@ -18,7 +18,7 @@ from tests.kafka_connection import ConnectionEnded
 LIST_TRANSACTIONS, WRITE_TXN_MARKERS, TXN_OFFSET_COMMIT = 66, 27, 28
 INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING, INVALID_TRANSACTION_TIMEOUT = 47, 48, 49, 50
 FENCED, TRANSACTION_ABORTABLE, COORDINATOR_FENCED, UNAUTHORIZED = 90, 120, 52, 31
-OUT_OF_ORDER_SEQUENCE_NUMBER = 45
+UNKNOWN_PRODUCER_ID = 59
 
 VERSIONS = pytest.mark.parametrize("version", [2, 0], ids=["v2", "v1"])
 
@@ -144,9 +144,9 @@ def test_sequences_of_a_transaction_that_has_ended_are_no_repetition(shared_brok
         assert producer.end(committed) == 0
         assert producer.add(topic, 0) == 0
         producer.sequences.clear()
-        assert producer.produce(topic, 0, b"two", b"others") == OUT_OF_ORDER_SEQUENCE_NUMBER
+        assert producer.produce(topic, 0, b"two", b"others") == UNKNOWN_PRODUCER_ID
         producer.sequences.clear()
-        assert producer.produce(topic, 0, b"one") == OUT_OF_ORDER_SEQUENCE_NUMBER
+        assert producer.produce(topic, 0, b"one") == UNKNOWN_PRODUCER_ID
         assert producer.end(False) == 0
         producer.sequences[topic, 0] = 2
         begin(producer, topic, 0, b"next")

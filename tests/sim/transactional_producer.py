@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 LOST = -1000  # in place of an error code: no answer
 AGAIN = frozenset((3, 5, 6, 7, 13, 14, 15, 16, 19, 20, 51, 56))  # error codes with which a client tries again
-OUT_OF_ORDER = 45
+OUT_OF_ORDER, UNKNOWN_PRODUCER = 45, 59
 BASE_SEQUENCE_AT, BASE_SEQUENCE = 53, Struct(">i")
 BATCH_MAX = 3
 TRIES_MAX = 40
@@ -215,8 +215,8 @@ class TransactionalProducer(Client):
         data = records_batch([record_of(fate.number, serial + one) for one in range(count)], 0, *self.identity)
         data = data[:BASE_SEQUENCE_AT] + BASE_SEQUENCE.pack(sequence) + data[BASE_SEQUENCE_AT + 4 :]
         error, _ = yield from self._again("produce", partition, data)
-        if error == OUT_OF_ORDER:
-            raise Violation("C2", f"{self.cluster.name(partition)}: producer {self.identity} of {self.id} is out of order at sequence {sequence}")
+        if error in (OUT_OF_ORDER, UNKNOWN_PRODUCER):
+            raise Violation("C2", f"{self.cluster.name(partition)}: producer {self.identity} of {self.id} is out of order at sequence {sequence} (error {error})")
         if error:
             return False
         self.sequences[partition] = sequence + count
