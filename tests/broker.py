@@ -106,9 +106,10 @@ class Broker:
         if self.process is None:
             return
         pids = [self.process.pid, *self._children()]
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: none has the time to see another's end, and to end well because of it
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
         self.process.wait(STOP_SECONDS)
         deadline = time.monotonic() + STOP_SECONDS
         while any(_alive(pid) for pid in pids[1:]) and time.monotonic() < deadline:
