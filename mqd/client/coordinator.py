@@ -75,7 +75,7 @@ class Coordinator:
             self._known()
         if self._again_at is not None and now >= self._again_at and not self._is_under_way:
             self._send()
-        return self._again_at
+        return self._again_at if self._attachment.attached else None  # without a broker it would be due at once, again and again; the turn that has one sends it
 
     def on_lost(self, _error: KafkaError) -> None:
         pass

@@ -11,8 +11,9 @@ import pytest
 
 from mqd.client import requests
 from mqd.client.attachment import Attachment
+from mqd.client.coordinator import Coordinator
 from mqd.client.messages import KafkaError, KafkaException, local_error
-from mqd.protocol.messages import InitProducerIdResponse
+from mqd.protocol.messages import FindCoordinatorResponse, InitProducerIdResponse
 from tests.unit.client_broker import FakeBroker
 
 
@@ -155,6 +156,28 @@ def test_a_dead_worker_is_attached_to_anew(attachment: Attachment, broker: FakeB
     assert _ask_id(attachment).producer_id == 3
     assert watcher.reattached == 1 and attachment.generation == 2
     assert broker.clients[0].closed and not broker.clients[1].closed
+
+
+def test_a_coordinator_that_cannot_be_asked_for_wants_no_turn(attachment: Attachment, broker: FakeBroker) -> None:
+    """Without a broker nothing can be sent: a time that has passed would bring the next turn at once, and the next, until there is a broker again."""
+    broker.answers[requests.FIND_COORDINATOR] = lambda _request: None
+    coordinator = Coordinator(attachment, "group")
+    watcher = Watcher()
+    attachment.subscribe(watcher)
+    broker.refuse = ConnectionRefusedError("nobody listens")
+    broker.kill()
+    assert attachment.wait_for(lambda: watcher.lost, 5)
+    with attachment.lock:
+        assert not attachment.attached
+        assert coordinator.on_turn(time.monotonic() + 1) is None
+    found = FindCoordinatorResponse.Coordinator(key="group", node_id=1, host="127.0.0.1", port=9092)
+    broker.answers[requests.FIND_COORDINATOR] = lambda _request: FindCoordinatorResponse(coordinators=[found])
+    known: list[bool] = []
+    coordinator.when_known(lambda: known.append(True))
+    broker.seen.clear()
+    broker.refuse = None
+    assert attachment.wait_for(lambda: known, 5)
+    assert requests.FIND_COORDINATOR in [key for key, _ in broker.seen]  # known by the answer, not because it was waited for long enough
 
 
 def test_a_refusal_for_good_ends_it(attachment: Attachment, broker: FakeBroker) -> None:
