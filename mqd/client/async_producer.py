@@ -93,7 +93,8 @@ class AsyncProducer:
 
     async def _wait_room(self) -> None:
         try:
-            await asyncio.wait_for(self._room.wait(), 0.01)
+            async with asyncio.timeout(0.01):  # wait_for() forgets a cancellation that comes in the turn in which there is room
+                await self._room.wait()
         except TimeoutError:
             pass
 

@@ -176,7 +176,8 @@ class Gossip(asyncio.DatagramProtocol):
             return
         self.event(events.Leave())
         try:
-            await asyncio.wait_for(self._left.wait(), LEAVE_S_MAX)
+            async with asyncio.timeout(LEAVE_S_MAX):  # wait_for() may forget a cancellation
+                await self._left.wait()
         except TimeoutError:
             pass
         self.abort()
