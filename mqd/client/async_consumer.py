@@ -4,18 +4,70 @@ One thread of its own does what may wait; a record that is at hand already is ha
 
     A1  nothing is lost by cancellation: a wait that was cancelled goes on, and what it brings is the next answer
     A2  whoever calls something else while a wait is under way interrupts the wait: commit() does not stand behind a poll() without end
+    A3  a program that ends without close() ends: nothing waits for a wait without end
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
+import contextlib
 import inspect
+import os
+import queue
+import threading
+import weakref
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from mqd.client.consumer import Consumer
 from mqd.client.messages import KafkaException, Message, TopicPartition
+
+EXIT_S = 1.0  # at the interpreter's end, for a wait to be over
+
+
+class _Calls:
+    """Calls, one after another, in a thread of their own. The interpreter's end does not wait for it, as it would for an executor's (A3)."""
+
+    def __init__(self) -> None:
+        self._begin: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
+        """Its outcome, in the running loop."""
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[Any] = loop.create_future()
+
+        def tell(settle: Callable[[Any], None], found: Any) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+                loop.call_soon_threadsafe(lambda: outcome.done() or settle(found))
+
+        def work() -> None:
+            if outcome.cancelled():
+                return
+            try:
+                found = function(*arguments)
+            except BaseException as error:
+                tell(outcome.set_exception, error)
+            else:
+                tell(outcome.set_result, found)
+
+        self._begin.put(work)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="mqd-async-consumer", daemon=True)
+            self._thread.start()
+        return outcome
+
+    def end(self, wait_s: float = 0) -> None:
+        """After what has been begun."""
+        self._begin.put(None)
+        if self._thread is not None and wait_s:
+            self._thread.join(wait_s)
+
+    def _run(self) -> None:
+        while (work := self._begin.get()) is not None:
+            work()
+            del work  # it knows the consumer, which may be forgotten without close()
 
 
 class AsyncConsumer:
@@ -32,11 +84,13 @@ class AsyncConsumer:
     def __init__(self, config: Mapping[str, Any] | None = None, /, **more: Any) -> None:
         self._consumer = Consumer(config, **more)
         self._implementation = self._consumer._implementation
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="mqd-async-consumer")
+        self._calls = _Calls()
         self._lock = asyncio.Lock()
         self._waiting: asyncio.Future[list[Message]] | None = None
         self._left: list[Message] = []  # what a cancelled wait brought
         self._ready = getattr(self._implementation, "take_ready", lambda: None)
+        _all.add(self)
+        weakref.finalize(self, self._calls.end).atexit = False
 
     @property
     def transport(self) -> str:
@@ -103,7 +157,7 @@ class AsyncConsumer:
                 found, self._left = self._left[:count], self._left[count:]
                 return found
             if self._waiting is None:
-                self._waiting = asyncio.get_running_loop().run_in_executor(self._thread, self._wait, count)
+                self._waiting = self._calls.call(self._wait, count)
             waiting = self._waiting
             done, _ = await asyncio.wait({waiting}, timeout=timeout if timeout >= 0 else None)
             if not done:
@@ -135,7 +189,7 @@ class AsyncConsumer:
             self._implementation.interrupt()
         async with self._lock:
             await self._interrupt()
-            return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: function(*arguments, **named))
+            return await self._calls.call(lambda: function(*arguments, **named))
 
     def _callback(self, function: Any) -> Any:
         if not inspect.iscoroutinefunction(function):
@@ -236,8 +290,9 @@ class AsyncConsumer:
         async with self._lock:
             await self._interrupt()
             left, self._left = self._left, []
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._close, left)
-            self._thread.shutdown(wait=False)
+            await self._calls.call(self._close, left)
+            self._calls.end()
+            _all.discard(self)
 
     def _close(self, left: list[Message]) -> None:
         self._implementation.give_back(left)
@@ -248,3 +303,18 @@ class AsyncConsumer:
 
     async def __aexit__(self, *_exception: object) -> None:
         await self.close()
+
+
+_all: weakref.WeakSet[AsyncConsumer] = weakref.WeakSet()
+
+
+def _end_waits() -> None:
+    """At the interpreter's end: before the attachments are closed, which are in use in the threads."""
+    for consumer in list(_all):
+        consumer._implementation.interrupt()
+    for consumer in list(_all):
+        consumer._calls.end(EXIT_S)
+
+
+atexit.register(_end_waits)
+os.register_at_fork(after_in_child=_all.clear)

@@ -8,6 +8,8 @@ import contextlib
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -255,3 +257,32 @@ async def _first(consumer: AsyncConsumer, count: int):
         count -= 1
         if not count:
             return
+
+
+PROGRAM_LEFT_OPEN = """
+import asyncio, sys
+from mqd import AsyncConsumer
+
+async def main():
+    consumer = AsyncConsumer({"bootstrap.servers": sys.argv[1], "group.id": sys.argv[2], "auto.offset.reset": "earliest", "transport": sys.argv[3]})
+    await consumer.subscribe([sys.argv[2]])
+    async for message in consumer:
+        break
+    async with asyncio.timeout(0.2):
+        async for message in consumer:
+            pass
+
+try:
+    asyncio.run(main())
+except TimeoutError:
+    print("main has ended")
+"""
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_program_that_leaves_its_consumer_open_ends(shared_broker: Broker, transport: str) -> None:
+    topic = make_topic(shared_broker, 1)
+    produce(shared_broker, topic, range(1), 1)
+    command = [sys.executable, "-c", PROGRAM_LEFT_OPEN, shared_broker.bootstrap, topic, transport]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "main has ended\n", "")

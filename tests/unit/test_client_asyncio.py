@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import subprocess
+import sys
+import threading
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from mqd.client import async_producer
+from mqd.client import async_consumer, async_producer
+from mqd.client.async_consumer import AsyncConsumer
 from mqd.client.async_producer import AsyncProducer
 
 
@@ -47,3 +53,94 @@ def test_a_cancellation_is_met_while_the_queue_is_full(monkeypatch: pytest.Monke
         assert task.cancelled()
 
     asyncio.run(main())
+
+
+PROGRAM_LEFT_OPEN = """
+import asyncio, threading
+from mqd.client import async_consumer
+
+class Implementation:
+    def __init__(self):
+        self.told = threading.Event()
+
+    def take(self, count, timeout):
+        self.told.wait()
+        return []
+
+    def interrupt(self):
+        {interrupt}
+
+class Consumer:
+    def __init__(self, config, **more):
+        self._implementation = Implementation()
+
+async_consumer.Consumer = Consumer
+
+async def main():
+    consumer = async_consumer.AsyncConsumer()
+    async with asyncio.timeout(0.01):
+        async for message in consumer:
+            pass
+
+try:
+    asyncio.run(main())
+except TimeoutError:
+    print("main has ended")
+"""
+
+
+@pytest.mark.parametrize("interrupt", ["self.told.set()", "pass"])
+def test_a_program_that_leaves_its_consumer_open_ends(interrupt: str) -> None:
+    """While a wait without end goes on in the consumer's thread; also one that hears nothing."""
+    ended = subprocess.run([sys.executable, "-c", PROGRAM_LEFT_OPEN.replace("{interrupt}", interrupt)], capture_output=True, text=True, timeout=30)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "main has ended\n", "")
+
+
+class Implementation:
+    """take() answers at once; whatever is called raises when it is told to."""
+
+    def __init__(self) -> None:
+        self.problem: BaseException | None = None
+        self.threads: set[threading.Thread] = set()
+
+    def take(self, count: int, _timeout: float | None) -> list[object]:
+        self.threads.add(threading.current_thread())
+        if self.problem is not None:
+            raise self.problem
+        return [object()] * count
+
+    def interrupt(self) -> None:
+        pass
+
+
+@pytest.fixture
+def implementation(monkeypatch: pytest.MonkeyPatch) -> Implementation:
+    made = Implementation()
+    monkeypatch.setattr(async_consumer, "Consumer", lambda _config, **_more: SimpleNamespace(_implementation=made))
+    return made
+
+
+def test_calls_have_their_outcomes_from_one_thread(implementation: Implementation) -> None:
+    async def main() -> None:
+        consumer = AsyncConsumer()
+        assert len(await consumer.getmany(3)) == 3 and len(await consumer.getmany(2)) == 2
+        implementation.problem = ValueError("told")
+        with pytest.raises(ValueError, match="told"):
+            await consumer.getmany(1)
+
+    asyncio.run(main())
+    (thread,) = implementation.threads
+    assert thread is not threading.current_thread() and thread.daemon
+
+
+def test_a_consumer_that_is_forgotten_takes_its_thread_along(implementation: Implementation) -> None:
+    async def main() -> weakref.ref[AsyncConsumer]:
+        consumer = AsyncConsumer()
+        await consumer.getmany(3)
+        return weakref.ref(consumer)
+
+    forgotten = asyncio.run(main())
+    gc.collect()
+    (thread,) = implementation.threads
+    thread.join(30)
+    assert forgotten() is None and not thread.is_alive()
