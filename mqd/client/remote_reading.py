@@ -10,6 +10,7 @@ touches it; readers tell the thread what they want.
     V1  a message reaches a reader only when it was consumed after the thread had carried out the reader's last open or seek: its `serial` says so
     V2  a reader holds about AHEAD_RECORDS; then its partition is paused until half of them were read
     V3  `position` is behind what was given out; at an end that librdkafka has told, it is that end (behind transactions' markers)
+    V4  nobody waits for a thread that has failed: every reader has a problem then, those that are opened or sought later too
 Concurrency: readers by the consumer's thread; what both threads touch is guarded by `_lock`.
 """
 
@@ -38,6 +39,7 @@ _NOT_TAKEN = frozenset({
     "logger", "metadata.broker.list", "on_commit", "partition.assignment.strategy", "session.timeout.ms", "statistics.interval.ms", "stats_cb", "throttle_cb",
 })  # fmt: skip
 _OWN = {"enable.auto.commit": False, "enable.auto.offset.store": False, "enable.partition.eof": True, "auto.offset.reset": "error"}
+_FAILED = Problem("gone", int(ErrorCode.UNKNOWN_SERVER_ERROR), "reading from other hosts has failed")
 _RANGE = frozenset({KafkaError._AUTO_OFFSET_RESET, int(ErrorCode.OFFSET_OUT_OF_RANGE)})
 
 _log = logging.getLogger("mqd.client")
@@ -104,10 +106,11 @@ class RemoteRecords:
         self._given = {key: value for key, value in settings.rdkafka.items() if key not in _NOT_TAKEN}
         self._given |= _OWN | {"isolation.level": "read_committed" if isolation_level else "read_uncommitted"}
         self._wanted = threading.Condition(self.lock)
+        self._open: set[RemoteReader] = set()
         self._orders: deque[tuple[RemoteReader, int, int]] = deque()  # (reader, its serial, offset; -1 = end it)
         self._readers: dict[tuple[str, int], tuple[RemoteReader, int]] = {}  # the thread's: who reads, and which serial was carried out
         self._thread: threading.Thread | None = None
-        self._closed = False
+        self._closed = self._failed = False
 
     def attach(self, notify: Callable[[], None], metadata: Any) -> None:
         """`notify()`: some reader has something; called by any thread. `metadata`: knows brokers beside those that the application named."""
@@ -124,14 +127,18 @@ class RemoteRecords:
         with self.lock:
             reader.serial += 1
             reader.messages.clear()
-            reader.end, reader.problem, reader.position = -1, None, offset
+            reader.end, reader.problem, reader.position = -1, _FAILED if self._failed else None, offset
+            self._open.add(reader)
             self._order(reader, offset)
+        if self._failed:
+            self._notify()
 
     def end(self, reader: RemoteReader) -> None:
         with self.lock:
             reader.serial += 1
             reader.messages.clear()
             reader.end = -1
+            self._open.discard(reader)
             self._order(reader, -1)
 
     def take(self, reader: RemoteReader, records_max: int) -> RecordBatchView | None:
@@ -154,6 +161,8 @@ class RemoteRecords:
             self._thread.join()
 
     def _order(self, reader: RemoteReader, offset: int) -> None:
+        if self._failed:
+            return
         self._orders.append((reader, reader.serial, offset))
         self._wanted.notify()
         if self._thread is None and not self._closed:
@@ -247,7 +256,7 @@ class RemoteRecords:
 
     def _fail_all(self) -> None:
         with self.lock:
-            for reader, _ in self._readers.values():
-                reader.problem = Problem("gone", int(ErrorCode.UNKNOWN_SERVER_ERROR), "reading from other hosts has failed")
-            self._closed = True
+            self._failed = True
+            for reader in self._open:
+                reader.problem = _FAILED
         self._notify()

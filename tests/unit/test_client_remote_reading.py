@@ -14,6 +14,7 @@ from mqd.client import remote_reading
 from mqd.client.config import Settings
 from mqd.client.messages import KafkaError
 from mqd.client.remote_reading import RemoteRecords
+from mqd.protocol.errors import ErrorCode
 
 PATIENCE_S = 10.0
 
@@ -204,3 +205,53 @@ def test_closed_and_opened_again(records: RemoteRecords) -> None:
     assert offsets(second, 1) == [50] and first.read(10, 1) is None
     second.close()
     until(lambda: consumer().calls[-1] == ("unassign", (0,)))
+
+
+FAILED = ("gone", int(ErrorCode.UNKNOWN_SERVER_ERROR))
+
+
+def failed(reader: remote_reading.RemoteReader) -> bool:
+    problem = reader.take_problem()
+    return problem is not None and problem[:2] == FAILED
+
+
+def test_a_librdkafka_that_cannot_be_made_is_every_readers_problem(records: RemoteRecords, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, told = threading.Event(), []
+
+    def refuse(_config: dict[str, object]) -> FakeConsumer:
+        assert opened.wait(PATIENCE_S)
+        raise ValueError("no such setting")
+
+    monkeypatch.setattr(remote_reading.confluent_kafka, "Consumer", refuse)
+    records.attach(lambda: told.append(True), None)
+    readers = [records.open("t", partition, 0) for partition in range(2)]
+    closed = records.open("t", 2, 0)
+    closed.close()
+    opened.set()
+    until(lambda: told)
+    assert [failed(reader) for reader in readers] == [True, True] and closed.take_problem() is None
+    told.clear()
+    later = records.open("t", 3, 0)
+    readers[0].seek(7)
+    assert failed(later) and failed(readers[0]) and len(told) == 2
+    later.close()
+
+
+def test_a_partition_that_cannot_be_placed_is_every_readers_problem(records: RemoteRecords) -> None:
+    first = records.open("t", 0, 0)
+    until(lambda: consumer().calls)
+    both = threading.Event()
+    assign = consumer().incremental_assign
+
+    def refuse(partitions: list[object]) -> None:
+        assert both.wait(PATIENCE_S)
+        if partitions[0].partition == 1:  # type: ignore[attr-defined]
+            raise ValueError("not this one")
+        assign(partitions)
+
+    consumer().incremental_assign = refuse  # type: ignore[method-assign]
+    refused, behind = records.open("t", 1, 0), records.open("t", 2, 0)
+    both.set()
+    until(lambda: failed(behind))  # it is waiting, or was taken with the one that is refused
+    assert failed(first) and failed(refused)
+    until(consumer().closed.is_set)
