@@ -10,7 +10,7 @@ The C attachment takes one thread at a time. Whoever holds the role of the *driv
 and gives every listener a turn. The driver is the background thread; but a thread of the application that waits for an outcome takes the role over, so that an answer
 needs no switch of threads. The background thread takes the role back when nobody has driven for DRIVER_LEASE_S.
 
-1. `native` is used with `lock` held; only wait() and wake() are not. It is replaced (a new attachment) by the driver alone.
+1. `native` is used with `lock` held; only wait() and wake() are not. It is replaced (a new attachment) by the driver alone, and never closed under a wake(): `_waking` is held over that.
 2. Callbacks (on_response, Listener) run with `lock` held, in any thread. They do not block and never call the user's code.
 3. Every request ends exactly once: with its response, _TIMED_OUT, _TRANSPORT (the worker died; whether the request took effect is unknown) or _DESTROY.
 4. What wake_by() asks for is never slept through: `_asked` is set before `_sleep_until` is looked at, and looked at after that is set, so one of the two threads sees the other.
@@ -89,6 +89,7 @@ class Attachment:
     def __init__(self, opener: Callable[[], NativeClient], *, client_id: str = "mqd", metadata_max_age_s: float = 300.0, request_timeout_s: float = 30.0) -> None:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
+        self._waking = threading.RLock()  # nothing else is taken under it
         self._released = threading.Condition(self.lock)  # the background thread waits here for the role
         self._parked = False
         self.client_id = client_id
@@ -177,8 +178,9 @@ class Attachment:
 
     def wake(self) -> None:
         """Every listener gets a turn soon. Any thread."""
-        if not self._closed:
-            self.native.wake()
+        with self._waking:
+            if not self._closed:
+                self.native.wake()
 
     def wake_by(self, due: float) -> None:
         """As wake, but only when the driver would sleep beyond `due`. A turn that is under way may have passed by what is due: another follows before the driver sleeps (4)."""
@@ -234,7 +236,8 @@ class Attachment:
                 self.native.wake()
                 self.changed.wait(0.01)
             self._fail_pending(local_error(KafkaError._DESTROY))
-            self.native.close()
+            with self._waking:
+                self.native.close()
             self.changed.notify_all()
         _all.discard(self)
 
@@ -422,7 +425,7 @@ class Attachment:
         if self._closed:
             new.close()
             return
-        self.native, self.attached = new, True
+        self._use(new, True)
         self.generation += 1
         try:
             for reference in self._listeners:
@@ -430,7 +433,7 @@ class Attachment:
                 if listener is not None:
                     listener.on_reattached(old, new)
         except OSError as error:  # it has less memory than is needed, or has ended already
-            self.native, self.attached = old, False
+            self._use(old, False)
             new.close()
             self._attaching_failed(error)
             return
@@ -439,6 +442,11 @@ class Attachment:
         self.send(requests.API_VERSIONS, 3, requests.api_versions(), self._on_versions)  # it may be another release
         self.metadata.expire()
         self.changed.notify_all()
+
+    def _use(self, native: NativeClient, attached: bool) -> None:
+        """From here on; nobody wakes the one before any more, so that it may be closed."""
+        with self._waking:
+            self.native, self.attached = native, attached
 
     def _attaching_failed(self, problem: BaseException) -> None:
         error = problem.args[0] if isinstance(problem, KafkaException) else local_error(KafkaError._TRANSPORT, f"Local: shared memory: {problem}", retriable=True)
@@ -472,6 +480,7 @@ def _forget_in_child() -> None:
     for attachment in list(_all):
         attachment.lock = threading.RLock()
         attachment.changed = threading.Condition(attachment.lock)
+        attachment._waking = threading.RLock()
         attachment._driver = None
         for reference in attachment._listeners:
             on_forked = getattr(reference(), "on_forked", None)

@@ -133,7 +133,8 @@ class Fetcher:
             if part.reader is None and part.remote_view is not None:
                 part.reader = self._remote.open(part.topic, part.index, offset)
             elif part.reader is None:
-                part.reader = self._open_reader(self._data.native, part, offset)
+                with self._data.lock:  # it is not closed meanwhile
+                    part.reader = self._open_reader(self._data.native, part, offset)
             else:
                 part.reader.seek(offset)
         except OSError as problem:
@@ -332,7 +333,8 @@ class Fetcher:
         self._session.reset()
         for part in self._parts:
             if part.reader is not None:
-                part.reader.move(self._data.native)
+                with self._data.lock:
+                    part.reader.move(self._data.native)
 
     # -- sleeping ---------------------------------------------------------------------------------------------------------------
 

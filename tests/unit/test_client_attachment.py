@@ -180,6 +180,46 @@ def test_a_coordinator_that_cannot_be_asked_for_wants_no_turn(attachment: Attach
     assert requests.FIND_COORDINATOR in [key for key, _ in broker.seen]  # known by the answer, not because it was waited for long enough
 
 
+def test_what_is_being_woken_is_not_closed(attachment: Attachment, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver attaches anew while another thread is in the old one's wake(): that ends first."""
+    old, inside, go_on, closed_inside = broker.clients[0], threading.Event(), threading.Event(), []
+    wake, close, waking = old.wake, old.close, attachment._waking
+
+    class Waking:
+        """Whoever comes second waits: that is the driver."""
+
+        def __enter__(self) -> None:
+            if not waking.acquire(blocking=False):
+                go_on.set()
+                waking.acquire()
+
+        def __exit__(self, *_exception: object) -> None:
+            waking.release()
+
+    def wake_slowly() -> None:
+        if threading.current_thread() is waker:
+            inside.set()
+            assert go_on.wait(10)
+            closed_inside.append(old.closed)
+        wake()
+
+    def close_now() -> None:
+        close()
+        go_on.set()
+
+    monkeypatch.setattr(attachment, "_waking", Waking())
+    monkeypatch.setattr(old, "wake", wake_slowly)
+    monkeypatch.setattr(old, "close", close_now)
+    waker = threading.Thread(target=attachment.wake)
+    waker.start()
+    assert inside.wait(10)
+    old.dead = True
+    wake()
+    waker.join(20)
+    assert closed_inside == [False]
+    assert attachment.wait_for(lambda: attachment.generation == 2, 5) and old.closed
+
+
 def test_a_refusal_for_good_ends_it(attachment: Attachment, broker: FakeBroker) -> None:
     broker.refuse = KafkaException(local_error(KafkaError._FATAL, "another layout: restart this process", fatal=True))  # type: ignore[assignment]
     broker.kill()
