@@ -552,6 +552,29 @@ def test_full_disk_gives_up_the_reserve_once(tmp_path: Path, monkeypatch: pytest
     assert reopen(tmp_path).state == state
 
 
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EMFILE])
+def test_no_room_for_a_file_leaves_the_reserve_for_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """The controller asks for it again and again, and serves without it; a start does as well."""
+    log, state = opened(tmp_path)
+    append(log, state, [ClusterCreated("cluster", 1)])
+    reserve = tmp_path / TOPIC_DIRECTORY / "reserve"
+    reserve.unlink()
+    real = os.open
+
+    def full(path: Path, flags: int, *rest: int) -> int:
+        if flags & os.O_CREAT and path == reserve:
+            raise OSError(code, os.strerror(code), str(path))
+        return real(path, flags, *rest)
+
+    monkeypatch.setattr(os, "open", full)
+    log.restore_reserve()
+    append(log, state, [ProducerIdsAllocated(5)])
+    log.close()
+    assert reopen(tmp_path).state == state and not reserve.exists()
+    monkeypatch.undo()
+    assert reopen(tmp_path).state == state and reserve.exists()
+
+
 def test_failed_flush_is_never_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log, state = opened(tmp_path)
 
