@@ -148,6 +148,20 @@ class Metadata:
                 partitions[partition.index] = partition
         self.topics[topic.name] = msgspec.structs.replace(topic, partitions=partitions)
 
+    def successor_of(self, name: str, index: int) -> int:
+        """The partition that has taken the records of one that was retired and is gone; -1: it is there, or waits for a slot of this host, or nobody knows of it, or that it was retired."""
+        topic = self.topics.get(name)
+        if topic is None or name in self.withheld or not topic.first_leader_epoch or not 0 < topic.partition_count <= index:
+            return -1
+        return index % topic.partition_count
+
+    def may_exist(self, name: str, index: int) -> bool:
+        """The partition, or one that has taken its records. What waits for slots of this host is led by others."""
+        topic = self.topics.get(name)
+        if name in self.withheld:
+            return True
+        return topic is not None and (index < topic.partition_count or topic.partition_count < 0 or topic.first_leader_epoch > 0)
+
     def is_alive(self, node_id: int) -> bool:
         """A broker that clients may be sent to."""
         broker = self.brokers.get(node_id)

@@ -57,7 +57,7 @@ class TransactionService:
         self.owners = owners
         self.cores = Transactions(settings(broker))
         self.offset_commits = OffsetCommits()
-        self.markers = Markers(self.append_marker, lambda topic, _index: topic in broker.metadata.topics, self.offset_commits)  # a partition that was retired has a successor: append_marker
+        self.markers = Markers(self.append_marker, broker.metadata.may_exist, self.offset_commits)
         self.carry_out = self.markers.carry_out
         self.peers: Peers | None = None  # set before the first request on a host that has others
         self._remote: RemoteMarkers | None = None
@@ -138,9 +138,9 @@ class TransactionService:
     def append_marker(
         self, topic: str, partition: int, producer_id: int, producer_epoch: int, coordinator_epoch: int, commit: bool, is_bumped: bool = False
     ) -> "asyncio.Future[object]":
-        image = self._broker.metadata.topics.get(topic)
-        if image is not None and partition >= len(image.partitions):  # retired, and gone since: the transaction's records, if it has any, are where they went
-            producer_id, partition = redirected_producer(producer_id, partition), partition % len(image.partitions)
+        successor = self._broker.metadata.successor_of(topic, partition)
+        if successor >= 0:  # the transaction's records, if it has any, are where they went
+            producer_id, partition = redirected_producer(producer_id, partition), successor
         leader = leader_elsewhere(self._broker, topic, partition)
         if leader >= 0 and self._remote is not None:
             return self._remote.write(leader, MarkerToWrite((topic, partition), producer_id, producer_epoch, coordinator_epoch, commit, is_bumped))

@@ -1,12 +1,14 @@
 """Markers of transactions for partitions that are being retired: written to the partition that takes the records, too, under the rewritten producer id."""
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
+from mqd.acceptor.metadata import Metadata
 from mqd.acceptor.transactions import TransactionService
+from mqd.cluster import controller_messages as messages
 from mqd.coordinator.log import AppendError, Log, Marker, Served
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.records import HEADER
@@ -76,18 +78,24 @@ def test_records_that_were_handed_on_are_ended_where_they_are() -> None:
     assert run((0, 1), marker=MARKER._replace(producer_id=there)) == ([(13, there)], 20)
 
 
-class Written:
-    """A coordinator that has one transaction to end, and a log whose first answer is `error`, by a host that knows of fewer partitions already: ours hears of it at the same time."""
+def topic_of(told: int, count: int, first_leader_epoch: int = 0) -> messages.TopicImage:
+    """A topic of `count` partitions, of which this host's processes are told of `told`."""
+    partitions = [messages.PartitionImage(index, index, 0, 0, 1, 0, [1], [1]) for index in range(told)]
+    return messages.TopicImage("t", b"t" * 16, partitions, {}, partition_count=count, first_leader_epoch=first_leader_epoch)
 
-    def __init__(self, error: int) -> None:
-        self.error, self.markers, self.posted = error, [], asyncio.Event()
-        self.topic = SimpleNamespace(partitions=[SimpleNamespace(leader=1)] * 4)
-        self.metadata = SimpleNamespace(topics={"t": self.topic})
+
+class Written:
+    """A coordinator that has one transaction to end, and a log whose first answer is `error`; ours hears of `then` at the same time."""
+
+    def __init__(self, error: int, *then: messages.FromController) -> None:
+        self.error, self.then, self.markers, self.posted = error, then, [], asyncio.Event()
+        self.metadata = Metadata()
+        self.metadata.apply(messages.Image(1, "cluster", 1, [], [topic_of(4, 4)], {}, node_id=1))
         self.node_id, self.broker_value = 1, lambda _name: 1_000
 
     def partition_of(self, name: str, index: int) -> object:
-        partitions = self.metadata.topics[name].partitions
-        return partitions[index] if index < len(partitions) else None
+        topic = self.metadata.topics.get(name)
+        return topic.partitions[index] if topic is not None and index < len(topic.partitions) else None
 
     def marker_nowait(self, marker: Marker) -> "asyncio.Future[int]":
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -95,7 +103,8 @@ class Written:
         if len(self.markers) > 1:
             future.set_result(20)
         else:
-            del self.topic.partitions[2:]
+            for message in self.then:
+                self.metadata.apply(message)
             future.set_exception(AppendError(self.error))
         return future
 
@@ -106,17 +115,51 @@ class Written:
         self.posted.set()
 
 
-@pytest.mark.parametrize("error", [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.NOT_LEADER_OR_FOLLOWER])
-def test_a_partition_that_goes_while_its_marker_is_written_has_ended_nothing(error: int) -> None:
+def markers_written(world: Any) -> list[tuple[int, int]]:
+    """(partition, producer id) of all that are written until the transaction has ended that wrote to partition 3."""
+
     async def scenario() -> list[tuple[int, int]]:
-        world: Any = Written(error)
         service = TransactionService(world, world)
         service.attach(world, world, world, lambda: 1_000)
         service.carry_out("id", WriteMarkers((("t", 3),), 7, 1, True, 1, False), 5)
         await asyncio.wait_for(world.posted.wait(), 5)
         return world.markers
 
-    assert asyncio.run(scenario()) == [(3, 7), (1, redirected_producer(7, 3))]
+    return asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("error", [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.NOT_LEADER_OR_FOLLOWER])
+def test_a_partition_that_goes_while_its_marker_is_written_has_ended_nothing(error: int) -> None:
+    world = Written(error, messages.TopicPut(2, topic_of(2, 2, first_leader_epoch=1)))
+    assert markers_written(world) == [(3, 7), (1, redirected_producer(7, 3))]
+
+
+WITHHELD = messages.SettingsPut(2, withheld=["t"])
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        [WITHHELD, messages.TopicPut(2, topic_of(2, 4))],
+        [WITHHELD, messages.TopicPut(2, topic_of(2, 4, first_leader_epoch=1))],
+        [WITHHELD, messages.TopicPut(2, topic_of(2, 2, first_leader_epoch=1))],  # it has grown since this was told
+        [messages.TopicPut(2, topic_of(2, 4, first_leader_epoch=1))],
+        [messages.Image(2, "cluster", 1, [], [], {}, node_id=1, withheld=["t"])],
+    ],
+    ids=["never shrunk", "shrunk and grown", "told before it grew", "told with fewer", "whole topic"],
+)
+def test_the_marker_of_a_partition_that_waits_for_a_slot_here_goes_nowhere_else_and_is_not_given_up(then: list[messages.FromController]) -> None:
+    """Others lead it. The transaction would be told to be over, and readers of committed records wait there for ever."""
+    assert markers_written(Written(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, *then)) == [(3, 7), (3, 7)]
+
+
+@pytest.mark.parametrize(
+    "then",
+    [messages.TopicRemoved(2, "t", b"t" * 16, []), messages.TopicPut(2, msgspec.structs.replace(topic_of(2, 2), topic_id=b"u" * 16))],
+    ids=["deleted", "made anew with fewer partitions"],
+)
+def test_of_a_topic_that_was_deleted_nothing_is_left_to_end(then: messages.FromController) -> None:
+    assert markers_written(Written(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, then)) == [(3, 7)]
 
 
 @pytest.mark.parametrize("written", [False, True])
