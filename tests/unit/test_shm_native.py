@@ -3,10 +3,12 @@
 import errno
 import mmap
 import os
+import threading
 
 import pytest
 
 from mqd import native
+from mqd.native import control as control_module
 
 WORKERS = 2
 ENDPOINTS = WORKERS + 2
@@ -39,6 +41,29 @@ def test_crc32c_of_the_check_string():
     assert native.crc32c(b"123456789") == 0xE3069283  # RFC 3720, B.4's polynomial; the catalogue's check value
     assert native.crc32c(b"456789", native.crc32c(b"123")) == 0xE3069283
     assert native.crc32c(b"") == 0
+
+
+@pytest.mark.parametrize("meanwhile", [lambda control: control.slot_view(6).partition_index, lambda control: sum(control.partition_counts())])
+def test_a_slot_is_read_while_another_thread_reads_another(control, monkeypatch, meanwhile):
+    """A scrape of the metrics walks through the partitions while the acceptor's loop asks for one."""
+    control.assign_slot(5, b"a" * 16, 0, 1, 0, 9)
+    control.assign_slot(6, b"b" * 16, 2, 1, 0, 11)
+    control.slot_view(5)  # memory lies ready
+    read, others = control_module._read_slot, []
+
+    def interrupted(memory, slot, view):
+        result = read(memory, slot, view)
+        if slot == 5 and not others:
+            others.append(threading.current_thread())
+            other = threading.Thread(target=lambda: others.append(meanwhile(control)))
+            other.start()
+            other.join()
+        return result
+
+    monkeypatch.setattr(control_module, "_read_slot", interrupted)
+    view = control.slot_view(5)
+    assert others[1] == 2
+    assert (view.topic_id, view.partition_index, view.leader_epoch) == (b"a" * 16, 0, 9)
 
 
 def test_a_control_segment_is_formatted_and_attached(control):
