@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def in_thread(question: Callable[[], T]) -> "asyncio.Future[T]":
-    """The answer, when there is one."""
+    """The answer, when there is one. Raises RuntimeError: no thread can be started."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
 
@@ -19,6 +19,9 @@ def in_thread(question: Callable[[], T]) -> "asyncio.Future[T]":
         try:
             found = question()
             tell = lambda: answer.done() or answer.set_result(found)
+        except StopIteration as error:  # which a future does not take
+            raised: Exception = RuntimeError(f"a question has raised StopIteration: {error.value!r}")
+            tell = lambda: answer.done() or answer.set_exception(raised)
         except Exception as error:
             raised = error
             tell = lambda: answer.done() or answer.set_exception(raised)
@@ -54,12 +57,14 @@ class Questions:
         self._under_way: dict[Hashable, _UnderWay] = {}
 
     async def ask(self, whom: Hashable, question: Callable[[Callable[[], None]], T], silent_s: float) -> T:
-        """`question` gets a function that it calls whenever it has got on. Raises TimeoutError: nothing has been heard of `whom` for `silent_s`, and what the question before this one does counts too."""
+        """`question` gets a function that it calls whenever it has got on. Raises TimeoutError: nothing has been heard of `whom` for `silent_s`, and what the question before this one does counts too. RuntimeError: no
+        thread can be started."""
         while (before := self._under_way.get(whom)) is not None and not before.answer.done():  # one that is done has no place to wait in
             if not await before.ended(silent_s):
                 raise TimeoutError(f"{whom} does not answer")
-        mine = self._under_way[whom] = _UnderWay()
+        mine = _UnderWay()
         mine.answer = in_thread(lambda: question(mine.step))
+        self._under_way[whom] = mine  # once it has a thread
         mine.answer.add_done_callback(lambda _: self._forget(whom, mine))
         if not await mine.ended(silent_s):
             raise TimeoutError(f"{whom} does not answer")

@@ -66,6 +66,29 @@ def test_what_a_question_raises_is_raised_and_the_next_one_is_asked() -> None:
     run(scenario())
 
 
+def test_a_question_that_raises_what_no_future_takes_is_answered_all_the_same() -> None:
+    async def scenario() -> None:
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await asyncio.wait_for(asking.in_thread(lambda: next(iter(()))), 20)
+
+    run(scenario())
+
+
+def test_who_could_not_be_asked_for_want_of_a_thread_is_asked_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        def refused(self: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        questions = Questions()
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refused)
+            with pytest.raises(RuntimeError, match="new thread"):
+                await questions.ask("a", lambda stepped: 1, 20)
+        assert await questions.ask("a", lambda stepped: 2, 20) == 2
+
+    run(scenario())
+
+
 def test_who_asks_in_the_moment_of_an_answer_asks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """It went round for ever without giving the loop a turn, and the acceptor with it: the loop tells of an answer a turn after it came."""
 
