@@ -57,21 +57,33 @@ def _last_indexed_timestamp(path: Path) -> int:
     return timestamp if relative_offset >= 0 else -1
 
 
+class _Known:
+    """Of one directory."""
+
+    def __init__(self) -> None:
+        self.sealed: dict[int, int] = {}  # base offset -> newest timestamp
+        self.active: tuple[int, int, int] | None = None  # base offset, scanned to, newest timestamp
+
+
 class TimestampCache:
     """Newest timestamp per segment, remembered: sealed segments never change, of the active one only what was appended since is read again.
 
-    Not thread-safe. Bound: one small entry per segment file of the owned partitions; `forget` and `keep_only` drop them."""
+    A directory is looked at by one thread at a time; any other may `forget` it meanwhile, and what the first one finds after that is not kept. Bound: one small entry per
+    segment file of the owned partitions; `forget` drops them."""
 
     def __init__(self, scan: ScanMaxTimestamp):
         self._scan = scan
-        self._sealed: dict[tuple[Path, int], int] = {}
-        self._active: dict[Path, tuple[int, int, int]] = {}  # base offset, scanned to, max timestamp
+        self._known: dict[Path, _Known] = {}
+
+    def _of(self, directory: Path) -> _Known:
+        return self._known.setdefault(directory, _Known())
 
     def sealed(self, directory: Path, base_offset: int) -> int:
-        key = (directory, base_offset)
-        if key not in self._sealed:
-            self._sealed[key] = self._of_sealed(directory, base_offset)
-        return self._sealed[key]
+        known = self._of(directory).sealed
+        newest = known.get(base_offset)
+        if newest is None:
+            newest = known[base_offset] = self._of_sealed(directory, base_offset)
+        return newest
 
     def _of_sealed(self, directory: Path, base_offset: int) -> int:
         newest = _last_indexed_timestamp(segment_path(directory, base_offset, ".timeindex"))
@@ -80,20 +92,24 @@ class TimestampCache:
         return self._scan(segment_path(directory, base_offset), base_offset, 0)[1]
 
     def active(self, directory: Path, base_offset: int) -> int:
-        known_base, position, newest = self._active.get(directory, (base_offset, 0, -1))
+        known = self._of(directory)
+        known_base, position, newest = known.active or (base_offset, 0, -1)
         if known_base != base_offset:
             position, newest = 0, -1
         position, found = self._scan(segment_path(directory, base_offset), base_offset, position)
         newest = max(newest, found)
-        self._active[directory] = (base_offset, position, newest)
+        known.active = (base_offset, position, newest)
         return newest
 
-    def forget(self, directory: Path, below: int | None = None) -> None:
-        """Drops what is known of a directory's segments (all, or those with a base offset below `below`)."""
-        for key in [key for key in self._sealed if key[0] == directory and (below is None or key[1] < below)]:
-            del self._sealed[key]
-        if below is None:
-            self._active.pop(directory, None)
+    def forget(self, directory: Path) -> None:
+        """Drops what is known of a directory's segments. In any thread."""
+        self._known.pop(directory, None)
+
+    def forget_below(self, directory: Path, base_offset: int) -> None:
+        """Only of those with a base offset below. In the thread that looks at the directory."""
+        known = self._of(directory).sealed
+        for base in [base for base in known if base < base_offset]:
+            del known[base]
 
 
 def list_segments(directory: Path, active_base_offset: int, cache: TimestampCache) -> list[Segment]:

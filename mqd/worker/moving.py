@@ -194,12 +194,12 @@ class Mover:
     async def _settle(self, move: _Move) -> None:
         del self._moves[move.owned.key]
         source, target = self._log_dirs[move.owned.log_dir], self._log_dirs[move.target]
-        source.timestamps.forget(move.copy.source)
         try:
             await self._discard_source(source, move)
             await self._unmark(target, [directories.partition_path(target.path, move.owned.topic, move.owned.index)])
         except OSError as error:
             self._log.warning("old copy of a moved partition cannot be removed; the next start tries again", path=str(move.copy.source), reason=str(error))
+        source.timestamps.forget(move.copy.source)
         self._log.info("partition moved to another log directory", partition=move.owned.name, target=str(target.path), copied_bytes=move.copy.copied_bytes)
 
     async def _discard_source(self, source: LogDirectory, move: _Move) -> None:

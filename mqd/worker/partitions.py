@@ -320,12 +320,13 @@ class PartitionSet:
         if opened is not None and (partition := await self._take_back(opened)) is not None:
             await self._close(owned, partition, clean=False)
         log_dir = self.log_dirs[owned.log_dir]
-        log_dir.timestamps.forget(directories.partition_path(log_dir.path, owned.topic, owned.index))
         try:
             aside = await self._background.urgent(self._set_aside, log_dir.path, owned)
         except OSError as error:
             self._log.error("directory of a deleted partition cannot be renamed; it is left behind", partition=owned.name, reason=str(error))
             return
+        finally:
+            log_dir.timestamps.forget(directories.partition_path(log_dir.path, owned.topic, owned.index))  # a namesake may live there later
         if aside is not None:
             self.delete_later(log_dir, aside)
 

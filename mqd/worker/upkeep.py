@@ -254,7 +254,7 @@ class Upkeep:
         doomed = list(segments.files_below(path, kept))
         for file in doomed:
             self._files.unlink(file)
-        log_dir.timestamps.forget(path, below=kept)
+        log_dir.timestamps.forget_below(path, kept)
         return bool(doomed)
 
     async def _free_space(self) -> None:
