@@ -47,9 +47,12 @@ class Forwarding:
         self._cluster = Cluster()
         self._lives: dict[int, tuple[int, str, int]] = {}  # of hosts that were dialled: epoch and place
         self._dialling: dict[Way, asyncio.Task[None]] = {}
+        self._answered: set[Way] = set()  # of those: the reactor was told how it went, and may want the next one before this is over
+        self._again: set[Way] = set()  # it does
         self._backoff_ms: dict[Way, int] = {}
         self._tokens: dict[Way, int] = {}  # of the connections that the reactor was given last
         self._endings: set[asyncio.Task[None]] = set()
+        self._closed = False
         self._log = logging.get("worker.forwarding")
 
     def update(self, cluster: Cluster, cluster_id: str) -> None:
@@ -70,8 +73,21 @@ class Forwarding:
         """MQD_EVENT_RELAY_WANTED."""
         way = Way(event.offset, event.log_dir, event.level)
         if way not in self._dialling:
-            task = self._dialling[way] = asyncio.get_running_loop().create_task(self._make(way))
-            task.add_done_callback(lambda _: self._dialling.pop(way, None))
+            self._dial(way)
+        elif way in self._answered:
+            self._again.add(way)
+
+    def _dial(self, way: Way) -> None:
+        task = self._dialling[way] = asyncio.get_running_loop().create_task(self._make(way))
+        task.add_done_callback(lambda _: self._on_over(way))
+
+    def _on_over(self, way: Way) -> None:
+        del self._dialling[way]
+        self._answered.discard(way)
+        if way in self._again:
+            self._again.discard(way)
+            if not self._closed:
+                self._dial(way)
 
     def on_ended(self, event: native.Event) -> None:
         """MQD_EVENT_RELAY_ENDED."""
@@ -80,6 +96,7 @@ class Forwarding:
             self._log.info("connection to a leader ended", leader=way.leader, worker=way.leader_worker, reason=event.text)
 
     async def close(self) -> None:
+        self._closed = True
         tasks = [*self._dialling.values(), *self._endings]
         for task in tasks:
             task.cancel()
@@ -95,12 +112,14 @@ class Forwarding:
             self._lives[way.leader] = life
             workers = max(self._cluster.brokers[way.leader].worker_count, 1)  # it may have fewer by now than when the partition was placed
             connection = await dial(self._key, self._identity, life[1], life[2], way.leader, way.leader_worker % workers, CONNECT_S_MAX)
+            self._answered.add(way)
             event = await self._commands.run(self._reactor.relay_put, connection.detach(), way.leader, way.leader_worker, way.lane, self._timeout_ms)
             self._tokens[way] = event.token
             self._backoff_ms.pop(way, None)
         except (OSError, EOFError, HandshakeFailed, native.NativeError) as error:
             backoff_ms = self._backoff_ms[way] = min(self._backoff_ms.get(way, BACKOFF_MS_MIN // 2) * 2, BACKOFF_MS_MAX)
             self._log.info("leader cannot be reached: clients on this host are told to try again", leader=way.leader, worker=way.leader_worker, reason=str(error) or type(error).__name__)
+            self._answered.add(way)
             await self._run(self._reactor.relay_refuse, way.leader, way.leader_worker, way.lane, int(backoff_ms * random.uniform(0.5, 1.0)))
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:

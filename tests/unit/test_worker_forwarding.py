@@ -8,6 +8,8 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator
 
+import pytest
+
 from mqd import native
 from mqd.worker.assignments import Cluster
 from mqd.worker.forwarding import BACKOFF_MS_MAX, Forwarding
@@ -67,6 +69,44 @@ def test_dialled_when_wanted_and_not_before() -> None:
             assert len(reactor.put) == 1  # nobody wants it
             subject.on_wanted(wanted(2, 3, 1))
             await until(lambda: len(reactor.put) == 2)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+def test_what_is_wanted_in_the_turn_of_the_answer_is_dialled(reachable: bool) -> None:
+    """A late loop takes both out of the reactor in one go: the answer to what was made, or refused, and the next wish. The reactor says it once."""
+
+    async def scenario() -> None:
+        leader = Leader(2)
+        async with forwarding(leader) as (subject, reactor):
+            wishes = [wanted(2)]
+            subject._commands.before_done = lambda token: subject.on_wanted(wishes.pop()) if wishes else None  # type: ignore[attr-defined]
+            subject.update(cluster(leader, port=None if reachable else 1), "cluster")
+            subject.on_wanted(wanted(2))
+            answers = reactor.put if reachable else reactor.refused
+            await until(lambda: len(answers) == 2)
+            assert not wishes and len(leader.hellos) == (2 if reachable else 0)
+
+    run(scenario())
+
+
+def test_nothing_is_dialled_after_the_end() -> None:
+    async def scenario() -> None:
+        leader = Leader(2)
+        async with forwarding(leader) as (subject, reactor):
+            ends: list[asyncio.Task[None]] = []
+
+            def want_and_end(token: int) -> None:
+                subject.on_wanted(wanted(2))
+                ends.append(asyncio.ensure_future(subject.close()))
+
+            subject._commands.before_done = want_and_end  # type: ignore[attr-defined]
+            subject.update(cluster(leader), "cluster")
+            subject.on_wanted(wanted(2))
+            await until(lambda: ends)
+            await ends[0]
+            assert not subject._dialling and len(reactor.put) == 1
 
     run(scenario())
 
