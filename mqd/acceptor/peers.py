@@ -14,6 +14,7 @@ import socket
 from mqd.acceptor.between import own_identity, read_frame, set_options, shake
 from mqd.acceptor.metadata import Metadata
 from mqd.base import logging
+from mqd.base.names import looked_up
 from mqd.cluster import handshake
 from mqd.cluster.controller_messages import BrokerImage
 from mqd.protocol.api import decode_response, encode_request
@@ -150,7 +151,8 @@ class Peers:
         try:
             async with asyncio.timeout(CONNECT_S_MAX):
                 loop = asyncio.get_running_loop()
-                family, kind, protocol, _, address = (await loop.getaddrinfo(broker.inter_broker_host, broker.inter_broker_port, type=socket.SOCK_STREAM))[0]
+                with looked_up(broker.inter_broker_host):
+                    family, kind, protocol, _, address = (await loop.getaddrinfo(broker.inter_broker_host, broker.inter_broker_port, type=socket.SOCK_STREAM))[0]
                 connection = socket.socket(family, kind, protocol)
                 set_options(connection)
                 await loop.sock_connect(connection, address)

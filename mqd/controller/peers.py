@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from mqd.base import logging
+from mqd.base.names import looked_up
 from mqd.cluster import handshake, peer_messages
 from mqd.cluster.handshake import HandshakeFailed, HandshakeRefused, Hello, Identity, Refusal
 
@@ -204,8 +205,9 @@ class Peers:
 
     async def open(self, host: str, port: int, purpose: str) -> Connection:
         """A connection that has shaken hands. Raises HandshakeFailed, OSError, EOFError, TimeoutError."""
-        async with asyncio.timeout(CONNECT_SECONDS_MAX):
-            reader, writer = await asyncio.open_connection(host, port, limit=1 << 20)
+        with looked_up(host):
+            async with asyncio.timeout(CONNECT_SECONDS_MAX):
+                reader, writer = await asyncio.open_connection(host, port, limit=1 << 20)
         try:
             side = handshake.Initiator(self._key, purpose, self._identity(), os.urandom(handshake.NONCE_BYTES))
             writer.write(side.opening())

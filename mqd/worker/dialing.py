@@ -7,6 +7,7 @@ import asyncio
 import os
 import socket
 
+from mqd.base.names import looked_up
 from mqd.cluster import handshake
 from mqd.cluster.handshake import HandshakeFailed, Identity
 
@@ -20,7 +21,8 @@ async def dial(key: bytes, identity: Identity, host: str, port: int, node_id: in
     done = False
     try:
         async with asyncio.timeout(timeout_s):
-            family, kind, protocol, _, address = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
+            with looked_up(host):
+                family, kind, protocol, _, address = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
             connection = socket.socket(family, kind, protocol)
             _set_options(connection)
             await loop.sock_connect(connection, address)

@@ -38,6 +38,7 @@ BACKOFF_S_MIN, BACKOFF_S_MAX = 0.05, 1.0
 LIVED_S = 5.0  # a connection that lasted so long was a good one
 IN_SYNC, CATCH_UP = range(2)  # enum mqd_fetcher_lane
 _FORGOTTEN_MAX = 1024
+_NOT_REGISTERED = "this host is not registered"
 
 
 class Link(msgspec.Struct, frozen=True, order=True):
@@ -193,6 +194,10 @@ class Replication:
                 if text != reason:
                     self._log.info("leader cannot be reached; it is tried again", leader=link.leader, worker=link.leader_worker, reason=text)
                 reason = text
+            except Exception as error:  # our own fault: the replica is not to stay behind for it
+                if repr(error) != reason:
+                    self._log.exception("leader cannot be reached; it is tried again", leader=link.leader, worker=link.leader_worker)
+                reason = repr(error)
             if connection.target != target:
                 continue  # another life or address: at once; what is made then replaces what there is
             backoff_s = BACKOFF_S_MIN if loop.time() - began_s > LIVED_S else min(backoff_s * 2, BACKOFF_S_MAX)
@@ -203,21 +208,23 @@ class Replication:
     async def _connect(self, link: Link, target: Target) -> socket.socket:
         """Raises OSError (TimeoutError among them), EOFError, HandshakeFailed."""
         if self._identity is None:
-            raise OSError("this host is not registered yet")
+            raise OSError(_NOT_REGISTERED)
         return await dial(self._key, self._identity, target.host, target.port, link.leader, link.leader_worker, CONNECT_S_MAX)
 
     async def _give(self, link: Link, connection: _Connection, made: socket.socket) -> None:
         connection.token = 0
-        event = await self._commands.run(self._reactor.fetcher_put, made.detach(), self._options(link))
+        if self._identity is None:  # since it was dialled
+            made.close()
+            raise OSError(_NOT_REGISTERED)
+        event = await self._commands.run(self._reactor.fetcher_put, made.detach(), self._options(link, self._identity.node_id))
         if event.token in self._ended:
             raise OSError(self._ended.pop(event.token))
         connection.token = event.token
 
-    def _options(self, link: Link) -> native.FetcherOptions:
-        assert self._identity is not None
+    def _options(self, link: Link, node_id: int) -> native.FetcherOptions:
         response_bytes = _number(self._config, "replica.fetch.response.max.bytes")
         return native.FetcherOptions(
-            leader_node=link.leader, leader_worker=link.leader_worker, lane=link.lane, node_id=self._identity.node_id,
+            leader_node=link.leader, leader_worker=link.leader_worker, lane=link.lane, node_id=node_id,
             wait_ms=_number(self._config, "replica.fetch.wait.max.ms"), response_bytes_max=response_bytes,
             response_bytes_limit=min(response_bytes + _number(self._config, "socket.request.max.bytes"), 1 << 30),
             partition_bytes_max=_number(self._config, "replica.fetch.max.bytes"), timeout_ms=_number(self._config, "replica.socket.timeout.ms"),

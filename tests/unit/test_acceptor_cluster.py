@@ -331,6 +331,17 @@ def test_a_host_with_another_key_is_not_reached() -> None:
     asyncio.run(scenario())
 
 
+def test_a_host_of_no_name_is_not_reached() -> None:
+    async def scenario() -> None:
+        async with Hosts(lambda _request: ListTransactionsResponse()) as hosts:
+            brokers = hosts.broker.metadata.brokers
+            brokers[3] = msgspec.structs.replace(brokers[3], inter_broker_host="a..b")  # what no resolver can be asked for
+            with pytest.raises(PeerError, match="a..b is no name of a host"):
+                await hosts.peers.request(3, remote_transactions.ListTransactionsRequest(), 1, 10)
+
+    asyncio.run(scenario())
+
+
 def test_a_worker_gets_the_socket_that_is_meant_for_it() -> None:
     async def scenario() -> None:
         async with Hosts(None) as hosts:

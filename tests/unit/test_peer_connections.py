@@ -88,6 +88,17 @@ def test_who_answers_in_anothers_name_is_passed_over():
     run(work)
 
 
+def test_an_address_that_is_no_name_is_passed_over():
+    async def work():
+        async with Host(1) as one, Host(2) as two:
+            one.peers.know(2, "127.0.0.1", two.port)
+            one.peers.know(2, "a..b", two.port)  # what no resolver can be asked for
+            one.peers.send(2, heartbeat(7))
+            assert (await two.wait(1))[0] == (1, heartbeat(7))
+
+    run(work)
+
+
 class Joiner:
     """A connection from a host that is let in."""
 

@@ -13,7 +13,7 @@ import pytest
 from mqd import native
 from mqd.worker.assignments import Cluster
 from mqd.worker.forwarding import BACKOFF_MS_MAX, Forwarding
-from tests.unit.test_worker_replication import SECRET, FakeCommands, Leader, broker, cluster, event, run, until
+from tests.unit.test_worker_replication import NO_NAMES, SECRET, FakeCommands, Leader, broker, cluster, event, run, until
 
 
 class FakeReactor:
@@ -141,6 +141,18 @@ def test_who_cannot_be_reached_is_refused_for_longer_and_longer() -> None:
             subject.on_wanted(wanted(2))
             await until(lambda: reactor.put)
             assert not reactor.removed or reactor.removed == [2]  # another port is another place
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("host", NO_NAMES)
+def test_a_host_of_no_name_is_refused_as_one_that_cannot_be_reached(host: str) -> None:
+    async def scenario() -> None:
+        leader = Leader(2)
+        async with forwarding(leader) as (subject, reactor):
+            subject.update(Cluster(1, {1: broker(1), 2: broker(2, host=host)}), "cluster")
+            subject.on_wanted(wanted(2))
+            await until(lambda: reactor.refused)
 
     run(scenario())
 

@@ -260,6 +260,60 @@ def test_who_is_not_the_leader_gets_nothing(wrong: str, monkeypatch: pytest.Monk
     run(scenario())
 
 
+NO_NAMES = ["a..b", "a" * 64 + ".example"]  # which no resolver can be asked for
+
+
+@pytest.mark.parametrize("wrong", [*NO_NAMES, "our own fault"])
+def test_a_link_outlives_a_host_of_no_name_and_faults_of_its_own(wrong: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It is tried again, said once, and made when the leader is told with its right name."""
+
+    async def scenario() -> None:
+        leader = Leader(2)
+        async with following(leader, one=assignment(2)) as (subject, reactor, _, _):
+            tried: list[Target] = []
+            connect = subject._connect
+
+            async def counted(link: Link, target: Target) -> socket.socket:
+                tried.append(target)
+                if wrong == "our own fault" and target.epoch == 5:
+                    raise ZeroDivisionError(wrong)
+                return await connect(link, target)
+
+            subject._connect = counted  # type: ignore[method-assign]
+            host = wrong if wrong in NO_NAMES else "127.0.0.1"
+            subject.update(Cluster(1, {1: broker(1), 2: broker(2, leader.port, host=host)}), "cluster", {})
+            await until(lambda: len(tried) == 3)
+            assert len([record for record in caplog.records if "cannot be reached" in record.getMessage()]) == 1
+            subject.update(cluster(leader, epoch=6), "cluster", {})
+            await until(lambda: reactor.put)
+
+    with caplog.at_level("INFO"):
+        run(scenario())
+
+
+def test_a_host_that_is_unregistered_while_it_dials_dials_again_when_it_is_back() -> None:
+    async def scenario() -> None:
+        leader = Leader(2)
+        async with following(leader, one=assignment(2)) as (subject, reactor, _, _):
+            connect, made = subject._connect, []
+
+            async def unregistered_meanwhile(link: Link, target: Target) -> socket.socket:
+                made.append(await connect(link, target))
+                if len(made) == 1:
+                    subject.update(Cluster(1, {2: broker(2, leader.port)}), "cluster", {})
+                return made[-1]
+
+            subject._connect = unregistered_meanwhile  # type: ignore[method-assign]
+            subject.update(cluster(leader), "cluster", {})
+            await until(lambda: made)
+            await asyncio.sleep(0)
+            assert made[0].fileno() < 0 and not reactor.put
+            subject.update(cluster(leader), "cluster", {})
+            await until(lambda: reactor.put)
+
+    run(scenario())
+
+
 def test_nothing_is_connected_before_this_host_is_registered() -> None:
     async def scenario() -> None:
         leader = Leader(2)
