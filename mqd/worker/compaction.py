@@ -258,10 +258,9 @@ class Compactor:
             rate = float(self._value("log.cleaner.io.max.bytes.per.second")) / self._worker_count
             pause = min(SLEEP_S_MAX, moved / rate - (time.monotonic() - began))
             if pause > 0:
-                try:
-                    await asyncio.wait_for(self._hurry.wait(), pause)
-                except TimeoutError:
-                    pass
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause):  # wait_for loses a cancellation that comes with the event
+                        await self._hurry.wait()
 
     async def _swap(self, opened: OpenPartition, bases: list[int], end_offset: int, has_transactions: bool, cut_count: int) -> None:
         """The new files take their place, W1, W5. Once prepared, it is gone through with: a reactor that does not serve the partition any more has no say."""

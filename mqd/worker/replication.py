@@ -203,7 +203,8 @@ class Replication:
             backoff_s = BACKOFF_S_MIN if loop.time() - began_s > LIVED_S else min(backoff_s * 2, BACKOFF_S_MAX)
             connection.changed.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(connection.changed.wait(), backoff_s * random.uniform(0.5, 1.0))
+                async with asyncio.timeout(backoff_s * random.uniform(0.5, 1.0)):  # wait_for loses a cancellation that comes with the event
+                    await connection.changed.wait()
 
     async def _connect(self, link: Link, target: Target) -> socket.socket:
         """Raises OSError (TimeoutError among them), EOFError, HandshakeFailed."""

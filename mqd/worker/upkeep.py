@@ -180,7 +180,8 @@ class Upkeep:
     async def _checkpoint_loop(self) -> None:
         while True:
             try:
-                await asyncio.wait_for(self._wake_checkpoints.wait(), CHECKPOINT_S)
+                async with asyncio.timeout(CHECKPOINT_S):  # wait_for loses a cancellation that comes with the event
+                    await self._wake_checkpoints.wait()
                 await asyncio.sleep(CHECKPOINT_AFTER_ROLL_S)  # the flush of what was rolled; more rolls
             except TimeoutError:
                 pass

@@ -1,0 +1,76 @@
+"""Who waits for an event or some time, and is cancelled in the turns in which the event is told, ends: a stop waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mqd.base import logging
+from mqd.controller.gossip import Gossip
+from mqd.worker.compaction import Compactor
+from mqd.worker.replication import Link, Replication, Target, _Connection
+from mqd.worker.upkeep import Upkeep
+
+TURNS = 8  # more than any of them takes from one wait to the next
+
+
+def checkpoints() -> tuple[Coroutine[Any, Any, None], Callable[[], None]]:
+    upkeep = object.__new__(Upkeep)
+    vars(upkeep).update(_wake_checkpoints=asyncio.Event(), _partitions=SimpleNamespace(log_dirs=[]))
+    return upkeep._checkpoint_loop(), upkeep.on_rolled
+
+
+def link() -> tuple[Coroutine[Any, Any, None], Callable[[], None]]:
+    async def connect(*_: object) -> None:
+        raise OSError("nobody is there")
+
+    replication = object.__new__(Replication)
+    vars(replication).update(_connect=connect, _log=logging.get("worker.replication"))
+    connection = _Connection(Target("127.0.0.1", 1, 5))
+    return replication._keep(Link(2, 0, 0), connection), connection.changed.set
+
+
+def throttled() -> tuple[Coroutine[Any, Any, None], Callable[[], None]]:
+    async def thread(*_: object) -> tuple[bool, int]:
+        await asyncio.sleep(0)
+        return False, 1 << 30
+
+    compactor = object.__new__(Compactor)
+    vars(compactor).update(_hurry=asyncio.Event(), _thread=thread, _value=lambda name: 1, _worker_count=1)
+    return compactor._work(SimpleNamespace(closing=False), SimpleNamespace()), compactor._hurry.set  # type: ignore[arg-type]
+
+
+def goodbye() -> tuple[Coroutine[Any, Any, None], Callable[[], None]]:
+    gossip = object.__new__(Gossip)
+    vars(gossip).update(_transport=SimpleNamespace(close=lambda: None), _left=asyncio.Event(), _timer=None, _tasks=set(), _names=SimpleNamespace(stop=lambda: None), event=lambda event: None)
+    return gossip.stop(), gossip._left.set
+
+
+@pytest.mark.parametrize("turns", range(TURNS))
+@pytest.mark.parametrize("made", [checkpoints, link, throttled, goodbye])
+def test_cancelled_while_the_event_is_told(made: Callable[[], tuple[Coroutine[Any, Any, None], Callable[[], None]]], turns: int) -> None:
+    async def scenario() -> None:
+        work, tell = made()
+        task = asyncio.ensure_future(work)
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+        assert not task.done()
+        tell()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if not task.cancel():
+            assert made is goodbye, "the others never end by themselves"
+            return
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+        ended = task.done()
+        while not task.done():  # else the end of the loop would wait for it
+            task.cancel()
+            await asyncio.sleep(0)
+        assert ended and task.cancelled()
+
+    asyncio.run(scenario())
