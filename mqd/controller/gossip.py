@@ -24,6 +24,7 @@ from pathlib import Path
 
 from mqd import native
 from mqd.base import clock, logging
+from mqd.base.asking import in_thread
 from mqd.cluster import gossip_events as events
 from mqd.cluster.gossip_core import GossipCore
 from mqd.cluster.gossip_events import KeepLife, LeaveDone, ProbeStream, Profile, PushPull, SendDatagram, Settings
@@ -87,14 +88,24 @@ def _write(writer: asyncio.StreamWriter, message: StreamMessage) -> None:
     writer.write(len(data).to_bytes(4, "big") + data)
 
 
+def look_up(host: str, port: int, family: int = 0) -> "asyncio.Future[list[tuple]]":
+    """As getaddrinfo() gives it, for datagrams; in a thread of its own, so that a name for which the resolver does not answer keeps no other waiting. There is none: OSError; a name that cannot be one: UnicodeError."""
+    try:
+        return in_thread(lambda: socket.getaddrinfo(host, port, family=family, type=socket.SOCK_DGRAM))
+    except RuntimeError as error:  # no more threads
+        answer: asyncio.Future[list[tuple]] = asyncio.get_running_loop().create_future()
+        answer.set_exception(OSError(str(error)))
+        return answer
+
+
 class _Names:
-    """Host names to socket addresses, looked up outside the loop; a number is its own. What waits for a name is one datagram of each: the newest."""
+    """Host names to socket addresses, looked up outside the loop; a number is its own. What waits for a name is one datagram of each: the newest. A name is looked up once at a time."""
 
     def __init__(self, family: int, send: Callable[[bytes, tuple], None]) -> None:
         self._family, self._send = family, send
         self._found: dict[tuple[str, int], tuple[tuple, float]] = {}
         self._waiting: dict[tuple[str, int], bytes] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._under_way: dict[tuple[str, int], asyncio.Future[list[tuple]]] = {}
 
     def send(self, host: str, port: int, data: bytes) -> None:
         found = self._found.get((host, port))
@@ -109,11 +120,9 @@ class _Names:
             return
         elif (host, port) in self._waiting or len(self._waiting) < RESOLVE_COUNT_MAX:
             self._waiting[(host, port)] = data
-        if len(self._tasks) < RESOLVE_COUNT_MAX and (host, port) not in {task.get_name() for task in self._tasks}:
-            task = asyncio.get_running_loop().create_task(self._look_up(host, port))
-            task.set_name((host, port))  # type: ignore[arg-type]
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        if len(self._under_way) < RESOLVE_COUNT_MAX and (host, port) not in self._under_way:
+            answer = self._under_way[(host, port)] = look_up(host, port, self._family)
+            answer.add_done_callback(lambda answer: self._on_looked_up((host, port), answer))
 
     def _number(self, host: str, port: int) -> tuple | None:
         try:
@@ -130,22 +139,20 @@ class _Names:
         if len(self._found) > RESOLVED_COUNT_MAX:
             del self._found[next(iter(self._found))]
 
-    async def _look_up(self, host: str, port: int) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            found = await loop.getaddrinfo(host, port, family=self._family, type=socket.SOCK_DGRAM)
-        except OSError as error:
-            log.debug("a host's name was not found", host=host, reason=str(error))
-            found = []
-        data = self._waiting.pop((host, port), None)
-        if found:
-            self._keep((host, port), found[0][4], loop.time() + RESOLVED_S)
-            if data is not None:
-                self._send(data, found[0][4])
+    def _on_looked_up(self, name: tuple[str, int], answer: "asyncio.Future[list[tuple]]") -> None:
+        error, data = answer.exception(), self._waiting.pop(name, None)
+        if self._under_way.pop(name, None) is None:
+            return  # stopped
+        if error is not None:
+            log.debug("a host's name was not found", host=name[0], reason=str(error))
+            return
+        address = answer.result()[0][4]
+        self._keep(name, address, asyncio.get_running_loop().time() + RESOLVED_S)
+        if data is not None:
+            self._send(data, address)
 
     def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
+        self._under_way.clear()
 
 
 class Gossip(asyncio.DatagramProtocol):

@@ -15,9 +15,10 @@ import os
 import shutil
 import socket
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mqd.base import clock, cluster_config, logging
 from mqd.base.asking import in_thread
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 FEED_S = 0.25
 SEEDS_EVERY, LOAD_EVERY = 4, 20  # feeds
+LOOK_UP_AGAIN_S = 10.0  # a name that was not found
 PEERS_MAX = 8  # hosts that are asked for the quorum's leader
 
 log = logging.get("controller.gossip")
@@ -44,6 +46,13 @@ def _version() -> str:
         return metadata.version("mqd")[:64]
     except metadata.PackageNotFoundError:
         return ""
+
+
+class _Numbers(NamedTuple):
+    """Socket addresses of a host and port."""
+
+    found: tuple[tuple[str, int], ...]
+    until_s: float  # of the loop's clock: looked up again then
 
 
 class HostGossip:
@@ -73,8 +82,9 @@ class HostGossip:
         self._seeds = self._own_seeds
         self._cluster_id, self._run_dir = cluster_id, run_dir
         self._secret = cluster_config.load_key(config)
-        self._places: tuple[tuple[str, int], ...] = ()  # of the other voters, and as numbers
-        self._numbers: tuple[tuple[str, int], ...] = ()
+        self._places: tuple[tuple[str, int], ...] = ()  # of the other voters
+        self._numbers: dict[tuple[str, int], _Numbers] = {}  # of each that was looked up
+        self._looking: dict[tuple[str, int], asyncio.Future[list[tuple]]] = {}
         self._noticed: dict[tuple[int, bool], death_notice.Notice] = {}  # (node, all of it) -> the last that was logged
         self._proofs = death_proofs.DeathProofs(key.node_id)
         self._last_words: death_notice.Notice | None = None
@@ -98,6 +108,7 @@ class HostGossip:
     async def stop(self) -> None:
         if self._feeding is not None:
             self._feeding.cancel()
+        self._looking.clear()
         death_notice.write_orders(self._run_dir, None)
         await self.gossip.stop()
 
@@ -114,7 +125,7 @@ class HostGossip:
         while True:
             try:
                 self._tell_controller()
-                await self._leave_orders()
+                self._leave_orders()
                 if count % SEEDS_EVERY == 0:
                     self._tell_seeds()
                 if count % LOAD_EVERY == 0:
@@ -180,30 +191,52 @@ class HostGossip:
 
     # -- proof of death --------------------------------------------------------------------------------------------------------
 
-    async def _leave_orders(self) -> None:
-        """Whom the keeper is to tell when this process ends without a word. Addresses that are names are looked up here, at leisure."""
+    def _leave_orders(self) -> None:
+        """Whom the keeper is to tell when this process ends without a word. Addresses that are names are looked up beside it, when others come; those that are not known yet are not told."""
         places = death_proofs.told(self._shell.quorum.core, self._shell.core.committed)
         if places != self._places:
-            found = [await asyncio.get_running_loop().getaddrinfo(*place, type=socket.SOCK_DGRAM) for place in places]
-            self._places, self._numbers = places, tuple(dict.fromkeys((entry[4][0], entry[4][1]) for entries in found for entry in entries))
+            self._places = places
+            self._numbers = {place: known._replace(until_s=0.0) for place, known in self._numbers.items() if place in places}
+        now_s = asyncio.get_running_loop().time()
+        for place in places:
+            if place not in self._looking and (place not in self._numbers or now_s >= self._numbers[place].until_s):
+                answer = self._looking[place] = gossip.look_up(*place)
+                answer.add_done_callback(partial(self._on_looked_up, place))
         self._write_orders()
+
+    def _on_looked_up(self, place: tuple[str, int], answer: asyncio.Future[list[tuple]]) -> None:
+        error = answer.exception()
+        if self._looking.pop(place, None) is None or place not in self._places:
+            return
+        if error is None:
+            found = _Numbers(tuple((entry[4][0], entry[4][1]) for entry in answer.result()), float("inf"))
+        else:
+            log.debug("a host's name was not found", host=place[0], reason=str(error))
+            before = self._numbers.get(place, _Numbers((), 0.0))
+            found = before._replace(until_s=asyncio.get_running_loop().time() + LOOK_UP_AGAIN_S)
+        self._numbers[place] = found
+        self._try_orders()
 
     def _write_orders(self) -> None:
         shell = self._shell
         words = self._last_words = death_proofs.last_words(shell.quorum.core, shell.core.committed, self._incarnation, self._last_words)
         orders = None
-        if words is not None and self._numbers:
-            orders = death_notice.Orders(self._incarnation, words.node_id, words.broker_epoch, words.controller_epoch, self._cluster_id, self._numbers, words.led)
+        numbers = tuple(dict.fromkeys(number for place in self._places if place in self._numbers for number in self._numbers[place].found))
+        if words is not None and numbers:
+            orders = death_notice.Orders(self._incarnation, words.node_id, words.broker_epoch, words.controller_epoch, self._cluster_id, numbers, words.led)
         if orders != self._orders:
             self._orders = orders
             death_notice.write_orders(self._run_dir, orders)
 
-    def _on_leader_changed(self) -> None:
-        """At once: in the moments after an election the wrong last words would be left."""
+    def _try_orders(self) -> None:
         try:
             self._write_orders()
         except OSError as error:
             log.warning("the keeper was left no orders", error=error.strerror)  # it is tried again; without them a session has to end
+
+    def _on_leader_changed(self) -> None:
+        """At once: in the moments after an election the wrong last words would be left."""
+        self._try_orders()
         if self._shell.core.active:
             for proof in self._proofs.on_active():
                 self._shell.on_peer(proof.node_id, proof)

@@ -415,7 +415,17 @@ class Shell:
                         log.error("a worker does not serve a partition", partition=partition, reason=reason)
                     self.on_broker(broker_core.ReplicasFailed(action.worker, action.partitions))
                     if action.failures and self.broker_epoch >= 0:
-                        asyncio.get_running_loop().run_in_executor(None, self.on_doubt, self.broker_epoch)
+                        self._doubt()
+
+    def _doubt(self) -> None:
+        """At once, in a thread of its own: until it is remembered, a kill makes a session look sound whose disk has dropped what was written to it."""
+        epoch = self.broker_epoch
+        in_thread(lambda: self.on_doubt(epoch)).add_done_callback(self._on_doubted)
+
+    @staticmethod
+    def _on_doubted(answer: "asyncio.Future[None]") -> None:
+        if answer.exception() is not None:
+            log.error("that a partition is not served could not be remembered: after a kill of this host's processes its replicas would count as whole", reason=str(answer.exception()))
 
     def on_broker(self, event: broker_core.Event) -> None:
         for action in self.broker.handle(event, boottime_ms()):

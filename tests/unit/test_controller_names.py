@@ -1,0 +1,151 @@
+"""Host names that the controller looks up: one for which the resolver does not answer keeps nothing else waiting."""
+
+import asyncio
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from mqd.cluster import death_notice, death_proofs, host_core
+from mqd.controller import gossip
+from mqd.controller.host_gossip import HostGossip
+from mqd.controller.shell import Shell
+
+
+class Resolver:
+    """In place of getaddrinfo(). `dead`: names without an answer until it is let go; `unknown`: those that there are not."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.dead, self.unknown = {"dead.example"}, {"unknown.example"}
+        self.asked: list[str] = []
+        self._let_go = threading.Event()
+        monkeypatch.setattr(socket, "getaddrinfo", self.look_up)
+
+    def look_up(self, host: str, port: int, *_arguments: object, **_named: object) -> list[tuple]:
+        self.asked.append(host)
+        if host in self.dead:
+            assert self._let_go.wait(60)
+        if host in self.unknown:
+            raise socket.gaierror(socket.EAI_NONAME, "no such name")
+        return [(socket.AF_INET, socket.SOCK_DGRAM, 17, "", (f"10.0.0.{len(host)}", port))]
+
+    def let_go(self) -> None:
+        self._let_go.set()
+
+
+@pytest.fixture
+def resolver(monkeypatch: pytest.MonkeyPatch):
+    found = Resolver(monkeypatch)
+    yield found
+    found.let_go()
+
+
+def run(scenario, resolver: Resolver) -> None:
+    async def bounded() -> None:
+        try:
+            async with asyncio.timeout(10):
+                await scenario
+        finally:
+            resolver.let_go()  # else the end waits for an executor's threads
+
+    asyncio.run(bounded())
+
+
+async def until(holds) -> None:
+    while not holds():
+        await asyncio.sleep(0.001)
+
+
+def test_a_name_is_looked_up_once_at_a_time_and_keeps_no_other_waiting(resolver: Resolver) -> None:
+    async def scenario() -> None:
+        sent: list[tuple[bytes, tuple]] = []
+        names = gossip._Names(socket.AF_INET, lambda data, address: sent.append((data, address)))
+        for _ in range(100):
+            names.send("dead.example", 9093, b"a")
+            await asyncio.sleep(0)
+        names.send("sound.example", 9093, b"b")
+        names.send("sound.example", 9093, b"c")
+        await until(lambda: sent)
+        assert sent == [(b"c", ("10.0.0.13", 9093))] and resolver.asked.count("dead.example") == 1
+        names.send("dead.example", 9093, b"d")
+        resolver.let_go()
+        await until(lambda: len(sent) == 2)
+        assert sent[1] == (b"d", ("10.0.0.12", 9093)) and resolver.asked.count("dead.example") == 1
+
+    run(scenario(), resolver)
+
+
+def test_a_name_that_is_not_found_is_looked_up_again(resolver: Resolver) -> None:
+    async def scenario() -> None:
+        sent: list[bytes] = []
+        names = gossip._Names(socket.AF_INET, lambda data, address: sent.append(data))
+        names.send("unknown.example", 1, b"a")
+        await until(lambda: not names._under_way)
+        assert not sent
+        resolver.unknown.clear()
+        names.send("unknown.example", 1, b"b")
+        await until(lambda: sent)
+        assert sent == [b"b"]
+
+    run(scenario(), resolver)
+
+
+def test_names_without_an_answer_hold_up_neither_orders_nor_what_gossip_is_fed_with(resolver: Resolver, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = (("dead.example", 1), ("unknown.example", 2), ("sound.example", 3))
+    orders: list[death_notice.Orders | None] = []
+    monkeypatch.setattr(death_proofs, "told", lambda *_arguments: places)
+    monkeypatch.setattr(death_proofs, "last_words", lambda *_arguments: SimpleNamespace(node_id=1, broker_epoch=2, controller_epoch=3, led=True))
+    monkeypatch.setattr(death_notice, "write_orders", lambda _directory, written: orders.append(written))
+
+    async def scenario() -> None:
+        fed: list[str] = []
+        one = object.__new__(HostGossip)
+        one._shell = SimpleNamespace(quorum=SimpleNamespace(core=None), core=SimpleNamespace(committed=None))  # type: ignore[assignment]
+        one._places, one._numbers, one._looking = (), {}, {}
+        one._incarnation, one._cluster_id, one._run_dir, one._orders, one._last_words = 1, "cluster", Path("/nowhere"), None, None
+        one._tell_controller, one._tell_seeds, one._tell_load = (lambda: None), (lambda: fed.append("seeds")), (lambda: fed.append("load"))  # type: ignore[method-assign]
+        feeding = asyncio.create_task(one._feed())
+        await until(lambda: fed and orders)
+        assert fed[:2] == ["seeds", "load"] and orders[-1] is not None and orders[-1].addresses == (("10.0.0.13", 3),)
+        resolver.let_go()
+        await until(lambda: len(orders) == 2)
+        assert orders[-1] is not None and orders[-1].addresses == (("10.0.0.12", 1), ("10.0.0.13", 3))
+        feeding.cancel()
+
+    run(scenario(), resolver)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_doubt_is_remembered_at_once(resolver: Resolver, caplog: pytest.LogCaptureFixture, fails: bool) -> None:
+    """Also when the loop's own threads all wait for something else; and when it cannot be, that is told."""
+
+    async def scenario() -> None:
+        doubted: list[int] = []
+
+        def doubt(epoch: int) -> None:
+            doubted.append(epoch)
+            if fails:
+                raise OSError("no space left")
+
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        looking = asyncio.ensure_future(loop.getaddrinfo("dead.example", 1))
+        await until(lambda: resolver.asked)
+        one = object.__new__(Shell)
+        one.present = loop.create_future()
+        one.present.set_result(None)
+        one.host = SimpleNamespace(handle=lambda event, now: [host_core.Report({"t-0": "a flush failed"})])  # type: ignore[assignment]
+        one.on_broker = lambda event: None  # type: ignore[method-assign]
+        one._broker_said = SimpleNamespace(broker_epoch=7)  # type: ignore[assignment]
+        one.on_doubt = doubt
+        one.on_host(None)  # type: ignore[arg-type]
+        await until(lambda: doubted)
+        assert doubted == [7]
+        if fails:
+            await until(lambda: any("could not be remembered" in record.getMessage() for record in caplog.records))
+        looking.cancel()
+
+    run(scenario(), resolver)
