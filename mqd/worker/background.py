@@ -1,6 +1,6 @@
-"""Threads for what blocks. `urgent` ones open and close partitions; `slow` ones, one per log directory and at low priority, do what nobody waits for.
+"""Threads for what blocks. `urgent` ones open and close partitions; `slow` ones, at low priority, do what nobody waits for. Each log directory has its own: one that hangs takes no thread of the others.
 
-Bound: URGENT_COUNT threads and one per log directory, at the end of the worker URGENT_COUNT more for each; threads are made when first used.
+Bound: URGENT_COUNT threads and one per log directory, and URGENT_COUNT for what lies elsewhere; threads are made when first used.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
+ELSEWHERE = -1  # in no log directory, or in all of them
 URGENT_COUNT = 4  # recovery reads and checks with the GIL released; more would only make one disk seek
 SLOW_NICENESS = 10
 HANG_S = 8.0  # what has taken no step for so long hangs; at the end of a worker, which has 25 s until the keeper kills it
@@ -41,12 +42,14 @@ async def unless_hung(work: Coroutine[Any, Any, None], stepped_s: Callable[[], f
 
 class Background:
     def __init__(self) -> None:
-        self._urgent = ThreadPoolExecutor(URGENT_COUNT, "urgent")
+        self._urgent: dict[int, ThreadPoolExecutor] = {}
         self._slow: dict[int, ThreadPoolExecutor] = {}
-        self._ending: dict[int, ThreadPoolExecutor] = {}
 
-    async def urgent(self, work: Callable[..., Result], *arguments: Any) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._urgent, work, *arguments)
+    async def urgent(self, log_dir: int, work: Callable[..., Result], *arguments: Any) -> Result:
+        """Several at a time for each log directory."""
+        if log_dir not in self._urgent:
+            self._urgent[log_dir] = ThreadPoolExecutor(URGENT_COUNT, "urgent" if log_dir == ELSEWHERE else f"urgent-{log_dir}")
+        return await asyncio.get_running_loop().run_in_executor(self._urgent[log_dir], work, *arguments)
 
     async def slow(self, log_dir: int, work: Callable[..., Result], *arguments: Any) -> Result:
         """One at a time for each log directory: a stalled disk holds up its own work only, and pieces of it never overlap."""
@@ -54,13 +57,7 @@ class Background:
             self._slow[log_dir] = ThreadPoolExecutor(1, f"slow-{log_dir}", initializer=_lower_priority)
         return await asyncio.get_running_loop().run_in_executor(self._slow[log_dir], work, *arguments)
 
-    async def ending(self, log_dir: int, work: Callable[..., Result], *arguments: Any) -> Result:
-        """As urgent, with threads for this directory alone: at the end one that hangs would take all of them."""
-        if log_dir not in self._ending:
-            self._ending[log_dir] = ThreadPoolExecutor(URGENT_COUNT, f"ending-{log_dir}")
-        return await asyncio.get_running_loop().run_in_executor(self._ending[log_dir], work, *arguments)
-
     def close(self) -> None:
         """Lets what runs end; what has not begun is dropped."""
-        for pool in [*self._slow.values(), *self._ending.values(), self._urgent]:
+        for pool in [*self._slow.values(), *self._urgent.values()]:
             pool.shutdown(wait=True, cancel_futures=True)

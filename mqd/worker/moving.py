@@ -152,7 +152,7 @@ class Mover:
         try:
             if not closed:
                 raise OSError(errno.EIO, "it could not be closed cleanly")
-            await self._background.urgent(move.copy.finish, self._control.slot_view(owned.slot).log_start_offset)
+            await self._background.urgent(move.target, move.copy.finish, self._control.slot_view(owned.slot).log_start_offset)
         except Exception:
             await self._partitions.apply(Changes(open=[owned]))  # Y2
             raise

@@ -134,7 +134,7 @@ class PartitionSet:
 
     async def _open_all(self, wanted: list[Owned]) -> None:
         views = {owned.key: self._control.slot_view(owned.slot) for owned in wanted}
-        results = await asyncio.gather(*(self._background.urgent(self._open_one, owned, views[owned.key]) for owned in wanted), return_exceptions=True)
+        results = await asyncio.gather(*(self._background.urgent(owned.log_dir, self._open_one, owned, views[owned.key]) for owned in wanted), return_exceptions=True)
         opened: list[_Opened] = []
         for owned, result in zip(wanted, results, strict=True):
             if isinstance(result, _Opened):
@@ -216,11 +216,11 @@ class PartitionSet:
             here = [result for result in opened if result.owned.log_dir == log_dir.index]
             if any(not result.existed for result in here):
                 try:
-                    await self._background.urgent(self._files.sync_directory, log_dir.path)
+                    await self._background.urgent(log_dir.index, self._files.sync_directory, log_dir.path)
                 except OSError as error:
                     for result in [result for result in here if not result.existed]:
                         opened.remove(result)
-                        await self._background.urgent(result.partition.close, False)
+                        await self._background.urgent(log_dir.index, result.partition.close, False)
                         self._failed(result.owned, f"its new directory cannot be made durable: {error}", error)
             past = [result for result in here if result.existed]
             if past:
@@ -244,7 +244,7 @@ class PartitionSet:
             await self._commands.run(self._reactor.partition_open, owned.slot, owned.log_dir, result.partition)
         except native.NativeError as error:
             if result.partition.pointer != native.ffi.NULL:
-                await self._background.urgent(result.partition.close, False)
+                await self._background.urgent(owned.log_dir, result.partition.close, False)
             self._failed(owned, f"the reactor refused it: {error}")
             return
         self.scanned_bytes += recovery.scanned_bytes
@@ -301,14 +301,11 @@ class PartitionSet:
         if opened is not None and (partition := await self._take_back(opened)) is not None:
             await self._close(owned, partition, clean=True)
 
-    async def _close(self, owned: Owned, partition: native.Partition, clean: bool, ending: bool = False) -> int:
+    async def _close(self, owned: Owned, partition: native.Partition, clean: bool) -> int:
         """The log end offset that is on disk now, -1 when closing failed."""
         try:
             log_end_offset = partition.log_end_offset
-            if ending:
-                await self._background.ending(owned.log_dir, partition.close, clean)
-            else:
-                await self._background.urgent(partition.close, clean)
+            await self._background.urgent(owned.log_dir, partition.close, clean)
             return log_end_offset
         except native.NativeError as error:
             self._log.warning("partition did not close cleanly; the next start checks its log", partition=owned.name, reason=str(error))
@@ -321,7 +318,7 @@ class PartitionSet:
             await self._close(owned, partition, clean=False)
         log_dir = self.log_dirs[owned.log_dir]
         try:
-            aside = await self._background.urgent(self._set_aside, log_dir.path, owned)
+            aside = await self._background.urgent(log_dir.index, self._set_aside, log_dir.path, owned)
         except OSError as error:
             self._log.error("directory of a deleted partition cannot be renamed; it is left behind", partition=owned.name, reason=str(error))
             return
@@ -379,7 +376,7 @@ class PartitionSet:
         slot = opened.owned.slot
         if is_whole:
             try:
-                await self._background.urgent(shortened.unmark, opened.path, self._files)
+                await self._background.urgent(opened.owned.log_dir, shortened.unmark, opened.path, self._files)
                 opened.catching_up = None
                 self._log.info("replica has caught up", partition=opened.owned.name)
             except OSError as error:
@@ -431,7 +428,7 @@ class PartitionSet:
             nonlocal stepped_s
             start = self._control.slot_view(opened.owned.slot).log_start_offset
             partition = await self._take_back(opened)
-            log_end = await self._close(opened.owned, partition, clean=True, ending=True) if partition is not None else -1
+            log_end = await self._close(opened.owned, partition, clean=True) if partition is not None else -1
             ends.append((opened.owned, log_end, start))
             stepped_s = loop.time()
 

@@ -37,7 +37,7 @@ from mqd.base.config import broker_value
 from mqd.log import damage, segments
 from mqd.log.batches import HEADER_BYTES, BatchInfo, CorruptBatch, parse_header, read_batch
 from mqd.log.damage import Damage
-from mqd.worker.background import Background
+from mqd.worker.background import ELSEWHERE, Background
 from mqd.worker.catalog import Key
 from mqd.worker.partitions import OpenPartition, PartitionSet
 
@@ -161,9 +161,9 @@ class Scrubber:
 
     async def _run(self) -> None:
         if self._interval_ms < 0:
-            await self._background.urgent(self._write, [])
+            await self._background.urgent(ELSEWHERE, self._write, [])
             await asyncio.Event().wait()
-        for one in await self._background.urgent(damage.read, self._run_dir, self._worker):
+        for one in await self._background.urgent(ELSEWHERE, damage.read, self._run_dir, self._worker):
             self._earlier[(one.topic_id, one.partition), one.segment] = one
         survey_s = min(self._interval_ms / 5000, SURVEY_S_MAX)
         next_survey = 0.0
@@ -323,7 +323,7 @@ class Scrubber:
             await self._publish()
 
     async def _publish(self) -> None:
-        await self._background.urgent(self._write, [*self._found.values(), *self._earlier.values()])
+        await self._background.urgent(ELSEWHERE, self._write, [*self._found.values(), *self._earlier.values()])
 
     def _write(self, found: list[Damage]) -> None:
         """Blocking."""

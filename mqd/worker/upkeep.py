@@ -9,6 +9,7 @@ meet the clock, the disk and the reactor.
 U1  the log start moves in the reactor first, then in the checkpoint, then files go. Files go also when the checkpoint cannot be written (a full disk must be
     able to make room): recovery takes the first segment's base where the checkpoint is older.
 U2  a tick that takes longer than its period delays the next one; ticks of one kind never overlap.
+U3  each log directory has its own checkpoints, retention and settling: one that does not answer holds up those of no other.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ import os
 import random
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 from mqd import native
@@ -72,7 +74,7 @@ class Upkeep:
         self._local = local
         self._connection_count_max = connection_count_max  # what the process's descriptors allow
         self._files = files
-        self._wake_checkpoints = asyncio.Event()
+        self._wake_checkpoints = {log_dir.index: asyncio.Event() for log_dir in partitions.log_dirs}
         self._settle_at: int | None = None
         self._asked_space: dict[int, asyncio.Future[int]] = {}
         self.on_space: Callable[[], None] = lambda: None  # a log directory has become full, or is not full any more
@@ -80,12 +82,12 @@ class Upkeep:
 
     def tasks(self) -> list[Awaitable[None]]:
         """To be run until they are cancelled."""
-        return [
-            self._every(lambda: TICK_S, self._tick, "tick"),
-            self._checkpoint_loop(),
-            self._every(lambda: FREE_SPACE_S, self._free_space, "retention by free space"),
-            self._every(self._retention_interval_s, self._retention, "retention"),
-        ]
+        found: list[Awaitable[None]] = [self._every(lambda: TICK_S, self._tick, "tick"), self._every(lambda: TICK_S, self.maybe_settle, "settling")]
+        for log_dir in self._partitions.log_dirs:
+            found.append(self._checkpoint_loop(log_dir))
+            found.append(self._every(lambda: FREE_SPACE_S, partial(self._free_space, log_dir), "retention by free space"))
+            found.append(self._every(self._retention_interval_s, partial(self._retention, log_dir), "retention"))
+        return found
 
     async def _every(self, period_s: Callable[[], float], work: Callable[[], Awaitable[None]], name: str) -> None:
         while True:
@@ -99,10 +101,7 @@ class Upkeep:
 
     async def _tick(self) -> None:
         self.adjust_credits()
-        for log_dir in self._partitions.log_dirs:
-            if not log_dir.failure:
-                await self._look_at_space(log_dir)
-        await self.maybe_settle()
+        await asyncio.gather(*(self._look_at_space(log_dir) for log_dir in self._partitions.log_dirs if not log_dir.failure))
 
     def adjust_credits(self) -> None:
         """Also when connections were refused. `granted` is bounded by what the process's descriptors allow."""
@@ -116,7 +115,7 @@ class Upkeep:
         log_dir.guard.reserve_bytes = int(broker_value(config, "log.dirs.free.bytes.min"))  # type: ignore[arg-type]
         asked = self._asked_space.get(log_dir.index)
         if asked is None:
-            asked = self._asked_space[log_dir.index] = asyncio.ensure_future(self._background.urgent(log_dir.free_bytes))
+            asked = self._asked_space[log_dir.index] = asyncio.ensure_future(self._background.urgent(log_dir.index, log_dir.free_bytes))
         done, _ = await asyncio.wait([asked], timeout=SPACE_ANSWER_S)
         if not done:
             self._log.warning("file system does not answer", log_dir=str(log_dir.path))
@@ -162,14 +161,15 @@ class Upkeep:
         await asyncio.gather(*(self._background.slow(log_dir.index, log_dir.settle, failed) for log_dir in self._partitions.log_dirs))  # none waits for one that hangs
 
     def on_rolled(self) -> None:
-        self._wake_checkpoints.set()
+        for wake in self._wake_checkpoints.values():
+            wake.set()
 
     def on_truncated(self, slot: int) -> None:
         """A follower's log was cut: the recovery point in the checkpoint may be above what it ends with (native/mqd_truncation.h)."""
         opened = self._partitions.by_slot.get(slot)
         if opened is not None:
             opened.truncated = True
-            self._wake_checkpoints.set()
+            self._wake_checkpoints[opened.owned.log_dir].set()
 
     async def on_leader_log_start(self, slot: int, offset: int) -> None:
         """The leader has deleted its log below `offset`: so does this follower."""
@@ -177,16 +177,17 @@ class Upkeep:
         if opened is not None and not opened.closing:
             await self.advance_start(opened, self._partitions.log_dirs[opened.owned.log_dir], offset)
 
-    async def _checkpoint_loop(self) -> None:
+    async def _checkpoint_loop(self, log_dir: LogDirectory) -> None:
+        wake = self._wake_checkpoints[log_dir.index]
         while True:
             try:
                 async with asyncio.timeout(CHECKPOINT_S):  # wait_for loses a cancellation that comes with the event
-                    await self._wake_checkpoints.wait()
+                    await wake.wait()
                 await asyncio.sleep(CHECKPOINT_AFTER_ROLL_S)  # the flush of what was rolled; more rolls
             except TimeoutError:
                 pass
-            self._wake_checkpoints.clear()
-            await asyncio.gather(*(self.checkpoint(log_dir) for log_dir in self._partitions.log_dirs))
+            wake.clear()
+            await self.checkpoint(log_dir)
 
     async def checkpoint(self, log_dir: LogDirectory) -> bool:
         """Writes what changed. False: it could not be written."""
@@ -200,9 +201,8 @@ class Upkeep:
         interval_ms = int(broker_value(self._partitions.broker_config, "log.retention.check.interval.ms"))  # type: ignore[arg-type]
         return interval_ms / 1000 * random.uniform(0.9, 1.1)  # not all workers in the same instant
 
-    async def _retention(self) -> None:
-        for opened in list(self._partitions.open.values()):
-            log_dir = self._partitions.log_dirs[opened.owned.log_dir]
+    async def _retention(self, log_dir: LogDirectory) -> None:
+        for opened in [opened for opened in self._partitions.open.values() if opened.owned.log_dir == log_dir.index]:
             if opened.closing or log_dir.failure:
                 continue
             view = self._control.slot_view(opened.owned.slot)
@@ -258,16 +258,13 @@ class Upkeep:
         log_dir.timestamps.forget_below(path, kept)
         return bool(doomed)
 
-    async def _free_space(self) -> None:
+    async def _free_space(self, log_dir: LogDirectory) -> None:
         wanted_free = int(broker_value(self._partitions.broker_config, "retention.free.bytes"))  # type: ignore[arg-type]
-        if wanted_free < 0:
+        if wanted_free < 0 or log_dir.failure:
             return
-        for log_dir in self._partitions.log_dirs:
-            if log_dir.failure:
-                continue
-            missing = wanted_free - await self._background.slow(log_dir.index, log_dir.free_bytes)
-            if missing > 0:
-                await self._make_room(log_dir, -(-missing // self._worker_count))  # every worker gives its part; what one cannot give is asked again
+        missing = wanted_free - await self._background.slow(log_dir.index, log_dir.free_bytes)
+        if missing > 0:
+            await self._make_room(log_dir, -(-missing // self._worker_count))  # every worker gives its part; what one cannot give is asked again
 
     async def _make_room(self, log_dir: LogDirectory, bytes_wanted: int) -> None:
         views = {opened.owned.key: self._control.slot_view(opened.owned.slot) for opened in self._partitions.open.values() if opened.owned.log_dir == log_dir.index}

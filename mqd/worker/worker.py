@@ -42,7 +42,7 @@ from mqd.log.files import NativeFiles
 from mqd.shm.attach import KeeperClient
 from mqd.shm.credits import Credits
 from mqd.shm.keeper_messages import Death
-from mqd.worker.background import Background, unless_hung
+from mqd.worker.background import ELSEWHERE, Background, unless_hung
 from mqd.worker.catalog import Catalog, Changes
 from mqd.worker.commands import ReactorCommands
 from mqd.worker.compaction import Compactor
@@ -155,7 +155,7 @@ class Worker:
 
     async def _start_and_follow(self) -> None:
         for log_dir in self._log_dirs:  # the markers go before anything else is written
-            for leftover in await self._background.urgent(log_dir.open):
+            for leftover in await self._background.urgent(log_dir.index, log_dir.open):
                 self._partitions.delete_later(log_dir, leftover)
         self._reactor.start()
         self._commands.watch()
@@ -176,7 +176,7 @@ class Worker:
         await self._forwarding.close()
         await self._mover.close()
         compacted = ran_out and await self._unless_hung("compaction", self._compactor.close())
-        if not await self._unless_hung("the reactor", self._background.urgent(self._reactor.stop), REACTOR_S):
+        if not await self._unless_hung("the reactor", self._background.urgent(ELSEWHERE, self._reactor.stop), REACTOR_S):
             await self._name_hung()
             self._leave()
         settled = await self._unless_hung("settling the checkpoints", self._upkeep.maybe_settle())  # else a short life could not be marked clean
@@ -200,7 +200,7 @@ class Worker:
 
     async def _name_hung(self) -> None:
         """The reactor has a flush under way that does not return, so no partition comes back from it: none is closed, of no directory."""
-        probes = {str(log_dir.path): asyncio.ensure_future(self._background.ending(log_dir.index, self._files.sync_directory, log_dir.path)) for log_dir in self._log_dirs}
+        probes = {str(log_dir.path): asyncio.ensure_future(self._background.urgent(log_dir.index, self._files.sync_directory, log_dir.path)) for log_dir in self._log_dirs}
         await asyncio.wait(probes.values(), timeout=PROBE_S)
         silent = ",".join(path for path, probe in probes.items() if not probe.done())
         self._log.error("log directory does not answer: given up; what this worker has open is not closed cleanly, the next start checks its logs", directory=silent or "unknown")
@@ -241,7 +241,7 @@ class Worker:
         self._cluster_id = image.cluster_id
         changes = self._catalog.on_image(image)
         if not self._ready:
-            doomed = await self._background.urgent(set_strays_aside, self._log_dirs, image, self._index, self._client.welcome.worker_count, self._files)
+            doomed = await self._background.urgent(ELSEWHERE, set_strays_aside, self._log_dirs, image, self._index, self._client.welcome.worker_count, self._files)
             for log_dir, path in doomed:
                 self._partitions.delete_later(log_dir, path)
         await self._apply(changes, image.version, image=True)
@@ -271,7 +271,7 @@ class Worker:
         """W5 of the catalog: replicas that left this host before this life of it."""
         self._looked_behind = True
         if self._catalog.cluster.node_id >= 0:
-            doomed = await self._background.urgent(set_left_behind_aside, self._log_dirs, self._catalog.left_behind, self._index, self._client.welcome.worker_count, self._files)
+            doomed = await self._background.urgent(ELSEWHERE, set_left_behind_aside, self._log_dirs, self._catalog.left_behind, self._index, self._client.welcome.worker_count, self._files)
             for log_dir, path in doomed:
                 self._partitions.delete_later(log_dir, path)
 
@@ -336,7 +336,7 @@ class Worker:
         elif kind == native.EventKind.LOG_DIR_FULL and event.log_dir < len(self._log_dirs):
             self._aside(self._upkeep.on_log_dir_full(self._log_dirs[event.log_dir]))
         elif event.partition is not None:
-            self._aside(self._background.urgent(event.partition.close, False))  # nobody waits for it any more
+            self._aside(self._background.urgent(ELSEWHERE, event.partition.close, False))  # nobody waits for it any more
 
     def _log_line(self, event: native.Event) -> None:
         message, detail = _split_line(event.text)
@@ -353,7 +353,7 @@ class Worker:
         log_dir = self._log_dirs[event.log_dir]
         if not log_dir.fail(event.text or os.strerror(event.error)):
             return
-        self._aside(self._background.urgent(log_dir.mark_doubtful))
+        self._aside(self._background.urgent(log_dir.index, log_dir.mark_doubtful))
         for opened in self._partitions.open.values():
             if opened.owned.log_dir == log_dir.index:
                 self._partitions.failures[opened.owned.slot] = f"{opened.owned.name}: its log directory {log_dir.path} failed: {log_dir.failure}"

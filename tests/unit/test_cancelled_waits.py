@@ -19,9 +19,12 @@ TURNS = 8  # more than any of them takes from one wait to the next
 
 
 def checkpoints() -> tuple[Coroutine[Any, Any, None], Callable[[], None]]:
+    async def checkpoint(_: object) -> None:
+        pass
+
     upkeep = object.__new__(Upkeep)
-    vars(upkeep).update(_wake_checkpoints=asyncio.Event(), _partitions=SimpleNamespace(log_dirs=[]))
-    return upkeep._checkpoint_loop(), upkeep.on_rolled
+    vars(upkeep).update(_wake_checkpoints={0: asyncio.Event()}, checkpoint=checkpoint)
+    return upkeep._checkpoint_loop(SimpleNamespace(index=0)), upkeep.on_rolled  # type: ignore[arg-type]
 
 
 def link() -> tuple[Coroutine[Any, Any, None], Callable[[], None]]:
