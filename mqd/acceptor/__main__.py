@@ -132,7 +132,6 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
     link.stop()
     checks.close()
     receiving.cancel()
-    broker.close()
     if not ended.done():
         error = receiving.exception() if receiving.done() and not receiving.cancelled() else None
         log.error("acceptor ends", reason=f"the controller's messages cannot be taken: {error!r}")

@@ -2,11 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
+from mqd.acceptor.disks import Disks
 from mqd.acceptor.metadata import Metadata
 from mqd.base import config as configuration
 from mqd.base import logging
@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 
 OWNER_NONE = 65535
 INT64_MAX = (1 << 63) - 1
-DISK_THREADS = 4
 
 log = logging.get("acceptor.requests")
-T = TypeVar("T")
 
 
 class PartitionTable(Protocol):
@@ -105,7 +103,7 @@ class Broker:
         self.relaying: Relaying | None = None  # set where there may be other hosts
         self.listeners = listeners
         self._advertised = configuration.advertised_listeners(config)
-        self._disk = ThreadPoolExecutor(DISK_THREADS, "disk")
+        self.disks = Disks(self.log_dirs)
         self.directories = Questions()
         self.quotas: Quotas = NoQuotas()
 
@@ -184,13 +182,6 @@ class Broker:
 
     def path_of(self, topic: str, partition: messages.PartitionImage) -> Path:
         return partition_path(self.log_dirs[partition.log_dir], topic, partition.index)
-
-    async def on_disk(self, work: Callable[..., T], *arguments: object) -> T:
-        """Runs blocking work in one of DISK_THREADS threads."""
-        return await asyncio.get_running_loop().run_in_executor(self._disk, work, *arguments)
-
-    def close(self) -> None:
-        self._disk.shutdown(wait=False, cancel_futures=True)
 
 
 class Context:

@@ -86,7 +86,7 @@ class InternalPartitions:
         if image is None:
             raise OSError(f"partition {partition} of {self._topic.name} is gone")
         path = self._broker.path_of(self._topic.name, image)
-        return await self._broker.on_disk(partial(load.load, path, end_offset, cores, f"{self._topic.name}-{partition}"))
+        return await self._broker.disks.load(image.log_dir, partial(load.load, path, end_offset, cores, f"{self._topic.name}-{partition}"))
 
     def is_elsewhere(self, partition: int) -> bool:
         image = self._broker.partition_of(self._topic.name, partition)

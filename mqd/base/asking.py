@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Hashable
@@ -32,13 +33,19 @@ def in_thread(question: Callable[[], T]) -> "asyncio.Future[T]":
     return answer
 
 
-class _UnderWay:
+class UnderWay:
+    """What the asked says of itself, from its thread; who asks looks at it."""
+
     def __init__(self) -> None:
         self.stepped_s = time.monotonic()
         self.answer: asyncio.Future[Any]
 
     def step(self) -> None:
         self.stepped_s = time.monotonic()
+
+    def let_go(self) -> None:
+        """What comes now is its own work: it may take as long as it likes."""
+        self.stepped_s = math.inf
 
     async def ended(self, silent_s: float) -> bool:
         """False: it has taken no step for so long."""
@@ -54,7 +61,7 @@ class Questions:
     """Each of those that are asked is asked one question at a time: one that hangs takes one thread, however often it is asked for. Concurrency: the event loop's thread."""
 
     def __init__(self) -> None:
-        self._under_way: dict[Hashable, _UnderWay] = {}
+        self._under_way: dict[Hashable, UnderWay] = {}
 
     async def ask(self, whom: Hashable, question: Callable[[Callable[[], None]], T], silent_s: float) -> T:
         """`question` gets a function that it calls whenever it has got on. Raises TimeoutError: nothing has been heard of `whom` for `silent_s`, and what the question before this one does counts too. RuntimeError: no
@@ -62,7 +69,7 @@ class Questions:
         while (before := self._under_way.get(whom)) is not None and not before.answer.done():  # one that is done has no place to wait in
             if not await before.ended(silent_s):
                 raise TimeoutError(f"{whom} does not answer")
-        mine = _UnderWay()
+        mine = UnderWay()
         mine.answer = in_thread(lambda: question(mine.step))
         self._under_way[whom] = mine  # once it has a thread
         mine.answer.add_done_callback(lambda _: self._forget(whom, mine))
@@ -70,7 +77,7 @@ class Questions:
             raise TimeoutError(f"{whom} does not answer")
         return mine.answer.result()
 
-    def _forget(self, whom: Hashable, done: _UnderWay) -> None:
+    def _forget(self, whom: Hashable, done: UnderWay) -> None:
         """The next one may be under way already."""
         if self._under_way.get(whom) is done:
             del self._under_way[whom]

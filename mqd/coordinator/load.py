@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mqd.base import logging
+from mqd.base.asking import UnderWay
 from mqd.coordinator.actions import Cores
 from mqd.coordinator.shard import Loaded
 from mqd.log import indexes, segments
@@ -150,15 +151,17 @@ class _State:
         self.problem("a coordinator's record cannot be read and does not count", key=repr(key[:80]), reason=str(error))
 
 
-def load(directory: Path, end_offset: int, cores: Cores, name: str = "") -> Loaded:
-    """The cores that the partition's records below `end_offset` add up to. Raises OSError when the files cannot be read."""
+def load(directory: Path, end_offset: int, cores: Cores, name: str = "", under_way: UnderWay | None = None) -> Loaded:
+    """The cores that the partition's records below `end_offset` add up to. `under_way` is told how it gets on. Raises OSError when the files cannot be read."""
+    under_way = under_way or UnderWay()
     loaded = Loaded(end_offset)
     if end_offset > 0:
         state = _State(cores, loaded, name or directory.name)
         places = RecordPlaces(RECORDS_AT_ONCE)
         bases = [base for base in segments.base_offsets(directory) if base < end_offset]
         for base, next_base in zip(bases, [*bases, end_offset][1:], strict=True):
-            _read_segment(directory, base, min(next_base, end_offset), state, places)
+            _read_segment(directory, base, min(next_base, end_offset), state, places, under_way)
+        under_way.let_go()
         state.build()
         if loaded.skipped_count > _NAMED_MAX:
             log.error("more of a coordinator's records cannot be read than are named", partition=state.name, count=loaded.skipped_count)
@@ -167,12 +170,13 @@ def load(directory: Path, end_offset: int, cores: Cores, name: str = "") -> Load
     return loaded
 
 
-def _read_segment(directory: Path, base: int, end_offset: int, state: _State, places: RecordPlaces) -> None:
+def _read_segment(directory: Path, base: int, end_offset: int, state: _State, places: RecordPlaces, under_way: UnderWay) -> None:
     fd = os.open(segments.segment_path(directory, base), os.O_RDONLY | os.O_CLOEXEC)
     try:
         position, next_offset = 0, base
         while next_offset < end_offset:
             done, position, next_offset = _read_block(fd, directory, base, position, next_offset, end_offset, state, places)
+            under_way.step()
             if done:
                 return
     finally:

@@ -14,7 +14,7 @@ Invariants
         is written next, by cores that do not know of it, behind it
     R7  what is posted to all reaches every core that it concerns and that does not fail of it: at once, or before it answers anybody when its partition is loaded again while nobody else has led
         it, however often until what the cores made of it is written, also when the host had no lease, or nobody led it, in between; what went before is `after_load`'s to find out
-Bounds: REQUESTS_MAX requests that wait in one coordinator; more are refused with COORDINATOR_NOT_AVAILABLE. LOADS_AT_ONCE threads load. MISSED_MAX events to all wait for one partition; the oldest
+Bounds: REQUESTS_MAX requests that wait in one coordinator; more are refused with COORDINATOR_NOT_AVAILABLE. MISSED_MAX events to all wait for one partition; the oldest
 are forgotten.
 
 Concurrency: the event loop's thread; cores are built by a loading thread before anybody else knows them.
@@ -32,12 +32,12 @@ from mqd.coordinator.shard import Loaded, Shard, TooLarge, Unit
 from mqd.protocol.errors import ErrorCode, error_name
 
 REQUESTS_MAX = 100_000
-LOADS_AT_ONCE = 2
 MISSED_MAX = 10_000
 LOOK_S, LOOK_SLOW_S, LOOK_IDLE_S = 0.02, 0.25, 1.0  # how often partitions are looked at: while some are not active, at first and after a while; else
 FIRST_LOOKS, FIRST_LOOK_S = 100, 0.005
 LAZY_S = 0.1  # how long what is lazy waits for company
 RETRY_S = 0.2  # before a shard that could not be written or loaded is tried again
+SILENT_RETRY_S = 2.0  # the same when its log directory does not answer
 
 MARKER_REFUSALS = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED))  # by the partition's owner: nothing is in the log
 
@@ -71,7 +71,7 @@ class Partitions(Protocol):
         """None: not served at the moment."""
 
     async def load(self, partition: int, end_offset: int, cores: Cores) -> Loaded:
-        """Reads the log up to `end_offset`, in a thread. Raises OSError."""
+        """Reads the log up to `end_offset`, in a thread, when it is its turn. Raises OSError; of these TimeoutError when its log directory does not answer."""
 
     async def create(self) -> bool:
         """Makes the topic; False: not now."""
@@ -177,7 +177,6 @@ class Coordinator:
         self._look: asyncio.TimerHandle | None = None
         self._look_s = LOOK_S
         self._tasks: set[asyncio.Task[object]] = set()
-        self._loads = asyncio.Semaphore(LOADS_AT_ONCE)
         self._creating: asyncio.Task[bool] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -506,9 +505,8 @@ class Coordinator:
     async def _load(self, partition: int, place: _Place, source: Source) -> None:
         assert self._loop is not None
         try:
-            async with self._loads:
-                began = self._loop.time()
-                loaded = await self._partitions.load(partition, source.end_offset, self._cores)
+            began = self._loop.time()
+            loaded = await self._partitions.load(partition, source.end_offset, self._cores)
             while True:
                 now = self._partitions.source(partition)
                 if now is None or (now.leader_epoch, now.owner_generation) != (source.leader_epoch, source.owner_generation) or now.end_offset != source.end_offset:
@@ -527,7 +525,7 @@ class Coordinator:
                 )  # fmt: skip
         except Exception as error:
             place.shard = None
-            place.not_before = self._loop.time() + RETRY_S
+            place.not_before = self._loop.time() + (SILENT_RETRY_S if isinstance(error, TimeoutError) else RETRY_S)
             log.error("a coordinator's partition cannot be loaded; trying again", topic=self.topic, partition=partition, reason=f"{type(error).__name__}: {error}")
         finally:
             place.loading = None

@@ -81,6 +81,7 @@ class SimBroker:
         self.metadata = Metadata()
         self.table = self
         self.controller = self
+        self.disks = self
         self.producer_ids = ProducerIds()
         self.coordinators: Any = None
         self.transactions: TransactionService | None = None
@@ -121,7 +122,7 @@ class SimBroker:
     def path_of(self, _topic: str, image: messages.PartitionImage) -> tuple[bytes, int] | None:
         return self.key_of(image.slot)
 
-    async def on_disk(self, work: Any) -> Loaded:
+    async def load(self, _log_dir: int, work: Any) -> Loaded:
         """`work`: load.load with its arguments, of which the path is path_of()'s."""
         await asyncio.sleep(self._coordination.kernel.random.randrange(1, 20) / 1000)
         return self._load(*work.args)

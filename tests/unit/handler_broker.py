@@ -167,7 +167,6 @@ class HandlerBroker:
         self.broker.coordinators.stop()
         self._ticking.cancel()
         await self.shell.stop()
-        self.broker.close()
 
     # -- the controller's socket -------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mqd.acceptor.broker import DISK_THREADS
+from mqd.acceptor.disks import READS_AT_ONCE
 from mqd.acceptor.handlers import describe_log_dirs
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
@@ -284,9 +284,9 @@ def test_describe_log_dirs_waits_for_no_disk_that_hangs_and_keeps_no_other_from_
 
     async def run() -> None:
         async with HandlerBroker(tmp_path) as broker:
-            asking = [asyncio.create_task(broker.ask(DescribeLogDirsRequest(topics=None), 4)) for _ in range(2 * DISK_THREADS)]
+            asking = [asyncio.create_task(broker.ask(DescribeLogDirsRequest(topics=None), 4)) for _ in range(2 * READS_AT_ONCE)]
             _, waiting = await asyncio.wait(asking, timeout=20)
-            free, _ = await asyncio.wait({asyncio.ensure_future(broker.broker.on_disk(int))}, timeout=5)
+            free, _ = await asyncio.wait({asyncio.ensure_future(broker.broker.disks.read(1, int))}, timeout=5)
             let_go.set()
             assert free and not waiting
             for task in asking:

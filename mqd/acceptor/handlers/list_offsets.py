@@ -4,6 +4,7 @@ Earliest and latest are the reactor's; here come by time, the newest timestamp, 
 is the log start, and nothing was ever uploaded: offset -1 without an error, as Kafka answers.
 """
 
+import asyncio
 from collections import Counter
 
 from mqd.acceptor.broker import Broker, Context, log
@@ -24,16 +25,15 @@ OFFSET_NOT_AVAILABLE_SINCE = 5
 
 async def handle(context: Context, header: RequestHeader, request: ListOffsetsRequest) -> ListOffsetsResponse:
     counts = Counter((topic.name, asked.partition_index) for topic in request.topics for asked in topic.partitions)
-    topics = []
-    for topic in request.topics:
-        partitions = []
-        for asked in topic.partitions:
-            if counts[topic.name, asked.partition_index] > 1:
-                partitions.append(_result(asked.partition_index, ErrorCode.INVALID_REQUEST))
-            else:
-                partitions.append(await _partition(context.broker, header.api_version, request.isolation_level, topic.name, asked))
-        topics.append(ListOffsetsResponse.TopicResponse(name=topic.name, partitions=partitions))
-    return ListOffsetsResponse(topics=topics)
+
+    async def found(name: str, asked: ListOffsetsRequest.Partition) -> ListOffsetsResponse.PartitionResponse:
+        if counts[name, asked.partition_index] > 1:
+            return _result(asked.partition_index, ErrorCode.INVALID_REQUEST)
+        return await _partition(context.broker, header.api_version, request.isolation_level, name, asked)
+
+    # Side by side: those that a log directory does not answer for are waited for together.
+    results = iter(await asyncio.gather(*(found(topic.name, asked) for topic in request.topics for asked in topic.partitions)))
+    return ListOffsetsResponse(topics=[ListOffsetsResponse.TopicResponse(name=topic.name, partitions=[next(results) for _ in topic.partitions]) for topic in request.topics])
 
 
 def _result(index: int, error: int, timestamp: int = -1, offset: int = -1, leader_epoch: int = -1) -> ListOffsetsResponse.PartitionResponse:
@@ -61,7 +61,7 @@ async def _partition(broker: Broker, version: int, isolation_level: int, name: s
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         return _result(index, 0)
     try:
-        found, leader_epoch = await broker.on_disk(_look_up, broker, name, partition, view, timestamp, end_offset)
+        found, leader_epoch = await broker.disks.read(partition.log_dir, _look_up, broker, name, partition, view, timestamp, end_offset)
     except (OSError, CorruptBatch, ValueError) as failure:
         log.error("offset cannot be looked up", partition=f"{name}-{index}", timestamp=timestamp, reason=str(failure))
         return _result(index, ErrorCode.KAFKA_STORAGE_ERROR)

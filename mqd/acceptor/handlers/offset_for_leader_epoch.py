@@ -1,5 +1,7 @@
 """OffsetForLeaderEpoch 2-4 (KIP-101, KIP-320): where a leader epoch ended, so that a consumer can tell whether what it has read was truncated."""
 
+import asyncio
+
 from mqd.acceptor.broker import Broker, Context, log
 from mqd.log import lookup
 from mqd.protocol.errors import ErrorCode
@@ -8,11 +10,11 @@ from mqd.protocol.messages import OffsetForLeaderEpochRequest, OffsetForLeaderEp
 
 
 async def handle(context: Context, header: RequestHeader, request: OffsetForLeaderEpochRequest) -> OffsetForLeaderEpochResponse:
-    topics = []
-    for topic in request.topics:
-        partitions = [await _partition(context.broker, topic.topic, asked) for asked in topic.partitions]
-        topics.append(OffsetForLeaderEpochResponse.TopicResult(topic=topic.topic, partitions=partitions))
-    return OffsetForLeaderEpochResponse(topics=topics)
+    # Side by side: those that a log directory does not answer for are waited for together.
+    results = iter(await asyncio.gather(*(_partition(context.broker, topic.topic, asked) for topic in request.topics for asked in topic.partitions)))
+    return OffsetForLeaderEpochResponse(
+        topics=[OffsetForLeaderEpochResponse.TopicResult(topic=topic.topic, partitions=[next(results) for _ in topic.partitions]) for topic in request.topics]
+    )
 
 
 def epoch_error(asked: int, current: int) -> int:
@@ -36,7 +38,7 @@ async def _partition(broker: Broker, name: str, asked: OffsetForLeaderEpochReque
     if error:
         return result(error)
     try:
-        found = await broker.on_disk(lookup.leader_epoch_end_offset, broker.path_of(name, partition), asked.leader_epoch, view.log_end_offset, view.leader_epoch)
+        found = await broker.disks.read(partition.log_dir, lookup.leader_epoch_end_offset, broker.path_of(name, partition), asked.leader_epoch, view.log_end_offset, view.leader_epoch)
     except (OSError, ValueError) as failure:
         log.error("leader epochs cannot be read", partition=f"{name}-{asked.partition}", reason=str(failure))
         return result(ErrorCode.KAFKA_STORAGE_ERROR)

@@ -1,0 +1,99 @@
+"""Reads of log directories by the acceptor: for requests, and for coordinators that load. A directory that hangs holds up nobody who asks for another one.
+
+Bounds: READS_AT_ONCE and LOADS_AT_ONCE threads of each directory; LOADS_IN_ALL loads at a time, for they take turns with the event loop at running Python. Others wait, for as long as something is
+heard of the directory. A thread in a file system that hangs stays until that answers, and counts.
+
+Concurrency: the event loop's thread; the work runs in threads that nobody waits for at the end.
+"""
+
+import asyncio
+import errno
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mqd.base.asking import UnderWay, in_thread
+
+READS_AT_ONCE = 4
+LOADS_AT_ONCE = 2
+LOADS_IN_ALL = 4
+SILENT_S = 10.0  # a directory of which nothing has been heard for so long does not answer
+
+T = TypeVar("T")
+
+
+class _Work(UnderWay):
+    def __init__(self, work: Callable[[UnderWay], Any]) -> None:
+        super().__init__()
+        self.work = work
+        self.answer = asyncio.get_running_loop().create_future()
+
+
+class _Directory:
+    """At most `at_once` threads work in it."""
+
+    def __init__(self, path: Path, at_once: int) -> None:
+        self._path, self._at_once = path, at_once
+        self._under_way: set[_Work] = set()
+        self._waiting: dict[_Work, None] = {}
+
+    async def ask(self, work: Callable[[UnderWay], T]) -> T:
+        """Raises TimeoutError: it has taken no step for SILENT_S, or none of those has before which it waits."""
+        mine = _Work(work)
+        self._waiting[mine] = None
+        self._start()
+        try:
+            while not mine.answer.done():
+                heard_s = mine.stepped_s if mine in self._under_way else max(one.stepped_s for one in self._under_way)
+                left_s = heard_s + SILENT_S - time.monotonic()
+                if left_s <= 0:
+                    raise TimeoutError(f"log directory {self._path} does not answer")
+                await asyncio.wait({mine.answer}, timeout=min(left_s, SILENT_S))
+            return mine.answer.result()
+        finally:
+            self._waiting.pop(mine, None)
+            mine.answer.cancel()  # nobody hears it any more
+
+    def _start(self) -> None:
+        while self._waiting and len(self._under_way) < self._at_once:
+            one = next(iter(self._waiting))
+            del self._waiting[one]
+            one.step()
+            try:
+                asked = in_thread(lambda one=one: one.work(one))
+            except RuntimeError as error:  # no thread is to be had
+                one.answer.set_exception(OSError(errno.EAGAIN, str(error)))
+                continue
+            self._under_way.add(one)
+            asked.add_done_callback(lambda asked, one=one: self._ended(one, asked))
+
+    def _ended(self, one: _Work, asked: "asyncio.Future[Any]") -> None:
+        self._under_way.discard(one)
+        error = asked.exception()
+        if one.answer.done():
+            pass
+        elif error is not None:
+            one.answer.set_exception(error)
+        else:
+            one.answer.set_result(asked.result())
+        self._start()
+
+
+class Disks:
+    """`log_dirs`: their paths. Whoever asks says which by its index."""
+
+    def __init__(self, log_dirs: Sequence[Path]) -> None:
+        self._reads = [_Directory(path, READS_AT_ONCE) for path in log_dirs]
+        self._loads = [(asyncio.Semaphore(LOADS_AT_ONCE), _Directory(path, LOADS_AT_ONCE)) for path in log_dirs]
+        self._slots = asyncio.Semaphore(LOADS_IN_ALL)
+
+    async def read(self, log_dir: int, work: Callable[..., T], *arguments: object) -> T:
+        """Short work, with all that it raises. Raises TimeoutError: the directory does not answer."""
+        return await self._reads[log_dir].ask(lambda _: work(*arguments))
+
+    async def load(self, log_dir: int, work: Callable[[UnderWay], T]) -> T:
+        """The same of long work, which says when it has got on and when it needs the directory no more. It waits for others' turn for as long as they get on."""
+        turn, threads = self._loads[log_dir]
+        async with turn, self._slots:  # of one that hangs no more than its turns keep others waiting, and not for long
+            return await threads.ask(work)
