@@ -5,6 +5,8 @@ the keeper holds the listening sockets, the workers the connections and the requ
 """
 
 import asyncio
+import contextlib
+import os
 import signal
 import socket
 import sys
@@ -148,13 +150,24 @@ def main() -> int:
     except (KeeperError, OSError) as error:
         log.error("cannot attach to the keeper", reason=str(error))
         return 1
-    log = logging.setup("acceptor", 0, client.config)
+    logging.setup("acceptor", 0, client.config)
     logging.follow(lambda: client.control.log_level)
+    asyncio.run(_until_the_end(client, places))
+    return 1  # it has left
+
+
+async def _until_the_end(client: KeeperClient, places: paths.Layout) -> None:
+    """Threads that a disk or a name server holds up are waited for by nobody: the loop's end, and the interpreter's, would wait for them."""
+    status = 1
     try:
-        return asyncio.run(run(client, places))
+        status = await run(client, places)
     except (OSError, KeeperError) as error:
-        log.error("the acceptor cannot serve", reason=str(error))
-        return 1
+        logging.get("acceptor").error("the acceptor cannot serve", reason=str(error))
+    except Exception:
+        logging.get("acceptor").exception("the acceptor cannot serve")
+    with contextlib.suppress(OSError):  # the disk below logs/ is full
+        sys.stderr.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":
