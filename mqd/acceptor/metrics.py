@@ -1,16 +1,16 @@
 """Metrics in Prometheus' text format on an admin port of the loopback address.
 
-Scrapes are served by prometheus_client's own server in a thread of its own: it reads the control segment (its own view of it), directories, and copies of what the
-loop holds; it never waits for the loop nor the loop for it. Directory sizes are kept for SIZES_KEPT_S.
+Scrapes are served by prometheus_client's own server in a thread of its own: it reads the control segment (its own view of it), and copies of what the loop holds; it never waits for the loop nor the
+loop for it. What directories say is kept for SIZES_KEPT_S; of one that hangs the last is shown (mqd/acceptor/measuring.py).
 """
 
 import os
 import threading
-import time
 from collections import Counter as Tally
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -19,6 +19,7 @@ from mqd import native
 from mqd.acceptor import cluster_metrics, group_metrics
 from mqd.acceptor.broker import OWNER_NONE, Broker
 from mqd.acceptor.handlers.describe_log_dirs import size_of
+from mqd.acceptor.measuring import Kept
 from mqd.base import logging
 from mqd.log import compaction_report, damage
 
@@ -83,6 +84,23 @@ _POWERS = 32
 log = logging.get("acceptor.metrics")
 
 
+class _Directory(NamedTuple):
+    """`sizes`: bytes, by topic and partition. `about` None: it cannot be used."""
+
+    sizes: dict[tuple[str, int], int]
+    about: os.statvfs_result | None = None
+
+
+class _Reports(NamedTuple):
+    """What workers have written into the run directory. `damage`: with the worker. `compaction`: by worker."""
+
+    damage: list[tuple[int, damage.Damage]]
+    compaction: list[compaction_report.Report]
+
+
+_NOTHING = _Directory({})
+
+
 def histogram_buckets(counts: Any) -> tuple[list[tuple[str, float]], float]:
     """From 128 buckets, four to a power of two of microseconds, to cumulative ones at each power of two in seconds, and the sum (within 12.5 %: the middle
     of each bucket stands for what fell into it)."""
@@ -106,9 +124,9 @@ class Metrics:
         self._worker_count = worker_count
         self._run_dir = run_dir
         self._registry = CollectorRegistry(auto_describe=False)
-        self._sizes: dict[tuple[str, int], int] = {}
-        self._sizes_at = float("-inf")
-        self._lock = threading.Lock()
+        self._directories = [Kept(partial(self._measure, index), SIZES_KEPT_S) for index in range(len(broker.log_dirs))]
+        self._reports = Kept(self._read_reports, 0.0)
+        self._lock = threading.Lock()  # one scrape at a time
         self._arena: Any = lambda: (0, 0)
         self._handler = Histogram(
             "mqd_handler_seconds", "Time the acceptor took for a request, waiting included", ["api"], registry=self._registry, buckets=HANDLER_BUCKETS
@@ -145,6 +163,8 @@ class Metrics:
 
     def collect(self) -> Iterator[Any]:
         with self._lock:
+            for one in (*self._directories, self._reports):
+                one.ask()  # all at once: none waits for another that hangs
             yield from self._workers()
             yield from self._partitions()
             yield from self._disks()
@@ -191,14 +211,17 @@ class Metrics:
         high = GaugeMetricFamily("mqd_partition_high_watermark", "Offset up to which consumers may read", labels=labels)
         online = GaugeMetricFamily("mqd_partition_online", "1 while the partition is served", labels=labels)
         damaged = GaugeMetricFamily("mqd_corrupt_segments", "Stored segments in which a checksum is wrong; the worker's log says where", labels=labels)
-        sizes = self._measured()
-        found = Tally((worker, one.topic_id, one.partition) for worker in range(self._worker_count) for one in damage.read(self._run_dir, worker))
+        measured = [one.known() for one in self._directories]
+        reports = self._reports.known()
+        found = Tally((worker, one.topic_id, one.partition) for worker, one in (reports.damage if reports is not None else ()))
         for topic in list(self._broker.metadata.topics.values()):
             for partition in topic.partitions:
                 if partition.slot < 0:  # another host's
                     continue
                 name = [topic.name, str(partition.index)]
-                size.add_metric(name, sizes.get((topic.name, partition.index), 0))
+                directory = measured[partition.log_dir] if partition.log_dir < len(measured) else _NOTHING
+                if directory is not None:
+                    size.add_metric(name, directory.sizes.get((topic.name, partition.index), 0))
                 damaged.add_metric(name, found[partition.owner, topic.topic_id, partition.index])
                 view = self._control.slot_view(partition.slot)
                 online.add_metric(name, view.state == native.SlotState.ONLINE)
@@ -207,18 +230,24 @@ class Metrics:
                 high.add_metric(name, view.high_watermark)
         yield from (size, start, end, high, online, damaged)
 
-    def _measured(self) -> dict[tuple[str, int], int]:
-        if time.monotonic() - self._sizes_at > SIZES_KEPT_S:
-            sizes = {}
-            for topic in list(self._broker.metadata.topics.values()):
-                for partition in topic.partitions:
-                    if partition.owner != OWNER_NONE:
-                        try:
-                            sizes[topic.name, partition.index] = size_of(self._broker.path_of(topic.name, partition))
-                        except OSError:
-                            continue  # the directory is offline; mqd_partition_online says so
-            self._sizes, self._sizes_at = sizes, time.monotonic()
-        return self._sizes
+    def _measure(self, log_dir: int) -> "_Directory":
+        """Of one log directory. Blocks for as long as it takes to answer."""
+        sizes = {}
+        for topic in list(self._broker.metadata.topics.values()):
+            for partition in topic.partitions:
+                if partition.owner != OWNER_NONE and partition.log_dir == log_dir:
+                    try:
+                        sizes[topic.name, partition.index] = size_of(self._broker.path_of(topic.name, partition))
+                    except OSError:
+                        continue  # the directory is offline; mqd_partition_online says so
+        try:
+            return _Directory(sizes, os.statvfs(self._broker.log_dirs[log_dir]))
+        except OSError:
+            return _Directory(sizes)
+
+    def _read_reports(self) -> "_Reports":
+        workers = range(self._worker_count)
+        return _Reports([(worker, one) for worker in workers for one in damage.read(self._run_dir, worker)], [compaction_report.read(self._run_dir, worker) for worker in workers])
 
     def _compaction(self) -> Iterator[Any]:
         sums = {
@@ -230,8 +259,8 @@ class Metrics:
         labels = ["topic", "partition"]
         dirty = GaugeMetricFamily("mqd_compaction_dirty_ratio", "Share of a compacted partition that was dirty when it was last looked at", labels=labels)
         uncleanable = GaugeMetricFamily("mqd_compaction_uncleanable", "1: the partition cannot be compacted; the worker's log says why", labels=labels)
-        for worker in range(self._worker_count):
-            report = compaction_report.read(self._run_dir, worker)
+        reports = self._reports.known()
+        for worker, report in enumerate(reports.compaction if reports is not None else ()):
             for name, family in families.items():
                 family.add_metric([str(worker)], getattr(report, name))
             for one in report.partitions:
@@ -242,10 +271,10 @@ class Metrics:
     def _disks(self) -> Iterator[Any]:
         free = GaugeMetricFamily("mqd_log_dir_free_bytes", "Bytes that the broker may still use", labels=["directory"])
         total = GaugeMetricFamily("mqd_log_dir_total_bytes", "Size of the file system", labels=["directory"])
-        for path in self._broker.log_dirs:
-            try:
-                about = os.statvfs(path)
-            except OSError:
+        for path, directory in zip(self._broker.log_dirs, self._directories, strict=True):
+            measured = directory.known()
+            about = measured.about if measured is not None else None
+            if about is None:
                 continue
             free.add_metric([str(path)], about.f_bavail * about.f_frsize)
             total.add_metric([str(path)], about.f_blocks * about.f_frsize)

@@ -1,0 +1,48 @@
+"""What a directory says, for scrapes of the metrics: asked in a thread of its own, so that one that hangs costs one thread and holds up no scrape for long.
+
+Concurrency: any thread.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+ANSWER_S = 5.0  # so long a scrape waits for a question, counted from when it was asked
+
+T = TypeVar("T")
+
+
+class Kept(Generic[T]):
+    """The last answer to `question`, which is asked again when it is older than `kept_s`."""
+
+    def __init__(self, question: Callable[[], T], kept_s: float) -> None:
+        self._question, self._kept_s = question, kept_s
+        self._lock = threading.Lock()
+        self._asking: threading.Thread | None = None
+        self._asked_at = self._known_at = float("-inf")
+        self._known: T | None = None
+
+    def ask(self) -> None:
+        """Unless it is asked already, or the answer is fresh."""
+        with self._lock:
+            if self._asking is not None or time.monotonic() - self._known_at <= self._kept_s:
+                return
+            self._asking, self._asked_at = threading.Thread(target=self._ask, name="measuring", daemon=True), time.monotonic()
+            try:
+                self._asking.start()
+            except RuntimeError:  # no thread is to be had
+                self._asking = None
+
+    def _ask(self) -> None:
+        try:
+            self._known, self._known_at = self._question(), time.monotonic()
+        finally:
+            self._asking = None
+
+    def known(self) -> T | None:
+        """When there is an answer to what was asked, or ANSWER_S after. None: there was never one."""
+        asking = self._asking
+        if asking is not None:
+            asking.join(max(0.0, self._asked_at + ANSWER_S - time.monotonic()))
+        return self._known
