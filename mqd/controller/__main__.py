@@ -67,9 +67,13 @@ def _enter_cluster_id(places: paths.Layout, cluster_id: str) -> None:
     native.file_replace(places.meta_properties, "".join(f"{name}={value}\n" for name, value in properties.items()).encode())
 
 
-def _refuse_lost_metadata(places: paths.Layout, log_dirs: list[str]) -> None:
+async def _refuse_lost_metadata(places: paths.Layout, log_dirs: list[str]) -> None:
     """With empty metadata every partition would be nobody's; whoever has records must not lose their names silently."""
-    full = [path for path in log_dirs if directories.holds_partitions(path)]
+    answers = await directories.in_time([partial(directories.holds_partitions, path) for path in log_dirs])
+    silent = [path for path, answer in zip(log_dirs, answers) if not answer.done()]
+    if silent:
+        raise Refused(f"{places.metadata_dir} is empty, and {silent[0]} does not answer: it may hold partitions of which nothing would be known. Start again when it does, or without it in log.dirs")
+    full = [path for path, answer in zip(log_dirs, answers) if answer.result()]
     if full:
         raise Refused(f"{places.metadata_dir} is empty, but {full[0]} holds partitions: the metadata was lost. Restore {places.metadata_dir} from a copy, or move the partitions away")
 
@@ -142,7 +146,7 @@ class Process:
                 raise Refused(f"{self.places.metadata_dir} is of cluster {state.cluster_id}, {self.places.meta_properties} says {known}: the two do not belong together; restore one of them")
             return known or state.cluster_id, stored, ()
         if not self.membership.seeds:
-            _refuse_lost_metadata(self.places, self.log_dirs)
+            await _refuse_lost_metadata(self.places, self.log_dirs)
             cluster_id = known or directory_text(new_topic_id())
             return cluster_id, self._found(cluster_id, (Voter(self.key, *self.membership.address),)), ()
         decision = await self.membership.form(known)
@@ -162,18 +166,23 @@ class Process:
 
     # -- this host ---------------------------------------------------------------------------------------------------------
 
-    def settle_directories(self, cluster_id: str, state: MetadataState) -> list:
+    async def settle_directories(self, cluster_id: str, state: MetadataState) -> list:
         broker = state.brokers.get(self.node_id)
         own = broker is not None and broker.directory_id in ("", directory_text(self.key.directory_id))  # else another host had this number: its replicas are placed anew when this one registers
         known = broker.directories if broker is not None and own else {}
         used = {directory for node, directory in state.partition_counts if node == self.node_id and directory} if own else set()
-        settled = directories.settle(self.log_dirs, cluster_id, self.node_id, known, used, lambda: directory_text(new_topic_id()))
+        settled = await directories.settle_in_time(self.log_dirs, cluster_id, self.node_id, known, used, lambda: directory_text(new_topic_id()))
         absent = used - {directory.directory_id for directory in settled}
         for directory_id in sorted(absent):
             log.error("a log directory with partitions is not in log.dirs; they are offline", directory_id=directory_id, last_seen=known.get(directory_id, "?"))
         return settled
 
-    def registration(self, settled: list) -> broker_messages.RegisterBroker:
+    async def devices(self) -> list[int]:
+        """Of log.dirs; when one does not answer they are other ones than before, as far as anybody knows."""
+        (devices,) = await directories.in_time([partial(session.devices, self.log_dirs)])
+        return devices.result() if devices.done() else [-1]
+
+    def registration(self, settled: list, devices: list[int]) -> broker_messages.RegisterBroker:
         listener = configuration.parse_listeners(self.config)[0]
         told = configuration.advertised_listeners(self.config).get(listener.name, listener)
         welcome = self.client.welcome
@@ -183,7 +192,7 @@ class Process:
             node_id=self.node_id, directory_id=directory_id, incarnation=self.client.control.generation, host=told.host, port=told.port, rack=self.config.get("broker.rack"),
             inter_broker_host=inter_broker[0], inter_broker_port=inter_broker[1], controller_host=controller[0], controller_port=controller[1],
             worker_count=welcome.worker_count, directories=list(reports(settled)),
-            clean_epoch=session.clean_epoch(self.session_path, directory_id, session.boot_id(), session.devices(self.log_dirs)),
+            clean_epoch=session.clean_epoch(self.session_path, directory_id, session.boot_id(), devices),
             features=features.supported(),
             flush_on_ack=bool(configuration.broker_value(self.config, "log.flush.on.ack")),
         )  # fmt: skip
@@ -214,7 +223,7 @@ class Process:
         shell = self.shell = self._make_shell(stored, recovered.state)
         self.membership.joined(cluster_id, shell)
         shell.start_quorum(cluster_id, peers)
-        await self.membership.start_gossip(self.places.metadata_dir, self.places.run_dir, self.client.control.generation)
+        await self._or_end(self.membership.start_gossip(self.places.metadata_dir, self.places.run_dir, self.client.control.generation))
         control = self.client.control
         restarted = control.broker_incarnation == control.generation
         await self._or_end(shell.wait_metadata(control.metadata_version, shell.quorum.core.log.end_offset) if restarted else shell.wait_metadata(0))
@@ -224,14 +233,15 @@ class Process:
         lacking = features.unsupported(state.features, features.supported())
         if lacking:
             raise Refused(f"this version of mqd is one that the cluster has left behind: {lacking}. Install the version that the other hosts run")
-        settled = self.settle_directories(cluster_id, state)
+        settled, devices = await self._or_end(asyncio.gather(self.settle_directories(cluster_id, state), self.devices()))
+        state = shell.core.committed  # it may have grown meanwhile
         index_of = {directory.directory_id: index for index, directory in enumerate(settled) if directory.directory_id and directory.usable}
         host = HostCore(self.node_id, -1, self.client.welcome.worker_count, native.PARTITION_SLOT_COUNT, index_of)
         broker = BrokerCore(self.node_id, state, options.controller_options(self.config))
         server = self.server = shell.server = Server(self.places.controller_socket, shell.on_message, shell.on_end)
         shell.on_registered = lambda epoch: self.remember(epoch, False)
         shell.on_doubt = self.doubt
-        shell.start(host, broker, settled, self.registration(settled), clock.boottime_ns())
+        shell.start(host, broker, settled, self.registration(settled, devices), clock.boottime_ns())
         ticking = asyncio.get_running_loop().create_task(shell.tick())
         await self._or_end(asyncio.wait({shell.present, shell.failed, ticking}, return_when=asyncio.FIRST_COMPLETED))
         if shell.present.done():

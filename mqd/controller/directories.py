@@ -5,12 +5,16 @@ log.dirs is reordered or a disk is mounted elsewhere, and an empty mount point i
 import asyncio
 import os
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from mqd import native
 from mqd.base import logging
 from mqd.base.asking import in_thread
 from mqd.cluster.metadata_rules import Directory
+
+T = TypeVar("T")
 
 META_PROPERTIES = "meta.properties"
 ANSWER_S = 5.0  # a file system that has said nothing for so long hangs
@@ -32,13 +36,34 @@ def settle(paths: Iterable[str], cluster_id: str, node_id: int, known: Mapping[s
 
     A directory that cannot be read, or that is empty where one with partitions was, is not usable: its partitions are offline, everything else goes on.
     Raises DirectoryRefused."""
-    found: list[Directory] = []
-    for path in paths:
-        directory = _settle_one(path, cluster_id, node_id, known, used, new_id)
-        twin = next((other for other in found if other.directory_id and other.directory_id == directory.directory_id), None)
+    return _no_twins([_settle_one(path, cluster_id, node_id, known, used, new_id) for path in paths])
+
+
+async def settle_in_time(paths: Iterable[str], cluster_id: str, node_id: int, known: Mapping[str, str], used: set[str], new_id: Callable[[], str]) -> list[Directory]:
+    """As settle(), in threads; one whose file system does not answer within ANSWER_S is not usable, and what lies there is offline, until the next start."""
+    places = list(paths)
+    answers = await in_time([partial(_settle_one, path, cluster_id, node_id, known, used, new_id) for path in places])
+    return _no_twins([answer.result() if answer.done() else _silent(path, known) for path, answer in zip(places, answers)])
+
+
+async def in_time(questions: Iterable[Callable[[], T]], limit_s: float | None = None) -> "list[asyncio.Future[T]]":
+    """What was asked of file systems, each in a thread of its own: those that hang are not done after `limit_s` (None: ANSWER_S)."""
+    answers = [in_thread(question) for question in questions]
+    if answers:
+        await asyncio.wait(answers, timeout=ANSWER_S if limit_s is None else limit_s)
+    return answers
+
+
+def _silent(path: str, known: Mapping[str, str]) -> Directory:
+    log.error("log directory does not answer: its partitions are offline until the broker is restarted", directory=path, seconds=ANSWER_S)
+    return Directory(next((directory_id for directory_id, where in known.items() if where == path), ""), path, 0, False)
+
+
+def _no_twins(found: list[Directory]) -> list[Directory]:
+    for index, directory in enumerate(found):
+        twin = next((other for other in found[:index] if other.directory_id and other.directory_id == directory.directory_id), None)
         if twin is not None:
-            raise DirectoryRefused(f"{path} and {twin.path} have the same directory.id: one is a copy of the other; remove one of them from log.dirs")
-        found.append(directory)
+            raise DirectoryRefused(f"{directory.path} and {twin.path} have the same directory.id: one is a copy of the other; remove one of them from log.dirs")
     return found
 
 

@@ -14,7 +14,7 @@ import asyncio
 import os
 import shutil
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -26,7 +26,7 @@ from mqd.cluster import death_notice, death_proofs, quorum_events
 from mqd.cluster import gossip_events as events
 from mqd.cluster.gossip_events import MemberView, Profile
 from mqd.cluster.quorum_messages import ReplicaKey
-from mqd.controller import gossip
+from mqd.controller import directories, gossip
 
 if TYPE_CHECKING:
     from mqd.cluster.handshake import Hello
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 FEED_S = 0.25
 SEEDS_EVERY, LOAD_EVERY = 4, 20  # feeds
+SIZE_S = 1.0  # a start waits so long for a figure
 LOOK_UP_AGAIN_S = 10.0  # a name that was not found
 PEERS_MAX = 8  # hosts that are asked for the quorum's leader
 
@@ -46,6 +47,27 @@ def _version() -> str:
         return metadata.version("mqd")[:64]
     except metadata.PackageNotFoundError:
         return ""
+
+
+def _bytes(log_dirs: Iterable[str], which: int) -> int:
+    """0: size, 1: used; of every file system once."""
+    found = {}
+    for path in log_dirs:
+        try:
+            found[os.stat(path).st_dev] = shutil.disk_usage(path)[which]
+        except OSError:
+            continue
+    return sum(found.values())
+
+
+async def disk_bytes(config: Mapping[str, str]) -> int:
+    """Of the file systems of log.dirs; 0: one of them does not answer."""
+    (answer,) = await directories.in_time([partial(_bytes, _log_dirs(config), 0)], SIZE_S)
+    return answer.result() if answer.done() else 0
+
+
+def _log_dirs(config: Mapping[str, str]) -> list[str]:
+    return [path for path in config["log.dirs"].split(",") if path]
 
 
 class _Numbers(NamedTuple):
@@ -72,9 +94,10 @@ class HostGossip:
         directory: Path,
         run_dir: Path,
         incarnation: int,
+        disk_bytes: int,
     ) -> None:
         self._config, self._shell, self._know = config, shell, know
-        self._log_dirs = [path for path in config["log.dirs"].split(",") if path]
+        self._log_dirs = _log_dirs(config)
         self._cpu_ns, self._measured_ms = 0, clock.monotonic_ms()
         self._used_bytes = 0
         self._asked: asyncio.Future[int] | None = None
@@ -92,7 +115,7 @@ class HostGossip:
         death_notice.write_orders(run_dir, None)
         profile = Profile(
             key.node_id, key.directory_id, *address, rack=config.get("broker.rack"), version=_version(), worker_count=worker_count, cpu_count=os.cpu_count() or 0,
-            memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), disk_bytes=self._disk(0),
+            memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), disk_bytes=disk_bytes,
         )  # fmt: skip
         self.gossip = gossip.create(profile, self._secret, cluster_id, self._seeds, datagrams, peers, directory)
         self.gossip.on_change = self._on_change
@@ -168,14 +191,7 @@ class HostGossip:
         return self._used_bytes
 
     def _disk(self, which: int) -> int:
-        """0: size, 1: used; of every file system once."""
-        found = {}
-        for path in self._log_dirs:
-            try:
-                found[os.stat(path).st_dev] = shutil.disk_usage(path)[which]
-            except OSError:
-                continue
-        return sum(found.values())
+        return _bytes(self._log_dirs, which)
 
     def _cpu_permille(self) -> int:
         """Of the whole machine, 1000 per core, since the last time; from /proc/stat (user, nice, system, irq, softirq)."""

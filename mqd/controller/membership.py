@@ -16,7 +16,7 @@ from mqd.cluster.handshake import Hello, Identity, Refusal
 from mqd.cluster.quorum_messages import ReplicaKey
 from mqd.cluster.replica_identity import directory_text
 from mqd.controller.forming import Forming
-from mqd.controller.host_gossip import HostGossip
+from mqd.controller.host_gossip import HostGossip, disk_bytes
 from mqd.controller.peers import Connection, Peers
 
 if TYPE_CHECKING:
@@ -83,8 +83,9 @@ class Membership:
         if self._peers is None:
             return
         assert self._shell is not None
+        size_bytes = await disk_bytes(self._config)
         self.gossip = HostGossip(
-            self._config, self._key, self.address, self._worker_count, self._cluster_id, self._sockets[1], self._peers, self._shell, self.know, directory, run_dir, incarnation
+            self._config, self._key, self.address, self._worker_count, self._cluster_id, self._sockets[1], self._peers, self._shell, self.know, directory, run_dir, incarnation, size_bytes
         )
         await self.gossip.start()
 

@@ -19,7 +19,7 @@ from mqd.controller import directories
 from mqd.controller import shell as shells
 from mqd.controller.__main__ import Process
 from mqd.controller.directories import Measures
-from mqd.controller.host_gossip import HostGossip
+from mqd.controller.host_gossip import HostGossip, disk_bytes
 
 FREE = 1 << 40
 
@@ -102,7 +102,7 @@ def test_a_host_whose_metadata_were_lost_with_its_disks_begins_with_the_director
     process = object.__new__(Process)
     process.node_id, process.log_dirs = 1, [place]
     process.key = ReplicaKey(1, b"k" * 16 if own == "metadata" else b"o" * 16)
-    (found,) = process.settle_directories("c", state)
+    (found,) = asyncio.run(process.settle_directories("c", state))
     assert (found.usable, found.directory_id == "d1") == ((False, True) if own == "metadata" else (True, False))
 
 
@@ -114,6 +114,72 @@ def test_what_has_no_identity_is_not_asked(systems: FileSystems) -> None:
         assert await Measures([nameless]).take() == [nameless] and not systems.asked
 
     run(scenario())
+
+
+@pytest.fixture
+def hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """log.dirs of which the first answers no question until it is let go."""
+    let_go = threading.Event()
+    places = [str(tmp_path / name) for name in ("hung", "sound")]
+
+    def slowly(of):
+        return lambda path, *more, **named: of(path, *more, **named) if not str(path).startswith(places[0]) else let_go.wait(60) and of(path, *more, **named)
+
+    for place in places:
+        Path(place).mkdir()
+        (Path(place) / directories.META_PROPERTIES).write_text(f"version=1\ncluster.id=c\nnode.id=1\ndirectory.id={Path(place).name}\n")
+    monkeypatch.setattr(directories, "ANSWER_S", 0.2)
+    monkeypatch.setattr(directories, "read_properties", slowly(directories.read_properties))
+    monkeypatch.setattr(directories.os, "scandir", slowly(directories.os.scandir))
+    monkeypatch.setattr(directories.os, "stat", slowly(directories.os.stat))
+    monkeypatch.setattr(directories.os, "statvfs", slowly(directories.os.statvfs))
+    late = threading.Timer(20, let_go.set)  # what waits for it fails, and does not hang
+    late.daemon = True
+    late.start()
+    yield places
+    late.cancel()
+    let_go.set()
+
+
+def test_a_start_waits_for_no_log_directory_that_hangs(hung: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    """It is offline, the others serve; and the loop turns meanwhile."""
+    state = topic(cluster(2), (1, 2))
+    state.brokers[1] = msgspec.structs.replace(state.brokers[1], directories={"hung": hung[0], "sound": hung[1]}, directory_id=directory_text(b"k" * 16))
+    process = object.__new__(Process)
+    process.node_id, process.log_dirs, process.key = 1, hung, ReplicaKey(1, b"k" * 16)
+
+    async def scenario() -> None:
+        settling = asyncio.create_task(process.settle_directories("c", state))
+        turns = 0
+        while not settling.done():
+            turns += 1
+            await asyncio.sleep(0.001)
+        found = settling.result()
+        assert [(one.directory_id, one.usable) for one in found] == [("hung", False), ("sound", True)] and turns > 1
+        assert await disk_bytes({"log.dirs": ",".join(hung)}) == 0
+
+    began = time.monotonic()
+    run(scenario())
+    assert time.monotonic() - began < 10
+    assert any("does not answer" in record.getMessage() for record in caplog.records)
+
+
+def test_a_session_without_the_devices_of_a_log_directory_that_hangs_counts_when_it_ended_cleanly(hung: list[str], tmp_path: Path) -> None:
+    process = object.__new__(Process)
+    process.log_dirs = hung
+    began = time.monotonic()
+    devices = asyncio.run(process.devices())
+    assert time.monotonic() - began < 10
+    kept = controller.session.Session(7, "d", controller.session.boot_id(), devices, False)
+    for last, believed in ((kept, -1), (msgspec.structs.replace(kept, clean=True), 7)):
+        controller.session.write(tmp_path / "session", last)
+        assert controller.session.clean_epoch(tmp_path / "session", "d", controller.session.boot_id(), devices) == believed
+
+
+def test_metadata_that_are_lost_beside_a_log_directory_that_hangs_are_refused(hung: list[str], tmp_path: Path) -> None:
+    with pytest.raises(controller.Refused, match="hung does not answer"):
+        run(controller._refuse_lost_metadata(SimpleNamespace(metadata_dir=tmp_path), hung))
+    run(controller._refuse_lost_metadata(SimpleNamespace(metadata_dir=tmp_path), hung[1:]))
 
 
 def test_a_loop_that_ends_does_not_wait_for_a_hung_file_system(systems: FileSystems) -> None:
