@@ -79,7 +79,8 @@ class Quorum:
         self._timer, self._timer_ns = None, NO_DEADLINE
         if clock.boottime_ns() >= self.core.next_deadline_ns:
             self.handle(events.Tick())
-        self._schedule()
+        if not self._stopped:  # else nobody meets the deadline any more: it would be due at once, again and again, until the process has ended
+            self._schedule()
 
     def _tell_lease(self) -> None:
         if not self._metadata.active:

@@ -18,6 +18,7 @@ from mqd.cluster.quorum_store import FlushFailed
 from mqd.cluster.replica_identity import directory_text
 from mqd.controller import session
 from mqd.controller.disk import Disk, StoreSnapshot
+from mqd.controller.quorum import Quorum
 from mqd.controller.voters import VoterChanges
 
 KEY = ReplicaKey(1, b"d" * 16)
@@ -191,3 +192,24 @@ def test_a_session_ended_well_when_it_said_so_or_the_machine_kept_what_was_writt
     assert session.clean_epoch(path, "d", "boot-9", [5]) == 41
     path.write_bytes(b"{")
     assert session.clean_epoch(path, "d", "boot-1", [1, 2]) == -1
+
+
+def test_a_quorum_that_has_failed_sets_its_timer_no_more() -> None:
+    """Its deadline has passed and nobody meets it any more, while the process ends."""
+
+    class Core:
+        high_watermark = 0
+        next_deadline_ns = 1
+
+        def handle(self, event: object, now_ns: int) -> list[object]:
+            raise ValueError("our own fault")
+
+    async def scenario() -> None:
+        failed: list[str] = []
+        nothing = lambda *_arguments: None
+        quorum = Quorum(Core(), SimpleNamespace(active=False), Store(), nothing, nothing, nothing, nothing, failed.append)  # type: ignore[arg-type]
+        for _ in range(2):
+            quorum._on_timer()
+            assert failed == ["ValueError: our own fault"] and quorum._timer is None
+
+    asyncio.run(scenario())
