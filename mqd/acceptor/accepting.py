@@ -5,7 +5,7 @@ mqd/acceptor/local.py), peer address 16 bytes, peer port uint16, local
 port uint16, local address 16 bytes, padding. IPv4 addresses are mapped (::ffff:a.b.c.d).
 
 Nothing accepted is dropped: when every hand-off socket is full, at most BATCH_COUNT connections wait here and accepting pauses; clients then wait in the kernel's
-queue. Out of descriptors (EMFILE): accepting pauses for PAUSE_S, existing connections go on.
+queue. Out of descriptors (EMFILE), or whatever else keeps the kernel from giving a connection out: accepting pauses for PAUSE_S, existing connections go on.
 """
 
 import asyncio
@@ -102,16 +102,19 @@ class Acceptor:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
-                if error.errno in _OUT_OF_DESCRIPTORS:
-                    log.error("cannot accept connections for now; raise the limit of open files (ulimit -n)", reason=str(error))
-                    self._pause()
-                    assert self._loop is not None
-                    self._loop.call_later(PAUSE_S, self._resume_unless_full)
-                    return
                 if error.errno in _GONE:
                     continue
-                raise
+                self._rest(error)
+                return
             self._take(connection, listener_id, peer)
+
+    def _rest(self, error: OSError) -> None:
+        """The connection is still there, so its event would come again at once."""
+        way_out = "; raise the limit of open files (ulimit -n)" if error.errno in _OUT_OF_DESCRIPTORS else ""
+        log.error(f"cannot accept connections for now{way_out}", reason=str(error))
+        self._pause()
+        assert self._loop is not None
+        self._loop.call_later(PAUSE_S, self._resume_unless_full)
 
     def _take(self, connection: socket.socket, listener_id: int, peer: tuple) -> None:
         try:

@@ -34,6 +34,7 @@ from mqd.base import cluster_config, logging
 from mqd.base.clock import now_ms
 from mqd.keeper.resources import Resources
 from mqd.keeper.settings import Settings
+from mqd.keeper.sockets import stays
 from mqd.native import ProcessState
 from mqd.shm.attach import peer_pid, peer_pidfd, receive_packet, send_message
 from mqd.shm.keeper_messages import (
@@ -46,6 +47,7 @@ LEAVE_S = 10.0  # with the grace less than supervisord waits for the keeper
 NOTICE_COUNT_MAX = 1024
 TOOL_COUNT_MAX = 128
 REFUSED_COUNT_MAX = 64  # in a turn
+REST_S = 0.1  # when accept() fails and would again
 NO_LINGER = struct.pack("ii", 1, 0)  # the end is a reset
 HELLO_BYTES_MAX = 4096
 # A process that keeps dying is let in later and later, so that a crash loop does not eat the host: from the third death within WINDOW_S on.
@@ -173,12 +175,18 @@ class Keeper:
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM) and self._tools:
                 self._drop_tool(next(iter(self._tools)))
+            elif stays(error):
+                self._rest(self.resources.keeper_socket, lambda: self._watch(self.resources.keeper_socket, self._on_connect))
             return
         connection.setblocking(False)
         if len(self._tools) >= TOOL_COUNT_MAX:
             self._drop_tool(next(iter(self._tools)))
         self._tools[connection] = None
         self._watch(connection, self._on_packet, connection, None)
+
+    def _rest(self, listener: socket.socket, again: Callable[[], None]) -> None:
+        self._forget(listener)
+        self._after(REST_S, again)
 
     def _drop_tool(self, connection: socket.socket) -> None:
         self._tools.pop(connection, None)
@@ -420,24 +428,25 @@ class Keeper:
         if all_ended and self._proven and self._by_role["acceptor", 0].pidfd < 0:
             self._turn_away(True)
 
-    def _turn_away(self, away: bool) -> None:
+    def _turn_away(self, away: bool, anew: bool = False) -> None:
         """What this host led is led elsewhere: a client whose connection is taken by the kernel and answered by nobody would wait here, and one that is refused asks another host. Until an
         acceptor is back."""
-        if away == self._turning_away:
+        if away == self._turning_away and not anew:
             return
         self._turning_away = away
         for listener in self.resources.listeners:
+            self._forget(listener)
             if away:
                 listener.setblocking(False)
                 self._watch(listener, self._refuse, listener)
-            else:
-                self._forget(listener)
 
     def _refuse(self, listener: socket.socket) -> None:
         for _ in range(REFUSED_COUNT_MAX):
             try:
                 connection, _ = listener.accept()
-            except OSError:
+            except OSError as error:
+                if stays(error):
+                    self._rest(listener, lambda: self._turn_away(self._turning_away, anew=True))
                 return
             with contextlib.suppress(OSError):
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)

@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from mqd.base.cluster_config import Place
 
 BACKLOG = 4096  # the kernel lowers it to net.core.somaxconn
+_PASSING = frozenset((errno.EAGAIN, errno.EINTR, errno.ECONNABORTED, errno.EPROTO, errno.ENOTCONN, errno.EINVAL, errno.ECONNRESET))  # nobody there any more
+
+
+def stays(error: OSError) -> bool:
+    """Has accept() failed without taking anything (no descriptors, no memory, a security module)? Then the socket stays readable, and it would fail again at once."""
+    return error.errno not in _PASSING
 
 
 class ListenError(OSError):

@@ -1,10 +1,14 @@
 """Listening sockets: what the connections inherit from them."""
 
+import errno
+import os
 import selectors
 import socket
+from types import SimpleNamespace
 
 import pytest
 
+from mqd.keeper.loop import Keeper
 from mqd.keeper.sockets import listen
 
 
@@ -25,10 +29,6 @@ def test_connections_over_loopback_are_not_paced(host):
 
 def test_connections_are_turned_away_while_nobody_would_answer_them() -> None:
     """Refused with a reset, those that wait already and those that come; and left to the acceptor when there is one again."""
-    from types import SimpleNamespace
-
-    from mqd.keeper.loop import Keeper
-
     keeper = Keeper.__new__(Keeper)
     keeper._selector, keeper._turning_away = selectors.DefaultSelector(), False
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -56,3 +56,55 @@ def test_connections_are_turned_away_while_nobody_would_answer_them() -> None:
             taken.sendall(b"x")
             assert client.recv(1) == b"x"
             taken.close()
+
+
+class Stubborn:
+    """A listener on which somebody waits, and of which nobody can be accepted."""
+
+    def __init__(self, code: int) -> None:
+        self.code, self.asked = code, 0
+        self._readable, self._other = socket.socketpair()
+        self._other.send(b"x")
+
+    def fileno(self) -> int:
+        return self._readable.fileno()
+
+    def setblocking(self, blocking: bool) -> None:
+        pass
+
+    def accept(self) -> tuple[socket.socket, object]:
+        self.asked += 1
+        raise OSError(self.code, os.strerror(self.code))
+
+    def close(self) -> None:
+        self._readable.close()
+        self._other.close()
+
+
+@pytest.mark.parametrize("code", [errno.ENFILE, errno.EMFILE, errno.ENOBUFS, errno.EPERM, errno.EACCES])
+@pytest.mark.parametrize("who", ["clients", "processes"])
+def test_the_keeper_rests_when_nobody_can_be_accepted(who: str, code: int) -> None:
+    """What waits stays readable: without a rest the keeper would go round for ever."""
+    keeper, listener = Keeper.__new__(Keeper), Stubborn(code)
+    keeper._selector, keeper._turning_away, keeper._timers, keeper._timer_count, keeper._tools = selectors.DefaultSelector(), False, [], 0, {}
+    keeper.resources = SimpleNamespace(listeners=[listener], keeper_socket=listener)
+
+    def turn() -> None:
+        for key, mask in keeper._selector.select(0):
+            keeper._deliver(key, mask)
+
+    if who == "clients":
+        keeper._turn_away(True)
+    else:
+        keeper._watch(listener, keeper._on_connect)
+    for round_ in range(1, 4):
+        for _ in range(5):
+            turn()
+        assert listener.asked == round_ and len(keeper._timers) == 1
+        keeper._timers.pop()[2]()
+    if who == "clients":  # an acceptor is back while it rests: the listener is the acceptor's
+        turn()
+        keeper._turn_away(False)
+        keeper._timers.pop()[2]()
+        assert not keeper._selector.get_map()
+    listener.close()
