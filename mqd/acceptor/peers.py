@@ -39,11 +39,38 @@ class _Connection:
         self.waiting: dict[int, asyncio.Future[bytes]] = {}
         self.writing = asyncio.Lock()
         self.reading: asyncio.Task[None] | None = None
+        self._room: asyncio.Future[None] | None = None  # whoever writes waits for it
+        self._loop = asyncio.get_running_loop()
+
+    async def send(self, data: bytes) -> None:
+        """Raises OSError, also when close() comes meanwhile. One at a time."""
+        left = memoryview(data)
+        while left:
+            try:
+                left = left[self.socket.send(left) :]
+            except (BlockingIOError, InterruptedError):
+                await self._writable()
+
+    async def _writable(self) -> None:
+        room = self._room = self._loop.create_future()
+        self._loop.add_writer(self.socket, lambda: room.done() or room.set_result(None))
+        try:
+            await room
+        finally:
+            self._room = None
+            if self.socket.fileno() >= 0:
+                self._loop.remove_writer(self.socket)
 
     def close(self) -> None:
+        """The loop hears first that it is over: the next socket may get the same number."""
+        if self.socket.fileno() >= 0:
+            self._loop.remove_reader(self.socket)
+            self._loop.remove_writer(self.socket)
+            self.socket.close()
         if self.reading is not None:
             self.reading.cancel()
-        self.socket.close()
+        if self._room is not None and not self._room.done():
+            self._room.set_exception(ConnectionAbortedError("the connection ended"))
         for future in self.waiting.values():
             if not future.done():
                 future.set_exception(PeerError(f"the connection to host {self.broker.node_id} ended"))
@@ -97,6 +124,8 @@ class Peers:
             raise PeerError(f"host {connection.broker.node_id}: {error}") from error
         finally:
             connection.waiting.pop(number, None)
+            if future.done() and not future.cancelled():
+                future.exception()  # of one that was closed before all was written: nobody else hears it
         try:
             return decode_response(answer, owner_of(type(request))[0].api_key, version)[1]
         except ProtocolError as error:
@@ -107,7 +136,7 @@ class Peers:
         async with connection.writing:
             whole = False
             try:
-                await asyncio.get_running_loop().sock_sendall(connection.socket, data)
+                await connection.send(data)
                 whole = True
             finally:
                 if not whole:  # cancelled in the middle: what would follow could not be read
@@ -137,9 +166,7 @@ class Peers:
         if task.cancelled():
             return
         error = task.exception()
-        if error is None:
-            self._connections[node_id] = task.result()
-        else:
+        if error is not None:
             self._not_before[node_id] = asyncio.get_running_loop().time() + RETRY_S
             log.info("another host cannot be reached", node=node_id, reason=str(error))
 
@@ -169,6 +196,7 @@ class Peers:
             raise PeerError(f"host {broker.node_id}: {str(error) or type(error).__name__}") from error
         made = _Connection(broker, connection)
         made.reading = asyncio.get_running_loop().create_task(self._read(made))
+        self._connections[broker.node_id] = made  # before it can be dropped
         return made
 
     async def _read(self, connection: _Connection) -> None:

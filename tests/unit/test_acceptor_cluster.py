@@ -7,7 +7,7 @@ import time
 import msgspec
 import pytest
 
-from mqd.acceptor import between, remote_transactions
+from mqd.acceptor import between, peers, remote_transactions
 from mqd.acceptor.between import Between, judge
 from mqd.acceptor.broker import Address, Broker, Context
 from mqd.acceptor.coordinators import BrokerPartitions, InternalPartitions
@@ -314,6 +314,55 @@ def test_requests_are_answered_out_of_order_and_a_host_that_hangs_ends_in_a_time
                 await first
             held.set_result(None)
             assert isinstance(await hosts.peers.request(3, request, 1, 10), ListTransactionsResponse)
+
+    asyncio.run(scenario())
+
+
+def test_who_writes_to_a_host_that_does_not_read_hears_at_once_that_it_has_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They waited until their own time was over, and the next connection got the number of the one that was closed and was never told that it can be written to."""
+    read_frame = between.read_frame
+
+    async def scenario() -> None:
+        async with Hosts(lambda _request: ListTransactionsResponse()) as hosts:
+
+            async def read_nothing(_connection: socket.socket) -> bytes | None:
+                await asyncio.get_running_loop().create_future()
+                return None
+
+            monkeypatch.setattr(between, "read_frame", read_nothing)
+            large = remote_transactions.ListTransactionsRequest(state_filters=[], producer_id_filters=[1] * (2 << 20))
+            stuck = [asyncio.create_task(hosts.peers.request(3, large, 1, 900)) for _ in range(3)]
+            while not (known := hosts.peers._connections.get(3)) or not known.writing.locked():
+                await asyncio.sleep(0.001)
+            monkeypatch.setattr(between, "read_frame", read_frame)
+            hosts.broker.metadata.apply(messages.BrokersPut(2, [msgspec.structs.replace(one, epoch=one.epoch + 10) for one in hosts.broker.metadata.brokers.values()], 1))
+            request = remote_transactions.ListTransactionsRequest(state_filters=[], producer_id_filters=[1])
+            assert isinstance(await hosts.peers.request(3, request, 1, 20), ListTransactionsResponse)
+            for error in await asyncio.wait_for(asyncio.gather(*stuck, return_exceptions=True), 20):
+                assert isinstance(error, PeerError)
+
+    asyncio.run(scenario())
+
+
+def test_a_connection_that_ended_at_once_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor where nobody has used it: whoever wanted it has given up."""
+
+    async def scenario() -> None:
+        async with Hosts(lambda _request: ListTransactionsResponse()) as hosts:
+
+            async def ended(_connection: socket.socket) -> bytes | None:
+                return None
+
+            request = remote_transactions.ListTransactionsRequest(state_filters=[], producer_id_filters=[1])
+            with monkeypatch.context() as patch:
+                patch.setattr(peers, "read_frame", ended)
+                given_up = asyncio.create_task(hosts.peers.request(3, request, 1, 20))
+                while not hosts.peers._connecting:
+                    await asyncio.sleep(0)
+                given_up.cancel()
+                while hosts.peers._connecting:
+                    await asyncio.sleep(0.001)
+            assert isinstance(await hosts.peers.request(3, request, 1, 20), ListTransactionsResponse)
 
     asyncio.run(scenario())
 
