@@ -32,9 +32,12 @@ class _Calls:
     def __init__(self) -> None:
         self._begin: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._has_ended = False
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
-        """Its outcome, in the running loop."""
+        """Its outcome, in the running loop. Raises RuntimeError after end()."""
+        if self._has_ended:
+            raise RuntimeError("Consumer closed")
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[Any] = loop.create_future()
 
@@ -52,14 +55,16 @@ class _Calls:
             else:
                 tell(outcome.set_result, found)
 
-        self._begin.put(work)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="mqd-async-consumer", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="mqd-async-consumer", daemon=True)
+            thread.start()
+            self._thread = thread
+        self._begin.put(work)
         return outcome
 
     def end(self, wait_s: float = 0) -> None:
         """After what has been begun."""
+        self._has_ended = True
         self._begin.put(None)
         if self._thread is not None and wait_s:
             self._thread.join(wait_s)

@@ -112,11 +112,14 @@ class Implementation:
     def interrupt(self) -> None:
         pass
 
+    def give_back(self, messages: list[object]) -> None:
+        assert not messages
+
 
 @pytest.fixture
 def implementation(monkeypatch: pytest.MonkeyPatch) -> Implementation:
     made = Implementation()
-    monkeypatch.setattr(async_consumer, "Consumer", lambda _config, **_more: SimpleNamespace(_implementation=made))
+    monkeypatch.setattr(async_consumer, "Consumer", lambda _config, **_more: SimpleNamespace(_implementation=made, commit=None, close=lambda: None))
     return made
 
 
@@ -144,3 +147,17 @@ def test_a_consumer_that_is_forgotten_takes_its_thread_along(implementation: Imp
     (thread,) = implementation.threads
     thread.join(30)
     assert forgotten() is None and not thread.is_alive()
+
+
+def test_a_consumer_that_is_closed_says_so(implementation: Implementation) -> None:
+    async def main() -> None:
+        async with AsyncConsumer() as consumer:
+            await consumer.getmany(3)
+        for call in (consumer.getmany(3), consumer.commit(), consumer.close()):
+            with pytest.raises(RuntimeError, match="closed"):
+                await asyncio.wait_for(call, 10)
+
+    asyncio.run(main())
+    (thread,) = implementation.threads
+    thread.join(30)
+    assert not thread.is_alive()
