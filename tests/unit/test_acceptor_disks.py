@@ -168,8 +168,8 @@ def test_offsets_by_time_in_a_directory_that_hangs_are_answered_with_an_error(tm
             waiting.cancel()
             monkeypatch.setattr(module, "SILENT_S", 0.01)
             assert await ask(HUNG) == {ErrorCode.KAFKA_STORAGE_ERROR}
-            assert await ask(SOUND) == {0}
             monkeypatch.setattr(module, "SILENT_S", 60)
+            assert await ask(SOUND) == {0}
             hanging.let_go.set()
             assert await ask(HUNG) == {0}
 
