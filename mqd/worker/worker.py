@@ -45,7 +45,7 @@ from mqd.shm.keeper_messages import Death
 from mqd.worker.background import ELSEWHERE, Background, unless_hung
 from mqd.worker.catalog import Catalog, Changes
 from mqd.worker.commands import ReactorCommands
-from mqd.worker.compaction import Compactor
+from mqd.worker.compaction import Compactors
 from mqd.worker.controller_link import ControllerLink
 from mqd.worker.forwarding import Forwarding
 from mqd.worker.local import LocalBudget
@@ -54,7 +54,7 @@ from mqd.worker.moving import Mover
 from mqd.worker.options import reactor_options
 from mqd.worker.partitions import PartitionSet
 from mqd.worker.replication import Replication
-from mqd.worker.scrub import Scrubber
+from mqd.worker.scrub import Scrubbers
 from mqd.worker.strays import set_left_behind_aside, set_strays_aside
 from mqd.worker.telling import Telling
 from mqd.worker.upkeep import Upkeep, scan_max_timestamp
@@ -140,8 +140,8 @@ class Worker:
         self._upkeep = Upkeep(
             self._index, worker_count, self._control, self._reactor, self._commands, self._partitions, self._background, self._credits, self._local, connection_max, files
         )
-        self._scrubber = Scrubber(self._index, self._control, self._partitions, self._background, self._run_dir, config)
-        self._compactor = Compactor(
+        self._scrubber = Scrubbers(self._index, self._control, self._partitions, self._background, self._run_dir, config)
+        self._compactor = Compactors(
             self._index, worker_count, self._control, self._reactor, self._commands, self._partitions, self._background, files, self._run_dir, self._scrubber.replaced
         )
         self._link = ControllerLink(self._run_dir / "controller.sock", Subscribe("worker", self._index, client.generation), self._on_message)
