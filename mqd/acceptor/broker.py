@@ -77,7 +77,7 @@ class ProducerIds:
 
     def __init__(self) -> None:
         self.next = self.end = 0
-        self.lock = asyncio.Lock()
+        self.asking: asyncio.Task[int] | None = None  # for more: its error
 
 
 class Broker:

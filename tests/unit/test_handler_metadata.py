@@ -2,13 +2,16 @@
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from mqd import native
-from mqd.acceptor import dispatch
-from mqd.acceptor.broker import Address
+from mqd.acceptor import dispatch, producer_ids
+from mqd.acceptor.broker import Address, ProducerIds
 from mqd.acceptor.handlers import api_versions
+from mqd.cluster import controller_messages as messages
 from mqd.protocol import codec
 from mqd.protocol.api import decode_response, encode_request
 from mqd.protocol.errors import ErrorCode
@@ -283,6 +286,39 @@ def test_every_advertised_api_has_a_handler_and_speaks_every_version() -> None:
     for key in dispatch.HANDLERS:
         assert callable(dispatch.handler_of(key))
         assert key in SUPPORTED
+
+
+def test_all_who_wait_for_producer_ids_hear_together_that_there_are_none() -> None:
+    """They were told one by one, each after the time that the controller was given to answer."""
+
+    class Controller:
+        def __init__(self) -> None:
+            self.answers: list[asyncio.Future[messages.Answer]] = []
+
+        async def request(self, change: messages.Change, timeout_ms: int, validate_only: bool = False) -> messages.Answer:
+            assert isinstance(change, messages.AllocateProducerIds)
+            self.answers.append(asyncio.get_running_loop().create_future())
+            return await self.answers[-1]
+
+    async def run() -> None:
+        controller = Controller()
+        broker: Any = SimpleNamespace(controller=controller, producer_ids=ProducerIds())
+
+        async def answered(count: int, answer: messages.Answer, given_up: int = 0) -> list[tuple[int, int]]:
+            asking = [asyncio.create_task(producer_ids.allocate(broker)) for _ in range(count)]
+            while not controller.answers:
+                await asyncio.sleep(0)
+            for one in asking[:given_up]:
+                one.cancel()
+            controller.answers.pop().set_result(answer)
+            return await asyncio.wait_for(asyncio.gather(*asking[given_up:]), 20)
+
+        refused = (-1, int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS))
+        assert await answered(5, messages.Answer(1, ErrorCode.REQUEST_TIMED_OUT), given_up=1) == 4 * [refused]
+        assert sorted(await answered(5, messages.Answer(2, 0, offset=7000, count=1000), given_up=1)) == [(7000 + number, 0) for number in range(4)]
+        assert await producer_ids.allocate(broker) == (7004, 0) and not controller.answers
+
+    asyncio.run(run())
 
 
 def test_producer_ids_are_given_once(tmp_path: Path) -> None:
