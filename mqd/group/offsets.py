@@ -28,6 +28,7 @@ from mqd.group.records import OffsetValue, decode_offset_value, encode_expiring_
 from mqd.protocol.errors import ErrorCode
 
 EXPIRATION_TIMER = "offsets.expiration"
+CHECK_INTERVAL_MS_MIN = 100  # a timer that is due at once is due again at once: the coordinators of all groups would do nothing else
 TIME_MAX_MS = 2**63 - 1
 _RECORD_BYTES = 80  # of one offset's record beside its names and metadata, at most
 KEEP = -1  # of Membership.empty_since_ms: nothing expires now
@@ -330,7 +331,7 @@ class Offsets:
         if self._armed or not self._committed:
             return []
         self._armed = True
-        interval_ms = self._settings.check_interval_ms
+        interval_ms = max(self._settings.check_interval_ms, CHECK_INTERVAL_MS_MIN)
         # Groups look at different times: after a restart ten thousand of them are armed at once.
         return [Timer(EXPIRATION_TIMER, now_ms + interval_ms // 2 + crc32(self.group_id.encode()) % max(interval_ms // 2, 1))]
 

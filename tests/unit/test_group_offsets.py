@@ -263,6 +263,16 @@ def test_an_expiration_time_of_its_own_wins() -> None:
     assert world.offsets.is_empty
 
 
+def test_the_timer_is_never_due_in_the_turn_in_which_it_is_armed() -> None:
+    """It came again and again, and the coordinator did nothing else."""
+    world = World()
+    world.offsets._settings = OffsetsSettings(retention_ms=1000, check_interval_ms=1, metadata_bytes_max=10)
+    (timer,) = [action for action in world.offsets.handle(commit(("t", 0, 5)), world.members, 7000) if isinstance(action, Timer)]
+    assert timer.at_ms >= 7050
+    (timer,) = [action for action in world.offsets.on_expiration_timer(world.members, timer.at_ms)[0] if isinstance(action, Timer)]
+    assert timer.at_ms >= 7100
+
+
 def test_the_timer_is_armed_while_there_is_something() -> None:
     world = World()
     (_, timer, _) = world.offsets.handle(commit(("t", 0, 5)), world.members, 0)
