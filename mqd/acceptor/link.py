@@ -33,6 +33,7 @@ from mqd.acceptor.broker import Address, Broker
 from mqd.acceptor.checks import Answer as CheckAnswer
 from mqd.acceptor.checks import Checks
 from mqd.base import logging
+from mqd.base.vital import vital
 from mqd.native import Descriptor, DescriptorKind, ProducerView
 from mqd.protocol.errors import ErrorCode
 
@@ -151,6 +152,7 @@ class Link:
     def request_count(self) -> int:
         return len(self._tasks)
 
+    @vital
     def _on_wake(self) -> None:
         try:
             os.read(self._eventfd, 8)
@@ -160,6 +162,7 @@ class Link:
         if self._turn is None:
             self._on_turn()
 
+    @vital
     def _on_turn(self) -> None:
         """Drains; goes to sleep when there is nothing, comes again soon when there may be more."""
         assert self._loop is not None

@@ -29,6 +29,7 @@ from typing import Any
 import msgspec
 
 from mqd import native
+from mqd.base.vital import vital
 from mqd.shm import segments
 from mqd.shm.keeper_messages import Death, FromKeeper, Hello, Leave, Left, Ready, Refused, Shutdown, Waiting, Welcome
 
@@ -280,6 +281,7 @@ class KeeperClient:
                 self._end_supervisor()
                 on_parent_death(reason)
 
+        @vital
         def notices() -> None:
             nonlocal ending
             try:

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from mqd.base.vital import vital
 from mqd.native import Event, EventKind, NativeError, Reactor
 
 UNDER_WAY_MAX = 1024
@@ -40,6 +41,7 @@ class ReactorCommands:
                 future.set_exception(NativeError(0, "the reactor has stopped"))
         self._waiting.clear()
 
+    @vital
     def drain(self) -> None:
         while True:
             events = self._reactor.next_events(_DRAIN)
