@@ -56,7 +56,7 @@ class Set:
     def __init__(self, path: Path) -> None:
         self.given: list[Assignment] = []
 
-        async def urgent(work, *arguments):
+        async def urgent(_log_dir, work, *arguments):
             return work(*arguments)
 
         async def run(_command, _slot: int, what: Assignment, _worker: int) -> None:
