@@ -326,7 +326,12 @@ class Coordinator:
                 else:
                     future.set_exception(CoordinatorError(error))
 
-        place.shard.end_transaction(producer_id, producer_epoch, coordinator_epoch, commit, self._now_ms(), done, is_bumped)
+        try:
+            place.shard.end_transaction(producer_id, producer_epoch, coordinator_epoch, commit, self._now_ms(), done, is_bumped)
+        except Exception:
+            log.exception("a coordinator's core failed at the end of a transaction; its partition is loaded anew", topic=self.topic, partition=partition, producer_id=producer_id)
+            self._unload(place, int(ErrorCode.COORDINATOR_NOT_AVAILABLE), "the end of a transaction failed")
+            done(int(ErrorCode.COORDINATOR_NOT_AVAILABLE))  # if it was not gathered yet
         await future
 
     def _active(self, name: str) -> tuple[_Place, Shard]:

@@ -133,7 +133,12 @@ class Markers:
 
     def _write(self, job: _Job, partition: Partition) -> None:
         effect = job.effect
-        future = self._append(partition[0], partition[1], effect.producer_id, effect.producer_epoch, job.coordinator_epoch, effect.committed, effect.is_bumped)
+        try:
+            future = self._append(partition[0], partition[1], effect.producer_id, effect.producer_epoch, job.coordinator_epoch, effect.committed, effect.is_bumped)
+        except Exception as failure:
+            self._failed(job, partition, failure)
+            self._again(job, partition, failure)
+            return
         future.add_done_callback(lambda done: self._on_written(job, partition, done))
 
     def _on_written(self, job: _Job, partition: Partition, done: "asyncio.Future[object]") -> None:
@@ -158,7 +163,8 @@ class Markers:
     def _is_settled(self, job: _Job, partition: Partition, failure: BaseException) -> bool:
         """Whether there is nothing left to be ended."""
         if not isinstance(failure, (AppendError, CoordinatorError)):
-            raise failure
+            self._failed(job, partition, failure)
+            return False
         code = _code(failure)
         if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             return not self._exists(*partition)
@@ -168,6 +174,10 @@ class Markers:
             log.warning("a partition has a newer epoch of a producer than its marker: it has ended that transaction", transactional_id=job.name, partition=_title(partition))
             return True
         return False
+
+    def _failed(self, job: _Job, partition: Partition, failure: BaseException) -> None:
+        """A fault of our own: the transaction must not stay open for it."""
+        log.error("a transaction's marker failed; it is tried again", transactional_id=job.name, partition=_title(partition), reason=repr(failure))
 
     def _again(self, job: _Job, partition: Partition, failure: BaseException) -> None:
         job.tries += 1
@@ -183,7 +193,9 @@ class Markers:
 
 
 def _code(failure: BaseException) -> int:
-    return failure.error if isinstance(failure, AppendError) else failure.error_code  # type: ignore[attr-defined]
+    if isinstance(failure, AppendError):
+        return failure.error
+    return failure.error_code if isinstance(failure, CoordinatorError) else int(ErrorCode.UNKNOWN_SERVER_ERROR)
 
 
 def _title(partition: Partition) -> str:

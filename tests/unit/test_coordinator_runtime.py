@@ -385,6 +385,38 @@ def test_markers_end_pending_offsets(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+def test_a_core_that_fails_at_the_end_of_a_transaction_is_loaded_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its marker was half made, nobody wrote it, and whoever waited for it waited for ever."""
+    from mqd.coordinator.actions import TransactionEnded
+    from mqd.group.offsets import CommitOffsets, CommittedOffset
+
+    async def scenario(broker: HandlerBroker) -> None:
+        coordinators = broker.broker.coordinators
+        await coordinators.groups.request("g", lambda number: CommitOffsets(number, 3, "", None, -1, (CommittedOffset("t", 0, 50),), -1, 7, 0))
+        partition, shard = partition_for("g", 3), shard_of(broker, "g")
+        core = shard.core("g")
+        handle, failed = core.handle, []
+
+        def failing(event: object, now_ms: int) -> list:
+            if isinstance(event, TransactionEnded):
+                failed.append(event)
+                raise KeyError("our own fault")
+            return handle(event, now_ms)
+
+        monkeypatch.setattr(core, "handle", failing)
+        written = len(broker.owners.batches)
+        with pytest.raises(CoordinatorError) as answered:
+            await asyncio.wait_for(coordinators.write_marker(GROUPS, partition, 7, 0, 0, True), 20)
+        assert failed and answered.value.error_code == NOT_AVAILABLE and len(broker.owners.batches) == written
+        assert shard_of(broker, "g") is not shard
+        store(broker, GROUPS, partition)
+        await until(lambda: shard_of(broker, "g") is not None)
+        await coordinators.write_marker(GROUPS, partition, 7, 0, 0, True)
+        assert await fetch(broker) == (0, 50)
+
+    run(tmp_path, scenario)
+
+
 def test_the_end_of_a_transaction_is_on_record_soon_though_nobody_waits_for_it(tmp_path: Path) -> None:
     from mqd.transaction.events import AddPartitions, EndTransaction, InitProducerId
     from mqd.transaction.records import State, decode_value

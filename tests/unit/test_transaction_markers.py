@@ -94,6 +94,33 @@ def test_what_fails_is_tried_again() -> None:
     run(test())
 
 
+@pytest.mark.parametrize("in_the_call", [False, True])
+def test_a_fault_of_our_own_leaves_no_transaction_open(in_the_call: bool) -> None:
+    """Nobody tried its marker again before the coordinator was loaded anew. `in_the_call`: it is raised where the marker is given, not by what becomes of it."""
+
+    async def test() -> None:
+        world = World()
+        append, failures = world.append, [KeyError("slot")] if in_the_call else []
+
+        def failing(*marker: object) -> asyncio.Future[object]:
+            if failures:
+                raise failures.pop()
+            return append(*marker)  # type: ignore[arg-type]
+
+        world.markers._append = failing  # type: ignore[assignment]
+        world.markers.carry_out("id", wanted(T0), 9)
+        if not in_the_call:
+            assert await world.settle(KeyError("slot")) == [T0]
+        for _ in range(1000):
+            if world.appends:
+                break
+            await asyncio.sleep(0)
+        assert not world.posted and await world.settle() == [T0]
+        assert world.posted == [("id", MarkersWritten(4))] and world.markers.job_count == 0
+
+    run(test())
+
+
 @pytest.mark.parametrize("error", [AppendError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), AppendError(ErrorCode.INVALID_PRODUCER_EPOCH)])
 def test_what_is_gone_or_over_needs_no_marker(error: AppendError) -> None:
     async def test() -> None:
