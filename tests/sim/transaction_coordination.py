@@ -207,6 +207,11 @@ class SimPeers:
             do(*arguments)
 
 
+def _raise(_job: object, _partition: object, failure: BaseException) -> None:
+    """A fault of our own, of which the broker would write a line (E3)."""
+    raise failure
+
+
 class SimCoordinator(Coordinator):
     """What fails in a core fails the run; R5 is looked at once more where effects leave."""
 
@@ -259,6 +264,7 @@ class Coordination:
         off = self.world.off
         broker = self.broker = SimBroker(self)
         service = self.service = TransactionService(broker, self)  # type: ignore[arg-type]
+        service.markers._failed = _raise  # type: ignore[method-assign]
         if "end epoch" in off:
             service.cores = EndsAnyEpochs(service.cores._settings)
         carry_out = self._one_marker if "one marker" in off else service.carry_out
