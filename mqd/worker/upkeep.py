@@ -238,7 +238,7 @@ class Upkeep:
         opened.log_start_offset = event.offset
         written = await self.checkpoint(log_dir)
         try:
-            removed = await self._background.slow(log_dir.index, self._remove_below, opened.path, event.offset, log_dir)
+            removed = await self._background.slow(log_dir.index, self._remove_below, opened, event.offset, log_dir)
             if removed and not opened.closing:  # readers look anew: a file that one of them has open gives no space back
                 await self._commands.run(self._reactor.advance_start, opened.owned.slot, event.offset)
         except OSError as error:
@@ -247,15 +247,23 @@ class Upkeep:
             await self.checkpoint(log_dir)  # the disk was full: now there may be room
         return event.offset
 
-    def _remove_below(self, path: Path, log_start_offset: int, log_dir: LogDirectory) -> bool:
-        """Blocking. Files of whole segments below the start; the segment that holds the start stays. Whether there were any."""
-        kept = max((base for base in segments.base_offsets(path) if base <= log_start_offset), default=None)
-        if kept is None:
-            return False
-        doomed = list(segments.files_below(path, kept))
-        for file in doomed:
-            self._files.unlink(file)
-        log_dir.timestamps.forget_below(path, kept)
+    def _remove_below(self, opened: OpenPartition, log_start_offset: int, log_dir: LogDirectory) -> bool:
+        """Blocking. Files of whole segments below the start; the segment that holds the start stays. Whether there were any. Through the directory's descriptor: by the time the thread comes to it the partition may
+        have been deleted, and its name be another one's."""
+        fd = os.open(opened.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if opened.closing:  # if not by now, what was opened is this partition's, whatever it is renamed to
+                return False
+            directory = Path(f"/proc/self/fd/{fd}")
+            kept = max((base for base in segments.base_offsets(directory) if base <= log_start_offset), default=None)
+            if kept is None:
+                return False
+            doomed = list(segments.files_below(directory, kept))
+            for file in doomed:
+                self._files.unlink(file)
+        finally:
+            os.close(fd)
+        log_dir.timestamps.forget_below(opened.path, kept)
         return bool(doomed)
 
     async def _free_space(self, log_dir: LogDirectory) -> None:

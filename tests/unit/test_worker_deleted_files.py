@@ -1,0 +1,67 @@
+"""Files below a log start go, of the partition that they are of: another one may have its name, and its place, by the time a thread comes to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from mqd.log import segments
+from mqd.log.files import NativeFiles
+from mqd.worker import upkeep
+from mqd.worker.catalog import Owned
+from mqd.worker.partitions import OpenPartition
+from mqd.worker.upkeep import Upkeep
+
+LOG_DIR = SimpleNamespace(index=0, timestamps=segments.TimestampCache(lambda *_: (0, -1)))
+
+
+def partition(path: Path, *bases: int) -> OpenPartition:
+    path.mkdir()
+    for base in bases:
+        for suffix in (".log", ".index"):
+            segments.segment_path(path, base, suffix).write_bytes(b"records")
+    return OpenPartition(Owned("t", b"t" * 16, 0, 0, 0, 0), path, 0, None, None)  # type: ignore[arg-type]
+
+
+def remove_below(opened: OpenPartition, offset: int) -> bool:
+    partitions = SimpleNamespace(log_dirs=[])
+    return Upkeep(0, 1, None, None, None, partitions, None, None, None, 100, NativeFiles())._remove_below(opened, offset, LOG_DIR)  # type: ignore[arg-type]
+
+
+def made_anew(opened: OpenPartition, aside: Path) -> OpenPartition:
+    """The topic is deleted, and made again under its name, by now with several segments."""
+    opened.closing = True
+    opened.path.rename(aside)
+    return partition(opened.path, 0, 40, 90)
+
+
+def test_segments_below_the_start_go_and_the_one_that_holds_it_stays(tmp_path: Path) -> None:
+    opened = partition(tmp_path / "t-0", 0, 50, 100)
+    assert remove_below(opened, 70) and segments.base_offsets(opened.path) == [50, 100]
+    assert sorted(path.name for path in opened.path.iterdir()) == [f"{base:020}{suffix}" for base in (50, 100) for suffix in (".index", ".log")]
+    assert not remove_below(opened, 70)
+
+
+def test_nothing_goes_of_a_partition_that_has_taken_the_name(tmp_path: Path) -> None:
+    opened = partition(tmp_path / "t-0", 0, 50, 100)
+    made_anew(opened, tmp_path / "aside")
+    assert not remove_below(opened, 100)
+    assert segments.base_offsets(tmp_path / "t-0") == [0, 40, 90] and segments.base_offsets(tmp_path / "aside") == [0, 50, 100]
+
+
+def test_nothing_goes_of_one_that_takes_the_name_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = partition(tmp_path / "t-0", 0, 50, 100)
+    listed: Callable[[Path], list[int]] = segments.base_offsets
+
+    def deleted_meanwhile(path: Path) -> list[int]:
+        if not opened.closing:
+            made_anew(opened, tmp_path / "aside")
+        return listed(path)
+
+    monkeypatch.setattr(upkeep.segments, "base_offsets", deleted_meanwhile)
+    assert remove_below(opened, 100)
+    monkeypatch.undo()
+    assert segments.base_offsets(tmp_path / "t-0") == [0, 40, 90] and segments.base_offsets(tmp_path / "aside") == [100]
