@@ -272,9 +272,9 @@ def _coordinators() -> list[Property]:
         Property("transaction.state.log.segment.bytes", "int", "104857600", "Segment size of __transaction_state, when it is made.", minimum=4096),
         Property("log.cleaner.enable", "bool", "true", "Compact the topics whose cleanup.policy says so."),
         Property("log.cleaner.backoff.ms", "long", "15000", "How long the cleaner waits when there is nothing to compact.", minimum=0, dynamic=True),
-        Property("log.cleaner.dedupe.buffer.size", "long", "134217728", "Memory for the keys of what is compacted, all workers and log directories together: 24 bytes a key. Logs with more are compacted in several runs.", minimum=1 << 20, dynamic=True),
+        Property("log.cleaner.dedupe.buffer.size", "long", "134217728", "Memory for the keys of what is compacted, all workers together: 24 bytes a key. Logs with more are compacted in several runs.", minimum=1 << 20, dynamic=True),
         Property("log.cleaner.io.buffer.load.factor", "double", "0.9", "How full log.cleaner.dedupe.buffer.size may become.", minimum=0.01, maximum=0.95, dynamic=True),
-        Property("log.cleaner.io.max.bytes.per.second", "double", "1.7976931348623157E308", "How fast all workers and log directories together read and write for compaction.", minimum=65536, dynamic=True),
+        Property("log.cleaner.io.max.bytes.per.second", "double", "1.7976931348623157E308", "How fast all workers together read and write for compaction.", minimum=65536, dynamic=True),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Compacts this worker's partitions, in each log directory one at a time: the dirtiest first (mqd/log/compaction.py decides), on a thread of low priority, throttled.
+"""Compacts this worker's partitions, one at a time: the dirtiest first (mqd/log/compaction.py decides), on a thread of low priority, throttled.
 
     look -> plan -> keys of the dirty range -> group after group: written anew (.cleaned), swapped in -> cleaner-offset-checkpoint
 
@@ -10,8 +10,8 @@ W4  a log that cannot be read is named, once and in the metrics, and left as it 
 W5  what was read before the log was cut (a follower's, back to where it agrees with its leader; as deep as this only after an unclean election) takes the place of nothing, and no cut begins while a
     group is swapped in: segments_hold.
 
-Concurrency: everything on the event loop but the steps, which run one after the other on the directory's cleaner thread: a directory that hangs holds up its own compaction only. Bound: one partition and one
-table of keys for each log directory (log.cleaner.dedupe.buffer.size is shared by all workers and directories).
+Concurrency: everything on the event loop but the steps, which run one after the other on the cleaner's thread. Bound: one partition, one table of keys
+(log.cleaner.dedupe.buffer.size is shared by all workers).
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from mqd.log.cleaner_checkpoint import CleanerCheckpoint
 from mqd.log.compaction import Ends, Plan, Stored
 from mqd.log.files import Files
 from mqd.worker import compaction_steps as steps
-from mqd.worker.background import ELSEWHERE, Background
+from mqd.worker.background import Background
 from mqd.worker.catalog import Key
 from mqd.worker.commands import ReactorCommands
 from mqd.worker.compaction_steps import Uncleanable
@@ -62,78 +62,40 @@ class _Candidate(msgspec.Struct):
     stored: list[Stored]  # those to clean
 
 
-class _Published:
-    """What the metrics tell of all compactors of a worker: one file, written by one at a time."""
-
-    def __init__(self, worker: int, background: Background, run_dir: Path) -> None:
-        self.report = reports.Report()
-        self.cleaned: dict[Key, reports.Cleaned] = {}
-        self._worker = worker
-        self._background = background
-        self._run_dir = run_dir
-        self._writing = asyncio.Lock()
-
-    async def write(self) -> None:
-        """Raises OSError."""
-        async with self._writing:
-            self.report.partitions = list(self.cleaned.values())
-            await self._background.urgent(ELSEWHERE, reports.write, self._run_dir, self._worker, self.report)
-
-
-class Compactors:
-    """One for each log directory."""
-
+class Compactor:
     def __init__(
         self, worker: int, worker_count: int, control: native.Control, reactor: native.Reactor, commands: ReactorCommands, partitions: PartitionSet,
         background: Background, files: Files, run_dir: Path, on_replaced: Callable[[Key], None],
     ):
         """`on_replaced`: told before and after segments of a partition change under their names."""
-        published, sharers = _Published(worker, background, run_dir), worker_count * len(partitions.log_dirs)
-        self._each = [Compactor(log_dir.index, worker, sharers, control, reactor, commands, partitions, background, files, published, on_replaced) for log_dir in partitions.log_dirs]
-        partitions.before_close = self.release
-
-    def tasks(self) -> list[Awaitable[None]]:
-        """To be run until they are cancelled."""
-        return [one.run() for one in self._each]
-
-    async def close(self) -> None:
-        """After the tasks were cancelled: lets steps that are under way end."""
-        await asyncio.gather(*(one.close() for one in self._each))
-
-    async def release(self, opened: OpenPartition) -> None:
-        await self._each[opened.owned.log_dir].release(opened)
-
-
-class Compactor:
-    """Of one log directory. `sharers`: how many there are of them, in all workers."""
-
-    def __init__(
-        self, log_dir: int, worker: int, sharers: int, control: native.Control, reactor: native.Reactor, commands: ReactorCommands, partitions: PartitionSet, background: Background,
-        files: Files, published: _Published, on_replaced: Callable[[Key], None],
-    ):  # fmt: skip
-        self._log_dir = log_dir
         self._worker = worker
-        self._sharers = sharers
+        self._worker_count = worker_count
         self._control = control
         self._reactor = reactor
         self._commands = commands
         self._partitions = partitions
         self._background = background
         self._files = files
+        self._run_dir = run_dir
         self._on_replaced = on_replaced
-        self._thread_pool = ThreadPoolExecutor(1, f"cleaner-{log_dir}", initializer=_lower_priority)
-        self._checkpoint: CleanerCheckpoint | None = None
+        self._thread_pool = ThreadPoolExecutor(1, "cleaner", initializer=_lower_priority)
+        self._checkpoints: dict[int, CleanerCheckpoint] = {}
         self._idle: dict[Key, tuple] = {}  # nothing was dirty when these were the partition's ends
         self._retry_at: dict[Key, float] = {}
         self._uncleanable: dict[Key, tuple[int, str]] = {}  # log start when it was found, why
-        self._published = published
-        self._report, self._cleaned = published.report, published.cleaned
+        self._report = reports.Report()
+        self._cleaned: dict[Key, reports.Cleaned] = {}
         self._current: OpenPartition | None = None
         self._hurry = asyncio.Event()  # cuts the throttle's sleep short
         self._ended = asyncio.Event()  # the current one is given back
         self._log = logging.get("worker.compaction")
+        partitions.before_close = self.release
 
     # -- life --------------------------------------------------------------------------------------------------------------
+
+    def tasks(self) -> list[Awaitable[None]]:
+        """To be run until they are cancelled."""
+        return [self._run()]
 
     async def close(self) -> None:
         """After the tasks were cancelled: lets a step that is under way end."""
@@ -147,8 +109,7 @@ class Compactor:
         for known in (self._idle, self._retry_at, self._uncleanable, self._cleaned):
             known.pop(opened.owned.key, None)
 
-    async def run(self) -> None:
-        """Until cancelled."""
+    async def _run(self) -> None:
         if not self._value("log.cleaner.enable"):
             await asyncio.Event().wait()
         await self._publish()
@@ -180,7 +141,7 @@ class Compactor:
 
     def _may_look(self, opened: OpenPartition) -> bool:
         key = opened.owned.key
-        if opened.owned.log_dir != self._log_dir or not opened.compaction.compact or opened.closing or self._partitions.log_dirs[self._log_dir].failure:
+        if not opened.compaction.compact or opened.closing or self._partitions.log_dirs[opened.owned.log_dir].failure:
             return False
         if self._retry_at.get(key, 0.0) > time.monotonic():
             return False
@@ -214,16 +175,17 @@ class Compactor:
 
     async def _first_dirty(self, opened: OpenPartition) -> int | None:
         """The checkpoint of this partition."""
-        return (await self._loaded_checkpoint()).get(opened.owned.topic, opened.owned.index, opened.owned.topic_id)
+        return (await self._checkpoint_of(opened)).get(opened.owned.topic, opened.owned.index, opened.owned.topic_id)
 
-    async def _loaded_checkpoint(self) -> CleanerCheckpoint:
-        if self._checkpoint is None:
-            checkpoint = CleanerCheckpoint(self._partitions.log_dirs[self._log_dir].path, self._worker, self._files)
-            await self._background.slow(self._log_dir, checkpoint.load)
+    async def _checkpoint_of(self, opened: OpenPartition) -> CleanerCheckpoint:
+        log_dir = self._partitions.log_dirs[opened.owned.log_dir]
+        if log_dir.index not in self._checkpoints:
+            checkpoint = CleanerCheckpoint(log_dir.path, self._worker, self._files)
+            await self._background.slow(log_dir.index, checkpoint.load)
             for problem in checkpoint.problems:
                 self._log.warning("checkpoint of compaction cannot be read; its partitions are compacted anew", reason=problem)
-            self._checkpoint = checkpoint
-        return self._checkpoint
+            self._checkpoints[log_dir.index] = checkpoint
+        return self._checkpoints[log_dir.index]
 
     # -- one partition -----------------------------------------------------------------------------------------------------
 
@@ -260,7 +222,7 @@ class Compactor:
     def _options(self, chosen: _Candidate) -> native.CompactOptions:
         """Blocking."""
         plan, policy = chosen.plan, chosen.opened.compaction
-        share = int(self._value("log.cleaner.dedupe.buffer.size")) // self._sharers
+        share = int(self._value("log.cleaner.dedupe.buffer.size")) // self._worker_count
         load_percent = max(1, min(95, int(100 * self._value("log.cleaner.io.buffer.load.factor"))))
         wanted = (plan.bases[-1] + 1 - plan.first_dirty_offset) * KEY_BYTES * 110 // load_percent
         return native.CompactOptions(
@@ -282,7 +244,7 @@ class Compactor:
             if group.changed:
                 await self._swap(opened, bases[first : first + count], bases[first + count], group.has_transactions, cut_count)
         owned = opened.owned
-        checkpoint = await self._loaded_checkpoint()
+        checkpoint = await self._checkpoint_of(opened)
         await self._background.slow(owned.log_dir, checkpoint.put, owned.topic, owned.index, owned.topic_id, figures.mapped_end)
 
     async def _work(self, opened: OpenPartition, compaction: native.Compaction) -> None:
@@ -293,7 +255,7 @@ class Compactor:
             done, moved = await self._thread(steps.advance, compaction)
             if opened.closing:
                 raise _Released
-            rate = float(self._value("log.cleaner.io.max.bytes.per.second")) / self._sharers
+            rate = float(self._value("log.cleaner.io.max.bytes.per.second")) / self._worker_count
             pause = min(SLEEP_S_MAX, moved / rate - (time.monotonic() - began))
             if pause > 0:
                 with contextlib.suppress(TimeoutError):
@@ -375,8 +337,9 @@ class Compactor:
             self._log.warning("compaction failed; it is tried again", partition=opened.owned.name, reason=str(error))
 
     async def _publish(self) -> None:
+        self._report.partitions = list(self._cleaned.values())
         try:
-            await self._published.write()
+            await self._thread(reports.write, self._run_dir, self._worker, self._report)
         except OSError as error:
             self._log.warning("what the metrics tell of compaction cannot be written", reason=str(error))
 

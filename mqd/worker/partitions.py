@@ -8,8 +8,6 @@ Order that matters
     N5  a log that recovery has cut below what had counted follows and does not lead (shortened.py); one that is shorter than a predecessor has published in this life of the host stays
         offline until the broker is started again, for those who count on it have heard nothing of it.
 
-    N6  no change waits longer than late.ANSWER_S for the end of a partition whose directory does not answer (late.py).
-
 Concurrency: methods run on the event loop; what blocks runs in Background. One change at a time (the caller's lock), upkeep may run beside it: an
 OpenPartition that is `closing` is left alone.
 """
@@ -36,12 +34,11 @@ from mqd.worker.assignments import Assignment, leader_worker
 from mqd.worker.background import Background, unless_hung
 from mqd.worker.catalog import Catalog, Changes, Key, Owned
 from mqd.worker.commands import ReactorCommands
-from mqd.worker.late import LateEnds
 from mqd.worker.log_directory import LogDirectory
 from mqd.worker.options import compaction_policy, log_options, retention_policy
 
 
-_MAY_PASS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EALREADY})
+_MAY_PASS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 class OpenPartition(msgspec.Struct):
@@ -87,8 +84,6 @@ class PartitionSet:
         self.before_close: Callable[[OpenPartition], Awaitable[None]] | None = None  # whoever works on its files lets go of it
         self._clustered = False  # the reactor was told of other hosts once
         self._deleting: set[asyncio.Task[None]] = set()
-        self.late_ends = LateEnds()
-        self._held: dict[int, int] = {}  # slot that the reactor has not given back -> version of the change that takes it
         self._log = logging.get("worker.partitions")
 
     @property
@@ -101,20 +96,14 @@ class PartitionSet:
             await self._put_brokers(changes.brokers)
         for topic in changes.forget_topics:
             await self._ignore_missing(self._commands.run(self._reactor.topic_remove, topic.topic_id))
-        await _each(self.late_ends.run(owned, self._close_kept(owned)) for owned in changes.close)
-        await _each(self.late_ends.run(owned, self._delete(owned)) for owned in changes.delete)
+        await _each(self._close_kept(owned) for owned in changes.close)
+        await _each(self._delete(owned) for owned in changes.delete)
         await _each(self._put_topic(topic) for topic in changes.put_topics)
         if changes.open:
             await self._open_all(changes.open)
         await _each(self._set_epoch(owned) for owned in changes.set_epoch)
         await _each(self._set_options(owned) for owned in changes.set_options)
         await _each(self._assign(owned, assignment) for owned, assignment in changes.assign)
-
-    def in_force(self, version: int) -> int:
-        """Of changes up to `version`, which were applied: up to which one no slot is used that they took away (Z2)."""
-        held = {owned.slot for owned in self.late_ends.owned() if (opened := self.by_slot.get(owned.slot)) is not None and opened.owned.key == owned.key}
-        self._held = {slot: self._held.get(slot, version) for slot in held}
-        return min([version, *(since - 1 for since in self._held.values())])
 
     async def _ignore_missing(self, command: "asyncio.Future[native.Event]") -> None:
         try:
@@ -143,15 +132,7 @@ class PartitionSet:
 
     # -- opening -----------------------------------------------------------------------------------------------------------
 
-    def _but_late(self, wanted: list[Owned]) -> list[Owned]:
-        """Z1: those that can be opened now; the others are tried again."""
-        blocked = [owned for owned in wanted if self.late_ends.before(owned)]
-        for owned in blocked:
-            self._failed(owned, "what was there before has not ended yet: its log directory does not answer", OSError(errno.EALREADY, ""))
-        return [owned for owned in wanted if owned not in blocked]
-
     async def _open_all(self, wanted: list[Owned]) -> None:
-        wanted = self._but_late(wanted)
         views = {owned.key: self._control.slot_view(owned.slot) for owned in wanted}
         results = await asyncio.gather(*(self._background.urgent(owned.log_dir, self._open_one, owned, views[owned.key]) for owned in wanted), return_exceptions=True)
         opened: list[_Opened] = []
@@ -308,8 +289,7 @@ class PartitionSet:
         finally:
             self.open.pop(owned.key, None)
             self.by_slot.pop(owned.slot, None)
-            if all(failed.slot != owned.slot for failed in self._catalog.failed_partitions()):  # else it is the reason of what comes after it
-                self.failures.pop(owned.slot, None)
+            self.failures.pop(owned.slot, None)
 
     async def close_for_move(self, opened: OpenPartition) -> bool:
         """Clean, so that its files are all there is to it. False: it is closed, but not cleanly."""
@@ -368,18 +348,14 @@ class PartitionSet:
 
     # -- changes of open partitions ----------------------------------------------------------------------------------------
 
-    def _serving(self, owned: Owned) -> OpenPartition | None:
-        opened = self.open.get(owned.key)
-        return None if opened is None or opened.closing else opened
-
     async def _set_epoch(self, owned: Owned) -> None:
-        opened = self._serving(owned)
+        opened = self.open.get(owned.key)
         if opened is not None:
             await self._commands.run(self._reactor.set_leader_epoch, owned.slot, owned.leader_epoch)
             opened.owned = owned
 
     async def _set_options(self, owned: Owned) -> None:
-        opened = self._serving(owned)
+        opened = self.open.get(owned.key)
         if opened is None:
             return
         config = self._catalog.topic_of(owned).config
@@ -388,7 +364,7 @@ class PartitionSet:
         opened.compaction = compaction_policy(self.broker_config, config)
 
     async def _assign(self, owned: Owned, assignment: Assignment) -> None:
-        opened = self._serving(owned)
+        opened = self.open.get(owned.key)
         if opened is not None:
             if opened.catching_up is not None:
                 assignment = await self._while_shortened(opened, opened.catching_up, assignment)
@@ -444,8 +420,7 @@ class PartitionSet:
 
     async def _end_directory(self, log_dir: LogDirectory, generation: int, hung: list[LogDirectory]) -> None:
         loop = asyncio.get_running_loop()
-        late_here = self.late_ends.of_directory(log_dir.index)
-        opened_here = [opened for opened in self.open.values() if opened.owned.log_dir == log_dir.index and not opened.closing]
+        opened_here = [opened for opened in self.open.values() if opened.owned.log_dir == log_dir.index]
         ends: list[tuple[Owned, int, int]] = []
         stepped_s = loop.time()
 
@@ -459,8 +434,6 @@ class PartitionSet:
 
         async def end_all() -> None:
             await _each(end(opened) for opened in opened_here)
-            if late_here:
-                await asyncio.wait(late_here)
             await self._finish_directory(log_dir, ends, generation)
 
         if not await unless_hung(end_all(), lambda: stepped_s):

@@ -17,8 +17,6 @@ S2  reading leaves the page cache as it was where the kernel can (6.14 and later
 S3  what looks wrong is looked at again CONFIRM_S later, and only if it is still there, sealed and ours, before anybody is told: a write or a deletion
     that was under way is no damage.
 
-S4  each log directory has a scrubber of its own, and its part of the rate: one that hangs holds up only what lies there.
-
 The active segment is not looked at before it is sealed. Everything here runs on the event loop; the functions at the end block and run in Background.
 """
 
@@ -140,85 +138,33 @@ class _NotOurs(Exception):
     """Closed, deleted or cut back since."""
 
 
-class _Findings:
-    """What all scrubbers of a worker know to be damaged: one file, written by one at a time."""
-
-    def __init__(self, worker: int, background: Background, run_dir: Path) -> None:
-        self.found: dict[SegmentKey, Damage] = {}
-        self.earlier: dict[SegmentKey, Damage] = {}  # found by an earlier life, in partitions that are not open yet
-        self._worker = worker
-        self._background = background
-        self._run_dir = run_dir
-        self._reading: asyncio.Task[None] | None = None
-        self._writing = asyncio.Lock()
-        self._log = logging.get("worker.scrub")
-
-    async def read(self) -> None:
-        """Returns when what the earlier life found is known; it is read once."""
-        if self._reading is None:
-            self._reading = asyncio.get_running_loop().create_task(self._read())
-        await asyncio.shield(self._reading)
-
-    async def _read(self) -> None:
-        for one in await self._background.urgent(ELSEWHERE, damage.read, self._run_dir, self._worker):
-            self.earlier[(one.topic_id, one.partition), one.segment] = one
-
-    async def write(self) -> None:
-        async with self._writing:
-            await self._background.urgent(ELSEWHERE, self._write, [*self.found.values(), *self.earlier.values()])
-
-    def _write(self, found: list[Damage]) -> None:
-        """Blocking."""
-        try:
-            damage.write(self._run_dir, self._worker, found)
-        except OSError as error:
-            self._log.warning("what the metrics tell of damaged segments cannot be written", reason=str(error))
-
-
-class Scrubbers:
-    """One for each log directory."""
-
-    def __init__(self, worker: int, control: native.Control, partitions: PartitionSet, background: Background, run_dir: Path, config: dict[str, str]):
-        self._findings = _Findings(worker, background, run_dir)
-        self._interval_ms = int(broker_value(config, "log.scrub.interval.ms"))  # type: ignore[arg-type]
-        rate = max(1, int(broker_value(config, "log.scrub.bytes.per.second")) // len(partitions.log_dirs))  # type: ignore[arg-type]
-        self._each = [Scrubber(log_dir.index, control, partitions, background, self._findings, self._interval_ms, rate) for log_dir in partitions.log_dirs]
-
-    def tasks(self) -> list[Awaitable[None]]:
-        """To be run until they are cancelled."""
-        return [one.run() for one in self._each] if self._interval_ms >= 0 else [self._nothing()]
-
-    async def _nothing(self) -> None:
-        await self._findings.write()
-        await asyncio.Event().wait()
-
-    def replaced(self, key: Key) -> None:
-        """Compaction is about to, or has, put other files in the place of some segments."""
-        for one in self._each:
-            one.replaced(key)
-
-
 class Scrubber:
-    """Of one log directory."""
-
-    def __init__(self, log_dir: int, control: native.Control, partitions: PartitionSet, background: Background, findings: _Findings, interval_ms: int, bytes_per_second: int):
-        self._log_dir = log_dir
+    def __init__(self, worker: int, control: native.Control, partitions: PartitionSet, background: Background, run_dir: Path, config: dict[str, str]):
+        self._worker = worker
         self._control = control
         self._partitions = partitions
         self._background = background
-        self._findings = findings
-        self._interval_ms = interval_ms
-        self._rate = bytes_per_second
+        self._run_dir = run_dir
+        self._interval_ms = int(broker_value(config, "log.scrub.interval.ms"))  # type: ignore[arg-type]
+        self._rate = int(broker_value(config, "log.scrub.bytes.per.second"))  # type: ignore[arg-type]
         self._plan = ScrubPlan(self._interval_ms)
         self._surveyed: dict[Key, tuple[int, int]] = {}  # partition -> log start, active segment, when it was listed
-        self._found, self._earlier = findings.found, findings.earlier
+        self._found: dict[SegmentKey, Damage] = {}
+        self._earlier: dict[SegmentKey, Damage] = {}  # found by an earlier life, in partitions that are not open yet
         self._told_ms: dict[SegmentKey, int] = {}
         self._replacements: dict[Key, int] = {}  # how often compaction has put other files in the place of a partition's segments
         self._log = logging.get("worker.scrub")
 
-    async def run(self) -> None:
-        """Until cancelled."""
-        await self._findings.read()
+    def tasks(self) -> list[Awaitable[None]]:
+        """To be run until they are cancelled."""
+        return [self._run()]
+
+    async def _run(self) -> None:
+        if self._interval_ms < 0:
+            await self._background.urgent(ELSEWHERE, self._write, [])
+            await asyncio.Event().wait()
+        for one in await self._background.urgent(ELSEWHERE, damage.read, self._run_dir, self._worker):
+            self._earlier[(one.topic_id, one.partition), one.segment] = one
         survey_s = min(self._interval_ms / 5000, SURVEY_S_MAX)
         next_survey = 0.0
         while True:
@@ -239,9 +185,7 @@ class Scrubber:
 
     def _open(self, key: Key) -> OpenPartition | None:
         opened = self._partitions.open.get(key)
-        if opened is None or opened.owned.log_dir != self._log_dir or opened.closing or self._partitions.log_dirs[self._log_dir].failure:
-            return None
-        return opened
+        return None if opened is None or opened.closing or self._partitions.log_dirs[opened.owned.log_dir].failure else opened
 
     async def _survey(self) -> None:
         """Lists the directories of those partitions whose first or last segment may have changed."""
@@ -256,7 +200,7 @@ class Scrubber:
         for key in list(self._partitions.open):
             changed |= await self._survey_one(key)
         if changed:
-            await self._findings.write()
+            await self._publish()
 
     async def _survey_one(self, key: Key) -> bool:
         """Whether what is known to be damaged changed."""
@@ -361,7 +305,7 @@ class Scrubber:
             self._plan.verified(segment, now_ms)
             if self._drop(segment):
                 self._log.info("damage of a stored segment is gone", partition=opened.owned.name, segment=path.name)
-                await self._findings.write()
+                await self._publish()
             return
         self._plan.damaged(segment, now_ms)
         told_ms = self._told_ms.get(segment)
@@ -376,7 +320,17 @@ class Scrubber:
         known = self._found.get(segment)
         if known is None or msgspec.structs.replace(found, found_ms=known.found_ms) != known:
             self._found[segment] = found
-            await self._findings.write()
+            await self._publish()
+
+    async def _publish(self) -> None:
+        await self._background.urgent(ELSEWHERE, self._write, [*self._found.values(), *self._earlier.values()])
+
+    def _write(self, found: list[Damage]) -> None:
+        """Blocking."""
+        try:
+            damage.write(self._run_dir, self._worker, found)
+        except OSError as error:
+            self._log.warning("what the metrics tell of damaged segments cannot be written", reason=str(error))
 
 
 # -- blocking -----------------------------------------------------------------------------------------------------------------

@@ -45,16 +45,16 @@ from mqd.shm.keeper_messages import Death
 from mqd.worker.background import ELSEWHERE, Background, unless_hung
 from mqd.worker.catalog import Catalog, Changes
 from mqd.worker.commands import ReactorCommands
-from mqd.worker.compaction import Compactors
+from mqd.worker.compaction import Compactor
 from mqd.worker.controller_link import ControllerLink
 from mqd.worker.forwarding import Forwarding
 from mqd.worker.local import LocalBudget
 from mqd.worker.log_directory import LogDirectory
 from mqd.worker.moving import Mover
 from mqd.worker.options import reactor_options
-from mqd.worker.partitions import OpenPartition, PartitionSet
+from mqd.worker.partitions import PartitionSet
 from mqd.worker.replication import Replication
-from mqd.worker.scrub import Scrubbers
+from mqd.worker.scrub import Scrubber
 from mqd.worker.strays import set_left_behind_aside, set_strays_aside
 from mqd.worker.telling import Telling
 from mqd.worker.upkeep import Upkeep, scan_max_timestamp
@@ -137,12 +137,11 @@ class Worker:
         self._partitions = PartitionSet(
             self._index, self._log_dirs, self._control, self._reactor, self._commands, self._background, self._catalog, config, files
         )
-        self._partitions.late_ends.on_ended = self._tell_applied
         self._upkeep = Upkeep(
             self._index, worker_count, self._control, self._reactor, self._commands, self._partitions, self._background, self._credits, self._local, connection_max, files
         )
-        self._scrubber = Scrubbers(self._index, self._control, self._partitions, self._background, self._run_dir, config)
-        self._compactor = Compactors(
+        self._scrubber = Scrubber(self._index, self._control, self._partitions, self._background, self._run_dir, config)
+        self._compactor = Compactor(
             self._index, worker_count, self._control, self._reactor, self._commands, self._partitions, self._background, files, self._run_dir, self._scrubber.replaced
         )
         self._link = ControllerLink(self._run_dir / "controller.sock", Subscribe("worker", self._index, client.generation), self._on_message)
@@ -225,10 +224,8 @@ class Worker:
         async with self._applying:
             if self._stopping.is_set():
                 return
-            if isinstance(message, Command) and message.kind == "move_replica":
-                self._link.send(await self._begin_move(message))
-            elif isinstance(message, Command):
-                self._aside(self._delete_records(message))  # no change waits for its disk
+            if isinstance(message, Command):
+                self._link.send(await self._on_command(message))
             elif isinstance(message, Image):
                 await self._on_image(message)
             elif isinstance(message, InSyncAnswer):
@@ -265,10 +262,7 @@ class Worker:
             await self._look_behind()
         await self._mover.on_applied(image)
         self._version = version
-        self._tell_applied()
-
-    def _tell_applied(self) -> None:
-        self._link.send(Applied(self._partitions.in_force(self._version), dict(self._partitions.failures)))
+        self._link.send(Applied(version, dict(self._partitions.failures)))
 
     def _tell_full(self) -> None:
         self._link.send(FullDirectories(self._index, [log_dir.index for log_dir in self._log_dirs if log_dir.guard.full]))
@@ -291,29 +285,16 @@ class Worker:
                 if changes.open and not self._stopping.is_set():
                     await self._apply(changes, self._version)
 
-    def _opened_for(self, command: Command) -> OpenPartition | CommandDone:
+    async def _on_command(self, command: Command) -> CommandDone:
         opened = self._partitions.by_slot.get(command.slot)
-        if opened is not None and not opened.closing:
-            return opened
-        reason = self._partitions.failures.get(command.slot)
-        if reason is not None:
-            return CommandDone(command.command_id, _KAFKA_STORAGE_ERROR, -1, f"The partition is offline: {reason}")
-        return CommandDone(command.command_id, _NOT_LEADER_OR_FOLLOWER, -1, "This worker does not serve the partition.")
-
-    async def _begin_move(self, command: Command) -> CommandDone:
-        opened = self._opened_for(command)
-        if isinstance(opened, CommandDone):
-            return opened
-        error, text = await self._mover.begin(opened, command.offset)
-        return CommandDone(command.command_id, error, -1, text)
-
-    async def _delete_records(self, command: Command) -> None:
-        self._link.send(await self._move_log_start(command))
-
-    async def _move_log_start(self, command: Command) -> CommandDone:
-        opened = self._opened_for(command)
-        if isinstance(opened, CommandDone):
-            return opened
+        if opened is None or opened.closing:
+            reason = self._partitions.failures.get(command.slot)
+            if reason is not None:
+                return CommandDone(command.command_id, _KAFKA_STORAGE_ERROR, -1, f"The partition is offline: {reason}")
+            return CommandDone(command.command_id, _NOT_LEADER_OR_FOLLOWER, -1, "This worker does not serve the partition.")
+        if command.kind == "move_replica":
+            error, text = await self._mover.begin(opened, command.offset)
+            return CommandDone(command.command_id, error, -1, text)
         high_watermark = self._control.slot_view(command.slot).high_watermark
         if command.offset > high_watermark or command.offset < -1:
             return CommandDone(command.command_id, _OFFSET_OUT_OF_RANGE, -1, f"Offset {command.offset} is not below the high watermark {high_watermark}.")
@@ -376,7 +357,7 @@ class Worker:
         for opened in self._partitions.open.values():
             if opened.owned.log_dir == log_dir.index:
                 self._partitions.failures[opened.owned.slot] = f"{opened.owned.name}: its log directory {log_dir.path} failed: {log_dir.failure}"
-        self._tell_applied()
+        self._link.send(Applied(self._version, dict(self._partitions.failures)))
 
     def _aside(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.get_running_loop().create_task(work)

@@ -43,7 +43,7 @@ def throttled() -> tuple[Coroutine[Any, Any, None], Callable[[], None]]:
         return False, 1 << 30
 
     compactor = object.__new__(Compactor)
-    vars(compactor).update(_hurry=asyncio.Event(), _thread=thread, _value=lambda name: 1, _sharers=1)
+    vars(compactor).update(_hurry=asyncio.Event(), _thread=thread, _value=lambda name: 1, _worker_count=1)
     return compactor._work(SimpleNamespace(closing=False), SimpleNamespace()), compactor._hurry.set  # type: ignore[arg-type]
 
 

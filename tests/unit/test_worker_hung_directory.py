@@ -17,7 +17,6 @@ from mqd.worker import background, worker
 from mqd.worker.background import Background
 from mqd.worker.catalog import Owned
 from mqd.worker.compaction import Compactor
-from mqd.worker.late import LateEnds
 from mqd.worker.log_directory import LogDirectory
 from mqd.worker.partitions import OpenPartition, PartitionSet
 from mqd.worker.upkeep import Upkeep
@@ -55,7 +54,7 @@ class Here:
         self.set = object.__new__(PartitionSet)
         control = SimpleNamespace(slot_view=lambda slot: SimpleNamespace(log_start_offset=0, high_watermark=5))
         vars(self.set).update(
-            log_dirs=self.log_dirs, _control=control, _background=Background(), _deleting=set(), late_ends=LateEnds(), open={}, by_slot={}, failures={}, before_close=None,
+            log_dirs=self.log_dirs, _control=control, _background=Background(), _deleting=set(), open={}, by_slot={}, failures={}, before_close=None,
             _catalog=SimpleNamespace(failed_partitions=list), _log=logging.get("worker.partitions"), _from_reactor=self.from_reactor,
         )  # fmt: skip
         for slot in range(2 * count):

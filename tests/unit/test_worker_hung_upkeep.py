@@ -6,15 +6,13 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from mqd.log.files import NativeFiles
 from mqd.log.retention import Decision
-from mqd.worker import background, compaction, scrub, upkeep
+from mqd.worker import background, upkeep
 from mqd.worker.background import Background
 from mqd.worker.catalog import Owned
 from mqd.worker.partitions import OpenPartition
@@ -90,42 +88,6 @@ def test_what_is_done_by_the_clock_goes_on_in_the_other_directories(let_go: thre
         assert not directories[HUNG].asked and not directories[HUNG].settled
         let_go.set()
         await until(lambda: len(directories[HUNG].asked) == len(asked) == 5)
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-
-    asyncio.run(scenario())
-
-
-def test_segments_are_checked_and_compacted_in_the_other_directories(let_go: threading.Event, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Both look at every partition, and never get beyond the first question where the directory hangs."""
-    looked: dict[str, Counter[str]] = {"checked": Counter(), "compacted": Counter()}
-
-    def look(what: str, path: Path) -> list:
-        if path == tmp_path / str(HUNG):
-            assert let_go.wait(60)
-        looked[what][path.name] += 1
-        return []
-
-    monkeypatch.setattr(scrub.segments, "base_offsets", lambda path: look("checked", path))
-    monkeypatch.setattr(compaction.steps, "list_stored", lambda path, *_: look("compacted", path))
-    monkeypatch.setattr(scrub, "SURVEY_S_MAX", 0.001)
-    directories = [SimpleNamespace(index=index, path=tmp_path, failure="", timestamps=None) for index in (HUNG, SOUND)]
-    cleaned = SimpleNamespace(compact=True)
-    opened = [OpenPartition(Owned("t", b"t" * 16, index, index, index, 0), tmp_path / str(index), 0, None, cleaned) for index in (HUNG, SOUND)]  # type: ignore[arg-type]
-    partitions = SimpleNamespace(log_dirs=directories, open={one.owned.key: one for one in opened}, before_close=None, broker_config={"log.cleaner.backoff.ms": "1"})
-    ends = iter(range(1, 1_000_000))
-    control = SimpleNamespace(slot_view=lambda slot: SimpleNamespace(log_start_offset=0, log_end_segment=next(ends)))  # a new segment each time: it is to be looked at again
-    threads = Background()
-    scrubbers = scrub.Scrubbers(0, control, partitions, threads, tmp_path, {})  # type: ignore[arg-type]
-    compactors = compaction.Compactors(0, 1, control, None, None, partitions, threads, NativeFiles(), tmp_path, scrubbers.replaced)  # type: ignore[arg-type]
-
-    async def scenario() -> None:
-        tasks = [asyncio.ensure_future(work) for work in [*scrubbers.tasks(), *compactors.tasks()]]
-        await until(lambda: all(counted[str(SOUND)] >= 3 for counted in looked.values()))
-        assert not any(counted[str(HUNG)] for counted in looked.values()) and not any(task.done() for task in tasks)
-        let_go.set()
-        await until(lambda: all(counted[str(HUNG)] for counted in looked.values()))
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
