@@ -3,11 +3,13 @@
     watchdog.start(asyncio.get_running_loop(), "acceptor")
 
 A thread gives the loop something small to do every TICK_S. Ticks are counted, not seconds: those of a process that was stopped (SIGSTOP, a paused virtual machine)
-did not come either, so it goes on where it was. What hangs with the interpreter's lock held is not found.
+did not come either, so it goes on where it was. What hangs with the interpreter's lock held is not found. A log line that nobody takes is no reason to end: supervisord, which
+takes them, would start nobody then, and a worker's reactor serves on.
 """
 
 import asyncio
 import faulthandler
+import logging as standard_logging
 import os
 import sys
 import threading
@@ -21,11 +23,11 @@ LAST_WORDS_S = 5.0  # who takes them may hang, too
 
 
 def start(loop: asyncio.AbstractEventLoop, role: str, tick_s: float = TICK_S, tick_count: int = TICK_COUNT) -> None:
-    """Until the loop is closed."""
-    threading.Thread(target=_watch, args=(loop, role, tick_s, tick_count), name="watchdog", daemon=True).start()
+    """Until the loop is closed. Called in the loop's thread."""
+    threading.Thread(target=_watch, args=(loop, threading.get_ident(), role, tick_s, tick_count), name="watchdog", daemon=True).start()
 
 
-def _watch(loop: asyncio.AbstractEventLoop, role: str, tick_s: float, tick_count: int) -> None:
+def _watch(loop: asyncio.AbstractEventLoop, thread: int, role: str, tick_s: float, tick_count: int) -> None:
     answered = threading.Event()
     while True:
         try:
@@ -37,8 +39,19 @@ def _watch(loop: asyncio.AbstractEventLoop, role: str, tick_s: float, tick_count
             if answered.is_set():
                 break
         else:
+            if _is_logging(thread):
+                continue
             _end(role, tick_s * tick_count)
         answered.clear()
+
+
+def _is_logging(thread: int) -> bool:
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        if frame.f_code.co_filename == standard_logging.__file__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _end(role: str, silent_s: float) -> None:

@@ -217,7 +217,8 @@ class Replication:
         if self._identity is None:  # since it was dialled
             made.close()
             raise OSError(_NOT_REGISTERED)
-        event = await self._commands.run(self._reactor.fetcher_put, made.detach(), self._options(link, self._identity.node_id))
+        options = self._options(link, self._identity.node_id)  # before the connection is nobody's but the reactor's
+        event = await self._commands.run(self._reactor.fetcher_put, made.detach(), options)
         if event.token in self._ended:
             raise OSError(self._ended.pop(event.token))
         connection.token = event.token

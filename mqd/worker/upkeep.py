@@ -13,6 +13,7 @@ U3  each log directory has its own checkpoints, retention and settling: one that
 """
 
 import asyncio
+import errno
 import os
 import random
 import time
@@ -234,6 +235,8 @@ class Upkeep:
             return await self._advance_start(opened, log_dir, offset)
 
     async def _advance_start(self, opened: OpenPartition, log_dir: LogDirectory, offset: int) -> int:
+        if opened.closing:  # while this waited for the lock: its slot may be another partition's soon
+            raise OSError(errno.ESTALE, "the partition is not served here any more")
         event = await self._commands.run(self._reactor.advance_start, opened.owned.slot, offset)
         opened.log_start_offset = event.offset
         written = await self.checkpoint(log_dir)

@@ -21,6 +21,9 @@ async def life(what, seconds):
         going_round()
     elif what == "block":
         time.sleep(60)
+    elif what == "log":
+        for _ in range(100):
+            logging.get("acceptor").syslog(4, "x" * 10_000 + str(_))
     elif what == "slow":
         for _ in range(8):
             time.sleep(0.3)
@@ -51,6 +54,15 @@ def test_who_hangs_ends_and_says_where() -> None:
 def test_who_only_has_much_to_do_is_left_alone() -> None:
     process = start("slow")
     assert process.communicate(timeout=30) == ("ended\n", "") and process.returncode == 0
+
+
+def test_who_waits_for_somebody_to_take_its_log_is_left_alone() -> None:
+    """supervisord takes it, writes it to a disk, and that may hang."""
+    process = start("log")
+    assert process.stdout is not None
+    time.sleep(3.0)  # three times as long as a loop may hang
+    rest, said = process.communicate(timeout=30)
+    assert rest == "ended\n" and process.returncode == 0 and "hangs" not in said and said.count("\n") == 100
 
 
 def test_who_was_stopped_goes_on() -> None:

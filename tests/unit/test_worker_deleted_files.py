@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,6 +37,24 @@ def made_anew(opened: OpenPartition, aside: Path) -> OpenPartition:
     opened.closing = True
     opened.path.rename(aside)
     return partition(opened.path, 0, 40, 90)
+
+
+def test_a_log_start_that_waited_for_its_turn_is_not_moved_in_a_slot_that_is_another_ones(tmp_path: Path) -> None:
+    """It was: all records of the partition that had got the slot were deleted."""
+
+    async def scenario() -> None:
+        opened = partition(tmp_path / "t-0", 0)
+        moved: list[int] = []
+        subject = Upkeep(0, 1, None, None, SimpleNamespace(run=lambda *arguments: moved.append(1)), SimpleNamespace(log_dirs=[]), None, None, None, 100, NativeFiles())  # type: ignore[arg-type]
+        async with opened.files_lock:
+            waiting = asyncio.create_task(subject.advance_start(opened, LOG_DIR, 50))  # type: ignore[arg-type]
+            await asyncio.sleep(0)
+            opened.closing = True
+        with pytest.raises(OSError, match="not served here"):
+            await waiting
+        assert not moved
+
+    asyncio.run(scenario())
 
 
 def test_segments_below_the_start_go_and_the_one_that_holds_it_stays(tmp_path: Path) -> None:

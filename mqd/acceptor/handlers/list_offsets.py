@@ -4,7 +4,6 @@ Earliest and latest are the reactor's; here come by time, the newest timestamp, 
 is the log start, and nothing was ever uploaded: offset -1 without an error, as Kafka answers.
 """
 
-import asyncio
 from collections import Counter
 
 from mqd.acceptor.broker import Broker, Context, log
@@ -26,21 +25,27 @@ OFFSET_NOT_AVAILABLE_SINCE = 5
 async def handle(context: Context, header: RequestHeader, request: ListOffsetsRequest) -> ListOffsetsResponse:
     counts = Counter((topic.name, asked.partition_index) for topic in request.topics for asked in topic.partitions)
 
-    async def found(name: str, asked: ListOffsetsRequest.Partition) -> ListOffsetsResponse.PartitionResponse:
-        if counts[name, asked.partition_index] > 1:
-            return _result(asked.partition_index, ErrorCode.INVALID_REQUEST)
-        return await _partition(context.broker, header.api_version, request.isolation_level, name, asked)
-
-    # Side by side: those that a log directory does not answer for are waited for together.
-    results = iter(await asyncio.gather(*(found(topic.name, asked) for topic in request.topics for asked in topic.partitions)))
-    return ListOffsetsResponse(topics=[ListOffsetsResponse.TopicResponse(name=topic.name, partitions=[next(results) for _ in topic.partitions]) for topic in request.topics])
+    silent: set[int] = set()
+    topics = []
+    for topic in request.topics:
+        partitions = []
+        for asked in topic.partitions:
+            if counts[topic.name, asked.partition_index] > 1:
+                partitions.append(_result(asked.partition_index, ErrorCode.INVALID_REQUEST))
+            else:
+                partitions.append(await _partition(context.broker, header.api_version, request.isolation_level, topic.name, asked, silent))
+        topics.append(ListOffsetsResponse.TopicResponse(name=topic.name, partitions=partitions))
+    return ListOffsetsResponse(topics=topics)
 
 
 def _result(index: int, error: int, timestamp: int = -1, offset: int = -1, leader_epoch: int = -1) -> ListOffsetsResponse.PartitionResponse:
     return ListOffsetsResponse.PartitionResponse(partition_index=index, error_code=int(error), timestamp=timestamp, offset=offset, leader_epoch=leader_epoch)
 
 
-async def _partition(broker: Broker, version: int, isolation_level: int, name: str, asked: ListOffsetsRequest.Partition) -> ListOffsetsResponse.PartitionResponse:
+async def _partition(
+    broker: Broker, version: int, isolation_level: int, name: str, asked: ListOffsetsRequest.Partition, silent: set[int]
+) -> ListOffsetsResponse.PartitionResponse:
+    """`silent`: log directories that have not answered this request, which waits once for each."""
     index, timestamp = asked.partition_index, asked.timestamp
     partition = broker.partition_of(name, index)
     if partition is None:
@@ -60,9 +65,13 @@ async def _partition(broker: Broker, version: int, isolation_level: int, name: s
         return _result(index, 0, -1, end_offset, view.leader_epoch)
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
         return _result(index, 0)
+    if partition.log_dir in silent:
+        return _result(index, ErrorCode.KAFKA_STORAGE_ERROR)
     try:
         found, leader_epoch = await broker.disks.read(partition.log_dir, _look_up, broker, name, partition, view, timestamp, end_offset)
     except (OSError, CorruptBatch, ValueError) as failure:
+        if isinstance(failure, TimeoutError):
+            silent.add(partition.log_dir)
         log.error("offset cannot be looked up", partition=f"{name}-{index}", timestamp=timestamp, reason=str(failure))
         return _result(index, ErrorCode.KAFKA_STORAGE_ERROR)
     return _result(index, 0, found.timestamp_ms, found.offset, leader_epoch)

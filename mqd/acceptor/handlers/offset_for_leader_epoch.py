@@ -1,7 +1,5 @@
 """OffsetForLeaderEpoch 2-4 (KIP-101, KIP-320): where a leader epoch ended, so that a consumer can tell whether what it has read was truncated."""
 
-import asyncio
-
 from mqd.acceptor.broker import Broker, Context, log
 from mqd.log import lookup
 from mqd.protocol.errors import ErrorCode
@@ -10,11 +8,12 @@ from mqd.protocol.messages import OffsetForLeaderEpochRequest, OffsetForLeaderEp
 
 
 async def handle(context: Context, header: RequestHeader, request: OffsetForLeaderEpochRequest) -> OffsetForLeaderEpochResponse:
-    # Side by side: those that a log directory does not answer for are waited for together.
-    results = iter(await asyncio.gather(*(_partition(context.broker, topic.topic, asked) for topic in request.topics for asked in topic.partitions)))
-    return OffsetForLeaderEpochResponse(
-        topics=[OffsetForLeaderEpochResponse.TopicResult(topic=topic.topic, partitions=[next(results) for _ in topic.partitions]) for topic in request.topics]
-    )
+    silent: set[int] = set()
+    topics = []
+    for topic in request.topics:
+        partitions = [await _partition(context.broker, topic.topic, asked, silent) for asked in topic.partitions]
+        topics.append(OffsetForLeaderEpochResponse.TopicResult(topic=topic.topic, partitions=partitions))
+    return OffsetForLeaderEpochResponse(topics=topics)
 
 
 def epoch_error(asked: int, current: int) -> int:
@@ -24,7 +23,9 @@ def epoch_error(asked: int, current: int) -> int:
     return int(ErrorCode.FENCED_LEADER_EPOCH if asked < current else ErrorCode.UNKNOWN_LEADER_EPOCH)
 
 
-async def _partition(broker: Broker, name: str, asked: OffsetForLeaderEpochRequest.Partition) -> OffsetForLeaderEpochResponse.EpochEndOffset:
+async def _partition(broker: Broker, name: str, asked: OffsetForLeaderEpochRequest.Partition, silent: set[int]) -> OffsetForLeaderEpochResponse.EpochEndOffset:
+    """`silent`: log directories that have not answered this request, which waits once for each."""
+
     def result(error: int, leader_epoch: int = -1, end_offset: int = -1) -> OffsetForLeaderEpochResponse.EpochEndOffset:
         return OffsetForLeaderEpochResponse.EpochEndOffset(partition=asked.partition, error_code=int(error), leader_epoch=leader_epoch, end_offset=end_offset)
 
@@ -37,9 +38,13 @@ async def _partition(broker: Broker, name: str, asked: OffsetForLeaderEpochReque
     error = epoch_error(asked.current_leader_epoch, partition.leader_epoch)
     if error:
         return result(error)
+    if partition.log_dir in silent:
+        return result(ErrorCode.KAFKA_STORAGE_ERROR)
     try:
         found = await broker.disks.read(partition.log_dir, lookup.leader_epoch_end_offset, broker.path_of(name, partition), asked.leader_epoch, view.log_end_offset, view.leader_epoch)
     except (OSError, ValueError) as failure:
+        if isinstance(failure, TimeoutError):
+            silent.add(partition.log_dir)
         log.error("leader epochs cannot be read", partition=f"{name}-{asked.partition}", reason=str(failure))
         return result(ErrorCode.KAFKA_STORAGE_ERROR)
     return result(0, found.leader_epoch, found.end_offset)
