@@ -372,9 +372,8 @@ class ModelWorker:
             for partition, fetch in asked:
                 place = self.places.get(partition)
                 if place is None or not place.core.leading or place.core.leader_epoch != fetch.leader_epoch or place.log.end > fetch.offset or place.core.high_watermark > place.sent.get(fetch.node, -1):
-                    now_ms = self._now_ms()
                     timer.cancel()
-                    self._send_answers([(partition, fetch, self._look_at(partition, fetch, now_ms)) for partition, fetch in asked], caller)
+                    self._send_parked(asked, caller)
                     break
             else:
                 self._parked.append(entry)
@@ -383,9 +382,17 @@ class ModelWorker:
         for place, entry in enumerate(self._parked):
             if entry[0] == token:
                 del self._parked[place]
-                now_ms = self._now_ms()
-                self._send_answers([(partition, fetch, self._look_at(partition, fetch, now_ms)) for partition, fetch in entry[1]], entry[2])
-                return
+                return self._send_parked(entry[1], entry[2])
+
+    def _send_parked(self, asked: list[tuple[Any, Fetch]], caller: Caller) -> None:
+        """What has come of it since counts, too: the high watermark may move when a follower whose life was forgotten meanwhile is looked at (seed 623445)."""
+        now_ms = self._now_ms()
+        answers = [(partition, fetch, self._look_at(partition, fetch, now_ms)) for partition, fetch in asked]
+        self._send_answers(answers, caller)
+        for partition, _, answer in answers:
+            place = self.places.get(partition)
+            if place is not None and place.core.leading:
+                self._moved(place, answer.changed)
 
     # -- as a follower -----------------------------------------------------------------------------------------------------
 

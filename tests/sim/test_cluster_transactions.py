@@ -55,6 +55,11 @@ def test_nothing_goes_wrong_by_itself(seed: int) -> None:
     assert not world.stuck_count and world.transactional.counts["committed"] > 2
 
 
+def test_the_high_watermark_that_a_parked_fetch_moves_is_told() -> None:
+    """The simulator's own fault: whoever waited for it waited for ever."""
+    world_of(623445)
+
+
 def test_the_same_seed_is_the_same_run() -> None:
     first, second = (world_of(3, chaos=2_000) for _ in range(2))
     assert first.kernel.trace_hash() == second.kernel.trace_hash() and first.transactional.counts == second.transactional.counts
