@@ -29,7 +29,7 @@ class HeldThread:
             if "poll" in Path(f"/proc/{pid}/task/{pid}/wchan").read_text() or self._waits():
                 return
             self._trace(PTRACE_DETACH)
-            time.sleep(0.05)
+            time.sleep(0.05)  # it was at work: looked at again when it may wait
         raise AssertionError(f"process {pid} never waits for events")
 
     def _waits(self) -> bool:
@@ -58,7 +58,7 @@ def test_another_one_takes_the_place_of_a_process_whose_event_loop_hangs(start_b
     for thread in held:
         while os.waitpid(thread.pid, WALL | os.WNOHANG)[0] == 0:
             assert time.monotonic() < deadline, broker.logs()
-            time.sleep(0.1)
+            time.sleep(0.1)  # another process ends by its own clock
     with KafkaConnection(port=broker.port, timeout_s=PATIENCE_S) as kafka:
         create_topic(kafka, "after")
         must_produce(kafka, "after", 0, b"two")

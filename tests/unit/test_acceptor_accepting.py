@@ -2,37 +2,12 @@
 
 import asyncio
 import errno
-import os
-import socket
 
 import pytest
 
 from mqd.acceptor import accepting
 from mqd.acceptor.accepting import Acceptor
-
-
-class Listener:
-    """Somebody waits on it. `failures`: of its accept(), in order; then there is nobody any more."""
-
-    def __init__(self, failures: list[int]) -> None:
-        self.failures, self.asked = failures, 0
-        self._readable, self._other = socket.socketpair()
-        self._other.send(b"x")
-
-    def fileno(self) -> int:
-        return self._readable.fileno()
-
-    def setblocking(self, blocking: bool) -> None:
-        pass
-
-    def accept(self) -> tuple[socket.socket, object]:
-        self.asked += 1
-        code = self.failures.pop(0) if self.failures else errno.EAGAIN
-        raise OSError(code, os.strerror(code))
-
-    def close(self) -> None:
-        self._readable.close()
-        self._other.close()
+from tests.unit.refusing_listener import RefusingListener
 
 
 async def turns(count: int) -> None:
@@ -47,7 +22,7 @@ def test_accepting_pauses_when_nobody_can_be_accepted(monkeypatch: pytest.Monkey
     async def scenario() -> None:
         faults: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
-        listener = Listener([code] * 3)
+        listener = RefusingListener([code] * 3)
         acceptor = Acceptor([listener], [], lambda worker: 0, lambda worker: True)  # type: ignore[list-item]
         monkeypatch.setattr(accepting, "PAUSE_S", 3600.0)
         acceptor.start(asyncio.get_running_loop())
@@ -64,7 +39,7 @@ def test_accepting_pauses_when_nobody_can_be_accepted(monkeypatch: pytest.Monkey
 
 def test_who_left_before_it_was_served_is_passed_over() -> None:
     async def scenario() -> None:
-        listener = Listener([errno.ECONNABORTED, errno.EPROTO])
+        listener = RefusingListener([errno.ECONNABORTED, errno.EPROTO])
         acceptor = Acceptor([listener], [], lambda worker: 0, lambda worker: True)  # type: ignore[list-item]
         acceptor.start(asyncio.get_running_loop())
         await turns(3)

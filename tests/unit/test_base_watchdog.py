@@ -60,7 +60,7 @@ def test_who_waits_for_somebody_to_take_its_log_is_left_alone() -> None:
     """supervisord takes it, writes it to a disk, and that may hang."""
     process = start("log")
     assert process.stdout is not None
-    time.sleep(3.0)  # three times as long as a loop may hang
+    time.sleep(3.0)  # that nothing happens takes time to see: three times as long as a loop may hang
     rest, said = process.communicate(timeout=30)
     assert rest == "ended\n" and process.returncode == 0 and "hangs" not in said and said.count("\n") == 100
 
@@ -68,7 +68,7 @@ def test_who_waits_for_somebody_to_take_its_log_is_left_alone() -> None:
 def test_who_was_stopped_goes_on() -> None:
     process = start("live", 4.0)
     os.kill(process.pid, signal.SIGSTOP)
-    time.sleep(3.0)  # three times as long as a loop may hang
+    time.sleep(3.0)  # that nothing happens takes time to see: three times as long as a loop may hang
     os.kill(process.pid, signal.SIGCONT)
     assert process.communicate(timeout=30) == ("ended\n", "") and process.returncode == 0
 

@@ -1,7 +1,6 @@
 """Listening sockets: what the connections inherit from them."""
 
 import errno
-import os
 import selectors
 import socket
 from types import SimpleNamespace
@@ -10,6 +9,7 @@ import pytest
 
 from mqd.keeper.loop import Keeper
 from mqd.keeper.sockets import listen
+from tests.unit.refusing_listener import RefusingListener
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -58,34 +58,11 @@ def test_connections_are_turned_away_while_nobody_would_answer_them() -> None:
             taken.close()
 
 
-class Stubborn:
-    """A listener on which somebody waits, and of which nobody can be accepted."""
-
-    def __init__(self, code: int) -> None:
-        self.code, self.asked = code, 0
-        self._readable, self._other = socket.socketpair()
-        self._other.send(b"x")
-
-    def fileno(self) -> int:
-        return self._readable.fileno()
-
-    def setblocking(self, blocking: bool) -> None:
-        pass
-
-    def accept(self) -> tuple[socket.socket, object]:
-        self.asked += 1
-        raise OSError(self.code, os.strerror(self.code))
-
-    def close(self) -> None:
-        self._readable.close()
-        self._other.close()
-
-
 @pytest.mark.parametrize("code", [errno.ENFILE, errno.EMFILE, errno.ENOBUFS, errno.EPERM, errno.EACCES])
 @pytest.mark.parametrize("who", ["clients", "processes"])
 def test_the_keeper_rests_when_nobody_can_be_accepted(who: str, code: int) -> None:
     """What waits stays readable: without a rest the keeper would go round for ever."""
-    keeper, listener = Keeper.__new__(Keeper), Stubborn(code)
+    keeper, listener = Keeper.__new__(Keeper), RefusingListener([], code)
     keeper._selector, keeper._turning_away, keeper._timers, keeper._timer_count, keeper._tools = selectors.DefaultSelector(), False, [], 0, {}
     keeper.resources = SimpleNamespace(listeners=[listener], keeper_socket=listener)
 

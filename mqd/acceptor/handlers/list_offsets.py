@@ -24,7 +24,6 @@ OFFSET_NOT_AVAILABLE_SINCE = 5
 
 async def handle(context: Context, header: RequestHeader, request: ListOffsetsRequest) -> ListOffsetsResponse:
     counts = Counter((topic.name, asked.partition_index) for topic in request.topics for asked in topic.partitions)
-
     silent: set[int] = set()
     topics = []
     for topic in request.topics:
