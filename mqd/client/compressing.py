@@ -178,12 +178,15 @@ class Compressor:
         return due
 
     def drop_all(self, error: KafkaError) -> None:
-        """What is here ends with an error."""
-        for batch in [*(batch for batch, _ in self._ready), *self._open.values()]:
+        """What is here ends with an error; the transaction that it is of must be aborted."""
+        dropped = [*(batch for batch, _ in self._ready), *self._open.values()]
+        for batch in dropped:
             self._producer.leave(Delivery(batch.stage.topic, batch.partition, -1, -1, error, batch.parts))
         self._ready.clear()
         self._open.clear()
         self.records = 0
+        if dropped:
+            self._producer.transactions.failed(error)
 
 
 def _size_bytes(piece: Chunk, start: int = 0, end: int | None = None) -> int:

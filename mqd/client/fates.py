@@ -236,5 +236,4 @@ class Fates:
             if end > stage.taken:
                 self.records_failed += end - stage.taken
                 self._producer.fail_entries(stage, end - stage.taken, error)
-                self._producer.transactions.failed(error)
                 self._producer.attachment.changed.notify_all()

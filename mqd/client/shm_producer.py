@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from mqd.client import columns
+from mqd.client import closing, columns
 from mqd.client.attachment import Attachment
 from mqd.client.batch_call import PART_MAX, BatchCall, Refused
 from mqd.client.compressing import Compressor
@@ -47,7 +47,6 @@ _new_entry = tuple.__new__  # a third of the time of Entry(...)
 _PRODUCE_VERSION_MAX = 12
 _DATA_BYTES, _DATA_BYTES_MAX = 16 << 20, 1 << 30
 _LARGEST_RECORDS = 4  # of message.max.bytes, for which there is room
-_CLOSE_ALONE_S = 5.0
 _BATCH_BYTES_MIN = 128  # the C core's
 _INT32_MAX = 2**31 - 1
 
@@ -287,12 +286,14 @@ class ShmProducer:
         return time.monotonic()
 
     def fail_entries(self, stage: Stage, count: int, error: KafkaError) -> None:
-        """The first records of a stage end with an error."""
+        """The first records of a stage end with an error; the transaction that they are of must be aborted."""
         rows = stage.entries[:count]
         for row in rows:
             if type(row) is Entry and row.on_delivery is not None:
                 self.leave(Delivery(stage.topic, max(row.partition, -1), -1, -1, error, [([row], range(1), 1)]))
         stage.release(count)
+        if rows:
+            self.transactions.failed(error)
 
     def leave(self, event: Any) -> None:
         """An event for poll(). Lock held."""
@@ -562,23 +563,11 @@ class ShmProducer:
         """As mqd.Producer.close."""
         if self._closed or os.getpid() != self._pid:
             return True
-        if self.fatal is None:
-            self.transactions.on_close()
-            self._last_flush()
-        self._end()
+        closing.close(self)
         return True
 
-    def _last_flush(self) -> None:
-        """Until everything is delivered or has failed; while there is no broker to deliver to, not for long."""
-        alone_since = time.monotonic()
-        while left := self.flush(0.2):
-            if self.attachment.attached:
-                alone_since = time.monotonic()
-            elif time.monotonic() - alone_since > _CLOSE_ALONE_S:
-                _log.warning("%s: closed with %d records undelivered: there is no broker", self.config["client.id"], left)
-                return
-
-    def _end(self) -> None:
+    def end(self) -> None:
+        """At once: what is outstanding has no report."""
         if self._closed:
             return
         with self.attachment.lock:
@@ -597,4 +586,4 @@ class ShmProducer:
         left = len(self)
         if left:
             _log.warning("%s: producer ends with %d records outstanding: use flush() to wait for their delivery", self.config["client.id"], left)
-        self._end()
+        self.end()

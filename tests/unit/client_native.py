@@ -31,6 +31,7 @@ class FakeProducer:
         self.fate: Callable[[FakeBatch], int | None] = lambda batch: 0
         self.batches: dict[int, FakeBatch] = {}
         self.topics: list[str] = []
+        self.partition_counts: list[int] = []
         self.written: dict[int, list[bytes | None]] = {}
         self.identities: list[tuple[int, int]] = []
         self.moves = 0
@@ -41,7 +42,10 @@ class FakeProducer:
     def topic(self, name: str, partition_count: int, partitioner: int) -> int:
         if name not in self.topics:
             self.topics.append(name)
-        return self.topics.index(name)
+            self.partition_counts.append(0)
+        number = self.topics.index(name)
+        self.partition_counts[number] = partition_count
+        return number
 
     def _open(self, topic: int, partition: int) -> FakeBatch:
         for batch in self.batches.values():
@@ -58,6 +62,10 @@ class FakeProducer:
         for index in range(columns.count):
             if self.outstanding_records >= self.capacity:
                 return index
+            if (columns.partition if columns.partitions is None else columns.partitions[index]) >= self.partition_counts[topic]:
+                if not index:
+                    raise NativeError(E_INVALID, "no such partition")
+                return index
             size = columns.fixed_value_bytes if columns.value_bytes is None else int(columns.value_bytes[index])
             batch = self._open(topic, max(columns.partition if columns.partitions is None else int(columns.partitions[index]), 0))
             batch.values.append(None if size < 0 else bytes(columns.values[position : position + size]))
@@ -66,7 +74,16 @@ class FakeProducer:
         return columns.count
 
     def append_batch(self, topic: int, partition: int, data: bytes) -> int:
-        raise NativeError(E_INVALID, "not played here")
+        """Its records are not read: their values are None."""
+        if self.client.dead:
+            raise NativeError(errno.EPIPE, "dead")
+        if self.outstanding_records >= self.capacity:
+            return 0
+        number = next(self._numbers)
+        batch = self.batches[number] = FakeBatch(number, topic, partition)
+        batch.values = [None] * int.from_bytes(data[57:61], "big")
+        batch.state = "queued"
+        return number
 
     def send(self, now_us: int, everything: bool = False) -> None:
         if self.client.dead:

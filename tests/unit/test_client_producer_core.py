@@ -391,6 +391,52 @@ def test_a_failed_record_breaks_the_transaction(make, broker: FakeBroker) -> Non
     assert committed == [False, True]
 
 
+def _topic_that_never_comes(producer: ShmProducer, _broker: FakeBroker, reports: Reports) -> None:
+    producer.produce("typo", b"payment", on_delivery=reports)
+    producer.produce("events", b"order", on_delivery=reports)
+
+
+def _partition_that_is_not_there(producer: ShmProducer, broker: FakeBroker, reports: Reports) -> None:
+    producer.produce("late", b"payment", partition=7, on_delivery=reports)  # nothing is known of the topic yet
+    producer.produce("late", b"order", partition=0, on_delivery=reports)
+    broker.topics["late"] = 3
+
+
+def _purged_before_it_left(producer: ShmProducer, _broker: FakeBroker, reports: Reports) -> None:
+    producer.produce("typo", b"payment", on_delivery=reports)
+    producer.purge(in_flight=False)
+
+
+def _purged_before_it_was_compressed(producer: ShmProducer, _broker: FakeBroker, reports: Reports) -> None:
+    producer.produce("events", b"order", on_delivery=reports)
+    assert producer.flush(10) == 0
+    producer.produce("events", bytes(20 << 10), on_delivery=reports)  # goes over at once, and lingers there
+    assert producer.compressor.records == 1
+    producer.purge()
+
+
+@pytest.mark.parametrize(("work", "config"), [
+    (_topic_that_never_comes, {"topic_metadata_propagation_max_ms": 100}), (_partition_that_is_not_there, {}), (_purged_before_it_left, {}),
+    (_purged_before_it_was_compressed, {"compression_type": "lz4", "linger_ms": 60_000}),
+])  # fmt: skip
+def test_no_transaction_commits_without_one_of_its_records(make, broker: FakeBroker, work: Callable[..., None], config: dict[str, Any]) -> None:
+    producer, _ = make(transactional_id="t", **config)
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    reports = Reports()
+    work(producer, broker, reports)
+    with pytest.raises(KafkaException) as raised:
+        producer.commit_transaction(10)
+    assert raised.value.args[0].txn_requires_abort() and not raised.value.args[0].fatal()
+    assert producer.flush(10) == 0 and any(reports.errors)
+    producer.abort_transaction(10)
+    producer.begin_transaction()
+    producer.produce("events", b"good", partition=0)
+    producer.commit_transaction(10)
+    assert [request.committed for key, request in broker.seen if key == requests.END_TXN][-1]
+    assert True not in [request.committed for key, request in broker.seen if key == requests.END_TXN][:-1]
+
+
 def test_a_coordinator_that_is_busy_is_asked_again(make, broker: FakeBroker) -> None:
     answers = iter([ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS])
     broker.answers[requests.INIT_PRODUCER_ID] = lambda request: InitProducerIdResponse(error_code=next(answers, 0), producer_id=5, producer_epoch=3)
