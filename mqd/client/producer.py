@@ -159,7 +159,10 @@ class Producer:
     # -- life -------------------------------------------------------------------------------------------------------------------
 
     def close(self) -> bool:
-        """Aborts an open transaction, flushes, ends. Not from a callback."""
+        """Aborts an open transaction, flushes, ends; every record has had its report then, also after a fatal error. Not from a callback.
+
+        On shared memory it waits 5 s for a broker that is away, then gives up what is outstanding: reports say _PURGE_QUEUE, _PURGE_INFLIGHT.
+        """
         return self._implementation.close()
 
     def __enter__(self) -> Producer:

@@ -517,11 +517,14 @@ class ShmProducer:
         """As mqd.Producer.purge. What the C core holds counts as in flight: sent, or on its way."""
         self.require_usable()
         with self.attachment.lock:
-            if in_queue:
-                for stage in self.stages.values():
-                    self.fail_entries(stage, len(stage.entries), local_error(KafkaError._PURGE_QUEUE))
-            if in_flight:
-                self.fates.drop_all(local_error(KafkaError._PURGE_INFLIGHT))
+            self._drop(in_queue, in_flight)
+
+    def _drop(self, in_queue: bool, in_flight: bool) -> None:
+        if in_queue:
+            for stage in self.stages.values():
+                self.fail_entries(stage, len(stage.entries), local_error(KafkaError._PURGE_QUEUE))
+        if in_flight:
+            self.fates.drop_all(local_error(KafkaError._PURGE_INFLIGHT))
 
     def __len__(self) -> int:
         with self.attachment.lock:
@@ -566,14 +569,16 @@ class ShmProducer:
         closing.close(self)
         return True
 
-    def end(self) -> None:
-        """At once: what is outstanding has no report."""
+    def end(self, reported: bool = False) -> None:
+        """At once. `reported`: what is outstanding leaves its reports in `events`."""
         if self._closed:
             return
         with self.attachment.lock:
             self._closed = True
             for stage in self.stages.values():
                 stage.limit = 0
+            if reported:
+                self._drop(True, True)
         self.attachment.unsubscribe(self)
         with self.attachment.lock:
             self.native.close()

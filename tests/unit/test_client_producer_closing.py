@@ -1,0 +1,127 @@
+"""The end of a shared-memory producer: every record has its report, whatever keeps it from being written. By a C core and a broker that the test plays."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from mqd.client import closing, requests
+from mqd.client.messages import KafkaError, KafkaException, Message, local_error
+from mqd.client.shm_producer import ShmProducer
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.messages import InitProducerIdResponse
+from tests.unit.client_broker import FakeBroker
+from tests.unit.client_native import FakeProducer, make_producer
+
+
+@pytest.fixture
+def broker() -> FakeBroker:
+    broker = FakeBroker({"events": 3})
+    numbers = itertools.count(100)
+    broker.answers[requests.INIT_PRODUCER_ID] = lambda request: InitProducerIdResponse(producer_id=next(numbers), producer_epoch=0)
+    return broker
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch, broker: FakeBroker) -> Iterator[Callable[..., tuple[ShmProducer, FakeProducer]]]:
+    made: list[ShmProducer] = []
+
+    def make(**config: Any) -> tuple[ShmProducer, FakeProducer]:
+        producer, native = make_producer(monkeypatch, broker, **config)
+        made.append(producer)
+        return producer, native
+
+    yield make
+    for producer in made:
+        producer.abandon()
+
+
+class Reports:
+    """`raising`: how many of the first calls raise."""
+
+    def __init__(self, raising: int = 0) -> None:
+        self.found: list[tuple[bytes | None, int]] = []
+        self._raising = raising
+
+    def __call__(self, error: KafkaError | None, message: Message) -> None:
+        self.found.append((message.value(), error.code() if error is not None else 0))
+        if len(self.found) <= self._raising:
+            raise ValueError(f"report {len(self.found)}")
+
+
+def _end_by_a_fatal_error(producer: ShmProducer, native: FakeProducer, reports: Reports) -> None:
+    """Two records are under way in partition 0; their batch's answer is fatal, and a third never leaves."""
+    native.fate = lambda batch: None
+    for value in (b"0", b"1"):
+        producer.produce("events", value, partition=0, on_delivery=reports)
+    assert producer.flush(0.05) == 2
+    producer.produce("typo", b"2", on_delivery=reports)
+    with producer.attachment.lock:
+        for batch in [batch for batch in native.batches.values() if batch.state == "sent"]:
+            native.answer(batch, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
+    assert producer.attachment.wait_for(lambda: producer.fatal, 10)
+
+
+def test_a_producer_that_is_closed_after_a_fatal_error_tells_what_failed(make) -> None:
+    errors: list[KafkaError] = []
+    producer, native = make(enable_idempotence=True, error_cb=errors.append)
+    reports = Reports()
+    _end_by_a_fatal_error(producer, native, reports)
+    assert reports.found == [] and producer.close()
+    assert reports.found == [(b"0", ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER), (b"1", ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER), (b"2", KafkaError._PURGE_QUEUE)]
+    assert [error.code() for error in errors] == [KafkaError._FATAL] and native.closed
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4"])
+def test_a_producer_that_is_closed_without_a_broker_tells_what_failed(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, compression: str) -> None:
+    monkeypatch.setattr(closing, "_ALONE_S", 0.0)
+    producer, native = make(compression_type=compression, linger_ms=60_000)
+    producer.produce("events", b"known")
+    assert producer.flush(10) == 0
+    broker.refuse = ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens")
+    broker.kill()
+    assert producer.attachment.wait_for(lambda: not producer.attachment.attached, 10)
+    reports = Reports()
+    large = bytes(20 << 10)  # goes at once as far as it can
+    producer.produce("events", large, on_delivery=reports)
+    producer.produce("typo", b"small", on_delivery=reports)
+    assert producer.close() and native.closed
+    assert sorted(value for value, _ in reports.found) == [large, b"small"]
+    assert {code for _, code in reports.found} <= {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
+    assert producer.close() and len(reports.found) == 2
+
+
+def test_a_report_that_raises_keeps_no_other_from_being_told(make) -> None:
+    producer, native = make(enable_idempotence=True)
+    reports = Reports(raising=2)
+    _end_by_a_fatal_error(producer, native, reports)
+    with pytest.raises(ValueError, match="report 1"):
+        producer.close()
+    assert [value for value, _ in reports.found] == [b"0", b"1", b"2"] and native.closed and producer.close()
+
+
+def test_what_a_report_produces_once_more_is_refused(make, broker: FakeBroker) -> None:
+    producer, native = make(enable_idempotence=True)
+    told = []
+
+    def again(_error: KafkaError | None, message: Message) -> None:
+        told.append(message.value())
+        producer.produce("events", message.value(), on_delivery=again)
+
+    native.fate = lambda batch: None
+    producer.produce("events", b"x", on_delivery=again)
+    assert producer.flush(0.05) == 1
+    broker.refuse = KafkaException(local_error(KafkaError._FATAL, "another build: restart this process", fatal=True))  # type: ignore[assignment]
+    broker.kill()
+    deadline = time.monotonic() + 10
+    while producer.fatal is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)  # the background thread meets it
+    with pytest.raises(RuntimeError):
+        producer.close()
+    assert told == [b"x"]
