@@ -74,8 +74,8 @@ class Producer:
         timeout: how long to wait for room, in seconds. Below 0, the default: until all are taken; then the result is len(values), always. 0: does not wait. A result smaller
         than len(values) means that there was no room for the others: they were not taken, give them again.
 
-        Everything is checked first: an exception (TypeError, ValueError, KafkaException MSG_SIZE_TOO_LARGE, ...) before the first record means that none was taken; a
-        KafkaException later (the producer was closed or fenced) has the attribute `taken`. Memory of numpy and Arrow arrays may be used again after the return.
+        Everything is checked first: an exception (TypeError, ValueError, KafkaException MSG_SIZE_TOO_LARGE, ...) before the first record means that none was taken; any one
+        later (the producer was closed or fenced, a callback raised, Ctrl-C) has the attribute `taken`. Memory of numpy and Arrow arrays may be used again after the return.
 
         confluent_kafka's form, a list of dicts with value, key, partition, timestamp, callback, is taken too, record by record as produce() does; it does not wait, and
         those that could not be taken have "_error" set. Its names are taken as well: messages, callback.
@@ -89,20 +89,29 @@ class Producer:
 
     def _produce_dicts(self, topic: str, messages: list[dict[str, Any]], partition: int, on_delivery: Any) -> int:
         taken = 0
-        for message in messages:
-            if not isinstance(message, dict):
-                raise TypeError("expected messages to be a list of dicts")
-            where = message.get("partition")
-            report = message.get("callback") or message.get("on_delivery") or on_delivery
-            try:
-                self.produce(topic, message.get("value"), message.get("key"), partition if where is None else where, on_delivery=report,
-                             timestamp=message.get("timestamp") or 0, headers=message.get("headers"))  # fmt: skip
-                taken += 1
-            except BufferError:
-                message["_error"] = confluent_kafka.KafkaError(confluent_kafka.KafkaError._QUEUE_FULL)
-            except KafkaException as error:
-                message["_error"] = error.args[0]
+        try:
+            for message in messages:
+                taken += self._produce_dict(topic, message, partition, on_delivery)
+        except BaseException as problem:
+            problem.taken = taken  # type: ignore[attr-defined]
+            raise
         return taken
+
+    def _produce_dict(self, topic: str, message: dict[str, Any], partition: int, on_delivery: Any) -> int:
+        """How many records were taken, 1 or 0."""
+        if not isinstance(message, dict):
+            raise TypeError("expected messages to be a list of dicts")
+        where = message.get("partition")
+        report = message.get("callback") or message.get("on_delivery") or on_delivery
+        try:
+            self.produce(topic, message.get("value"), message.get("key"), partition if where is None else where, on_delivery=report,
+                         timestamp=message.get("timestamp") or 0, headers=message.get("headers"))  # fmt: skip
+            return 1
+        except BufferError:
+            message["_error"] = confluent_kafka.KafkaError(confluent_kafka.KafkaError._QUEUE_FULL)
+        except KafkaException as error:
+            message["_error"] = error.args[0]
+        return 0
 
     def poll(self, timeout: float = -1) -> int:
         """Serves delivery reports and the other callbacks; waits up to `timeout` seconds (below 0: without end) for the first. Returns how many were served."""

@@ -455,6 +455,14 @@ class ShmProducer:
         with self.attachment.lock:
             self.transactions.require_may_produce()
             call.step()
+        try:
+            self._carry_out(call, deadline)
+        except BaseException as problem:  # what a callback raises and Ctrl-C, too: the records taken are not to be given again
+            problem.taken = call.taken  # type: ignore[attr-defined]
+            raise
+        return call.taken
+
+    def _carry_out(self, call: BatchCall, deadline: float) -> None:
         while not call.finished:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -463,10 +471,7 @@ class ShmProducer:
             if not call.finished and self.events:
                 self._serve()
         if call.error is not None:
-            problem = KafkaException(call.error)
-            problem.taken = call.taken  # type: ignore[attr-defined]
-            raise problem
-        return call.taken
+            raise KafkaException(call.error)
 
     def _partitioned(self, stage: Stage, records: Chunk) -> Chunk:
         count = self._partition_count(stage)

@@ -77,26 +77,34 @@ class TcpProducer:
             raise failure(KafkaError.MSG_SIZE_TOO_LARGE, "Unable to produce message: Broker: Message size too large")
         deadline = time.monotonic() + timeout if timeout >= 0 else float("inf")
         report = _Report(topic, on_delivery) if on_delivery is not None else None
-        for index, (value, key, where, timestamp, header) in enumerate(batch):
-            more: dict[str, Any] = {}
-            if header is not None:
-                more["headers"] = header
-            if timestamp:
-                more["timestamp"] = timestamp
-            if report is not None:
-                more["on_delivery"] = report.one(index)
-            while True:
-                try:
-                    self.produce(topic, value, key, where, **more)
-                    break
-                except BufferError:
-                    if time.monotonic() >= deadline:
-                        return index
-                    self._producer.poll(min(_ROOM_WAIT_S, max(deadline - time.monotonic(), 0)))
-                except KafkaException as problem:
-                    problem.taken = index  # type: ignore[attr-defined]
-                    raise
+        index = 0
+        try:
+            for index, record in enumerate(batch):
+                if not self._produce_one(topic, record, None if report is None else report.one(index), deadline):
+                    return index
+        except BaseException as problem:  # what a callback raises and Ctrl-C, too: the records taken are not to be given again
+            problem.taken = index  # type: ignore[attr-defined]
+            raise
         return len(batch)
+
+    def _produce_one(self, topic: str, record: tuple[Any, ...], on_delivery: Any, deadline: float) -> bool:
+        """False: there was no room until then."""
+        value, key, where, timestamp, header = record
+        more: dict[str, Any] = {}
+        if header is not None:
+            more["headers"] = header
+        if timestamp:
+            more["timestamp"] = timestamp
+        if on_delivery is not None:
+            more["on_delivery"] = on_delivery
+        while True:
+            try:
+                self.produce(topic, value, key, where, **more)
+                return True
+            except BufferError:
+                if time.monotonic() >= deadline:
+                    return False
+                self._producer.poll(min(_ROOM_WAIT_S, max(deadline - time.monotonic(), 0)))
 
 
 class _Report:

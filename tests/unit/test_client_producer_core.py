@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 
 from mqd.client import requests
+from mqd.client.config import read
 from mqd.client.fates import Verdict, judge
 from mqd.client.messages import KafkaError, KafkaException, Message
+from mqd.client.producer import Producer
 from mqd.client.shm_producer import ShmProducer
+from mqd.client.tcp_producer import TcpProducer
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
     AddOffsetsToTxnResponse,
@@ -466,3 +469,59 @@ def test_a_commit_whose_outcome_is_open_is_repeated(make, broker: FakeBroker) ->
     broker.answers[requests.END_TXN] = usual
     producer.commit_transaction(10)
     producer.begin_transaction()
+
+
+# -- batches that end early --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_that_is_left_early_says_how_much_was_taken(make) -> None:
+    """By a callback of the application here: the records that went before are not to be given again."""
+    producer, native = make(queue_buffering_max_messages=100)
+
+    def refuse(_error: KafkaError | None, _message: Message) -> None:
+        raise ValueError("a callback's own")
+
+    producer.produce("events", b"first", partition=0, on_delivery=refuse)
+    with pytest.raises(ValueError, match="a callback's own") as raised:
+        producer.produce_batch("events", [b"%d" % number for number in range(1000)], partition=0)
+    assert producer.flush(10) == 0
+    assert 0 < raised.value.taken < 1000 and native.written[0] == [b"first"] + [b"%d" % number for number in range(raised.value.taken)]  # type: ignore[attr-defined]
+
+
+def test_a_batch_of_dicts_that_is_left_early_says_how_much_was_taken(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    implementation, native = make()
+    monkeypatch.setattr("mqd.client.producer._make", lambda settings: implementation)
+    producer = Producer({"bootstrap.servers": "x"})
+    with pytest.raises(TypeError) as raised:
+        producer.produce_batch("events", [{"value": b"0", "partition": 0}, {"value": b"1", "partition": 0}, {"value": object()}])
+    assert producer.flush(10) == 0
+    assert raised.value.taken == 2 and native.written[0] == [b"0", b"1"]  # type: ignore[attr-defined]
+
+
+class FullAfterThree:
+    """librdkafka's Producer, whose queue is full with three records; serving a report fails with `problem`."""
+
+    def __init__(self, problem: BaseException) -> None:
+        self.problem = problem
+        self.taken: list[bytes] = []
+
+    def produce(self, _topic: str, value: bytes, *_arguments: Any, **_named: Any) -> None:
+        if len(self.taken) == 3:
+            raise BufferError("Local: Queue full")
+        self.taken.append(value)
+
+    def poll(self, _timeout: float) -> int:
+        raise self.problem
+
+    def __getattr__(self, _name: str) -> Callable[..., None]:
+        return lambda *_arguments: None
+
+
+@pytest.mark.parametrize("problem", [ValueError("a callback's own"), KeyboardInterrupt()])
+def test_a_batch_over_tcp_that_is_left_early_says_how_much_was_taken(monkeypatch: pytest.MonkeyPatch, problem: BaseException) -> None:
+    played = FullAfterThree(problem)
+    monkeypatch.setattr("confluent_kafka.Producer", lambda *_arguments, **_named: played)
+    producer = TcpProducer(read({"bootstrap.servers": "x"}))
+    with pytest.raises(type(problem)) as raised:
+        producer.produce_batch("events", [b"%d" % number for number in range(10)])
+    assert raised.value.taken == 3 and played.taken == [b"0", b"1", b"2"]  # type: ignore[attr-defined]
