@@ -162,7 +162,7 @@ class Compressor:
                 return
             self._ready.popleft()
             self.records -= batch.count
-            producer.fates.appended_whole(batch.stage.number, number, batch.parts)
+            producer.fates.appended_whole(batch.stage.number, number, batch.parts, batch.opened)
 
     def on_turn(self, now: float, everything: bool) -> float:
         """Closes what has lingered; returns when the next will have."""
@@ -179,14 +179,21 @@ class Compressor:
 
     def drop_all(self, error: KafkaError) -> None:
         """What is here ends with an error; the transaction that it is of must be aborted."""
-        dropped = [*(batch for batch, _ in self._ready), *self._open.values()]
-        for batch in dropped:
+        self.expire(_NEVER, error)
+
+    def expire(self, opened_by: float, error: KafkaError) -> int:
+        """As drop_all, but for batches that were opened then or before; how many records."""
+        expired = [batch for batch in (*(batch for batch, _ in self._ready), *self._open.values()) if batch.opened <= opened_by]
+        if not expired:
+            return 0
+        self._ready = collections.deque(entry for entry in self._ready if entry[0].opened > opened_by)
+        self._open = {place: batch for place, batch in self._open.items() if batch.opened > opened_by}
+        count = sum(batch.count for batch in expired)
+        self.records -= count
+        for batch in expired:
             self._producer.leave(Delivery(batch.stage.topic, batch.partition, -1, -1, error, batch.parts))
-        self._ready.clear()
-        self._open.clear()
-        self.records = 0
-        if dropped:
-            self._producer.transactions.failed(error)
+        self._producer.transactions.failed(error)
+        return count
 
 
 def _size_bytes(piece: Chunk, start: int = 0, end: int | None = None) -> int:

@@ -102,9 +102,9 @@ class Fates:
                 indices = order[start:end] + first_index
                 self._add(topic, int(ordered[start]), rows, indices if isinstance(rows, CallReport) else indices.tolist(), end - start)
 
-    def appended_whole(self, topic: int, number: int, parts: list[tuple[Any, Any, int]]) -> None:
-        """A batch that was built elsewhere."""
-        batch = self.batches[number] = Batch(time.monotonic(), topic)
+    def appended_whole(self, topic: int, number: int, parts: list[tuple[Any, Any, int]], opened: float) -> None:
+        """A batch that was built elsewhere since `opened` (time.monotonic)."""
+        batch = self.batches[number] = Batch(opened, topic)
         batch.parts = parts
 
     def _add(self, topic: int, number: int, rows: Any, indices: Any, count: int) -> None:
@@ -208,7 +208,7 @@ class Fates:
         if now >= self._tick_at:
             self._tick_at = now + self._tick_s
             self._expire(now)
-        waiting = self.batches or self._producer.active
+        waiting = self.batches or self._producer.active or self._producer.compressor.records
         return min(self._retries[0][0] if self._retries else _NEVER, self._tick_at if waiting and self._timeout_s < _NEVER else _NEVER)
 
     def _expire(self, now: float) -> None:
@@ -218,6 +218,9 @@ class Fates:
             if now - self.batches[number].created < self._timeout_s:
                 break
             self.give_up(number, -1, error)
+        if expired := self._producer.compressor.expire(now - self._timeout_s, error):
+            self.records_failed += expired
+            self._producer.attachment.changed.notify_all()
         for stage in self._producer.stages.values():
             self._expire_staged(stage, now, error)
 

@@ -118,6 +118,39 @@ def test_what_never_left_times_out_too(make, broker: FakeBroker) -> None:
     assert reports.errors == [KafkaError._MSG_TIMED_OUT]
 
 
+@pytest.mark.parametrize("is_flushed", [False, True])
+@pytest.mark.parametrize("has_broker", [False, True])
+def test_what_is_to_be_compressed_times_out_too(make, broker: FakeBroker, is_flushed: bool, has_broker: bool) -> None:
+    """Open batches without a broker, closed ones, and those for which there is no room."""
+    producer, native = make(delivery_timeout_ms=300, compression_type="lz4", linger_ms=200)
+    producer.produce("events", b"known", partition=0)
+    assert producer.flush(10) == 0
+    native.capacity = 0
+    if not has_broker:
+        broker.refuse = ConnectionRefusedError("nobody listens")
+        broker.kill()
+        assert producer.attachment.wait_for(lambda: not producer.attachment.attached, 10)
+    reports = Reports()
+    producer.produce("events", bytes(20 << 10), partition=0, on_delivery=reports)  # goes over at once
+    assert producer.compressor.records == 1
+    deadline = time.monotonic() + 10
+    while not reports.errors and time.monotonic() < deadline:
+        producer.flush(0.1) if is_flushed else producer.poll(0.1)
+    assert reports.errors == [KafkaError._MSG_TIMED_OUT] and len(producer) == 0 and producer.fates.records_failed == 1
+
+
+def test_the_time_of_a_record_begins_before_it_is_compressed(make) -> None:
+    """One that has waited for room has no more time left in the C core than any other of its age."""
+    producer, native = make(compression_type="lz4", linger_ms=60_000)
+    native.fate = lambda batch: None
+    producer.produce("events", b"known", partition=0)
+    assert producer.flush(0.05) == 1
+    producer.produce("events", bytes(20 << 10), partition=0)
+    waits_since = time.monotonic()
+    assert producer.flush(0.05) == 2
+    assert list(producer.fates.batches.values())[-1].created <= waits_since
+
+
 def test_an_unknown_topic_ends(make) -> None:
     producer, _ = make(topic_metadata_propagation_max_ms=100)
     reports = Reports()
