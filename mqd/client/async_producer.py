@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,6 +13,8 @@ from mqd.client.messages import BatchDelivery, KafkaError, KafkaException, Messa
 from mqd.client.producer import Producer
 
 _POLL_S = 1.0
+
+_log = logging.getLogger("mqd.client")
 
 
 class AsyncProducer:
@@ -135,11 +138,16 @@ class AsyncProducer:
         """Flushes, ends."""
         if self._closing:
             return
-        await self._loop.run_in_executor(None, self._producer.flush)
+        try:
+            await self._loop.run_in_executor(None, self._producer.flush)
+        except Exception as error:  # a fatal one is told by the futures
+            _log.warning("an AsyncProducer is closed that could not be flushed: %r", error)
         self._closing = True
-        await self._loop.run_in_executor(None, self._producer.close)
-        await self._loop.run_in_executor(None, self._thread.join)
-        self._deliver()
+        try:
+            await self._loop.run_in_executor(None, self._producer.close)
+        finally:
+            await self._loop.run_in_executor(None, self._thread.join)
+            self._deliver()
 
     async def __aenter__(self) -> AsyncProducer:
         return self
@@ -157,6 +165,8 @@ class AsyncProducer:
                 if self._closing:
                     return
                 threading.Event().wait(_POLL_S)  # fatal errors are told by the futures
+            except BaseException:  # error_cb's or stats_cb's own, sys.exit() too: without this thread no future would ever have its outcome
+                _log.exception("a callback of an AsyncProducer raised")
 
     def _finish(self, settle: Callable[..., None], arguments: Any) -> None:
         """In any thread: `settle` will be called in the loop, many at a time."""

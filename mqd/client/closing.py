@@ -14,18 +14,29 @@ _ALONE_S = 5.0
 
 
 def close(producer: ShmProducer) -> None:
-    """Aborts an open transaction, flushes, ends the producer. Raises what a callback raised; one that does after the end keeps no other from being called."""
+    """Aborts an open transaction, flushes, ends the producer. A callback that raises keeps no other from being called; what the first one raised is raised at the end."""
+    raised: list[Exception] = []
     if producer.fatal is None:
         producer.transactions.on_close()
-        _flush(producer)
+        _flush(producer, raised)
     producer.end(reported=True)
-    _serve(producer)
+    _serve(producer, raised)
+    if raised:
+        raise raised[0]
 
 
-def _flush(producer: ShmProducer) -> None:
+def _flush(producer: ShmProducer, raised: list[Exception]) -> None:
     """Until everything is delivered or has failed; while there is no broker to deliver to, not for long."""
     alone_since = time.monotonic()
-    while left := producer.flush(0.2):
+    left = -1
+    while left:
+        try:
+            left = producer.flush(0.2)
+        except Exception as error:
+            _note(raised, error)
+            if producer.attachment.is_closed or producer.attachment.fatal is not None:
+                return
+            continue
         if producer.attachment.attached:
             alone_since = time.monotonic()
         elif time.monotonic() - alone_since > _ALONE_S:
@@ -33,12 +44,15 @@ def _flush(producer: ShmProducer) -> None:
             return
 
 
-def _serve(producer: ShmProducer) -> None:
-    problem: Exception | None = None
+def _serve(producer: ShmProducer, raised: list[Exception]) -> None:
     while producer.events:
         try:
             producer.events.serve(producer.attachment.lock)
-        except Exception as error:  # the application's: it is told of the first
-            problem = problem or error
-    if problem is not None:
-        raise problem
+        except Exception as error:
+            _note(raised, error)
+
+
+def _note(raised: list[Exception], error: Exception) -> None:
+    """The first alone: each of a million reports may raise."""
+    if not raised:
+        raised.append(error)

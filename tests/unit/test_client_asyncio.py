@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import queue
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ import pytest
 from mqd.client import async_consumer, async_producer
 from mqd.client.async_consumer import AsyncConsumer
 from mqd.client.async_producer import AsyncProducer
+from mqd.client.messages import KafkaError, KafkaException, local_error
 
 
 class FullProducer:
@@ -30,6 +32,62 @@ class FullProducer:
 
     def poll(self, _timeout: float) -> int:
         return 0
+
+
+class FailingProducer:
+    """Whoever serves its callbacks meets `problem` first, then the reports; flush() fails."""
+
+    def __init__(self, config: dict[str, Any], **_more: object) -> None:
+        self.problems = [config["problem"]]
+        self.reports: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.closed = 0
+
+    def produce(self, _topic: str, value: bytes, _key: None, _partition: int, on_delivery: Any, **_named: Any) -> None:
+        self.reports.put((on_delivery, value))
+
+    def poll(self, timeout: float) -> int:
+        if self.problems:
+            raise self.problems.pop()
+        try:
+            on_delivery, value = self.reports.get(timeout=timeout)
+        except queue.Empty:
+            return 0
+        on_delivery(None, value)
+        return 1
+
+    def flush(self) -> int:
+        raise KafkaException(local_error(KafkaError._FATAL, "restart this process", fatal=True))
+
+    def close(self) -> bool:
+        self.closed += 1
+        return True
+
+
+@pytest.mark.parametrize("problem", [ValueError("error_cb raised this"), SystemExit("error_cb raised this")])
+def test_a_callback_that_raises_keeps_no_future_waiting(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, problem: BaseException) -> None:
+    monkeypatch.setattr(async_producer, "Producer", FailingProducer)
+
+    async def main() -> None:
+        producer = AsyncProducer({"problem": problem})
+        future = await producer.produce("events", b"record")
+        assert await asyncio.wait_for(future, 10) == b"record"
+        await producer.close()
+
+    asyncio.run(main())
+    assert "error_cb raised this" in caplog.text
+
+
+def test_an_async_producer_that_cannot_flush_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(async_producer, "Producer", FailingProducer)
+
+    async def main() -> AsyncProducer:
+        producer = AsyncProducer({"problem": KafkaException(local_error(KafkaError._FATAL, "restart this process", fatal=True))})
+        await producer.close()
+        await producer.close()
+        return producer
+
+    producer = asyncio.run(main())
+    assert producer._producer.closed == 1 and not producer._thread.is_alive()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("turns", range(5))

@@ -96,10 +96,15 @@ def test_a_producer_that_is_closed_without_a_broker_tells_what_failed(make, brok
     assert producer.close() and len(reports.found) == 2
 
 
-def test_a_report_that_raises_keeps_no_other_from_being_told(make) -> None:
+@pytest.mark.parametrize("is_fatal", [False, True])
+def test_a_report_that_raises_keeps_no_other_from_being_told(make, is_fatal: bool) -> None:
     producer, native = make(enable_idempotence=True)
     reports = Reports(raising=2)
-    _end_by_a_fatal_error(producer, native, reports)
+    if is_fatal:
+        _end_by_a_fatal_error(producer, native, reports)
+    else:
+        for value in (b"0", b"1", b"2"):
+            producer.produce("events", value, partition=0, on_delivery=reports)
     with pytest.raises(ValueError, match="report 1"):
         producer.close()
     assert [value for value, _ in reports.found] == [b"0", b"1", b"2"] and native.closed and producer.close()
