@@ -48,10 +48,11 @@ class ApiTable(msgspec.Struct, frozen=True):
         """KIP-890's second version: partitions join a transaction by being written, every transaction has an epoch of its own."""
         return self.features.get("transaction.version", 0) >= 2 and self.versions.get(END_TXN, (0, -1))[1] >= 5
 
-    def pick_transactional(self, api_key: int) -> int:
+    def pick_transactional(self, api_key: int, version_2: bool) -> int:
+        """`version_2`: as the producer began; the broker may have come to speak it since."""
         if api_key == ADD_PARTITIONS_TO_TXN:
             return self.pick(api_key, _ADD_PARTITIONS_CLIENT_MAX)
-        return self.pick(api_key) if self.transactions_v2 else self.pick(api_key, _TXN_V1_MAX.get(api_key, 1 << 14))
+        return self.pick(api_key) if version_2 else self.pick(api_key, _TXN_V1_MAX.get(api_key, 1 << 14))
 
 
 def api_versions() -> ApiVersionsRequest:

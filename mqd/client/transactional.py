@@ -248,7 +248,7 @@ class Transactions:
             self._require_alive()
             self._producer.require_usable()
             left = _left(deadline)
-            version = attachment.api.pick_transactional(api_key) if at_most is None else attachment.api.pick(api_key, at_most)
+            version = attachment.api.pick_transactional(api_key, self._version_2) if at_most is None else attachment.api.pick(api_key, at_most)
             problem, response = None, None
             try:
                 response = attachment.request(api_key, version, message(), min(left, attachment.request_timeout_s) if left >= 0 else -1)
@@ -304,7 +304,7 @@ class Transactions:
                 self.failed(self._error_of(code, requests.ADD_PARTITIONS_TO_TXN))
             self._producer.restage(stage, 0.0 if error is None and not code else _RETRY_S)
 
-        attachment.send(requests.ADD_PARTITIONS_TO_TXN, attachment.api.pick_transactional(requests.ADD_PARTITIONS_TO_TXN), request, on_response)
+        attachment.send(requests.ADD_PARTITIONS_TO_TXN, attachment.api.pick_transactional(requests.ADD_PARTITIONS_TO_TXN, self._version_2), request, on_response)
 
     def _require_enabled(self) -> None:
         if not self.enabled:

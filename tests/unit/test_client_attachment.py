@@ -54,7 +54,7 @@ def _ask_id(attachment: Attachment, timeout: float = -1):
 def test_a_request_has_its_response(attachment: Attachment, broker: FakeBroker) -> None:
     broker.answers[requests.INIT_PRODUCER_ID] = lambda _request: InitProducerIdResponse(producer_id=7, producer_epoch=1)
     assert _ask_id(attachment).producer_id == 7
-    assert attachment.api.transactions_v2 and attachment.api.pick_transactional(requests.ADD_PARTITIONS_TO_TXN) == 3
+    assert attachment.api.transactions_v2 and attachment.api.pick_transactional(requests.ADD_PARTITIONS_TO_TXN, True) == 3
 
 
 def test_requests_of_many_threads(attachment: Attachment, broker: FakeBroker) -> None:

@@ -18,6 +18,7 @@ from mqd.client.messages import KafkaError, KafkaException, Message
 from mqd.client.producer import Producer
 from mqd.client.shm_producer import ShmProducer
 from mqd.client.tcp_producer import TcpProducer
+from mqd.protocol.api import decode_request
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
     AddOffsetsToTxnResponse,
@@ -391,6 +392,41 @@ def test_version_1_joins_first_and_renews_after_an_abort(make, broker: FakeBroke
     producer.produce_batch("events", [b"y"] * 3)
     producer.abort_transaction(10)
     assert _seen(broker, requests.INIT_PRODUCER_ID, requests.ADD_PARTITIONS_TO_TXN) == [requests.INIT_PRODUCER_ID, requests.ADD_PARTITIONS_TO_TXN, requests.ADD_PARTITIONS_TO_TXN, requests.INIT_PRODUCER_ID]
+
+
+def test_a_producer_of_version_1_stays_with_it_when_the_broker_speaks_version_2(make, broker: FakeBroker) -> None:
+    """Of an EndTxn of version 2 the coordinator makes the next epoch, which a producer of version 1 does not take over."""
+    epoch, versions = 0, []
+    usual = broker.answer
+
+    def answer(frame: bytes) -> bytes | None:
+        header, _ = decode_request(frame)
+        if header.api_key == requests.END_TXN:
+            versions.append(header.api_version)
+        return usual(frame)
+
+    def end(request: Any) -> EndTxnResponse:
+        nonlocal epoch
+        if request.producer_epoch != epoch:
+            return EndTxnResponse(error_code=ErrorCode.INVALID_PRODUCER_EPOCH)
+        epoch += versions[-1] >= 5
+        return EndTxnResponse(producer_id=request.producer_id, producer_epoch=epoch)
+
+    broker.transaction_version = 1
+    broker.answer = answer  # type: ignore[method-assign]
+    broker.answers[requests.END_TXN] = end
+    broker.answers[requests.ADD_PARTITIONS_TO_TXN] = lambda request: AddPartitionsToTxnResponse()
+    producer, native = make(transactional_id="t")
+    producer.init_transactions(10)
+    for number in range(3):
+        producer.begin_transaction()
+        producer.produce("events", b"%d" % number, partition=0)
+        producer.commit_transaction(10)
+        if not number:
+            broker.transaction_version = 2
+            broker.kill()
+            assert producer.attachment.wait_for(lambda: producer.attachment.api.transactions_v2, 10)
+    assert native.written[0] == [b"0", b"1", b"2"] and max(versions) == 4
 
 
 @pytest.mark.parametrize("code", [ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED])
