@@ -67,7 +67,7 @@ class Listener(Protocol):
     """Who works on an attachment. All with its lock held. Where there is an on_forked() as well, it is called in a child of fork."""
 
     def on_turn(self, now: float) -> float | None:
-        """Something may have come, or the time last asked for has. Returns when it wants the next turn at the latest (time.monotonic), None = whenever something comes."""
+        """Something may have come, or the time last asked for has; not after a fatal loss. Returns when it wants the next turn at the latest (time.monotonic), None = whenever something comes."""
 
     def on_lost(self, error: KafkaError) -> None:
         """The worker has ended, or attaching failed again; fatal() = it will not be tried again. Whatever was asked is unanswered; `native` is still the old one."""
@@ -266,7 +266,7 @@ class Attachment:
         """The background thread."""
         me, seen = threading.get_ident(), -1
         with self.lock:
-            while not self._closed:
+            while not self._closed and self.fatal is None:
                 if self._driver is not None or self._waiting or self._driven != seen:
                     self._parked = self._driven == seen  # for long: who drives has had no turn meanwhile
                     seen = self._driven
@@ -296,7 +296,7 @@ class Attachment:
         try:
             self._asked = False
             due = min(self._turn(), deadline)
-            if (predicate is not None and predicate()) or self._closed:
+            if (predicate is not None and predicate()) or self._closed or self.fatal is not None:
                 return
             self._sleep_until = due
             native, wait_us = self.native, 0 if self._asked else int(max(min(due - time.monotonic(), IDLE_WAIT_S), 0) * 1e6)
@@ -322,6 +322,8 @@ class Attachment:
             return now
         if not self.attached:
             self._maybe_reattach(now)
+        if self.fatal is not None:
+            return now
         if self.attached:
             try:
                 self.native.poll()
@@ -459,6 +461,8 @@ class Attachment:
         self.changed.notify_all()
 
     def _end_for_good(self, error: KafkaError) -> None:
+        if self.fatal is not None:
+            return  # what follows from the first is not the cause
         self.fatal = error
         self._unsent.clear()
         self._fail_pending(error)

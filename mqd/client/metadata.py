@@ -96,7 +96,7 @@ class MetadataCache:
         return self._refresh_at
 
     def _ask(self) -> None:
-        if self._under_way or not (self._wanted or self._all_wanted) or not self._attachment.api.versions:
+        if self._under_way or not (self._wanted or self._all_wanted) or not self._attachment.api.versions or self._attachment.fatal is not None:
             return
         creating = any(self._wanted.values()) and not self._all_wanted
         names = None if self._all_wanted else sorted(self._wanted)

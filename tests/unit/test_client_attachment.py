@@ -13,7 +13,7 @@ from mqd.client import requests
 from mqd.client.attachment import Attachment
 from mqd.client.coordinator import Coordinator
 from mqd.client.messages import KafkaError, KafkaException, local_error
-from mqd.protocol.messages import FindCoordinatorResponse, InitProducerIdResponse
+from mqd.protocol.messages import FindCoordinatorResponse, InitProducerIdRequest, InitProducerIdResponse
 from tests.unit.client_broker import FakeBroker
 
 
@@ -225,6 +225,47 @@ def test_a_refusal_for_good_ends_it(attachment: Attachment, broker: FakeBroker) 
     broker.kill()
     with pytest.raises(KafkaException, match="restart this process"):
         attachment.wait_for(lambda: False, 5)
+
+
+def _refused_for_good(attachment: Attachment, broker: FakeBroker) -> None:
+    """By the background thread, which ends then."""
+    broker.refuse = KafkaException(local_error(KafkaError._FATAL, "another layout: restart this process", fatal=True))  # type: ignore[assignment]
+    broker.kill()
+    attachment._thread.join(10)
+    assert not attachment._thread.is_alive()
+
+
+def test_nobody_has_a_turn_after_a_refusal_for_good(attachment: Attachment, broker: FakeBroker) -> None:
+    """Whoever asks for something in each turn, as a member of a group does, would be refused there: a fault in the client, and another error for it than the cause."""
+
+    class Asking(Watcher):
+        def on_turn(self, now: float) -> float | None:
+            if not attachment.attached:
+                attachment.send(requests.INIT_PRODUCER_ID, 0, InitProducerIdRequest(), lambda response, error: None)
+            return super().on_turn(now)
+
+    asking = Asking()
+    attachment.subscribe(asking)
+    _refused_for_good(attachment, broker)
+    assert attachment.fatal is not None and attachment.fatal.str() == "another layout: restart this process"
+    assert [error.str() for error in asking.lost if error.fatal()] == [attachment.fatal.str()]
+
+
+def test_topics_that_are_wanted_at_a_refusal_for_good_are_not_asked_for(attachment: Attachment, broker: FakeBroker) -> None:
+    class Wanting(Watcher):
+        def on_lost(self, error: KafkaError) -> None:
+            super().on_lost(error)
+            attachment.metadata.refresh([f"wanted after loss {len(self.lost)}"])
+
+    wanting = Wanting()
+    attachment.subscribe(wanting)
+    broker.answers[requests.METADATA] = lambda request: None
+    with attachment.lock:
+        attachment.metadata.refresh(["under way"])
+        attachment.metadata.refresh(["wanted"])
+    _refused_for_good(attachment, broker)
+    assert attachment.fatal is not None and attachment.fatal.str() == "another layout: restart this process"
+    assert [error.fatal() for error in wanting.lost] == [False, True]
 
 
 def test_an_attachment_that_does_not_suit_is_given_back(attachment: Attachment, broker: FakeBroker) -> None:
