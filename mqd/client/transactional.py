@@ -26,6 +26,7 @@ from mqd.protocol.messages import AddOffsetsToTxnRequest, AddPartitionsToTxnRequ
 
 _NEVER = float("inf")
 _RETRY_S = 0.02
+_GONE_S, _GONE_RETRY_S = 5.0, 0.25  # so long may a topic of committed offsets be unknown (it may be new); each try writes the offsets of the other topics once more
 _WAIT_RETRIES = frozenset({
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR, ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.REQUEST_TIMED_OUT,
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.NETWORK_EXCEPTION, ErrorCode.LEADER_NOT_AVAILABLE,
@@ -34,7 +35,7 @@ _FENCED = frozenset({ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED
 _ABORTABLE = frozenset({
     ErrorCode.TRANSACTION_ABORTABLE, ErrorCode.INVALID_PRODUCER_ID_MAPPING, ErrorCode.UNKNOWN_PRODUCER_ID, ErrorCode.GROUP_AUTHORIZATION_FAILED,
     ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID, ErrorCode.STALE_MEMBER_EPOCH,
-    ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.OFFSET_METADATA_TOO_LARGE,
+    ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.OFFSET_METADATA_TOO_LARGE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
 })  # fmt: skip
 
 
@@ -244,6 +245,7 @@ class Transactions:
     def _ask(self, api_key: int, at_most: int | None, message: Callable[[], Any], deadline: float) -> Any:
         """The response, after as many tries as it takes. Raises KafkaException with librdkafka's flags."""
         attachment = self._producer.attachment
+        gone_since = _NEVER
         while True:
             self._require_alive()
             self._producer.require_usable()
@@ -259,12 +261,15 @@ class Transactions:
             code = _first_error(response) if response is not None else 0
             if response is not None and not code:
                 return response
-            if problem is None and code not in _WAIT_RETRIES:
+            is_gone = code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and api_key == requests.TXN_OFFSET_COMMIT
+            gone_since = min(gone_since, time.monotonic()) if is_gone else _NEVER
+            if (problem is None and code not in _WAIT_RETRIES) or time.monotonic() - gone_since >= _GONE_S:
                 raise KafkaException(self._error_of(code, api_key))
-            if time.monotonic() + _RETRY_S >= deadline:
+            retry_s = _GONE_RETRY_S if is_gone else _RETRY_S
+            if time.monotonic() + retry_s >= deadline:
                 reason = problem.str() if problem is not None else broker_error(code).str()
                 raise failure(KafkaError._TIMED_OUT, f"no outcome in time ({reason}): call it again", retriable=True)
-            attachment.wait_for(lambda: False, _RETRY_S)
+            attachment.wait_for(lambda: False, retry_s)
 
     def _error_of(self, code: int, api_key: int) -> KafkaError:
         """What an error code makes of the transaction and the producer."""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import errno
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from mqd.client import requests
 from mqd.client.config import Choice, read
+from mqd.client.messages import KafkaError, Message
 from mqd.client.shm_producer import ShmProducer
 from mqd.native import E_INVALID, NativeError
 from mqd.native_client import INT64_MAX, Delivery
+from mqd.protocol.messages import EndTxnResponse, FindCoordinatorResponse, InitProducerIdResponse
 from tests.unit.client_broker import FakeBroker
 
 
@@ -164,3 +168,43 @@ def make_producer(monkeypatch: Any, broker: FakeBroker, **config: Any) -> tuple[
     given = {key if key.endswith("_cb") else key.replace("_", "."): value for key, value in config.items()}
     producer = ShmProducer(read({"bootstrap.servers": "x", "linger.ms": 1, "retry.backoff.ms": 1, **given}), Choice("shm", "/nowhere", "a test"))
     return producer, producer.native  # type: ignore[return-value]
+
+
+@contextmanager
+def making(monkeypatch: Any, broker: FakeBroker) -> Iterator[Callable[..., tuple[ShmProducer, FakeProducer]]]:
+    """make(**config) as make_producer; what it makes ends with the block."""
+    made: list[ShmProducer] = []
+
+    def make(**config: Any) -> tuple[ShmProducer, FakeProducer]:
+        producer, native = make_producer(monkeypatch, broker, **config)
+        made.append(producer)
+        return producer, native
+
+    yield make
+    for producer in made:
+        producer.abandon()
+
+
+def coordinating_broker() -> FakeBroker:
+    """Has three partitions of "events", gives producer ids from 100 on and ends transactions."""
+    broker = FakeBroker({"events": 3})
+    numbers = itertools.count(100)
+    broker.answers[requests.INIT_PRODUCER_ID] = lambda request: InitProducerIdResponse(producer_id=next(numbers), producer_epoch=0)
+    broker.answers[requests.FIND_COORDINATOR] = lambda request: FindCoordinatorResponse(node_id=1)
+    broker.answers[requests.END_TXN] = lambda request: EndTxnResponse(producer_id=request.producer_id, producer_epoch=request.producer_epoch + 1)
+    return broker
+
+
+class Reports:
+    """An on_delivery: codes of errors (0 = written) and messages, in the order of the calls. `raising`: how many of the first calls raise."""
+
+    def __init__(self, raising: int = 0) -> None:
+        self.errors: list[int] = []
+        self.messages: list[Message] = []
+        self._raising = raising
+
+    def __call__(self, error: KafkaError | None, message: Message) -> None:
+        self.errors.append(error.code() if error is not None else 0)
+        self.messages.append(message)
+        if len(self.errors) <= self._raising:
+            raise ValueError(f"report {len(self.errors)}")

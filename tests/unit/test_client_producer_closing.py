@@ -3,55 +3,28 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
-from mqd.client import closing, requests
+from mqd.client import closing
 from mqd.client.messages import KafkaError, KafkaException, Message, local_error
 from mqd.client.shm_producer import ShmProducer
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.messages import InitProducerIdResponse
 from tests.unit.client_broker import FakeBroker
-from tests.unit.client_native import FakeProducer, make_producer
+from tests.unit.client_native import FakeProducer, Reports, coordinating_broker, making
 
 
 @pytest.fixture
 def broker() -> FakeBroker:
-    broker = FakeBroker({"events": 3})
-    numbers = itertools.count(100)
-    broker.answers[requests.INIT_PRODUCER_ID] = lambda request: InitProducerIdResponse(producer_id=next(numbers), producer_epoch=0)
-    return broker
+    return coordinating_broker()
 
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch, broker: FakeBroker) -> Iterator[Callable[..., tuple[ShmProducer, FakeProducer]]]:
-    made: list[ShmProducer] = []
-
-    def make(**config: Any) -> tuple[ShmProducer, FakeProducer]:
-        producer, native = make_producer(monkeypatch, broker, **config)
-        made.append(producer)
-        return producer, native
-
-    yield make
-    for producer in made:
-        producer.abandon()
-
-
-class Reports:
-    """`raising`: how many of the first calls raise."""
-
-    def __init__(self, raising: int = 0) -> None:
-        self.found: list[tuple[bytes | None, int]] = []
-        self._raising = raising
-
-    def __call__(self, error: KafkaError | None, message: Message) -> None:
-        self.found.append((message.value(), error.code() if error is not None else 0))
-        if len(self.found) <= self._raising:
-            raise ValueError(f"report {len(self.found)}")
+    with making(monkeypatch, broker) as make:
+        yield make
 
 
 def _end_by_a_fatal_error(producer: ShmProducer, native: FakeProducer, reports: Reports) -> None:
@@ -72,8 +45,9 @@ def test_a_producer_that_is_closed_after_a_fatal_error_tells_what_failed(make) -
     producer, native = make(enable_idempotence=True, error_cb=errors.append)
     reports = Reports()
     _end_by_a_fatal_error(producer, native, reports)
-    assert reports.found == [] and producer.close()
-    assert reports.found == [(b"0", ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER), (b"1", ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER), (b"2", KafkaError._PURGE_QUEUE)]
+    assert reports.errors == [] and producer.close()
+    assert reports.errors == [ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, KafkaError._PURGE_QUEUE]
+    assert [message.value() for message in reports.messages] == [b"0", b"1", b"2"]
     assert [error.code() for error in errors] == [KafkaError._FATAL] and native.closed
 
 
@@ -91,9 +65,9 @@ def test_a_producer_that_is_closed_without_a_broker_tells_what_failed(make, brok
     producer.produce("events", large, on_delivery=reports)
     producer.produce("typo", b"small", on_delivery=reports)
     assert producer.close() and native.closed
-    assert sorted(value for value, _ in reports.found) == [large, b"small"]
-    assert {code for _, code in reports.found} <= {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
-    assert producer.close() and len(reports.found) == 2
+    assert sorted(message.value() for message in reports.messages) == [large, b"small"]
+    assert set(reports.errors) <= {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
+    assert producer.close() and len(reports.errors) == 2
 
 
 @pytest.mark.parametrize("is_fatal", [False, True])
@@ -107,7 +81,7 @@ def test_a_report_that_raises_keeps_no_other_from_being_told(make, is_fatal: boo
             producer.produce("events", value, partition=0, on_delivery=reports)
     with pytest.raises(ValueError, match="report 1"):
         producer.close()
-    assert [value for value, _ in reports.found] == [b"0", b"1", b"2"] and native.closed and producer.close()
+    assert [message.value() for message in reports.messages] == [b"0", b"1", b"2"] and native.closed and producer.close()
 
 
 def test_what_a_report_produces_once_more_is_refused(make, broker: FakeBroker) -> None:

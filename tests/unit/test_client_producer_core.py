@@ -1,8 +1,7 @@
-"""The shared-memory producer's decisions: retries, time limits, identities, transactions, full queues; by a C core and a broker that the test plays."""
+"""The shared-memory producer's decisions: retries, time limits, identities, full queues, batches that end early; by a C core and a broker that the test plays."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import threading
 import time
@@ -18,52 +17,20 @@ from mqd.client.messages import KafkaError, KafkaException, Message
 from mqd.client.producer import Producer
 from mqd.client.shm_producer import ShmProducer
 from mqd.client.tcp_producer import TcpProducer
-from mqd.protocol.api import decode_request
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.messages import (
-    AddOffsetsToTxnResponse,
-    AddPartitionsToTxnResponse,
-    EndTxnResponse,
-    FindCoordinatorResponse,
-    InitProducerIdResponse,
-    TxnOffsetCommitResponse,
-)
 from tests.unit.client_broker import FakeBroker
-from tests.unit.client_native import FakeProducer, make_producer
+from tests.unit.client_native import FakeProducer, Reports, coordinating_broker, making
 
 
 @pytest.fixture
 def broker() -> FakeBroker:
-    broker = FakeBroker({"events": 3})
-    numbers = itertools.count(100)
-    broker.answers[requests.INIT_PRODUCER_ID] = lambda request: InitProducerIdResponse(producer_id=next(numbers), producer_epoch=0)
-    broker.answers[requests.FIND_COORDINATOR] = lambda request: FindCoordinatorResponse(node_id=1)
-    broker.answers[requests.END_TXN] = lambda request: EndTxnResponse(producer_id=request.producer_id, producer_epoch=request.producer_epoch + 1)
-    return broker
+    return coordinating_broker()
 
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch, broker: FakeBroker) -> Iterator[Callable[..., tuple[ShmProducer, FakeProducer]]]:
-    made: list[ShmProducer] = []
-
-    def make(**config: Any) -> tuple[ShmProducer, FakeProducer]:
-        producer, native = make_producer(monkeypatch, broker, **config)
-        made.append(producer)
-        return producer, native
-
-    yield make
-    for producer in made:
-        producer.abandon()
-
-
-class Reports:
-    def __init__(self) -> None:
-        self.errors: list[int] = []
-        self.messages: list[Message] = []
-
-    def __call__(self, error: KafkaError | None, message: Message) -> None:
-        self.errors.append(error.code() if error is not None else 0)
-        self.messages.append(message)
+    with making(monkeypatch, broker) as make:
+        yield make
 
 
 def test_a_retriable_error_is_tried_again_in_its_place(make) -> None:
@@ -349,195 +316,6 @@ def test_reports_only_of_errors(make) -> None:
     producer.produce("events", b"bad", partition=1, on_delivery=reports)
     producer.flush(10)
     assert [message.value() for message in reports.messages] == [b"bad"]
-
-
-# -- transactions ------------------------------------------------------------------------------------------------------------------------
-
-
-def _seen(broker: FakeBroker, *keys: int) -> list[int]:
-    return [key for key, _ in broker.seen if key in (keys or (requests.INIT_PRODUCER_ID, requests.END_TXN, requests.TXN_OFFSET_COMMIT, requests.ADD_PARTITIONS_TO_TXN, requests.ADD_OFFSETS_TO_TXN))]
-
-
-def test_version_2_gives_the_next_epoch(make, broker: FakeBroker) -> None:
-    producer, native = make(transactional_id="t")
-    producer.init_transactions(10)
-    for _ in range(2):
-        producer.begin_transaction()
-        producer.produce("events", b"x", partition=0)
-        producer.commit_transaction(10)
-    assert native.identities == [(100, 0), (100, 1), (100, 2)] and native.options.produce_version == 12
-    assert _seen(broker) == [requests.INIT_PRODUCER_ID, requests.END_TXN, requests.END_TXN]
-
-
-def test_version_1_joins_first_and_renews_after_an_abort(make, broker: FakeBroker) -> None:
-    broker.transaction_version = 1
-    result = AddPartitionsToTxnResponse.TopicResult
-    broker.answers[requests.ADD_PARTITIONS_TO_TXN] = lambda request: AddPartitionsToTxnResponse(results_by_topic_v3_and_below=[
-        result(name=topic.name, results_by_partition=[AddPartitionsToTxnResponse.PartitionResult(partition_index=index) for index in topic.partitions])
-        for topic in request.v3_and_below_topics
-    ])  # fmt: skip
-    broker.answers[requests.ADD_OFFSETS_TO_TXN] = lambda request: AddOffsetsToTxnResponse()
-    broker.answers[requests.TXN_OFFSET_COMMIT] = lambda request: TxnOffsetCommitResponse()
-    producer, native = make(transactional_id="t")
-    producer.init_transactions(10)
-    producer.begin_transaction()
-    producer.produce("events", b"x", partition=0)
-    from mqd.client.messages import GroupMetadata, TopicPartition
-
-    producer.send_offsets_to_transaction([TopicPartition("events", 0, 5)], GroupMetadata("g"), 10)
-    producer.commit_transaction(10)
-    assert native.options.produce_version == 11 and native.written == {0: [b"x"]}
-    assert sorted(_seen(broker)) == sorted([requests.INIT_PRODUCER_ID, requests.ADD_PARTITIONS_TO_TXN, requests.ADD_OFFSETS_TO_TXN, requests.TXN_OFFSET_COMMIT, requests.END_TXN])
-    producer.begin_transaction()
-    producer.produce_batch("events", [b"y"] * 3)
-    producer.abort_transaction(10)
-    assert _seen(broker, requests.INIT_PRODUCER_ID, requests.ADD_PARTITIONS_TO_TXN) == [requests.INIT_PRODUCER_ID, requests.ADD_PARTITIONS_TO_TXN, requests.ADD_PARTITIONS_TO_TXN, requests.INIT_PRODUCER_ID]
-
-
-def test_a_producer_of_version_1_stays_with_it_when_the_broker_speaks_version_2(make, broker: FakeBroker) -> None:
-    """Of an EndTxn of version 2 the coordinator makes the next epoch, which a producer of version 1 does not take over."""
-    epoch, versions = 0, []
-    usual = broker.answer
-
-    def answer(frame: bytes) -> bytes | None:
-        header, _ = decode_request(frame)
-        if header.api_key == requests.END_TXN:
-            versions.append(header.api_version)
-        return usual(frame)
-
-    def end(request: Any) -> EndTxnResponse:
-        nonlocal epoch
-        if request.producer_epoch != epoch:
-            return EndTxnResponse(error_code=ErrorCode.INVALID_PRODUCER_EPOCH)
-        epoch += versions[-1] >= 5
-        return EndTxnResponse(producer_id=request.producer_id, producer_epoch=epoch)
-
-    broker.transaction_version = 1
-    broker.answer = answer  # type: ignore[method-assign]
-    broker.answers[requests.END_TXN] = end
-    broker.answers[requests.ADD_PARTITIONS_TO_TXN] = lambda request: AddPartitionsToTxnResponse()
-    producer, native = make(transactional_id="t")
-    producer.init_transactions(10)
-    for number in range(3):
-        producer.begin_transaction()
-        producer.produce("events", b"%d" % number, partition=0)
-        producer.commit_transaction(10)
-        if not number:
-            broker.transaction_version = 2
-            broker.kill()
-            assert producer.attachment.wait_for(lambda: producer.attachment.api.transactions_v2, 10)
-    assert native.written[0] == [b"0", b"1", b"2"] and max(versions) == 4
-
-
-@pytest.mark.parametrize("code", [ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED])
-def test_fenced_by_the_coordinator(make, broker: FakeBroker, code: int) -> None:
-    broker.answers[requests.END_TXN] = lambda request: EndTxnResponse(error_code=code)
-    producer, _ = make(transactional_id="t")
-    producer.init_transactions(10)
-    producer.begin_transaction()
-    producer.produce("events", b"x")
-    with pytest.raises(KafkaException) as raised:
-        producer.commit_transaction(10)
-    assert raised.value.args[0].code() == KafkaError._FENCED and raised.value.args[0].fatal()
-
-
-def test_a_failed_record_breaks_the_transaction(make, broker: FakeBroker) -> None:
-    producer, native = make(transactional_id="t")
-    producer.init_transactions(10)
-    producer.begin_transaction()
-    native.fate = lambda batch: ErrorCode.INVALID_RECORD
-    producer.produce("events", b"bad", partition=0)
-    with pytest.raises(KafkaException) as raised:
-        producer.commit_transaction(10)
-    assert raised.value.args[0].txn_requires_abort() and not raised.value.args[0].fatal()
-    with pytest.raises(KafkaException):
-        producer.produce("events", b"more")
-    assert producer.flush(10) == 0
-    producer.abort_transaction(10)
-    native.fate = lambda batch: 0
-    producer.begin_transaction()
-    producer.produce("events", b"good", partition=0)
-    producer.commit_transaction(10)
-    assert native.written == {0: [b"good"]}
-    committed = [request.committed for key, request in broker.seen if key == requests.END_TXN]
-    assert committed == [False, True]
-
-
-def _topic_that_never_comes(producer: ShmProducer, _broker: FakeBroker, reports: Reports) -> None:
-    producer.produce("typo", b"payment", on_delivery=reports)
-    producer.produce("events", b"order", on_delivery=reports)
-
-
-def _partition_that_is_not_there(producer: ShmProducer, broker: FakeBroker, reports: Reports) -> None:
-    producer.produce("late", b"payment", partition=7, on_delivery=reports)  # nothing is known of the topic yet
-    producer.produce("late", b"order", partition=0, on_delivery=reports)
-    broker.topics["late"] = 3
-
-
-def _purged_before_it_left(producer: ShmProducer, _broker: FakeBroker, reports: Reports) -> None:
-    producer.produce("typo", b"payment", on_delivery=reports)
-    producer.purge(in_flight=False)
-
-
-def _purged_before_it_was_compressed(producer: ShmProducer, _broker: FakeBroker, reports: Reports) -> None:
-    producer.produce("events", b"order", on_delivery=reports)
-    assert producer.flush(10) == 0
-    producer.produce("events", bytes(20 << 10), on_delivery=reports)  # goes over at once, and lingers there
-    assert producer.compressor.records == 1
-    producer.purge()
-
-
-@pytest.mark.parametrize(("work", "config"), [
-    (_topic_that_never_comes, {"topic_metadata_propagation_max_ms": 100}), (_partition_that_is_not_there, {}), (_purged_before_it_left, {}),
-    (_purged_before_it_was_compressed, {"compression_type": "lz4", "linger_ms": 60_000}),
-])  # fmt: skip
-def test_no_transaction_commits_without_one_of_its_records(make, broker: FakeBroker, work: Callable[..., None], config: dict[str, Any]) -> None:
-    producer, _ = make(transactional_id="t", **config)
-    producer.init_transactions(10)
-    producer.begin_transaction()
-    reports = Reports()
-    work(producer, broker, reports)
-    with pytest.raises(KafkaException) as raised:
-        producer.commit_transaction(10)
-    assert raised.value.args[0].txn_requires_abort() and not raised.value.args[0].fatal()
-    assert producer.flush(10) == 0 and any(reports.errors)
-    producer.abort_transaction(10)
-    producer.begin_transaction()
-    producer.produce("events", b"good", partition=0)
-    producer.commit_transaction(10)
-    assert [request.committed for key, request in broker.seen if key == requests.END_TXN][-1]
-    assert True not in [request.committed for key, request in broker.seen if key == requests.END_TXN][:-1]
-
-
-def test_a_coordinator_that_is_busy_is_asked_again(make, broker: FakeBroker) -> None:
-    answers = iter([ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS])
-    broker.answers[requests.INIT_PRODUCER_ID] = lambda request: InitProducerIdResponse(error_code=next(answers, 0), producer_id=5, producer_epoch=3)
-    producer, native = make(transactional_id="t")
-    producer.init_transactions(10)
-    assert native.identities == [(5, 3)]
-
-
-def test_a_coordinator_that_stays_busy_is_a_timeout(make, broker: FakeBroker) -> None:
-    broker.answers[requests.INIT_PRODUCER_ID] = lambda request: InitProducerIdResponse(error_code=ErrorCode.CONCURRENT_TRANSACTIONS)
-    producer, _ = make(transactional_id="t")
-    with pytest.raises(KafkaException) as raised:
-        producer.init_transactions(0.1)
-    assert raised.value.args[0].code() == KafkaError._TIMED_OUT and raised.value.args[0].retriable()
-
-
-def test_a_commit_whose_outcome_is_open_is_repeated(make, broker: FakeBroker) -> None:
-    producer, _ = make(transactional_id="t")
-    producer.init_transactions(10)
-    producer.begin_transaction()
-    producer.produce("events", b"x", partition=0)
-    usual = broker.answers[requests.END_TXN]
-    broker.answers[requests.END_TXN] = lambda request: EndTxnResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
-    with pytest.raises(KafkaException) as raised:
-        producer.commit_transaction(0.1)
-    assert raised.value.args[0].retriable()
-    broker.answers[requests.END_TXN] = usual
-    producer.commit_transaction(10)
-    producer.begin_transaction()
 
 
 # -- batches that end early --------------------------------------------------------------------------------------------------------------

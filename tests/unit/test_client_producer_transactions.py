@@ -1,0 +1,254 @@
+"""The shared-memory producer's transactions: what breaks them, what the coordinator answers, versions; by a C core and a broker that the test plays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from mqd.client import requests, transactional
+from mqd.client.messages import GroupMetadata, KafkaError, KafkaException, TopicPartition
+from mqd.client.shm_producer import ShmProducer
+from mqd.protocol.api import decode_request
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.messages import AddOffsetsToTxnResponse, AddPartitionsToTxnResponse, EndTxnResponse, InitProducerIdResponse, TxnOffsetCommitResponse
+from tests.unit.client_broker import FakeBroker
+from tests.unit.client_native import FakeProducer, Reports, coordinating_broker, making
+
+
+@pytest.fixture
+def broker() -> FakeBroker:
+    return coordinating_broker()
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch, broker: FakeBroker) -> Iterator[Callable[..., tuple[ShmProducer, FakeProducer]]]:
+    with making(monkeypatch, broker) as make:
+        yield make
+
+
+def _seen(broker: FakeBroker, *keys: int) -> list[int]:
+    return [key for key, _ in broker.seen if key in (keys or (requests.INIT_PRODUCER_ID, requests.END_TXN, requests.TXN_OFFSET_COMMIT, requests.ADD_PARTITIONS_TO_TXN, requests.ADD_OFFSETS_TO_TXN))]
+
+
+def test_version_2_gives_the_next_epoch(make, broker: FakeBroker) -> None:
+    producer, native = make(transactional_id="t")
+    producer.init_transactions(10)
+    for _ in range(2):
+        producer.begin_transaction()
+        producer.produce("events", b"x", partition=0)
+        producer.commit_transaction(10)
+    assert native.identities == [(100, 0), (100, 1), (100, 2)] and native.options.produce_version == 12
+    assert _seen(broker) == [requests.INIT_PRODUCER_ID, requests.END_TXN, requests.END_TXN]
+
+
+def test_version_1_joins_first_and_renews_after_an_abort(make, broker: FakeBroker) -> None:
+    broker.transaction_version = 1
+    result = AddPartitionsToTxnResponse.TopicResult
+    broker.answers[requests.ADD_PARTITIONS_TO_TXN] = lambda request: AddPartitionsToTxnResponse(results_by_topic_v3_and_below=[
+        result(name=topic.name, results_by_partition=[AddPartitionsToTxnResponse.PartitionResult(partition_index=index) for index in topic.partitions])
+        for topic in request.v3_and_below_topics
+    ])  # fmt: skip
+    broker.answers[requests.ADD_OFFSETS_TO_TXN] = lambda request: AddOffsetsToTxnResponse()
+    broker.answers[requests.TXN_OFFSET_COMMIT] = lambda request: TxnOffsetCommitResponse()
+    producer, native = make(transactional_id="t")
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    producer.produce("events", b"x", partition=0)
+    producer.send_offsets_to_transaction([TopicPartition("events", 0, 5)], GroupMetadata("g"), 10)
+    producer.commit_transaction(10)
+    assert native.options.produce_version == 11 and native.written == {0: [b"x"]}
+    assert sorted(_seen(broker)) == sorted([requests.INIT_PRODUCER_ID, requests.ADD_PARTITIONS_TO_TXN, requests.ADD_OFFSETS_TO_TXN, requests.TXN_OFFSET_COMMIT, requests.END_TXN])
+    producer.begin_transaction()
+    producer.produce_batch("events", [b"y"] * 3)
+    producer.abort_transaction(10)
+    assert _seen(broker, requests.INIT_PRODUCER_ID, requests.ADD_PARTITIONS_TO_TXN) == [requests.INIT_PRODUCER_ID, requests.ADD_PARTITIONS_TO_TXN, requests.ADD_PARTITIONS_TO_TXN, requests.INIT_PRODUCER_ID]
+
+
+def test_a_producer_of_version_1_stays_with_it_when_the_broker_speaks_version_2(make, broker: FakeBroker) -> None:
+    """Of an EndTxn of version 2 the coordinator makes the next epoch, which a producer of version 1 does not take over."""
+    epoch, versions = 0, []
+    usual = broker.answer
+
+    def answer(frame: bytes) -> bytes | None:
+        header, _ = decode_request(frame)
+        if header.api_key == requests.END_TXN:
+            versions.append(header.api_version)
+        return usual(frame)
+
+    def end(request: Any) -> EndTxnResponse:
+        nonlocal epoch
+        if request.producer_epoch != epoch:
+            return EndTxnResponse(error_code=ErrorCode.INVALID_PRODUCER_EPOCH)
+        epoch += versions[-1] >= 5
+        return EndTxnResponse(producer_id=request.producer_id, producer_epoch=epoch)
+
+    broker.transaction_version = 1
+    broker.answer = answer  # type: ignore[method-assign]
+    broker.answers[requests.END_TXN] = end
+    broker.answers[requests.ADD_PARTITIONS_TO_TXN] = lambda request: AddPartitionsToTxnResponse()
+    producer, native = make(transactional_id="t")
+    producer.init_transactions(10)
+    for number in range(3):
+        producer.begin_transaction()
+        producer.produce("events", b"%d" % number, partition=0)
+        producer.commit_transaction(10)
+        if not number:
+            broker.transaction_version = 2
+            broker.kill()
+            assert producer.attachment.wait_for(lambda: producer.attachment.api.transactions_v2, 10)
+    assert native.written[0] == [b"0", b"1", b"2"] and max(versions) == 4
+
+
+@pytest.mark.parametrize("code", [ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED])
+def test_fenced_by_the_coordinator(make, broker: FakeBroker, code: int) -> None:
+    broker.answers[requests.END_TXN] = lambda request: EndTxnResponse(error_code=code)
+    producer, _ = make(transactional_id="t")
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    producer.produce("events", b"x")
+    with pytest.raises(KafkaException) as raised:
+        producer.commit_transaction(10)
+    assert raised.value.args[0].code() == KafkaError._FENCED and raised.value.args[0].fatal()
+
+
+def test_a_failed_record_breaks_the_transaction(make, broker: FakeBroker) -> None:
+    producer, native = make(transactional_id="t")
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    native.fate = lambda batch: ErrorCode.INVALID_RECORD
+    producer.produce("events", b"bad", partition=0)
+    with pytest.raises(KafkaException) as raised:
+        producer.commit_transaction(10)
+    assert raised.value.args[0].txn_requires_abort() and not raised.value.args[0].fatal()
+    with pytest.raises(KafkaException):
+        producer.produce("events", b"more")
+    assert producer.flush(10) == 0
+    producer.abort_transaction(10)
+    native.fate = lambda batch: 0
+    producer.begin_transaction()
+    producer.produce("events", b"good", partition=0)
+    producer.commit_transaction(10)
+    assert native.written == {0: [b"good"]}
+    committed = [request.committed for key, request in broker.seen if key == requests.END_TXN]
+    assert committed == [False, True]
+
+
+def _topic_that_never_comes(producer: ShmProducer, _broker: FakeBroker, reports: Reports) -> None:
+    producer.produce("typo", b"payment", on_delivery=reports)
+    producer.produce("events", b"order", on_delivery=reports)
+
+
+def _partition_that_is_not_there(producer: ShmProducer, broker: FakeBroker, reports: Reports) -> None:
+    producer.produce("late", b"payment", partition=7, on_delivery=reports)  # nothing is known of the topic yet
+    producer.produce("late", b"order", partition=0, on_delivery=reports)
+    broker.topics["late"] = 3
+
+
+def _purged_before_it_left(producer: ShmProducer, _broker: FakeBroker, reports: Reports) -> None:
+    producer.produce("typo", b"payment", on_delivery=reports)
+    producer.purge(in_flight=False)
+
+
+def _purged_before_it_was_compressed(producer: ShmProducer, _broker: FakeBroker, reports: Reports) -> None:
+    producer.produce("events", b"order", on_delivery=reports)
+    assert producer.flush(10) == 0
+    producer.produce("events", bytes(20 << 10), on_delivery=reports)  # goes over at once, and lingers there
+    assert producer.compressor.records == 1
+    producer.purge()
+
+
+@pytest.mark.parametrize(("work", "config"), [
+    (_topic_that_never_comes, {"topic_metadata_propagation_max_ms": 100}), (_partition_that_is_not_there, {}), (_purged_before_it_left, {}),
+    (_purged_before_it_was_compressed, {"compression_type": "lz4", "linger_ms": 60_000}),
+])  # fmt: skip
+def test_no_transaction_commits_without_one_of_its_records(make, broker: FakeBroker, work: Callable[..., None], config: dict[str, Any]) -> None:
+    producer, _ = make(transactional_id="t", **config)
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    reports = Reports()
+    work(producer, broker, reports)
+    with pytest.raises(KafkaException) as raised:
+        producer.commit_transaction(10)
+    assert raised.value.args[0].txn_requires_abort() and not raised.value.args[0].fatal()
+    assert producer.flush(10) == 0 and any(reports.errors)
+    producer.abort_transaction(10)
+    producer.begin_transaction()
+    producer.produce("events", b"good", partition=0)
+    producer.commit_transaction(10)
+    assert [request.committed for key, request in broker.seen if key == requests.END_TXN][-1]
+    assert True not in [request.committed for key, request in broker.seen if key == requests.END_TXN][:-1]
+
+
+def test_a_coordinator_that_is_busy_is_asked_again(make, broker: FakeBroker) -> None:
+    answers = iter([ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS])
+    broker.answers[requests.INIT_PRODUCER_ID] = lambda request: InitProducerIdResponse(error_code=next(answers, 0), producer_id=5, producer_epoch=3)
+    producer, native = make(transactional_id="t")
+    producer.init_transactions(10)
+    assert native.identities == [(5, 3)]
+
+
+def _offset_answers(broker: FakeBroker, *codes: int) -> None:
+    """Of the n-th TxnOffsetCommit; the last for all that follow."""
+    left = list(codes)
+    response = TxnOffsetCommitResponse
+
+    def answer(request: Any) -> TxnOffsetCommitResponse:
+        code = left.pop(0) if len(left) > 1 else left[0]
+        return response(topics=[
+            response.TopicResponse(name=topic.name, partitions=[response.PartitionResponse(partition_index=one.partition_index, error_code=code) for one in topic.partitions])
+            for topic in request.topics
+        ])  # fmt: skip
+
+    broker.answers[requests.TXN_OFFSET_COMMIT] = answer
+
+
+def test_offsets_of_a_deleted_topic_are_given_up(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the producer, which aborts and goes on; the coordinator would fence it when the transaction's time is over."""
+    monkeypatch.setattr(transactional, "_GONE_S", 0.3)
+    _offset_answers(broker, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    producer, _ = make(transactional_id="t")
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    with pytest.raises(KafkaException) as raised:
+        producer.send_offsets_to_transaction([TopicPartition("deleted", 0, 5)], GroupMetadata("g"), 10)
+    assert raised.value.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART and raised.value.args[0].txn_requires_abort()
+    with pytest.raises(KafkaException) as raised:
+        producer.commit_transaction(10)
+    assert raised.value.args[0].txn_requires_abort()
+    producer.abort_transaction(10)
+    producer.begin_transaction()
+    assert producer.fatal is None
+
+
+def test_offsets_of_a_topic_that_comes_late_are_committed(make, broker: FakeBroker) -> None:
+    _offset_answers(broker, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 0)
+    producer, _ = make(transactional_id="t")
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    producer.send_offsets_to_transaction([TopicPartition("late", 0, 5)], GroupMetadata("g"), 10)
+    producer.commit_transaction(10)
+
+
+def test_a_coordinator_that_stays_busy_is_a_timeout(make, broker: FakeBroker) -> None:
+    broker.answers[requests.INIT_PRODUCER_ID] = lambda request: InitProducerIdResponse(error_code=ErrorCode.CONCURRENT_TRANSACTIONS)
+    producer, _ = make(transactional_id="t")
+    with pytest.raises(KafkaException) as raised:
+        producer.init_transactions(0.1)
+    assert raised.value.args[0].code() == KafkaError._TIMED_OUT and raised.value.args[0].retriable()
+
+
+def test_a_commit_whose_outcome_is_open_is_repeated(make, broker: FakeBroker) -> None:
+    producer, _ = make(transactional_id="t")
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    producer.produce("events", b"x", partition=0)
+    usual = broker.answers[requests.END_TXN]
+    broker.answers[requests.END_TXN] = lambda request: EndTxnResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    with pytest.raises(KafkaException) as raised:
+        producer.commit_transaction(0.1)
+    assert raised.value.args[0].retriable()
+    broker.answers[requests.END_TXN] = usual
+    producer.commit_transaction(10)
+    producer.begin_transaction()
