@@ -174,9 +174,9 @@ class Transactions:
     def _end(self, commit: bool, deadline: float) -> None:
         try:
             identity = self._end_transaction(commit, deadline)
-        except KafkaException as problem:
+        except BaseException as problem:
             with self._producer.attachment.lock:
-                if problem.args[0].retriable():  # its outcome is open: the same method again
+                if not isinstance(problem, KafkaException) or problem.args[0].retriable():  # its outcome is open (Ctrl-C, too): the same method again
                     self.state = State.OPEN if commit else State.BROKEN
                 elif self._producer.fatal is None:
                     self.state = State.BROKEN

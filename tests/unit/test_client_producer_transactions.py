@@ -252,3 +252,37 @@ def test_a_commit_whose_outcome_is_open_is_repeated(make, broker: FakeBroker) ->
     broker.answers[requests.END_TXN] = usual
     producer.commit_transaction(10)
     producer.begin_transaction()
+
+
+def _interrupted_commit(producer: ShmProducer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while the coordinator is asked to end the transaction, and before it hears of it."""
+    usual = producer.attachment.request
+
+    def request(api_key: int, *arguments: Any) -> Any:
+        if api_key == requests.END_TXN:
+            raise KeyboardInterrupt
+        return usual(api_key, *arguments)
+
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    producer.produce("events", b"x", partition=0)
+    with monkeypatch.context() as patched:
+        patched.setattr(producer.attachment, "request", request)
+        with pytest.raises(KeyboardInterrupt):
+            producer.commit_transaction(10)
+
+
+def test_a_commit_that_was_interrupted_is_repeated(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    producer, native = make(transactional_id="t")
+    _interrupted_commit(producer, monkeypatch)
+    producer.commit_transaction(10)
+    producer.begin_transaction()
+    assert native.written[0] == [b"x"] and [request.committed for key, request in broker.seen if key == requests.END_TXN] == [True]
+
+
+def test_a_producer_that_is_closed_after_an_interrupted_commit_aborts(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers of committed records would wait until the transaction's time is over."""
+    producer, _ = make(transactional_id="t")
+    _interrupted_commit(producer, monkeypatch)
+    assert producer.close()
+    assert [request.committed for key, request in broker.seen if key == requests.END_TXN] == [False]
