@@ -404,7 +404,15 @@ class Attachment:
         for reference in self._listeners:
             listener = reference()
             if listener is not None:
-                listener.on_lost(error)
+                self._tell_one(listener, error)
+
+    def _tell_one(self, listener: Any, error: KafkaError) -> None:
+        try:
+            listener.on_lost(error)
+        except Exception:
+            if self.fatal is None:
+                raise  # _run tells all of it
+            _log.exception("%s: a fault in the client, at its end", self.client_id)  # the others are told all the same
 
     def _reattach_due(self) -> bool:
         return time.monotonic() >= self._reattach_at

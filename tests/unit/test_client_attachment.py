@@ -251,6 +251,20 @@ def test_nobody_has_a_turn_after_a_refusal_for_good(attachment: Attachment, brok
     assert [error.str() for error in asking.lost if error.fatal()] == [attachment.fatal.str()]
 
 
+def test_a_listener_that_fails_at_a_refusal_for_good_keeps_no_other_from_being_told(attachment: Attachment, broker: FakeBroker, caplog: pytest.LogCaptureFixture) -> None:
+    class Faulty(Watcher):
+        def on_lost(self, error: KafkaError) -> None:
+            if error.fatal():
+                raise ValueError("a fault")
+
+    faulty, watcher = Faulty(), Watcher()
+    attachment.subscribe(faulty)
+    attachment.subscribe(watcher)
+    _refused_for_good(attachment, broker)
+    assert attachment.fatal is not None and [error.str() for error in watcher.lost if error.fatal()] == [attachment.fatal.str()] == ["another layout: restart this process"]
+    assert "a fault" in caplog.text
+
+
 def test_topics_that_are_wanted_at_a_refusal_for_good_are_not_asked_for(attachment: Attachment, broker: FakeBroker) -> None:
     class Wanting(Watcher):
         def on_lost(self, error: KafkaError) -> None:
