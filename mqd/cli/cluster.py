@@ -1,11 +1,14 @@
 """Which broker to ask: the coordinator of a group or transactional id, the leader of a partition, all of them. Connections are made when they are needed."""
 
+import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from mqd.cli.common import CliError
 from mqd.cli.request import Broker, check
+from mqd.coordinator.topics import GROUPS, TRANSACTIONS
+from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import FindCoordinatorRequest, ListOffsetsRequest, MetadataRequest
 
 GROUP, TRANSACTION = 0, 1
@@ -13,6 +16,7 @@ EARLIEST, LATEST = -2, -1
 _METADATA, _LIST_OFFSETS, _FIND_COORDINATOR = 3, 2, 10
 _NOT_NOW = frozenset({5, 6, 14, 15, 16, 51})  # no leader, not the leader, loading, not available, not the coordinator, a transaction that is just ending
 _PATIENCE_S = 15.0
+_COORDINATED = {GROUP: (GROUPS, "groups"), TRANSACTION: (TRANSACTIONS, "transactions")}  # in partitions of which topic
 _PAUSE_S = 0.1
 
 Partition = tuple[str, int]
@@ -67,6 +71,29 @@ class Cluster:
         return found
 
     # -- asking ---------------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def every_coordinator(self, kind: int) -> Iterator[None]:
+        """In it, what nodes() do not know of no coordinator knows of. Raises CliError, also at its end: one is away, or has become another's meanwhile."""
+        before = self._coordinators(kind)
+        yield
+        if self._coordinators(kind) != before:
+            raise CliError(f"the coordinators of {_COORDINATED[kind][1]} are just changing; try again")
+
+    def _coordinators(self, kind: int) -> dict[int, tuple[int, int]]:
+        """Partition of their topic -> its leader and the epoch; none when nobody has needed a coordinator yet. Raises CliError when one has no leader in service."""
+        name, what = _COORDINATED[kind]
+        (found,) = self._read_metadata([name]).topics
+        if found.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            return {}
+        check(f"topic {name}", found.error_code, None)
+        away = sorted(one.partition_index for one in found.partitions if one.leader_id not in self._nodes)
+        if away:
+            raise CliError(
+                f"not all {what} can be told of: {len(away)} of {len(found.partitions)} partitions of {name} have no leader ({name}-{away[0]} first), so their coordinators are away;"
+                " start their hosts, then try again"
+            )
+        return {one.partition_index: (one.leader_id, one.leader_epoch) for one in found.partitions}
 
     def ask_coordinator(self, kind: int, name: str, api_key: int, request: object, error_of: Callable[[Any], int], version_max: int = 1 << 15) -> Any:
         """The answer of the coordinator of `name`; asked again while it is loading or moving."""

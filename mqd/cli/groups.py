@@ -9,12 +9,14 @@ from mqd.cli.cluster import EARLIEST, GROUP, LATEST, Cluster, Partition
 from mqd.cli.common import CliError
 from mqd.cli.request import Broker, check, error_text
 from mqd.group.consumer_protocol import decode_assignment
+from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import ConsumerGroupDescribeRequest, DescribeGroupsRequest, ListGroupsRequest, OffsetFetchRequest
 
 LIST_GROUPS, DESCRIBE_GROUPS, CONSUMER_GROUP_DESCRIBE, OFFSET_FETCH = 16, 15, 69, 9
 NAMES_BY_TEXT = 9  # the newest OffsetFetch and OffsetCommit that name topics by name
 GROUP_ID_NOT_FOUND = 69
 _CHUNK = 500
+_COORDINATOR_AWAY = frozenset({ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR})
 NOBODY = ("Empty", "Dead")
 
 
@@ -136,14 +138,21 @@ def _chunks(names: list[str]) -> Iterator[list[str]]:
 
 
 def _describe_listed(broker: Broker, names: list[str], kind: str) -> Iterator[Group]:
-    """Those that are still there, of one kind."""
+    """Those that are still there, of one kind. Raises CliError when their coordinator has just become another."""
     for chunk in _chunks(names):
         if kind == "consumer":
-            answers = broker.ask(CONSUMER_GROUP_DESCRIBE, ConsumerGroupDescribeRequest(group_ids=chunk)).groups
-            yield from (_consumer(one) for one in answers if not one.error_code)
+            answers = _answered(broker.ask(CONSUMER_GROUP_DESCRIBE, ConsumerGroupDescribeRequest(group_ids=chunk)).groups)
+            yield from (_consumer(one) for one in answers)
         else:
-            answers = broker.ask(DESCRIBE_GROUPS, DescribeGroupsRequest(groups=chunk)).groups
-            yield from (_classic(one) for one in answers if not one.error_code and one.group_state != "Dead")
+            answers = _answered(broker.ask(DESCRIBE_GROUPS, DescribeGroupsRequest(groups=chunk)).groups)
+            yield from (_classic(one) for one in answers if one.group_state != "Dead")
+
+
+def _answered(groups: list[Any]) -> list[Any]:
+    for one in groups:
+        if one.error_code in _COORDINATOR_AWAY:
+            check(f"group {one.group_id}", one.error_code, None)
+    return [one for one in groups if not one.error_code]
 
 
 def all_groups(cluster: Cluster, states: Iterable[str], types: Iterable[str]) -> list[Group]:

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from mqd.cli import groups
-from mqd.cli.cluster import EARLIEST, LATEST, Cluster, Partition
+from mqd.cli.cluster import EARLIEST, GROUP, LATEST, Cluster, Partition
 from mqd.cli.common import CliError
 from mqd.cli.request import Broker, check
 from mqd.protocol.messages import CreatePartitionsRequest, FetchRequest
@@ -59,6 +59,18 @@ class Behind(msgspec.Struct):
     active: bool
 
 
+class Readers(msgspec.Struct):
+    """What groups have left to read. `unknown`: why it may be more, "" when all coordinators were asked."""
+
+    behind: list[Behind] = msgspec.field(default_factory=list)
+    unknown: str = ""
+
+    @property
+    def all_have_read(self) -> bool:
+        """Whether nobody who is reading has anything left."""
+        return not self.unknown and not any(one.active for one in self.behind)
+
+
 def ask(broker: Broker, topic: str, total: int, kind: int) -> State:
     """Begins, releases, or looks. Raises CliError."""
     request = CreatePartitionsRequest(topics=[CreatePartitionsRequest.Topic(name=topic, count=total, assignments=None, retire=kind)], timeout_ms=TIMEOUT_MS)
@@ -71,20 +83,20 @@ def ask(broker: Broker, topic: str, total: int, kind: int) -> State:
     return State(topic, found.step, found.applied, found.remaining, retired, {one.leader_id for one in found.retired})
 
 
-def wait(cluster: Cluster, topic: str, until: int, show: Callable[[State, list[Behind]], None]) -> tuple[State, list[Behind]]:
-    """Until the step is over, REDIRECTED say, or none goes any more; releases the producers as soon as every group has read on to the end. The state then, and who was behind when the
-    producers were let go. Interrupting it interrupts the looking."""
-    behind: list[Behind] = []
+def wait(cluster: Cluster, topic: str, until: int, show: Callable[[State, Readers], None]) -> tuple[State, Readers]:
+    """Until the step is over, REDIRECTED say, or none goes any more; releases the producers as soon as every group has read on to the end: while one cannot be asked, the controller does
+    when it has waited long enough. The state then, and who was behind when the producers were let go. Interrupting it interrupts the looking."""
+    readers = Readers()
     while True:
         state = ask(cluster.first, topic, 0, STATUS)
         if state.step == SEALED:
             sealed = is_sealed(cluster, state)  # first: what groups have read counts from then on
-            behind = groups_behind(cluster, state)
-            if sealed and not any(one.active for one in behind):
+            readers = groups_behind(cluster, state)
+            if sealed and readers.all_have_read:
                 ask(cluster.first, topic, 0, RELEASE)
-        show(state, behind)
+        show(state, readers)
         if state.step == NONE or state.step >= until:
-            return state, behind
+            return state, readers
         time.sleep(LOOK_S)  # other hosts' doing
 
 
@@ -97,15 +109,19 @@ def is_sealed(cluster: Cluster, state: State) -> bool:
     return all(one.step == SEALED and one.applied for one in found)
 
 
-def groups_behind(cluster: Cluster, state: State) -> list[Behind]:
-    """Of all groups that have committed in the partitions, or read them."""
+def groups_behind(cluster: Cluster, state: State) -> Readers:
+    """Of all groups that have committed in the partitions, or read them. Those whose coordinator is away are not known."""
     retired = set(state.partitions)
-    found = []
-    for group in groups.all_groups(cluster, (), ()):
-        rows = [row for row in groups.progress(cluster, group) if (row.topic, row.partition) in retired]
-        left = sum(_left(cluster, row) for row in rows)
-        if left:
-            found.append(Behind(group.group, left, group.state not in groups.NOBODY))
+    found = Readers()
+    try:
+        with cluster.every_coordinator(GROUP):
+            for group in groups.all_groups(cluster, (), ()):
+                rows = [row for row in groups.progress(cluster, group) if (row.topic, row.partition) in retired]
+                left = sum(_left(cluster, row) for row in rows)
+                if left:
+                    found.behind.append(Behind(group.group, left, group.state not in groups.NOBODY))
+    except CliError as error:
+        found.unknown = error.message
     return found
 
 
@@ -154,9 +170,10 @@ def records_left(cluster: Cluster, state: State) -> int:
     return sum(max(ends[partition] - starts.get(partition, 0), 0) for partition in ends)
 
 
-def as_json(state: State, behind: list[Behind], left: int | None) -> dict[str, Any]:
+def as_json(state: State, readers: Readers, left: int | None) -> dict[str, Any]:
     return {
         "topic": state.topic, "step": ("none", "drawing_near", "sealed", "redirected", "hidden")[state.step], "partitions": state.remaining,
         "retired": [{"partition": index, "redirected_to": to} for index, to in sorted(state.retired.items())],
-        "records_left": left, "groups_behind": [{"group": one.group, "records": one.records, "active": one.active} for one in behind],
+        "records_left": left, "groups_behind": [{"group": one.group, "records": one.records, "active": one.active} for one in readers.behind],
+        "groups_unknown": readers.unknown or None,
     }  # fmt: skip

@@ -223,15 +223,16 @@ def retire_partitions(settings: Settings, name: str, total: int | None, allow_mo
     shown = _Retirement(settings)
     with Cluster(settings.bootstrap) as cluster:
         if total is None:
-            state, behind = retiring.ask(cluster.first, name, 0, retiring.RELEASE if release else retiring.STATUS), []
+            state = retiring.ask(cluster.first, name, 0, retiring.RELEASE if release else retiring.STATUS)
         else:
-            state, behind = retiring.ask(cluster.first, name, total, retiring.RETIRE_MOVING_KEYS if allow_moved_keys else retiring.RETIRE), []
+            state = retiring.ask(cluster.first, name, total, retiring.RETIRE_MOVING_KEYS if allow_moved_keys else retiring.RETIRE)
+        readers = retiring.Readers()
         if wait or (total is not None and not no_wait):
-            state, behind = retiring.wait(cluster, name, retiring.HIDDEN + 1 if wait else retiring.REDIRECTED, shown.look(cluster))
+            state, readers = retiring.wait(cluster, name, retiring.HIDDEN + 1 if wait else retiring.REDIRECTED, shown.look(cluster))
         elif state.step == retiring.SEALED:
-            behind = retiring.groups_behind(cluster, state)
+            readers = retiring.groups_behind(cluster, state)
         left = retiring.records_left(cluster, state) if state.step in (retiring.SEALED, retiring.REDIRECTED) else None
-    shown.end(state, behind, left)
+    shown.end(state, readers, left)
 
 
 class _Retirement:
@@ -240,15 +241,15 @@ class _Retirement:
     def __init__(self, settings: Settings) -> None:
         self._json, self._said = settings.json, ""
 
-    def look(self, cluster: Any) -> Callable[[Any, list[Any]], None]:
+    def look(self, cluster: Any) -> Callable[[Any, Any], None]:
         from mqd.cli import retiring
 
-        def show(state: Any, behind: list[Any]) -> None:
+        def show(state: Any, readers: Any) -> None:
             if self._json or state.step == retiring.NONE:
                 return
             text = retiring.NAMES[state.step]
-            if state.step == retiring.SEALED and behind:
-                text += ": " + _behind(behind)
+            if state.step == retiring.SEALED and (readers.behind or readers.unknown):
+                text += ": " + _behind(readers)
             elif state.step == retiring.REDIRECTED:
                 text += f", {retiring.records_left(cluster, state)} records are left for retention to delete"
             if text != self._said:
@@ -257,25 +258,26 @@ class _Retirement:
 
         return show
 
-    def end(self, state: Any, behind: list[Any], left: int | None) -> None:
+    def end(self, state: Any, readers: Any, left: int | None) -> None:
         from mqd.cli import retiring
 
         if self._json:
-            emit_json(retiring.as_json(state, behind, left))
+            emit_json(retiring.as_json(state, readers, left))
             return
         if state.step == retiring.NONE:
             click.echo(f"topic {state.topic} has {state.remaining} partition{'s' * (state.remaining != 1)}; none is being retired")
             return
         click.echo(f"topic {state.topic}: {len(state.retired)} partition{'s' * (len(state.retired) != 1)} from {state.remaining} on are being retired: {retiring.NAMES[state.step]}")
-        if behind:
-            click.echo(f"not read yet: {_behind(behind)}" + ("; records of a key may come out of order there, as when partitions were added" if state.step > retiring.SEALED else ""))
+        if readers.behind or readers.unknown:
+            click.echo(f"not read yet: {_behind(readers)}" + ("; records of a key may come out of order there, as when partitions were added" if state.step > retiring.SEALED else ""))
         if left is not None:
             click.echo(f"{left} record{'s' * (left != 1)} in them are deleted by retention; then they vanish (mqd topic retire-partitions {state.topic} --status, or --wait)")
 
 
-def _behind(behind: list[Any]) -> str:
-    told = [f"group {one.group} has {one.records} records to read{'' if one.active else ' and no members: nobody waits for it'}" for one in behind]
-    return "; ".join(told[:3]) + (f"; and {len(told) - 3} more groups" if len(told) > 3 else "")
+def _behind(readers: Any) -> str:
+    told = [f"group {one.group} has {one.records} records to read{'' if one.active else ' and no members: nobody waits for it'}" for one in readers.behind]
+    unknown = [f"what other groups have read is not known: {readers.unknown}"] if readers.unknown else []
+    return "; ".join(told[:3] + ([f"and {len(told) - 3} more groups"] if len(told) > 3 else []) + unknown)
 
 
 @command.command()

@@ -74,7 +74,10 @@ def _describe_all(broker: Broker, names: list[str]) -> list[Any]:
     found = []
     for start in range(0, len(names), _CHUNK):
         answer = broker.ask(DESCRIBE_TRANSACTIONS, DescribeTransactionsRequest(transactional_ids=names[start : start + _CHUNK]))
-        found += [one for one in answer.transaction_states if not one.error_code]
+        for one in answer.transaction_states:
+            if one.error_code not in NOT_FOUND:
+                check(f"transactional id {one.transactional_id}", one.error_code, None)
+                found.append(one)
     return found
 
 
@@ -113,22 +116,26 @@ def open_producers(cluster: Cluster, partitions: Iterable[Partition]) -> list[Op
 
 
 def known(cluster: Cluster, producer_ids: Iterable[int]) -> dict[int, Transaction]:
-    """Producer id -> its transaction, of those that a coordinator knows. Also of producers of retired partitions, as the one that took their records knows them."""
+    """Producer id -> its transaction, of those that a coordinator knows. Also of producers of retired partitions, as the one that took their records knows them. Raises CliError when a
+    coordinator cannot be asked: it may know one that the others do not, and have decided to commit it."""
     asked = {producer_id: origin_of(producer_id)[0] for producer_id in producer_ids}
     wanted = sorted(set(asked.values()))
+    if not wanted:
+        return {}
     found: dict[int, Transaction] = {}
-    for broker in cluster.nodes() if wanted else ():
-        states = _list(broker, ListTransactionsRequest(producer_id_filters=wanted))
-        described = {one.transactional_id: one for one in _describe_all(broker, sorted({state.transactional_id for state in states}))}
-        for state in states:  # a joint transaction has many producers
-            if state.transactional_id in described:
-                found[state.producer_id] = _transaction(described[state.transactional_id], now_ms())
+    with cluster.every_coordinator(TRANSACTION):
+        for broker in cluster.nodes():
+            states = _list(broker, ListTransactionsRequest(producer_id_filters=wanted))
+            described = {one.transactional_id: one for one in _describe_all(broker, sorted({state.transactional_id for state in states}))}
+            for state in states:  # a joint transaction has many producers
+                if state.transactional_id in described:
+                    found[state.producer_id] = _transaction(described[state.transactional_id], now_ms())
     return {producer_id: found[own] for producer_id, own in asked.items() if own in found}
 
 
 def hanging(cluster: Cluster, idle_ms: int) -> list[OpenProducer]:
     """Transactions that are open in a partition, have written nothing for so long, and that no coordinator will end: none knows of one of this producer with this
-    partition (KIP-664). Readers of committed records are stopped there for good."""
+    partition (KIP-664). Readers of committed records are stopped there for good. Raises CliError while a coordinator cannot be asked, if there is anything to ask of."""
     topics = cluster.topics()
     suspects = [one for one in open_producers(cluster, [(topic, index) for topic, indexes in topics.items() for index in indexes]) if one.idle_ms >= idle_ms]
     told = known(cluster, (one.producer_id for one in suspects))

@@ -1,0 +1,157 @@
+"""What commands conclude from coordinators that say nothing: that they know of nothing, but only where every one of them was asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mqd.cli import cluster as cluster_module
+from mqd.cli import retiring, txns
+from mqd.cli.cluster import Cluster
+from mqd.cli.common import CliError
+from mqd.coordinator.topics import GROUPS, TRANSACTIONS
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.messages import (
+    CreatePartitionsRequest, CreatePartitionsResponse, DescribeProducersRequest, DescribeProducersResponse, DescribeTransactionsRequest, DescribeTransactionsResponse, ListGroupsRequest, ListGroupsResponse, ListTransactionsRequest,
+    ListTransactionsResponse, MetadataRequest, MetadataResponse, WriteTxnMarkersRequest,
+)  # fmt: skip
+
+PRODUCER = 5
+
+
+class World:
+    """Two brokers. Topic "t" is led by broker 1 and has a transaction open that began at 41; the coordinators' topics have the leaders of `leaders`: None, there is no such topic."""
+
+    def __init__(self) -> None:
+        self.leaders: dict[str, list[int] | None] = {TRANSACTIONS: [1, 2], GROUPS: [1, 2]}
+        self.known: list[tuple[str, int, str]] = []  # id, error of its description, state; by broker 2
+        self.when_listed: Callable[[], None] = lambda: None
+        self.groups_error = 0
+        self.step = retiring.SEALED
+        self.asked: list[Any] = []
+
+    def answer(self, bootstrap: str, request: Any) -> Any:
+        self.asked.append(request)
+        if isinstance(request, MetadataRequest):
+            names = ["t", *self.leaders] if request.topics is None else [one.name for one in request.topics]
+            brokers = [MetadataResponse.Broker(node_id=node, host=f"host{node}", port=9092) for node in (1, 2)]
+            return MetadataResponse(brokers=brokers, topics=[self._topic(name) for name in names])
+        if isinstance(request, DescribeProducersRequest):
+            open_here = DescribeProducersResponse.ProducerState(producer_id=PRODUCER, current_txn_start_offset=41, last_timestamp=0)
+            return DescribeProducersResponse(topics=[self._producers(topic, [open_here] if topic.name == "t" else []) for topic in request.topics])
+        if isinstance(request, ListTransactionsRequest):
+            self.when_listed()
+            states = [ListTransactionsResponse.TransactionState(transactional_id=name, producer_id=PRODUCER, transaction_state=state) for name, _, state in self.known]
+            return ListTransactionsResponse(transaction_states=states if bootstrap == "host2:9092" else [])
+        if isinstance(request, DescribeTransactionsRequest):
+            return DescribeTransactionsResponse(transaction_states=[self._described(name) for name in request.transactional_ids])
+        if isinstance(request, ListGroupsRequest):
+            return ListGroupsResponse(error_code=self.groups_error)
+        if isinstance(request, CreatePartitionsRequest):
+            if request.topics[0].retire == retiring.RELEASE:
+                self.step = retiring.REDIRECTED
+            under_way = CreatePartitionsResponse.Retirement(step=self.step, applied=True, remaining=1)
+            return CreatePartitionsResponse(results=[CreatePartitionsResponse.TopicResult(name="t", retirement=under_way)])
+        raise AssertionError(f"nobody expects {request}")
+
+    def _topic(self, name: str) -> Any:
+        leaders = [1] if name == "t" else self.leaders[name]
+        if leaders is None:
+            return MetadataResponse.Topic(name=name, error_code=int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+        return MetadataResponse.Topic(name=name, partitions=[MetadataResponse.Partition(partition_index=index, leader_id=leader) for index, leader in enumerate(leaders)])
+
+    def _producers(self, topic: Any, there: list[Any]) -> Any:
+        partitions = [DescribeProducersResponse.PartitionResponse(partition_index=index, active_producers=there) for index in topic.partition_indexes]
+        return DescribeProducersResponse.TopicResponse(name=topic.name, partitions=partitions)
+
+    def _described(self, name: str) -> Any:
+        ((error, state),) = [(error, state) for known, error, state in self.known if known == name]
+        topics = [DescribeTransactionsResponse.Topic(topic="t", partitions=[0])]
+        return DescribeTransactionsResponse.TransactionState(
+            error_code=error, transactional_id=name, producer_id=PRODUCER, transaction_state=state, topics=topics, transaction_start_time_ms=0, transaction_timeout_ms=0, producer_epoch=0
+        )
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    found = World()
+
+    class Broker:
+        def __init__(self, bootstrap: str) -> None:
+            self._bootstrap = bootstrap
+
+        def __enter__(self) -> Broker:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def ask(self, _api_key: int, request: object, _version_max: int = 0) -> Any:
+            return found.answer(self._bootstrap, request)
+
+    monkeypatch.setattr(cluster_module, "Broker", Broker)
+    return found
+
+
+def hanging() -> list[int]:
+    with Cluster("host1:9092") as cluster:
+        return [one.start_offset for one in txns.hanging(cluster, 0)]
+
+
+@pytest.mark.parametrize(
+    ("leaders", "known", "expected"),
+    [
+        ([1, 2], [], [41]),
+        (None, [], [41]),
+        ([1, 2], [("x", 0, "PrepareCommit")], []),
+        ([1, 2], [("x", 0, "CompleteCommit")], [41]),
+        ([1, 2], [("x", int(ErrorCode.TRANSACTIONAL_ID_NOT_FOUND), "Ongoing")], [41]),
+    ],
+)
+def test_what_no_coordinator_knows_of_hangs(world: World, leaders: list[int] | None, known: list[tuple[str, int, str]], expected: list[int]) -> None:
+    world.leaders[TRANSACTIONS], world.known = leaders, known
+    assert hanging() == expected
+
+
+def test_nothing_is_told_to_hang_while_a_coordinator_is_away(world: World) -> None:
+    world.leaders[TRANSACTIONS] = [1, -1]
+    with pytest.raises(CliError, match="__transaction_state-1 first.*coordinators are away"):
+        hanging()
+
+
+def test_nothing_is_told_to_hang_when_a_coordinator_moves_past_those_who_ask(world: World) -> None:
+    world.when_listed = lambda: world.leaders.update({TRANSACTIONS: [1, 1]})
+    with pytest.raises(CliError, match="just changing"):
+        hanging()
+
+
+def test_nothing_is_told_to_hang_when_a_transaction_is_not_described(world: World) -> None:
+    world.known = [("x", int(ErrorCode.NOT_COORDINATOR), "Ongoing")]
+    with pytest.raises(CliError, match="transactional id x"):
+        hanging()
+
+
+def test_none_is_aborted_by_its_place_while_a_coordinator_is_away(world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from mqd.cli import main
+
+    monkeypatch.setenv("MQD_BOOTSTRAP", "host1:9092")
+    world.leaders[TRANSACTIONS] = [1, -1]
+    assert main._run(["txn", "abort", "t", "0", "41", "--execute"]) == 1
+    assert "coordinators are away" in capsys.readouterr().err
+    assert not any(isinstance(request, WriteTxnMarkersRequest) for request in world.asked)
+
+
+def test_producers_to_retired_partitions_are_not_let_go_while_a_coordinator_is_away(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[tuple[int, bool]] = []
+    states = iter([([1, -1], 0), ([1, 2], int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)), ([1, 2], 0), ([1, 2], 0)])
+
+    def onward(_seconds: float = 0) -> None:
+        world.leaders[GROUPS], world.groups_error = next(states)
+
+    monkeypatch.setattr(retiring.time, "sleep", onward)
+    onward()
+    with Cluster("host1:9092") as cluster:
+        state, readers = retiring.wait(cluster, "t", retiring.REDIRECTED, lambda state, readers: looks.append((world.step, bool(readers.unknown))))
+    assert looks == [(retiring.SEALED, True), (retiring.SEALED, True), (retiring.REDIRECTED, False), (retiring.REDIRECTED, False)]
+    assert state.step == retiring.REDIRECTED and readers == retiring.Readers()
