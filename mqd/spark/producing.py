@@ -4,6 +4,7 @@
     S2  a batch is done when its leader has acknowledged it; after flush() all are, or an exception was raised
     S3  an answer may be lost, a leader may move, a broker may restart: that is tried again, until delivery.timeout.ms after the batch was sent first; then MqdWriteError names topic,
         partition and the last problem
+    S5  a partition that its topic does not show any more (retired, and empty) takes what was meant for it, from whoever led it last: no new rows go there
     S4  memory: what waits is at most QUEUED_BYTES_MAX and one round of batches
 Concurrency: one task's. Connections outlive the task (a worker of Spark does many), but none on which an answer is outstanding.
 """
@@ -96,6 +97,7 @@ class Producer:
         self._options, self._identity, self._transactional_id = options, identity, transactional_id
         self._connections = connections(options)
         self._topics: dict[str, Topic] = {}
+        self._leaders: dict[str, tuple[bytes, dict[int, int]]] = {}  # topic id, and who leads each partition that it has ever shown
         self._asked_at = 0.0
         self._queues: dict[Key, collections.deque[Batch]] = {}
         self._next_sequence: dict[Key, int] = {}
@@ -122,8 +124,20 @@ class Producer:
     def _refresh(self, names: Iterable[str]) -> None:
         cluster = self._connections.cluster
         found = cluster.patiently("metadata of " + ", ".join(names), lambda: cluster.metadata(names))
-        self._topics.update(found.topics)
+        for topic in found.topics.values():
+            self._learn(topic)
         self._asked_at = time.monotonic()
+
+    def _learn(self, topic: Topic) -> None:
+        self._topics[topic.name] = topic
+        if not topic.error:
+            topic_id, leaders = self._leaders.get(topic.name, (topic.topic_id, {}))
+            self._leaders[topic.name] = topic.topic_id, (leaders if topic_id == topic.topic_id else {}) | topic.leaders  # S5
+
+    def _leader(self, key: Key) -> int:
+        """-1: none just now."""
+        self._topic(key[0])
+        return self._leaders[key[0]][1].get(key[1], -1)
 
     def _wait_for(self, name: str) -> Topic:
         """Asked in the way that lets a broker make the topic, where it does that. Raises MqdWriteError."""
@@ -180,7 +194,7 @@ class Producer:
         by_node: dict[int, list[Batch]] = {}
         busy = {(batch.topic, batch.partition) for flight in self._flights.values() for batch in flight.batches}
         for key, queue in self._queues.items():
-            leader = self._topic(key[0]).leaders.get(key[1], -1)
+            leader = self._leader(key)
             if leader < 0:
                 self._later(key, queue[0], "it has no leader")
             elif leader not in self._flights and key not in busy and self._not_before.get(key, 0.0) <= now:
@@ -317,7 +331,7 @@ class Producer:
         except (OSError, BrokerError):
             cluster.close()
             return
-        for name, topic in found.items():
+        for topic in found.values():
             if not topic.error:
-                self._topics[name] = topic
+                self._learn(topic)
         self._asked_at = time.monotonic()

@@ -1,0 +1,121 @@
+"""What the sink's producer does about topics and leaders that change while a task writes: against brokers that the test plays, in this process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow", reason="the sink comes with pyarrow: pip install 'mqd[spark]'")
+
+from mqd.protocol.api import encode_response  # noqa: E402
+from mqd.protocol.errors import ErrorCode  # noqa: E402
+from mqd.protocol.framing import RequestHeader  # noqa: E402
+from mqd.protocol.messages import ProduceResponse  # noqa: E402
+from mqd.spark import producing  # noqa: E402
+from mqd.spark.encoding import Batch, MqdWriteError  # noqa: E402
+from mqd.spark.options import KafkaSettings  # noqa: E402
+from mqd.spark.producing import METADATA_AGE_S, PRODUCE, Producer  # noqa: E402
+from mqd.spark.sink_options import SinkOptions  # noqa: E402
+from mqd.spark.wire import Metadata, Topic  # noqa: E402
+
+ID, ANOTHER_ID = b"i" * 16, b"j" * 16
+
+
+class Cluster:
+    """`topic`: what its brokers tell; `errors`: of the next requests, by node id."""
+
+    def __init__(self) -> None:
+        self.topic = Topic("t", ID, {index: 1 + index % 2 for index in range(4)})
+        self.written: list[tuple[int, int]] = []  # node id, partition
+        self.errors: dict[int, list[int]] = {}
+        self.now = 1000.0
+
+    def metadata(self, names: list[str]) -> Metadata:
+        return Metadata({1: ("h", 1), 2: ("h", 2)}, {"t": self.topic})
+
+    def patiently(self, what: str, attempt: Any) -> Any:
+        return attempt()
+
+    def close(self) -> None: ...
+
+    def link(self, node_id: int, size_bytes: int) -> Link:
+        return Link(self, node_id)
+
+
+class Link:
+    host, port = "h", 1
+
+    def __init__(self, cluster: Cluster, node_id: int) -> None:
+        self._cluster, self._node_id, self._answer = cluster, node_id, b""
+
+    def pick(self, api_key: int, at_most: int) -> int:
+        return at_most
+
+    def send(self, request: Any, version: int) -> int:
+        error = (self._cluster.errors.get(self._node_id) or [0]).pop(0)
+        topics = []
+        for topic in request.topic_data:
+            partitions = [ProduceResponse.PartitionResponse(index=one.index, error_code=error) for one in topic.partition_data]
+            topics.append(ProduceResponse.TopicResponse(name=topic.name, partition_responses=partitions))
+            if not error:
+                self._cluster.written += [(self._node_id, one.index) for one in topic.partition_data]
+        self._answer = encode_response(RequestHeader(PRODUCE, version, 1, "x"), ProduceResponse(responses=topics))
+        return 1
+
+    def receive(self) -> bytes:
+        return self._answer
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """Its time passes by sleeping, and as the test says."""
+    found = Cluster()
+
+    class Connections:
+        cluster, link, drop = found, found.link, lambda self, node_id: None
+
+    class Clock:
+        def monotonic(self) -> float:
+            return found.now
+
+        def sleep(self, seconds: float) -> None:
+            found.now += seconds
+
+    monkeypatch.setattr(producing, "connections", lambda options: Connections())
+    monkeypatch.setattr(producing, "time", Clock())
+    return found
+
+
+def producer() -> Producer:
+    return Producer(SinkOptions(KafkaSettings("h:1"), (), "t"), (1, 0), None)
+
+
+def batches(*partitions: int) -> list[Batch]:
+    return [Batch("t", partition, None, 0, 1, bytearray(100)) for partition in partitions]
+
+
+@pytest.mark.parametrize("asked_because", ["the metadata are old", "a leader has moved"])
+def test_rows_of_partitions_that_are_hidden_meanwhile_go_to_those_who_led_them(cluster: Cluster, asked_because: str) -> None:
+    writing = producer()
+    assert writing.partition_count("t") == 4
+    cluster.topic = Topic("t", ID, {0: 1, 1: 2})
+    if asked_because == "the metadata are old":
+        cluster.now += METADATA_AGE_S + 1
+    else:
+        cluster.errors[1] = [int(ErrorCode.NOT_LEADER_OR_FOLLOWER)]
+    writing.send(batches(0, 2, 3))
+    writing.flush()
+    assert sorted(cluster.written) == [(1, 0), (1, 2), (2, 3)]
+    assert writing.partition_count("t") == 2, "new rows go to those that remain"
+
+
+def test_rows_for_a_topic_that_was_made_anew_with_fewer_partitions_are_not_sent_to_those_of_the_old_one(cluster: Cluster) -> None:
+    writing = producer()
+    assert writing.partition_count("t") == 4
+    cluster.topic = Topic("t", ANOTHER_ID, {0: 1, 1: 2})
+    cluster.now += METADATA_AGE_S + 1
+    with pytest.raises(MqdWriteError, match="partition 3.*no leader"):
+        writing.send(batches(3))
+        writing.flush()
+    assert not cluster.written
