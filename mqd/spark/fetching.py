@@ -6,6 +6,7 @@
     F2  the records of an answer are used where they were received: what was given out is good until the next one is taken
     F3  an answer is a peer's: every length is compared with what remains before it is believed
     F4  whoever gets nothing for poll_timeout_s, though there should be something, says so: nothing is skipped
+    F5  one broker's answer does not make a loss, as for the driver (progress.py S6): a topic that is missing is asked for again for MISSING_S, of other brokers too
 Sources: the public protocol guide's Fetch, versions 13 to 17; KIP-74 (the first batch comes whole), KIP-392 (the nearest replica), KIP-98 (aborted transactions).
 """
 
@@ -35,7 +36,7 @@ MAX_WAIT_MS = 500
 FRAME_ROOM_BYTES = 64 << 10  # of an answer beside its records
 RECORDS_MAX, BYTES_MAX = 16384, 2 << 20  # of one view: its columns stay in the cache
 PAUSE_S = 0.05
-MISSING_S = 1.0  # a broker's metadata may be a moment behind
+MISSING_S = 5.0  # F5
 FETCH = 1
 
 
@@ -118,6 +119,10 @@ class _Again(Exception):
     """Look for the leader once more, then go on; the text is told when that does not help."""
 
 
+class _Missing(_Again):
+    """What is asked for is not there. Its patience is F5's."""
+
+
 class TcpViews:
     """See the module. `lost(where, text)`: what is gone, for failOnDataLoss; it raises, or the range goes on at `where`."""
 
@@ -158,8 +163,12 @@ class TcpViews:
                 yield from self._read()
             except (_Again, OSError, BrokerError) as error:
                 self.close()
-                pause = PAUSE_S if self.position > before else min(2 * pause, 1.0)
-                self._out_of_patience(str(error))
+                if self.position > before:
+                    pause, self._since = PAUSE_S, time.monotonic()
+                else:
+                    pause = min(2 * pause, 1.0)
+                    if not isinstance(error, _Missing):
+                        self._out_of_patience(str(error))
                 time.sleep(pause)  # between attempts: nothing tells when the broker is back
 
     def _out_of_patience(self, text: str) -> None:
@@ -181,7 +190,8 @@ class TcpViews:
             if self._missing_since is None:
                 self._missing_since = time.monotonic()
             if time.monotonic() - self._missing_since < MISSING_S:
-                raise _Again("the topic or partition is not there")
+                self._cluster.turn_away()
+                raise _Missing("the topic or partition is not there")
             was = "is another one of the same name by now" if topic is not None and not topic.error and self._range.partition in topic.leaders else "is not there any more"
             self._lost(self._range.end, f"the topic or partition {was}: offsets {self.position} to {self._range.end} cannot be read")
             self.position = self._range.end

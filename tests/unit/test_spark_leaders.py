@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from mqd.protocol.api import decode_request, encode_response, with_length  # noq
 from mqd.protocol.framing import SUPPORTED  # noqa: E402
 from mqd.protocol.messages import ApiVersionsResponse, FetchResponse, ListOffsetsResponse, MetadataResponse  # noqa: E402
 from mqd.protocol.records import Record, encode_batch  # noqa: E402
+from mqd.spark import fetching  # noqa: E402
 from mqd.spark.driver import Driver  # noqa: E402
 from mqd.spark.options import source_options  # noqa: E402
 from mqd.spark.planning import Range  # noqa: E402
@@ -193,6 +195,24 @@ def test_another_broker_is_asked_for_what_is_missing(world: World) -> None:
     with pytest.raises(MqdReadError, match="orders-0 is gone"):
         progress.latest(end, True)
     progress.close()
+
+
+def test_an_executor_does_not_take_one_broker_s_word_for_a_topic_that_is_missing(world: World) -> None:
+    """It stays cut off from the others for ever: no time makes it right."""
+    world.behind = {1}
+    assert _read(world, failOnDataLoss="false") == list(range(50))
+    assert set(world.asked) == {1, 2}
+
+
+@pytest.mark.parametrize("poll_timeout_ms", ["1000", "60000"])
+def test_a_topic_that_no_broker_has_is_skipped_after_5_seconds(world: World, monkeypatch: pytest.MonkeyPatch, poll_timeout_ms: str) -> None:
+    now = [100.0]
+    monkeypatch.setattr(fetching, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds)))
+    world.behind = {1, 2}
+    assert _read(world, failOnDataLoss="false", **{"kafkaConsumer.pollTimeoutMs": poll_timeout_ms}) == []
+    assert 5 <= now[0] - 100 <= 7 and world.asked.count(1) > 1 and world.asked.count(2) > 1
+    with pytest.raises(MqdReadError, match="orders-0: the topic or partition is not there any more"):
+        _read(world, **{"kafkaConsumer.pollTimeoutMs": poll_timeout_ms})
 
 
 def test_partitions_that_are_not_shown_any_more_are_asked_of_all(world: World) -> None:
