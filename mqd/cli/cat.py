@@ -310,10 +310,9 @@ def _produce(letters: Letters) -> None:
 
     headers = [parse_header(text) for text in letters.headers]
     defaults = {"message.timeout.ms": "300000"}
-    writer = Writer(letters.bootstrap, defaults | letters.config)
     partition = -1 if letters.partition is None else letters.partition
     topic = letters.topics[0]
-    try:
+    with Writer(letters.bootstrap, defaults | letters.config) as writer:
         for record in _input(letters):
             # whole files are sent as they are, split by -K only when they are read as lines
             whole = bool(letters.arguments) and not letters.lines
@@ -323,5 +322,3 @@ def _produce(letters: Letters) -> None:
                 sys.stdout.buffer.write(record)
             if letters.count is not None and writer.sent_count >= letters.count:
                 break
-    finally:
-        writer.finish()

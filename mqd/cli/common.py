@@ -52,6 +52,11 @@ def explain(error: BaseException) -> tuple[str, int]:
     return f"{type(error).__name__}: {error} (this is a fault of mqd's; MQD_DEBUG=1 shows where)", EXIT_FAILED
 
 
+def is_interruption(error: BaseException) -> bool:
+    """Ctrl-C, also where a callback from librdkafka met it: its binding for Python makes a SystemError of that."""
+    return isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemError) and isinstance(error.__cause__, KeyboardInterrupt))
+
+
 def options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Adds -b and --format, and passes them as the first argument, a Settings. Said before the verb they count as well."""
 

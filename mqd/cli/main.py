@@ -102,10 +102,12 @@ def _run(arguments: list[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
+        from mqd.cli.common import explain, is_interruption
+
+        if is_interruption(error):
+            return EXIT_INTERRUPTED
         if os.environ.get("MQD_DEBUG") == "1":
             raise
-        from mqd.cli.common import explain
-
         text, code = explain(error)
         error_line(text)
         return code

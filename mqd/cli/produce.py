@@ -45,13 +45,12 @@ def command(
     separator, fixed = unescape(key_separator) if key_separator else None, None if key is None else key.encode()
     writer = Writer(settings.bootstrap, config)
     started = time.monotonic()
-    with _Progress(files) as progress:
+    with _Progress(files) as progress, writer:
         for record in _records(files, unescape(delimiter), whole_files, progress):
             own_key, value = split_key(record, separator, fixed)
             writer.send(topic, None if null_empty and not value else value, None if null_empty and not own_key else own_key, parsed_headers,
                         -1 if partition is None else partition)
             progress.at(writer)
-        writer.finish()
     seconds = time.monotonic() - started
     if settings.json:
         emit_json({"topic": topic, "records": writer.sent_count, "bytes": writer.sent_bytes, "seconds": round(seconds, 3)})

@@ -1,17 +1,23 @@
 """Writing to a topic: one librdkafka producer, counted outcomes, memory bounded by its queue."""
 
+import time
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from mqd.cli.common import CliError
+from mqd.cli.common import CliError, error_line, is_interruption
 from mqd.cli.kafka import base_config, explain_kafka
 
 _QUEUE_FULL_WAIT_S = 0.1
+_STEP_S = 0.2  # a flush is not interrupted before its end
+_INTERRUPTED_S = 1.0  # what is queued when somebody interrupts the reading of the input has this long
 
 
 class Writer:
-    """Counts what was sent and what failed. Only failures call back into Python, so a large input costs no callback per record. Not thread-safe."""
+    """Counts what was sent and what failed. Only failures call back into Python, so a large input costs no callback per record. Not thread-safe.
+
+    `with Writer(...) as writer:` ends with finish(), also after an error: what was sent before it is written. When it is interrupted it says on stderr how many records were not acknowledged.
+    """
 
     def __init__(self, bootstrap: str, properties: dict[str, str]):
         config = base_config(bootstrap) | {"delivery.report.only.error": True, "message.timeout.ms": 60000, "on_delivery": self._on_failure}
@@ -20,6 +26,29 @@ class Writer:
         self.sent_bytes = 0
         self.failed_count = 0
         self.first_failure: Any = None
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(self, _kind: object, problem: BaseException | None, _trace: object) -> None:
+        try:
+            if problem is None or not is_interruption(problem):
+                self.finish()
+                return
+            deadline = time.monotonic() + _INTERRUPTED_S
+            while self.producer.flush(_STEP_S) and time.monotonic() < deadline:
+                pass
+        except BaseException as later:
+            if not is_interruption(later):
+                raise
+            self._tell_interrupted()
+            raise
+        self._tell_interrupted()
+
+    def _tell_interrupted(self) -> None:
+        failed = self.failed_count + self.waiting_count
+        if failed:
+            error_line(f"interrupted: {failed} of {self.sent_count} records were not acknowledged")
 
     def _on_failure(self, error: Any, _message: Any) -> None:
         if error is not None:
@@ -51,10 +80,10 @@ class Writer:
     def waiting_count(self) -> int:
         return len(self.producer)
 
-    def finish(self, timeout_s: float = -1) -> None:
+    def finish(self) -> None:
         """Waits until every record is acknowledged or has failed. Raises CliError when some were not written."""
-        left = self.producer.flush(timeout_s) if timeout_s >= 0 else self.producer.flush()
-        failed = self.failed_count + left
-        if failed:
-            text, code = explain_kafka(KafkaException(self.first_failure)) if self.first_failure is not None else ("not acknowledged in time", 1)
-            raise CliError(f"{failed} of {self.sent_count} records were not written: {text}", code)
+        while self.producer.flush(_STEP_S):
+            pass
+        if self.failed_count:
+            text, code = explain_kafka(KafkaException(self.first_failure))
+            raise CliError(f"{self.failed_count} of {self.sent_count} records were not written: {text}", code)

@@ -1,0 +1,143 @@
+"""Ctrl-C while records are written: the command ends at once, and says what was not acknowledged."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+confluent_kafka = pytest.importorskip("confluent_kafka")
+
+from mqd.cli import common, main  # noqa: E402
+from mqd.cli.writing import Writer  # noqa: E402
+
+
+class Stdin(io.BytesIO):
+    """Calls `at_end` when everything was read."""
+
+    def __init__(self, data: bytes, at_end: Callable[[], None]) -> None:
+        super().__init__(data)
+        self.buffer, self._at_end = self, at_end
+
+    def read1(self, size: int | None = -1) -> bytes:
+        found = super().read1(size)
+        if not found:
+            self._at_end()
+        return found
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The address of one who takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield "127.0.0.1:%d" % server.getsockname()[1]
+
+
+@pytest.mark.parametrize("command", [("produce", "t"), ("cat", "-P", "-t", "t")])
+def test_ctrl_c_at_the_end_of_the_input(silent: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]) -> None:
+    """A flush of librdkafka's would go on to message.timeout.ms."""
+    timers: list[threading.Timer] = []
+
+    def soon() -> None:
+        timers.append(threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)))
+        timers[0].start()
+
+    monkeypatch.setattr(sys, "stdin", Stdin(b"one\ntwo\n", soon))
+    flushes: list[float] = []
+
+    class Producer(confluent_kafka.Producer):
+        def flush(self, timeout: float = -1) -> int:
+            flushes.append(timeout)
+            return super().flush(timeout if timeout >= 0 else 2)
+
+    monkeypatch.setattr("mqd.cli.writing.Producer", Producer)
+    assert main._run([*command, "-b", silent]) == 130
+    assert "mqd: interrupted: 2 of 2 records were not acknowledged\n" in capsys.readouterr().err
+    timers[0].join()
+    assert set(flushes) == {0.2}
+
+
+class Queue:
+    """A producer of librdkafka's: acknowledges `each_flush` records with each flush, or raises what it is given there."""
+
+    def __init__(self, flushes: list[int | BaseException]) -> None:
+        self.queued, self.flushes = 0, flushes
+
+    def produce(self, *_: object, **__: object) -> None:
+        self.queued += 1
+
+    def poll(self, _timeout: float) -> int:
+        return 0
+
+    def __len__(self) -> int:
+        return self.queued
+
+    def flush(self, _timeout: float) -> int:
+        found = self.flushes.pop(0)
+        if isinstance(found, BaseException):
+            raise found
+        self.queued -= found
+        return self.queued
+
+
+def writer(monkeypatch: pytest.MonkeyPatch, flushes: list[int | BaseException]) -> Writer:
+    monkeypatch.setattr("mqd.cli.writing.Producer", lambda _config: Queue(flushes))
+    monkeypatch.setattr("mqd.cli.writing.base_config", lambda _bootstrap: {})
+    return Writer("", {})
+
+
+def from_a_callback() -> SystemError:
+    error = SystemError("returned a result with an exception set")
+    error.__cause__ = KeyboardInterrupt()
+    return error
+
+
+def send(writing: Writer, problem: BaseException | None = None) -> None:
+    with writing:
+        for _ in range(3):
+            writing.send("t", b"x", None, [], -1)
+        if problem is not None:
+            raise problem
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt(), from_a_callback()])
+def test_what_is_not_acknowledged_when_it_is_interrupted_is_counted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], interruption: BaseException) -> None:
+    with pytest.raises(type(interruption)):
+        send(writer(monkeypatch, [1, interruption]))
+    assert capsys.readouterr().err == "mqd: interrupted: 2 of 3 records were not acknowledged\n"
+    assert common.is_interruption(interruption)
+
+
+@pytest.mark.parametrize(("flushes", "told"), [([1, 2], ""), ([2, KeyboardInterrupt()], "mqd: interrupted: 1 of 3 records were not acknowledged\n")])
+def test_what_is_queued_when_the_input_is_interrupted_is_written_or_counted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flushes: list[int | BaseException], told: str
+) -> None:
+    writing = writer(monkeypatch, flushes)
+    with pytest.raises(KeyboardInterrupt):
+        send(writing, KeyboardInterrupt())
+    assert capsys.readouterr().err == told
+    assert not flushes
+
+
+def test_what_was_read_before_an_error_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.write_bytes(b"1\n2\n3\n")
+    second.symlink_to("/proc/self/mem")  # opens, and cannot be read from its beginning
+    flushes: list[int | BaseException] = [1, 2]
+    writer(monkeypatch, flushes)
+    assert main._run(["produce", "t", str(first), str(second)]) == 1
+    assert not flushes and "Input/output error" in capsys.readouterr().err
+
+
+def test_what_an_interruption_in_a_callback_ends_with(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    writer(monkeypatch, [from_a_callback()])
+    monkeypatch.setattr(sys, "stdin", Stdin(b"one\n", lambda: None))
+    assert main._run(["produce", "t"]) == 130
+    assert capsys.readouterr().err == "mqd: interrupted: 1 of 1 records were not acknowledged\n"
