@@ -6,6 +6,7 @@ from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
+from mqd.base.clock import now_ms
 from mqd.cli.common import CliError, error_line
 from mqd.cli.kafka import REQUEST_TIMEOUT_S, base_config, metadata, unreachable
 from mqd.cli.records import Start
@@ -31,7 +32,11 @@ class Reader:
         }
         self.consumer = Consumer(config | (properties or {}))
         self.metadata: Any = None
-        self._stops: dict[int, int] = {}
+        self._open: set[int] = set()
+        self._until_ms: int | None = None
+        self._stops: dict[int, int] = {}  # partition -> the first offset that is not shown
+        self._reached: dict[int, int] = {}  # partition -> the next offset
+        self._knows_ends = False  # every partition that is open has a stop
 
     def _on_error(self, error: Any) -> None:
         if error.code() == KafkaError._ALL_BROKERS_DOWN and self._down_since is None:
@@ -97,42 +102,55 @@ class Reader:
         return dict.fromkeys(partitions, fixed)
 
     def assign(self, partitions: list[int], start: Start, stop: Start | None = None) -> None:
-        """Begins at `start`; a partition ends before `stop` (a time), if given."""
+        """Begins at `start`; a partition ends before its first record of `stop` (a time) or later, if given; where there is none, with what it has when that time is over."""
         offsets = self._offsets(partitions, start)
-        if stop is not None:
-            self._stops = {index: offset for index, offset in self._by_time(partitions, stop.value).items() if offset >= 0}
-        self.consumer.assign([TopicPartition(self.topic, index, offset) for index, offset in offsets.items()])
         self._open = set(partitions)
+        self._until_ms = None if stop is None else stop.value
+        self._find_stops()
+        self.consumer.assign([TopicPartition(self.topic, index, offset) for index, offset in offsets.items()])
+
+    def _find_stops(self) -> None:
+        """As soon as the time is over: what is written from then on is later."""
+        if self._until_ms is None or self._knows_ends or not self._open or now_ms() < self._until_ms:
+            return
+        for index, offset in self._by_time(sorted(self._open), self._until_ms).items():
+            self._stops[index] = offset if offset >= 0 else self.consumer.get_watermark_offsets(TopicPartition(self.topic, index), timeout=self.timeout_s)[1]
+            if self._reached.get(index, -1) >= self._stops[index]:
+                self._open.discard(index)
+        self._knows_ends = True
 
     def batches(self, count: int | None, exit_at_end: bool, on_end: Callable[[int, int, bool], None] | None = None) -> Iterator[list[Any]]:
         """Messages as they arrive, a few at a time; [] now and then while nothing arrives. Ends after `count`, or with every partition at its end
-        when exit_at_end. on_end(partition, offset, last) hears of each partition's end."""
+        when exit_at_end, or with assign()'s `stop`. on_end(partition, offset, last) hears of each partition's end. Raises KafkaException, CliError."""
         left = count
-        while left is None or left > 0:
+        while (left is None or left > 0) and (self._open or not (exit_at_end or self._until_ms is not None)):
             first = self.consumer.poll(_WAIT_S)
             if first is None:
-                self._judge_silence(exit_at_end)
+                self._judge_silence(exit_at_end or self._knows_ends)
                 yield []
+                self._find_stops()
                 continue
             self._down_since, self._outage_said, self._silent_since = None, False, time.monotonic()
-            batch = []
+            batch: list[Any] = []
             for message in [first, *self.consumer.consume(_DRAIN_COUNT if left is None else max(0, min(_DRAIN_COUNT, left - 1)), timeout=0)]:
                 if self._keep(message, exit_at_end, on_end):
                     batch.append(message)
-            batch = batch if left is None else batch[:left]
             left = None if left is None else left - len(batch)
             yield batch
-            if not self._open and (exit_at_end or self._stops):
-                return
+            self._find_stops()
 
     def _keep(self, message: Any, exit_at_end: bool, on_end: Callable[[int, int, bool], None] | None) -> bool:
         error, partition = message.error(), message.partition()
         if error is None:
+            self._reached[partition] = message.offset() + 1
+            if self._until_ms is not None and message.timestamp()[1] >= self._until_ms:
+                self._stops[partition] = min(message.offset(), self._stops.get(partition, message.offset()))
             stop = self._stops.get(partition)
             if stop is not None and message.offset() >= stop - 1:
                 self._open.discard(partition)
             return stop is None or message.offset() < stop
         if error.code() == KafkaError._PARTITION_EOF:
+            self._reached[partition] = message.offset()
             if exit_at_end or partition in self._stops:
                 self._open.discard(partition)
             if on_end is not None:

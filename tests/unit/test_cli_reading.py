@@ -1,0 +1,133 @@
+"""Where `mqd consume` ends, and what it has shown by then: against a consumer that the test plays."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+confluent_kafka = pytest.importorskip("confluent_kafka")
+
+from confluent_kafka import KafkaError, KafkaException  # noqa: E402
+
+from mqd.cli import reading  # noqa: E402
+from mqd.cli.reading import Reader  # noqa: E402
+from mqd.cli.records import Start  # noqa: E402
+
+NOW = 10_000
+END = KafkaError._PARTITION_EOF
+QUIET = None
+
+
+class Message:
+    def __init__(self, partition: int, offset: int, time_ms: int = -1, error: int | None = None) -> None:
+        self.place, self._time_ms, self._error = (partition, offset), time_ms, error
+
+    def partition(self) -> int:
+        return self.place[0]
+
+    def offset(self) -> int:
+        return self.place[1]
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, self._time_ms
+
+    def error(self) -> Any:
+        return None if self._error is None else KafkaError(self._error)
+
+
+class Consumer:
+    """`logs`: partition -> times of its records when it is asked. `feed`: what poll() brings, one after another; a callable is called, and nothing came."""
+
+    def __init__(self, logs: dict[int, list[int]], feed: list[Any]) -> None:
+        self.logs, self.feed = logs, feed
+
+    def offsets_for_times(self, asked: list[Any], timeout: float) -> list[Any]:
+        found = []
+        for one in asked:
+            later = [offset for offset, time_ms in enumerate(self.logs[one.partition]) if time_ms >= one.offset]
+            found.append(SimpleNamespace(partition=one.partition, offset=later[0] if later else -1, error=None))
+        return found
+
+    def get_watermark_offsets(self, partition: Any, timeout: float) -> tuple[int, int]:
+        return 0, len(self.logs[partition.partition])
+
+    def assign(self, partitions: list[Any]) -> None: ...
+
+    def poll(self, timeout: float) -> Any:
+        assert self.feed, "it waits for more"
+        found = self.feed.pop(0)
+        if callable(found):
+            found()
+            return None
+        return found
+
+    def consume(self, count: int, timeout: float) -> list[Any]:
+        found = []
+        while self.feed and len(found) < count and isinstance(self.feed[0], Message):
+            found.append(self.feed.pop(0))
+        return found
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    found = {"ms": NOW}
+    monkeypatch.setattr(reading, "now_ms", lambda: found["ms"], raising=False)
+    monkeypatch.setattr(reading, "base_config", lambda _bootstrap: {})
+    return found
+
+
+def shown(monkeypatch: pytest.MonkeyPatch, consumer: Consumer, until_ms: int | None, count: int | None = None) -> tuple[list[tuple[int, int]], KafkaException | None]:
+    monkeypatch.setattr(reading, "Consumer", lambda _config: consumer)
+    reader = Reader("", "t")
+    reader.assign(sorted(consumer.logs), Start("beginning"), None if until_ms is None else Start("time", until_ms))
+    found: list[tuple[int, int]] = []
+    try:
+        for batch in reader.batches(count, False):
+            found += [message.place for message in batch]
+    except KafkaException as error:
+        return found, error
+    return found, None
+
+
+@pytest.mark.parametrize(
+    ("what", "logs", "feed", "expected"),
+    [
+        ("a partition ends before the time", {0: [900, 1100], 1: [800]}, [Message(0, 0, 900), Message(0, 1, 1100), Message(1, 0, 800)], [(0, 0), (1, 0)]),
+        ("an empty one", {0: [900, 1100], 1: []}, [Message(0, 0, 900), QUIET, Message(1, 0, error=END)], [(0, 0)]),
+        ("what is written meanwhile is later", {0: [800]}, [Message(0, 0, 800), Message(0, 1, 5000)], [(0, 0)]),
+        ("the last offset is a marker's", {0: [800, 900]}, [Message(0, 0, 800), Message(0, 2, error=END)], [(0, 0)]),
+        ("offsets without records before the stop", {0: [700, 800, 900, 1100]}, [Message(0, 0, 700), Message(0, 5, 1100)], [(0, 0)]),
+    ],
+)
+def test_until_a_time_that_is_over(monkeypatch: pytest.MonkeyPatch, clock: dict[str, int], what: str, logs: dict[int, list[int]], feed: list[Any], expected: list[tuple[int, int]]) -> None:
+    assert shown(monkeypatch, Consumer(logs, feed), 1000) == (expected, None), what
+
+
+def test_what_is_written_between_the_two_questions_for_a_stop_is_left_out(monkeypatch: pytest.MonkeyPatch, clock: dict[str, int]) -> None:
+    consumer = Consumer({0: [800]}, [Message(0, 0, 800), Message(0, 1, 5000)])
+    consumer.get_watermark_offsets = lambda partition, timeout: (0, 2)  # type: ignore[method-assign]
+    assert shown(monkeypatch, consumer, 1000) == ([(0, 0)], None)
+
+
+def test_until_a_time_that_comes(monkeypatch: pytest.MonkeyPatch, clock: dict[str, int]) -> None:
+    consumer = Consumer({0: [], 1: []}, [])
+
+    def written() -> None:
+        consumer.logs = {0: [NOW + 1, NOW + 100], 1: [NOW + 2]}
+
+    def over() -> None:
+        clock["ms"] = NOW + 100
+
+    consumer.feed = [
+        Message(0, 0, error=END), Message(1, 0, error=END), QUIET, written, Message(0, 0, NOW + 1), Message(1, 0, NOW + 2), Message(0, 1, NOW + 100), Message(1, 1, error=END), QUIET, over,
+    ]  # fmt: skip
+    assert shown(monkeypatch, consumer, NOW + 100) == ([(0, 0), (1, 0)], None)
+    assert consumer.feed == []
+
+
+def test_a_time_that_comes_while_earlier_records_go_on(monkeypatch: pytest.MonkeyPatch, clock: dict[str, int]) -> None:
+    """Of a producer whose clock is slow: what is there when the time is over is the last."""
+    consumer = Consumer({0: [1, 2]}, [Message(0, 0, 1), lambda: clock.update(ms=NOW + 100), Message(0, 1, 2), Message(0, 2, 3)])
+    assert shown(monkeypatch, consumer, NOW + 100) == ([(0, 0), (0, 1)], None)
