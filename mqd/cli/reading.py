@@ -132,9 +132,13 @@ class Reader:
                 continue
             self._down_since, self._outage_said, self._silent_since = None, False, time.monotonic()
             batch: list[Any] = []
-            for message in [first, *self.consumer.consume(_DRAIN_COUNT if left is None else max(0, min(_DRAIN_COUNT, left - 1)), timeout=0)]:
-                if self._keep(message, exit_at_end, on_end):
-                    batch.append(message)
+            try:
+                for message in [first, *self.consumer.consume(_DRAIN_COUNT if left is None else max(0, min(_DRAIN_COUNT, left - 1)), timeout=0)]:
+                    if self._keep(message, exit_at_end, on_end):
+                        batch.append(message)
+            except KafkaException:
+                yield batch  # what came before the error
+                raise
             left = None if left is None else left - len(batch)
             yield batch
             self._find_stops()

@@ -131,3 +131,9 @@ def test_a_time_that_comes_while_earlier_records_go_on(monkeypatch: pytest.Monke
     """Of a producer whose clock is slow: what is there when the time is over is the last."""
     consumer = Consumer({0: [1, 2]}, [Message(0, 0, 1), lambda: clock.update(ms=NOW + 100), Message(0, 1, 2), Message(0, 2, 3)])
     assert shown(monkeypatch, consumer, NOW + 100) == ([(0, 0), (0, 1)], None)
+
+
+def test_what_came_before_an_error_is_shown(monkeypatch: pytest.MonkeyPatch, clock: dict[str, int]) -> None:
+    consumer = Consumer({0: [1, 2]}, [Message(0, 0, 1), Message(0, 1, 2), Message(0, -1, error=KafkaError.TOPIC_AUTHORIZATION_FAILED)])
+    found, problem = shown(monkeypatch, consumer, None)
+    assert found == [(0, 0), (0, 1)] and problem is not None
