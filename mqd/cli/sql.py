@@ -14,16 +14,18 @@ from mqd.cli.common import EXIT_USAGE, CliError, Settings, error_line, options, 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+_ROWS_MAX = 1000
+
 
 @click.command("sql", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("query")
 @click.option("--live", is_flag=True, help="Go on as records come, until interrupted.")
 @click.option("--from", "starting", type=click.Choice(["earliest", "latest"]), default="earliest", show_default=True, help="Where a live query begins.")
 @click.option("--schema", "schemas", multiple=True, metavar="TOPIC=DDL", help='Fields of a topic\'s values, e.g. flights="carrier STRING, dep_delay INT".  [default: found in its first 1,000 values]')
-@click.option("--max-rows", type=click.IntRange(1), default=1000, show_default=True, help="Rows shown of a query that ends.")
+@click.option("--max-rows", type=click.IntRange(1), help="Rows shown of a query that ends.  [default: 1000; with --format json all]")
 @click.option("--master", default="local[*]", show_default=True, metavar="URL", help="Spark master.")
 @options
-def command(settings: Settings, query: str, live: bool, starting: str, schemas: tuple[str, ...], max_rows: int, master: str) -> int:
+def command(settings: Settings, query: str, live: bool, starting: str, schemas: tuple[str, ...], max_rows: int | None, master: str) -> int:
     """Query topics with Spark SQL.
 
     A topic's name is a table: fields of JSON values are columns, `record` has key, value, topic, partition, offset, timestamp. Names with dots or dashes stand in backquotes.
@@ -52,21 +54,28 @@ def command(settings: Settings, query: str, live: bool, starting: str, schemas: 
         spark.stop()
 
 
-def _lines(frame: DataFrame, count: int) -> list[str]:
+def _lines(frame: DataFrame) -> DataFrame:
+    """One column: the rows as JSON."""
     from pyspark.sql import functions as f
 
-    return [row[0] for row in frame.select(f.to_json(f.struct("*"), {"ignoreNullFields": "false"})).limit(count).collect()]
+    return frame.select(f.to_json(f.struct("*"), {"ignoreNullFields": "false"}))
 
 
-def _show(frame: DataFrame, as_json: bool, max_rows: int) -> int:
-    if as_json:
-        for line in _lines(frame, max_rows):
-            click.echo(line)
+def _show(frame: DataFrame, as_json: bool, max_rows: int | None) -> int:
+    """`max_rows` None: as many as somebody reads, and all for a program. Says on stderr that there are more."""
+    if as_json and max_rows is None:
+        for row in _lines(frame).toLocalIterator():
+            click.echo(row[0])
         return 0
-    found = frame.limit(max_rows + 1).collect()
-    _table(frame.columns, found[:max_rows])
-    if len(found) > max_rows:
-        error_line(f"there are more rows; --max-rows shows more than {max_rows}")
+    most = max_rows or _ROWS_MAX
+    found = (_lines(frame) if as_json else frame).limit(most + 1).collect()
+    if as_json:
+        for row in found[:most]:
+            click.echo(row[0])
+    else:
+        _table(frame.columns, found[:most])
+    if len(found) > most:
+        error_line(f"there are more rows; --max-rows shows more than {most}")
     return 0
 
 
