@@ -17,6 +17,8 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
+
 from mqd.protocol import decode_response
 from mqd.protocol.errors import ERRORS, ErrorCode, ProtocolError, is_retriable
 from mqd.protocol.messages import MetadataRequest, ProduceRequest
@@ -39,7 +41,7 @@ _MOVED = frozenset((ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.UNKNOWN_TOPIC_OR
 _ABSENT = frozenset((ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE))
 
 Key = tuple[str, int]
-_connections: dict[tuple[int, str, str, str], "Connections"] = {}  # of this process, by bootstrap servers, client id and transport
+_connections: dict[tuple[int, bytes], "Connections"] = {}  # of this process, by all that is said of them: time-outs are a query's own, and a process of Spark's has many
 
 
 class Connections:
@@ -74,7 +76,7 @@ class Connections:
 
 def connections(options: SinkOptions) -> Connections:
     """Those of this process: never a parent's."""
-    key = (os.getpid(), options.kafka.bootstrap_servers, options.kafka.client_id, options.kafka.transport)
+    key = (os.getpid(), msgspec.json.encode(options.kafka, order="sorted"))
     found = _connections.get(key)
     if found is None:
         found = _connections[key] = Connections(options)

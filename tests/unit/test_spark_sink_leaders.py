@@ -119,3 +119,14 @@ def test_rows_for_a_topic_that_was_made_anew_with_fewer_partitions_are_not_sent_
         writing.send(batches(3))
         writing.flush()
     assert not cluster.written
+
+
+def test_connections_are_those_of_the_same_settings() -> None:
+    def of(**settings: Any) -> producing.Connections:
+        return producing.connections(SinkOptions(KafkaSettings("h:1", **settings), (), "t"))
+
+    first = of(others={"default.api.timeout.ms": "1000", "linger.ms": "5"})
+    assert of(others={"linger.ms": "5", "default.api.timeout.ms": "1000"}) is first
+    second = of(others={"default.api.timeout.ms": "2000", "linger.ms": "5"})
+    assert (first.cluster.api_timeout_s, second.cluster.api_timeout_s) == (1.0, 2.0)
+    assert of(request_timeout_s=5.0).cluster.settings.request_timeout_s == 5.0 and of().cluster.settings.request_timeout_s == 30.0
