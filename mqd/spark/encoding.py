@@ -168,7 +168,10 @@ class Encoder:
     def _encode(self, topic: str) -> Iterator[Batch]:
         kept = self._kept.pop(topic)
         del self._kept_bytes[topic]
-        batch = kept[0] if len(kept) == 1 else pa.Table.from_batches(kept).combine_chunks().to_batches()[0]
+        for batch in kept if len(kept) == 1 else pa.Table.from_batches(kept).combine_chunks().to_batches():  # several where a column has more than 2 GiB
+            yield from self._encode_batch(topic, batch)
+
+    def _encode_batch(self, topic: str, batch: pa.RecordBatch) -> Iterator[Batch]:
         partitions = self._partitions(topic, batch)
         first = int(partitions[0])
         if (partitions == first).all():

@@ -164,6 +164,25 @@ def test_batches_are_as_large_as_they_may_be_and_one_row_may_be_larger() -> None
     assert [record.value for record in records_of(found)["t", 0]] == values
 
 
+def test_rows_that_arrow_cannot_have_in_one_piece_are_all_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a column of what was gathered has more than 2 GiB."""
+    pieces = [pa.record_batch({"value": pa.array([b"%d" % number for number in range(first, first + 4)], pa.binary())}) for first in (0, 4, 8)]
+
+    class Table:
+        def __init__(self, batches: list[pa.RecordBatch]) -> None:
+            self._batches = batches
+
+        def combine_chunks(self) -> Table:
+            return self
+
+        def to_batches(self) -> list[pa.RecordBatch]:
+            return self._batches
+
+    monkeypatch.setattr(pa, "Table", SimpleNamespace(from_batches=Table))
+    found = encoded(options(kinds={"value": "binary"}), *pieces, partition_count=1)
+    assert [record.value for record in records_of(found)["t", 0]] == [b"%d" % number for number in range(12)]
+
+
 def test_a_batch_that_is_too_large_goes_in_halves() -> None:
     batch = pa.record_batch({"value": pa.array([b"%d" % number for number in range(11)], pa.binary())})
     (whole,) = encoded(options(kinds={"value": "binary"}), batch, partition_count=1)
