@@ -174,8 +174,8 @@ class Driver:
         """By each leader's log directories; what cannot be told is left out, and tasks are cut by offsets then."""
         by_node: dict[int, dict[str, list[int]]] = {}
         for topic, partition in keys:
-            if topic in self.topics:
-                by_node.setdefault(self.topics[topic].leaders.get(partition, -1), {}).setdefault(topic, []).append(partition)
+            if topic in self.topics and (leader := self.topics[topic].leaders.get(partition, -1)) >= 0:
+                by_node.setdefault(leader, {}).setdefault(topic, []).append(partition)
         sizes: dict[Key, int] = {}
         try:
             for node, topics in by_node.items():
@@ -183,11 +183,11 @@ class Driver:
                 for result in self.cluster.link_to(node).ask(DescribeLogDirsRequest(topics=asked)).results:
                     for topic in result.topics:
                         sizes |= {(topic.name, one.partition_index): one.partition_size for one in topic.partitions if not one.is_future_key}
+            earliest, latest = self.list(sizes, EARLIEST), self.list(sizes, LATEST)
         except (OSError, BrokerError, MqdReadError) as error:
             log.warning("sizes of partitions are not known (%s): tasks are cut by offsets", error)
             self.cluster.close()
             return {}
-        earliest, latest = self.list(sizes, EARLIEST), self.list(sizes, LATEST)
         return {key: size / (latest[key] - earliest[key]) for key, size in sizes.items() if latest[key] > earliest[key] and size > 0}
 
     def tasks(self, ranges: list[Range]) -> list[Range]:

@@ -28,7 +28,7 @@ from mqd.spark.driver import Driver
 from mqd.spark.offsets import Position
 from mqd.spark.options import EARLIEST, LATEST, SourceOptions
 from mqd.spark.planning import Key, Range, rate_limited
-from mqd.spark.wire import BrokerError, MqdReadError
+from mqd.spark.wire import BrokerError, MqdMissingError, MqdReadError
 
 log = logging.getLogger("mqd.spark")
 
@@ -71,8 +71,7 @@ class Progress:
     # -- how far a batch goes -----------------------------------------------------------------------------------------------------------------
 
     def prepare_available_now(self) -> None:
-        keys = self._driver.partitions(missing_is_lost=True)
-        self._target = self._latest = Position(self._driver.list(keys, LATEST), self._driver.ids())
+        self._target = self._latest = self._log_ends(lambda: self._driver.partitions(missing_is_lost=True))
 
     def latest(self, start: dict[str, Any], unlimited: bool) -> dict[str, Any]:
         """The end of the next batch; `start` itself: nothing to do yet."""
@@ -95,9 +94,14 @@ class Progress:
         return ends.to_json()
 
     def _look(self, position: Position) -> Position:
-        keys = self._find(position)
-        self._latest = Position(self._driver.list(keys, LATEST), self._driver.ids())
+        self._latest = self._log_ends(lambda: self._find(position))
         return self._latest
+
+    def _log_ends(self, find: Callable[[], list[Key]]) -> Position:
+        try:
+            return Position(self._driver.list(find(), LATEST), self._driver.ids())
+        except MqdMissingError:  # deleted in between: whether that is a loss is said by who looks for it now
+            return Position(self._driver.list(find(), LATEST), self._driver.ids())
 
     def _find(self, wanted: Position) -> list[Key]:
         """The partitions there are; what is wanted and missing is asked for again (S6)."""

@@ -7,7 +7,7 @@
 
     W1  a connection that failed, or whose answer does not fit, is closed and never used again: answers keep their order, a lost one would shift all later ones
     W2  an answer is as long as the broker says, at most FRAME_BYTES_MAX
-    W3  patience ends: after `api_timeout_s`, or UNKNOWN_TIMEOUT_S for what is not there, the last problem is raised, with what was asked and of whom
+    W3  patience ends: after `api_timeout_s`, or UNKNOWN_TIMEOUT_S for what is not there, the last problem is raised (MqdMissingError of that), with what was asked and of whom
 Concurrency: one thread. After fork nothing of the parent's may be used.
 """
 
@@ -44,6 +44,10 @@ T = TypeVar("T")
 
 class MqdReadError(RuntimeError):
     """Records, or what is to be known about them, cannot be had; the text names topic, partition and offset, the cause and the way out."""
+
+
+class MqdMissingError(MqdReadError):
+    """What was asked for is not there, as far as those who were asked know."""
 
 
 class BrokerError(Exception):
@@ -263,7 +267,7 @@ class Cluster:
                 self.close()
                 waited = time.monotonic() + pause - began
                 if isinstance(error, BrokerError) and error.code in NOT_THERE and waited >= min(UNKNOWN_TIMEOUT_S, self.api_timeout_s):
-                    raise MqdReadError(f"{what}: {error}") from error
+                    raise MqdMissingError(f"{what}: {error}") from error
                 if waited >= self.api_timeout_s:
                     raise MqdReadError(
                         f"{what}: no answer within {self.api_timeout_s:g} s from {self.settings.bootstrap_servers}: {error}. "

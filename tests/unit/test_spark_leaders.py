@@ -16,7 +16,7 @@ pytest.importorskip("pyarrow", reason="the executors' readers come with pyarrow:
 
 from mqd.protocol.api import decode_request, encode_response, with_length  # noqa: E402
 from mqd.protocol.framing import SUPPORTED  # noqa: E402
-from mqd.protocol.messages import ApiVersionsResponse, FetchResponse, ListOffsetsResponse, MetadataResponse  # noqa: E402
+from mqd.protocol.messages import ApiVersionsResponse, DescribeLogDirsResponse, FetchResponse, ListOffsetsResponse, MetadataResponse  # noqa: E402
 from mqd.protocol.records import Record, encode_batch  # noqa: E402
 from mqd.spark import fetching  # noqa: E402
 from mqd.spark.driver import Driver  # noqa: E402
@@ -24,7 +24,7 @@ from mqd.spark.options import source_options  # noqa: E402
 from mqd.spark.planning import Range  # noqa: E402
 from mqd.spark.progress import Progress  # noqa: E402
 from mqd.spark.reading import read_range  # noqa: E402
-from mqd.spark.wire import Cluster, MqdReadError  # noqa: E402
+from mqd.spark.wire import Cluster, MqdReadError, Topic  # noqa: E402
 
 TOPIC = b"the topic's id.."
 BATCHES = {offset: encode_batch([Record(value=b"%d" % number) for number in range(offset, offset + 10)], base_offset=offset) for offset in range(0, 50, 10)}
@@ -223,6 +223,28 @@ def test_partitions_that_are_not_shown_any_more_are_asked_of_all(world: World) -
     world.leader = 3
     assert driver.hidden_ends([("orders", 1)]) == {}
     driver.close()
+
+
+def test_sizes_are_told_of_partitions_that_have_a_leader(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(source_options({"kafka.bootstrap.servers": world.bootstrap, "subscribe": "orders"}, streaming=False))
+    driver.topics = {"orders": Topic("orders", TOPIC, {0: 1, 1: -1})}
+    there = DescribeLogDirsResponse.Topic(name="orders", partitions=[DescribeLogDirsResponse.Partition(partition_index=0, partition_size=1000)])
+    answers = {1: DescribeLogDirsResponse(results=[DescribeLogDirsResponse.Result(topics=[there])])}
+
+    def link_to(node: int) -> Any:
+        if node not in answers:
+            raise ConnectionError(f"broker {node} is not in the metadata")
+        return SimpleNamespace(ask=lambda request: answers[node])
+
+    monkeypatch.setattr(driver.cluster, "link_to", link_to)
+    monkeypatch.setattr(driver, "list", lambda keys, at: dict.fromkeys(keys, 0 if at == -2 else 10))
+    assert driver.bytes_per_offset([("orders", 0), ("orders", 1)]) == {("orders", 0): 100.0}
+
+    def gone(keys: Any, at: int) -> Any:
+        raise MqdReadError("offsets of orders: UNKNOWN_TOPIC_OR_PARTITION")
+
+    monkeypatch.setattr(driver, "list", gone)
+    assert driver.bytes_per_offset([("orders", 0)]) == {}
 
 
 def test_a_broker_that_is_away_is_not_turned_to(world: World) -> None:

@@ -10,7 +10,7 @@ from mqd.spark.offsets import Position
 from mqd.spark.options import EARLIEST, LATEST, SourceOptions, source_options
 from mqd.spark.planning import Key, Range, split
 from mqd.spark.progress import Progress
-from mqd.spark.wire import MqdReadError, Topic
+from mqd.spark.wire import MqdMissingError, MqdReadError, Topic
 
 
 class World:
@@ -41,7 +41,7 @@ class World:
     def list(self, keys: Any, at: int) -> dict[Key, int]:
         gone = [key for key in keys if key not in self.logs]
         if gone:
-            raise MqdReadError(f"offsets of {gone}: UNKNOWN_TOPIC_OR_PARTITION")
+            raise MqdMissingError(f"offsets of {gone}: UNKNOWN_TOPIC_OR_PARTITION")
         return {key: self.logs[key][0 if at == EARLIEST else 1] for key in keys}
 
     def hidden_ends(self, keys: Any) -> dict[Key, int]:
@@ -350,3 +350,16 @@ def test_a_topic_that_goes_before_its_first_batch_was_read_is_a_loss() -> None:
     del world.logs["u", 0]
     with pytest.raises(MqdReadError, match="u-0 is gone, or another one of that name by now; the batch that ends at 5 was not read"):
         _again(world).plan(first, end)
+
+
+@pytest.mark.parametrize("fails", ["false", "true"])
+def test_a_topic_that_is_deleted_between_two_questions_is_a_loss_as_any_other(fails: str) -> None:
+    world, progress = _world({("t", 0): (0, 10), ("u", 0): (0, 5)}, startingOffsets="earliest", subscribe="t,u", failOnDataLoss=fails)
+    start = progress.initial()
+    world.behind = [(dict(world.logs), world.numbers)]  # it is still there when partitions are asked for
+    del world.logs["u", 0]
+    if fails == "true":
+        with pytest.raises(MqdReadError, match="u-0 is gone"):
+            progress.latest(start, True)
+        return
+    assert _offsets(progress.latest(start, True))["t", 0] == 10 and len(world.losses) == 1
