@@ -211,11 +211,16 @@ def delete(settings: Settings, names: tuple[str, ...], if_exists: bool) -> None:
     from mqd.protocol.errors import ErrorCode
     from mqd.protocol.messages import DeleteGroupsRequest
 
-    done, failed = [], []
+    done, failed, exit_code = [], [], EXIT_FAILED
     with Cluster(settings.bootstrap) as cluster:
         for name in dict.fromkeys(names):
             request = DeleteGroupsRequest(groups_names=[name])
-            error = cluster.ask_coordinator(GROUP, name, _DELETE_GROUPS, request, lambda found: found.results[0].error_code).results[0].error_code
+            try:
+                error = cluster.ask_coordinator(GROUP, name, _DELETE_GROUPS, request, lambda found: found.results[0].error_code).results[0].error_code
+            except CliError as problem:  # the others may have coordinators that answer
+                failed.append(f"group {name}: {problem.message}")
+                exit_code = max(exit_code, problem.exit_code)
+                continue
             if not error:
                 done.append(name)
             elif error == ErrorCode.NON_EMPTY_GROUP:
@@ -228,7 +233,7 @@ def delete(settings: Settings, names: tuple[str, ...], if_exists: bool) -> None:
         for name in done:
             click.echo(f"deleted group {name}")
     if failed:
-        raise CliError("; ".join(failed))
+        raise CliError("; ".join(failed), exit_code)
 
 
 # -- seek -----------------------------------------------------------------------------------------------------------------------

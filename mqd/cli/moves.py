@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mqd.cli.common import CliError
-from mqd.cli.request import Broker, check, error_text
+from mqd.cli.request import Broker, check, error_text, patiently
 from mqd.protocol.messages import AlterPartitionReassignmentsRequest, ListPartitionReassignmentsRequest, MetadataRequest
 
 METADATA, ALTER, LIST = 3, 45, 46
@@ -158,16 +158,16 @@ class _Stall:
 
 def _watch(doing: str, left: Callable[[], set[Partition]], stall: _Stall, shown: bool) -> None:
     """A bar on a terminal, a line now and then elsewhere."""
-    remaining = left()
+    remaining = patiently(left)
     total = len(remaining)
     if not total:
         return
     with _shown(doing, total) if shown else contextlib.nullcontext(lambda done: None) as show:
         while remaining:
-            stall.look(remaining)
+            patiently(lambda: stall.look(remaining))
             show(max(total - len(remaining), 0))
             time.sleep(LOOK_S)  # other hosts' doing
-            remaining = left()
+            remaining = patiently(left)
         show(total)
 
 

@@ -1,10 +1,15 @@
-"""One Kafka request to a broker and its response, for what librdkafka's admin client does not speak (quotas among others). Blocking; every wait ends."""
+"""One Kafka request to a broker and its response, for what librdkafka's admin client does not speak (quotas among others). Blocking; every wait ends.
+
+A connection that has ended, or on which an answer is late or is none, is closed: the next ask() makes another.
+"""
 
 import socket
 import struct
-from typing import Any
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-from mqd.cli.common import CliError
+from mqd.cli.common import EXIT_UNREACHABLE, CliError
 from mqd.cli.kafka import _addresses, require_broker, unreachable
 from mqd.protocol import decode_response, encode_request, with_length
 from mqd.protocol.framing import API_VERSIONS_KEY, KNOWN
@@ -13,6 +18,10 @@ from mqd.protocol.messages import message_class
 TIMEOUT_S = 30.0
 FRAME_BYTES_MAX = 256 << 20
 CLIENT_ID = "mqd-cli"
+LOST_S = 60.0  # as long as a broker takes to come back, a cluster to see that one is away
+_AGAIN_S = 0.5
+
+T = TypeVar("T")
 
 
 class Broker:
@@ -25,6 +34,10 @@ class Broker:
         self._correlation_id = 0
 
     def __enter__(self) -> "Broker":
+        self._connect()
+        return self
+
+    def _connect(self) -> None:
         require_broker(self._bootstrap)
         reason = ""
         for address in _addresses(self._bootstrap):
@@ -37,14 +50,16 @@ class Broker:
             raise unreachable(self._bootstrap, reason)
         spoken = self._call(API_VERSIONS_KEY, message_class(API_VERSIONS_KEY, "Request")(client_software_name="mqd-cli", client_software_version="1"), 3)
         self._versions = {one.api_key: (one.min_version, one.max_version) for one in spoken.api_keys}
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self._socket is not None:
             self._socket.close()
+            self._socket = None
 
     def ask(self, api_key: int, request: object, version_max: int = 1 << 15) -> Any:
         """In the newest version that both sides speak, at most `version_max`."""
+        if self._socket is None:
+            self._connect()
         known, spoken = KNOWN[api_key], self._versions.get(api_key, (0, -1))
         version = min(known.max_version, spoken[1], version_max)
         if version < max(known.min_version, spoken[0]):
@@ -57,14 +72,22 @@ class Broker:
     def _call(self, api_key: int, request: object, version: int) -> Any:
         assert self._socket is not None
         self._correlation_id += 1
+        frame = with_length(encode_request(request, version, self._correlation_id, CLIENT_ID))
         try:
-            self._socket.sendall(with_length(encode_request(request, version, self._correlation_id, CLIENT_ID)))
+            self._socket.sendall(frame)
             (size,) = struct.unpack(">i", self._receive(4))
             if not 4 <= size <= FRAME_BYTES_MAX:
                 raise CliError(f"what answers at {self._bootstrap} does not speak the Kafka protocol")
-            return decode_response(self._receive(size), api_key, version)[1]
+            number, answer = decode_response(self._receive(size), api_key, version)
+            if number != self._correlation_id:
+                raise CliError(f"what answers at {self._bootstrap} does not speak the Kafka protocol: an answer to request {number} where {self._correlation_id} was asked")
+            return answer
         except OSError as error:
+            self.__exit__()
             raise unreachable(self._bootstrap, f"{KNOWN[api_key].name}: {error}") from None
+        except BaseException:
+            self.__exit__()
+            raise
 
     def _receive(self, size: int) -> bytes:
         assert self._socket is not None
@@ -75,6 +98,18 @@ class Broker:
                 raise ConnectionError("the broker closed the connection")
             data += got
         return bytes(data)
+
+
+def patiently(attempt: Callable[[], T]) -> T:
+    """attempt(), again while it finds no broker to ask, for LOST_S: what is waited for goes on without us. Raises CliError."""
+    deadline = time.monotonic() + LOST_S
+    while True:
+        try:
+            return attempt()
+        except CliError as error:
+            if error.exit_code != EXIT_UNREACHABLE or time.monotonic() > deadline:
+                raise
+        time.sleep(_AGAIN_S)  # nothing tells when it is back
 
 
 def check(what: str, error_code: int, message: str | None) -> None:

@@ -18,7 +18,7 @@ import msgspec
 from mqd.cli import groups
 from mqd.cli.cluster import EARLIEST, GROUP, LATEST, Cluster, Partition
 from mqd.cli.common import CliError
-from mqd.cli.request import Broker, check
+from mqd.cli.request import Broker, check, patiently
 from mqd.protocol.messages import CreatePartitionsRequest, FetchRequest
 from mqd.protocol.records import TRANSACTIONAL, decode_batch, iterate_batches
 
@@ -85,27 +85,30 @@ def ask(broker: Broker, topic: str, total: int, kind: int) -> State:
 
 def wait(cluster: Cluster, topic: str, until: int, show: Callable[[State, Readers], None]) -> tuple[State, Readers]:
     """Until the step is over, REDIRECTED say, or none goes any more; releases the producers as soon as every group has read on to the end: while one cannot be asked, the controller does
-    when it has waited long enough. The state then, and who was behind when the producers were let go. Interrupting it interrupts the looking."""
+    when it has waited long enough. The state then, and who was behind when the producers were let go. Interrupting it interrupts the looking. Raises CliError."""
     readers = Readers()
     while True:
-        state = ask(cluster.first, topic, 0, STATUS)
+        state = patiently(lambda: ask(cluster.first, topic, 0, STATUS))
         if state.step == SEALED:
             sealed = is_sealed(cluster, state)  # first: what groups have read counts from then on
             readers = groups_behind(cluster, state)
             if sealed and readers.all_have_read:
-                ask(cluster.first, topic, 0, RELEASE)
-        show(state, readers)
+                patiently(lambda: ask(cluster.first, topic, 0, RELEASE))
+        patiently(lambda: show(state, readers))
         if state.step == NONE or state.step >= until:
             return state, readers
         time.sleep(LOOK_S)  # other hosts' doing
 
 
 def is_sealed(cluster: Cluster, state: State) -> bool:
-    """Whether the leaders themselves refuse new records. Before, what groups have read might not have been all."""
+    """Whether the leaders themselves refuse new records. Before, what groups have read might not have been all. One that cannot be asked has not said so."""
     if -1 in state.leaders:
         return False
-    cluster.topics([state.topic])
-    found = [ask(cluster.node(node), state.topic, 0, STATUS) for node in state.leaders]
+    try:
+        cluster.topics([state.topic])
+        found = [ask(cluster.node(node), state.topic, 0, STATUS) for node in state.leaders]
+    except CliError:
+        return False
     return all(one.step == SEALED and one.applied for one in found)
 
 
