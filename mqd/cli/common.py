@@ -3,7 +3,9 @@
 import functools
 import json
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -24,6 +26,10 @@ class CliError(click.ClickException):
     def __init__(self, message: str, exit_code: int = EXIT_FAILED):
         super().__init__(message)
         self.exit_code = exit_code
+
+
+class NobodyReadsError(Exception):
+    """Whoever read our output has enough (mqd consume ... | head): no failure. A BrokenPipeError may be another pipe's."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -55,6 +61,18 @@ def explain(error: BaseException) -> tuple[str, int]:
 def is_interruption(error: BaseException) -> bool:
     """Ctrl-C, also where a callback from librdkafka met it: its binding for Python makes a SystemError of that."""
     return isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemError) and isinstance(error.__cause__, KeyboardInterrupt))
+
+
+def stop_when_interrupted(stop: threading.Event) -> None:
+    """SIGINT and SIGTERM set it, once: what comes after that ends the process, however long the stopping takes."""
+
+    def first(_number: int, _frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        stop.set()
+
+    signal.signal(signal.SIGINT, first)
+    signal.signal(signal.SIGTERM, first)
 
 
 def options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -97,6 +115,14 @@ def complete_topic(ctx: click.Context, _parameter: click.Parameter, incomplete: 
 
 
 # -- output ------------------------------------------------------------------------------------------------------------------
+
+
+def say(text: str) -> None:
+    """A line of output. Raises NobodyReadsError."""
+    try:
+        click.echo(text)
+    except BrokenPipeError as error:
+        raise NobodyReadsError from error
 
 
 def emit_json(value: Any) -> None:

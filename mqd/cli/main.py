@@ -8,10 +8,11 @@ import difflib
 import importlib
 import os
 import sys
+from typing import Any
 
 import click
 
-from mqd.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, CliError, error_line
+from mqd.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, CliError, NobodyReadsError, error_line
 
 # name -> (module that has a click command `command`, help shown without importing it)
 COMMANDS = {
@@ -57,6 +58,12 @@ class LazyGroup(click.Group):
             raise click.UsageError(f"there is no command {args[0]!r}" + (f"; did you mean {close[0]}?" if close else "; mqd --help lists them"), ctx)
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise NobodyReadsError from error  # click takes the other for a failure
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
@@ -97,8 +104,8 @@ def _run(arguments: list[str] | None) -> int:
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # whoever read us has enough (mqd consume ... | head); point stdout elsewhere so that the interpreter's last flush is quiet
+    except (NobodyReadsError, BrokenPipeError):
+        # point stdout elsewhere so that the interpreter's last flush is quiet
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:

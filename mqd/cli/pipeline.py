@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 from pathlib import Path
 
 import click
 import msgspec
 
-from mqd.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, CliError, error_line
+from mqd.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, CliError, NobodyReadsError, error_line, say, stop_when_interrupted
 
 
 @click.group("pipeline", context_settings={"help_option_names": ["-h", "--help"]})
@@ -48,13 +47,14 @@ def run(ctx: click.Context, file: Path, bootstrap: str | None, master: str | Non
         raise CliError(str(error), EXIT_USAGE) from None
 
     def report(progress: Progress) -> None:
-        click.echo(msgspec.json.encode(progress).decode() if as_json else _line(progress))
+        say(msgspec.json.encode(progress).decode() if as_json else _line(progress))
 
     stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    stop_when_interrupted(stop)
     try:
         ended = run_pipeline(spark, pipeline, report, stop)
+    except NobodyReadsError:
+        raise
     except ReplayStoppedError as error:
         raise CliError(f"{pipeline.name}: {explained(error)}", EXIT_INTERRUPTED) from None
     except Exception as error:

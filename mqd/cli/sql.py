@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import threading
 from typing import TYPE_CHECKING
 
 import click
 
-from mqd.cli.common import EXIT_USAGE, CliError, Settings, error_line, options, pairs
+from mqd.cli.common import EXIT_USAGE, CliError, NobodyReadsError, Settings, error_line, options, pairs, say, stop_when_interrupted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -46,7 +45,7 @@ def command(settings: Settings, query: str, live: bool, starting: str, schemas: 
     try:
         frame = prepared(spark, query, topics, settings.bootstrap, pairs(schemas, "--schema"), live, starting if live else "earliest")
         return _follow(frame, settings.json) if live else _show(frame, settings.json, max_rows)
-    except CliError:
+    except (CliError, NobodyReadsError):
         raise
     except Exception as error:
         raise CliError(explained(error)) from error
@@ -65,13 +64,13 @@ def _show(frame: DataFrame, as_json: bool, max_rows: int | None) -> int:
     """`max_rows` None: as many as somebody reads, and all for a program. Says on stderr that there are more."""
     if as_json and max_rows is None:
         for row in _lines(frame).toLocalIterator():
-            click.echo(row[0])
+            say(row[0])
         return 0
     most = max_rows or _ROWS_MAX
     found = (_lines(frame) if as_json else frame).limit(most + 1).collect()
     if as_json:
         for row in found[:most]:
-            click.echo(row[0])
+            say(row[0])
     else:
         _table(frame.columns, found[:most])
     if len(found) > most:
@@ -82,13 +81,19 @@ def _show(frame: DataFrame, as_json: bool, max_rows: int | None) -> int:
 def _follow(frame: DataFrame, as_json: bool) -> int:
     from pyspark.errors import AnalysisException
 
+    stop, unread = threading.Event(), threading.Event()
+
     def show(batch: DataFrame, _number: int) -> None:
-        if as_json:
-            for line in batch.toJSON().toLocalIterator():
-                click.echo(line)
-        elif found := batch.collect():
-            _table(batch.columns, found)
-        sys.stdout.flush()
+        try:
+            if as_json:
+                for line in batch.toJSON().toLocalIterator():
+                    say(line)
+            elif found := batch.collect():
+                _table(batch.columns, found)
+            sys.stdout.flush()
+        except (NobodyReadsError, BrokenPipeError):  # raised here it would be a failure of the query's
+            unread.set()
+            stop.set()
 
     def started(mode: str):  # type: ignore[no-untyped-def]
         return frame.writeStream.outputMode(mode).foreachBatch(show).start()
@@ -97,14 +102,14 @@ def _follow(frame: DataFrame, as_json: bool) -> int:
         query = started("update")  # rows as they change, where a query counts
     except AnalysisException:
         query = started("append")
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    stop_when_interrupted(stop)
     try:
         while not query.awaitTermination(0.5) and not stop.is_set():
             pass
     finally:
         query.stop()
+    if unread.is_set():
+        raise NobodyReadsError
     return 0
 
 

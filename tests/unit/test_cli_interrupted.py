@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -10,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -141,3 +143,51 @@ def test_what_an_interruption_in_a_callback_ends_with(monkeypatch: pytest.Monkey
     monkeypatch.setattr(sys, "stdin", Stdin(b"one\n", lambda: None))
     assert main._run(["produce", "t"]) == 130
     assert capsys.readouterr().err == "mqd: interrupted: 1 of 1 records were not acknowledged\n"
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_the_second_ctrl_c_ends_what_the_first_has_only_asked_to_stop(handlers: None) -> None:
+    stop = threading.Event()
+    common.stop_when_interrupted(stop)
+    signal.raise_signal(signal.SIGINT)
+    assert stop.is_set()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize(("unread", "code", "told"), [(True, 0, ""), (False, 1, "mqd: p: a pipe of Spark's\n")])
+def test_a_pipeline_ends_well_when_nobody_reads_its_progress(handlers: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], unread: bool, code: int, told: str) -> None:
+    import click
+
+    from mqd.cli import pipeline
+    from mqd.spark.pipelines import settings
+
+    stopped: list[bool] = []
+
+    def run(_spark: object, _pipeline: object, report: Callable[[object], None], _stop: threading.Event) -> bool:
+        if not unread:
+            raise BrokenPipeError("a pipe of Spark's")
+        report(SimpleNamespace(batch=1, rows=1, rows_per_s=1.0, took_ms=1, behind=0))
+        return True
+
+    def echo(_text: str) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    running = SimpleNamespace(Progress=object, ReplayStoppedError=LookupError, explained=str, run=run)
+    session = SimpleNamespace(session=lambda *_: SimpleNamespace(stop=lambda: stopped.append(True)))
+    monkeypatch.setitem(sys.modules, "mqd.spark.pipelines.running", running)
+    monkeypatch.setitem(sys.modules, "mqd.spark.pipelines.session", session)
+    monkeypatch.setattr(settings, "load", lambda *_: SimpleNamespace(name="p", master="local", spark={}))
+    monkeypatch.setattr(pipeline, "error_line", lambda _text: None)
+    monkeypatch.setattr(click, "echo", echo)
+    monkeypatch.setattr(os, "dup2", lambda *_: None)
+    assert main._run(["pipeline", "run", "p"]) == code
+    assert capfd.readouterr().err == told and stopped == [True]

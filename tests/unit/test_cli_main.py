@@ -1,5 +1,6 @@
 """The command line without a broker: lazy verbs, exit codes, one-line errors, completion, start-up time."""
 
+import errno
 import os
 import socket
 import subprocess
@@ -152,6 +153,18 @@ def test_completion_completes():
     assert words == ["plain,add-partitions"]
     words = run(_MQD_COMPLETE="bash_complete", COMP_WORDS="mqd config set topic/x retention.m", COMP_CWORD="4").stdout.split()
     assert words == ["plain,retention.ms="]
+
+
+def test_a_reader_that_has_gone_is_no_error(monkeypatch, capfd):
+    from mqd.cli import completion
+
+    def unread(*_: object, **__: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr(completion.click, "echo", unread)
+    monkeypatch.setattr(os, "dup2", lambda *_: None)
+    assert main_module._run(["completion", "bash"]) == 0
+    assert capfd.readouterr().err == ""
 
 
 def test_a_reader_that_has_enough_is_no_error():
