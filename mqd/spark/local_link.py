@@ -47,6 +47,7 @@ class LocalLink:
         self.host, self.port = host, port
         self._client_id, self._timeout_s = settings.client_id, settings.request_timeout_s
         self._numbers = itertools.count(1)
+        self._answer: bytes | None = None
         self._client = Client(path, client_id=settings.client_id, data_bytes=MEMORY_BYTES, request_bytes=MEMORY_BYTES, timeout_ms=ATTACH_TIMEOUT_MS)
 
     def pick(self, api_key: int, at_most: int) -> int:
@@ -65,14 +66,24 @@ class LocalLink:
         self._client.flush()
         return number
 
+    def ready(self, seconds: float) -> bool:
+        """Whether an answer has come; waits for it so long."""
+        deadline = time.monotonic() + seconds
+        while True:
+            self._answer = self._answer or self._client.response()
+            left = deadline - time.monotonic()
+            if self._answer is not None or left <= 0:
+                return self._answer is not None
+            if self._client.wait(int(left * 1e6)):
+                self._client.poll()
+
     def receive(self) -> bytes:
         """The next answer, without its length."""
-        deadline = time.monotonic() + self._timeout_s
-        while True:
-            answer = self._client.response()
-            if answer is not None:
-                return answer
-            self._wait(deadline, "does not answer")
+        if not self.ready(self._timeout_s):
+            raise TimeoutError(f"broker {self.host}:{self.port} does not answer within {self._timeout_s:g} s (kafka.request.timeout.ms)")
+        answer, self._answer = self._answer, None
+        assert answer is not None
+        return answer
 
     def close(self) -> None:
         self._client.close()

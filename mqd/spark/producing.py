@@ -4,8 +4,9 @@
     S2  a batch is done when its leader has acknowledged it; after flush() all are, or an exception was raised
     S3  an answer may be lost, a leader may move, a broker may restart: that is tried again, until delivery.timeout.ms after the batch was sent first; then MqdWriteError names topic,
         partition and the last problem
-    S5  a partition that its topic does not show any more (retired, and empty) takes what was meant for it, from whoever led it last: no new rows go there
     S4  memory: what waits is at most QUEUED_BYTES_MAX and one round of batches
+    S5  a partition that its topic does not show any more (retired, and empty) takes what was meant for it, from whoever led it last: no new rows go there
+    S6  who answers is served: a leader that is silent holds up its own partitions alone, until kafka.request.timeout.ms or, where that is sooner, delivery.timeout.ms
 Concurrency: one task's. Connections outlive the task (a worker of Spark does many), but none on which an answer is outstanding.
 """
 
@@ -34,6 +35,7 @@ _LARGE_BYTES = 1 << 20
 BROKER_TIMEOUT_MS = 30_000
 METADATA_AGE_S = 300.0
 AGAIN_S = 0.05
+LOOK_S = 0.002
 _ABSENT_S = 5.0  # how long a topic may take to appear once it was asked for
 _WRITTEN = frozenset((0, int(ErrorCode.DUPLICATE_SEQUENCE_NUMBER)))
 _FENCED = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_ID_MAPPING, ErrorCode.TRANSACTION_ABORTABLE, ErrorCode.INVALID_TXN_STATE))
@@ -84,12 +86,12 @@ def connections(options: SinkOptions) -> Connections:
 
 
 class _Flight:
-    """A request that is not answered."""
+    """A request that is not answered. `deadline` by the monotonic clock."""
 
-    __slots__ = ("batches", "link", "node_id", "number", "version")
+    __slots__ = ("batches", "deadline", "link", "node_id", "number", "version")
 
-    def __init__(self, node_id: int, link: Link | LocalLink, version: int, number: int, batches: list[Batch]) -> None:
-        self.node_id, self.link, self.version, self.number, self.batches = node_id, link, version, number, batches
+    def __init__(self, node_id: int, link: Link | LocalLink, version: int, number: int, batches: list[Batch], deadline: float) -> None:
+        self.node_id, self.link, self.version, self.number, self.batches, self.deadline = node_id, link, version, number, batches, deadline
 
 
 class Producer:
@@ -183,12 +185,23 @@ class Producer:
     def _turn(self) -> None:
         self._launch()
         if self._flights:
-            self._land(next(iter(self._flights.values())))
+            self._land(self._first_back())
         else:
             now = time.monotonic()
             wait = min((self._not_before.get(key, now) for key in self._queues), default=now) - now
             time.sleep(max(wait, 0.001))  # every partition waits for its next try
             self._look_again()
+
+    def _first_back(self) -> _Flight:
+        """A flight that is answered, or whose time is over (S6)."""
+        flights = collections.deque(self._flights.values())
+        while True:
+            for flight in flights:
+                if _has_news(flight, 0) or time.monotonic() >= flight.deadline:
+                    return flight
+            left = min(flight.deadline for flight in flights) - time.monotonic()
+            _has_news(flights[0], max(0, left if len(flights) == 1 else min(left, LOOK_S)))
+            flights.rotate()
 
     def _launch(self) -> None:
         """A request to every leader that has none under way."""
@@ -222,7 +235,9 @@ class Producer:
             version = link.pick(PRODUCE, VERSION)
             if self._transactional_id is not None and version < VERSION:
                 raise MqdWriteError(f"the broker {link.host}:{link.port} does not know transactions of version 2 (KIP-890): set the option delivery to at-least-once")
-            self._flights[node_id] = _Flight(node_id, link, version, link.send(request, version), chosen)
+            number, settings = link.send(request, version), self._options
+            deadline = min(time.monotonic() + settings.kafka.request_timeout_s, min(batch.first_sent for batch in chosen) + settings.delivery_timeout_s)
+            self._flights[node_id] = _Flight(node_id, link, version, number, chosen, deadline)
         except OSError as error:
             self._lost(node_id, chosen, str(error))
 
@@ -236,6 +251,8 @@ class Producer:
 
     def _land(self, flight: _Flight) -> None:
         try:
+            if not _has_news(flight, 0):
+                raise TimeoutError(f"broker {flight.link.host}:{flight.link.port} has not answered (kafka.request.timeout.ms)")
             frame = flight.link.receive()
             number, response = decode_response(frame, PRODUCE, flight.version)
             if number != flight.number:
@@ -337,3 +354,11 @@ class Producer:
             if not topic.error:
                 self._learn(topic)
         self._asked_at = time.monotonic()
+
+
+def _has_news(flight: _Flight, seconds: float) -> bool:
+    """An answer, or an end that receive() tells."""
+    try:
+        return flight.link.ready(seconds)
+    except OSError:
+        return True

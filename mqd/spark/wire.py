@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import select
 import socket
 import struct
 import time
@@ -138,6 +139,12 @@ class Link:
         except OSError as error:
             raise self._ended(error) from error
         return number
+
+    def ready(self, seconds: float) -> bool:
+        """Whether something has come, or the connection has ended; waits for it so long."""
+        waiting = select.poll()
+        waiting.register(self._socket, select.POLLIN)
+        return bool(waiting.poll(seconds * 1000))
 
     def receive(self, memory: bytearray | None = None) -> memoryview:
         """The next frame, without its length: in `memory` when it has room for it, else in new memory. Read-only in spirit."""

@@ -29,6 +29,7 @@ class Cluster:
         self.topic = Topic("t", ID, {index: 1 + index % 2 for index in range(4)})
         self.written: list[tuple[int, int]] = []  # node id, partition
         self.errors: dict[int, list[int]] = {}
+        self.silent: set[int] = set()  # node ids
         self.now = 1000.0
 
     def metadata(self, names: list[str]) -> Metadata:
@@ -63,7 +64,16 @@ class Link:
         self._answer = encode_response(RequestHeader(PRODUCE, version, 1, "x"), ProduceResponse(responses=topics))
         return 1
 
+    def ready(self, seconds: float) -> bool:
+        if self._node_id not in self._cluster.silent:
+            return True
+        self._cluster.now += seconds
+        return False
+
     def receive(self) -> bytes:
+        if self._node_id in self._cluster.silent:
+            self._cluster.now += 30
+            raise TimeoutError("nothing")
         return self._answer
 
 
@@ -87,8 +97,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     return found
 
 
-def producer() -> Producer:
-    return Producer(SinkOptions(KafkaSettings("h:1"), (), "t"), (1, 0), None)
+def producer(**more: float) -> Producer:
+    return Producer(SinkOptions(KafkaSettings("h:1"), (), "t", **more), (1, 0), None)
 
 
 def batches(*partitions: int) -> list[Batch]:
@@ -119,6 +129,17 @@ def test_rows_for_a_topic_that_was_made_anew_with_fewer_partitions_are_not_sent_
         writing.send(batches(3))
         writing.flush()
     assert not cluster.written
+
+
+def test_a_silent_leader_holds_up_its_own_partitions_alone_and_no_longer_than_a_delivery_may_take(cluster: Cluster) -> None:
+    writing = producer(delivery_timeout_s=3.0)
+    cluster.silent = {1}
+    began = cluster.now
+    with pytest.raises(MqdWriteError, match="partition 0: 1 rows were not acknowledged within 3 s .*has not answered"):
+        writing.send(batches(0, 1, 1, 1, 3, 3))
+        writing.flush()
+    assert 3 <= cluster.now - began < 3.1
+    assert [partition for node_id, partition in cluster.written if node_id == 2] == [1, 3, 1, 3, 1]
 
 
 def test_connections_are_those_of_the_same_settings() -> None:
