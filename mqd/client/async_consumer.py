@@ -2,7 +2,7 @@
 
 One thread of its own does what may wait; a record that is at hand already is handed out on the event loop without it.
 
-    A1  nothing is lost by cancellation: a wait that was cancelled goes on, and what it brings is the next answer
+    A1  nothing is lost by cancellation: a wait that was cancelled goes on, and what it brings is the next answer, or is read again; until then no commit counts it as handed out
     A2  whoever calls something else while a wait is under way interrupts the wait: commit() does not stand behind a poll() without end
     A3  a program that ends without close() ends: nothing waits for a wait without end
 """
@@ -93,7 +93,8 @@ class AsyncConsumer:
         self._lock = asyncio.Lock()
         self._waiting: asyncio.Future[list[Message]] | None = None
         self._left: list[Message] = []  # what a cancelled wait brought
-        self._ready = getattr(self._implementation, "take_ready", lambda: None)
+        self._ready = self._take_ready = getattr(self._implementation, "take_ready", _nothing)
+        self._given_back: asyncio.Future[None] | None = None  # the last time that something was
         _all.add(self)
         weakref.finalize(self, self._calls.end).atexit = False
 
@@ -136,15 +137,18 @@ class AsyncConsumer:
 
     async def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
         """As Consumer.consume: waits until there are `num_messages`, at most `timeout` seconds."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout if timeout >= 0 else float("inf")
-        found: list[Message] = []
-        while len(found) < num_messages:
-            more = await self._take(num_messages - len(found), max(deadline - loop.time(), 0) if timeout >= 0 else -1)
-            if not more:
-                break
-            found += more
-        return found
+        async with self._lock:
+            await self._interrupt()
+            self._give_back()
+            waiting = self._waiting = self._calls.call(self._implementation.gather, num_messages)
+            try:
+                await asyncio.wait({waiting}, timeout=timeout if timeout >= 0 else None)
+            finally:
+                if not waiting.done():
+                    self._implementation.interrupt()
+            await self._interrupt()
+            found, self._left = self._left[:num_messages], self._left[num_messages:]
+            return found
 
     async def consume_batch(self, max_records: int = 65_536, timeout: float | None = None) -> Any:
         """As Consumer.consume_batch. Cancelled, it may have taken a batch along: use a time-out."""
@@ -180,12 +184,24 @@ class AsyncConsumer:
         """The wait that is under way ends; what it brings is kept."""
         waiting = self._waiting
         if waiting is not None:
-            self._implementation.interrupt()
-            try:
-                self._left += await asyncio.shield(waiting)
-            finally:
-                if waiting.done():
-                    self._waiting = None
+            if not waiting.done():
+                self._implementation.interrupt()
+                await asyncio.wait({waiting})
+            self._waiting = None
+            self._left += waiting.result()
+
+    def _give_back(self) -> None:
+        """What was brought and nobody has taken is read again: whatever is called next may commit what was handed out. Not awaited, so that no cancellation meets it."""
+        left, self._left = self._left, []
+        if left:
+            self._ready = _nothing  # in this thread nothing is handed out before that has been done
+            self._given_back = self._calls.call(self._implementation.give_back, left)
+            self._given_back.add_done_callback(self._on_given_back)
+
+    def _on_given_back(self, outcome: asyncio.Future[None]) -> None:
+        if outcome is self._given_back:
+            self._ready, self._given_back = self._take_ready, None
+        outcome.result()
 
     # -- everything else, in the thread -----------------------------------------------------------------------------------------
 
@@ -194,6 +210,7 @@ class AsyncConsumer:
             self._implementation.interrupt()
         async with self._lock:
             await self._interrupt()
+            self._give_back()
             return await self._calls.call(lambda: function(*arguments, **named))
 
     def _callback(self, function: Any) -> Any:
@@ -294,20 +311,20 @@ class AsyncConsumer:
             self._implementation.interrupt()
         async with self._lock:
             await self._interrupt()
-            left, self._left = self._left, []
-            await self._calls.call(self._close, left)
+            self._give_back()
+            await self._calls.call(self._consumer.close)
             self._calls.end()
             _all.discard(self)
-
-    def _close(self, left: list[Message]) -> None:
-        self._implementation.give_back(left)
-        self._consumer.close()
 
     async def __aenter__(self) -> AsyncConsumer:
         return self
 
     async def __aexit__(self, *_exception: object) -> None:
         await self.close()
+
+
+def _nothing() -> None:
+    """No record is at hand."""
 
 
 _all: weakref.WeakSet[AsyncConsumer] = weakref.WeakSet()

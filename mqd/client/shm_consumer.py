@@ -4,7 +4,7 @@ Who does what: the application's thread reads, and carries out what its group wa
 Two attachments: one for requests, one for the Fetch that sleeps (fetching.py), since answers keep their order.
 
     L1  a record is handed out once: a chunk read ahead is dropped, and its partition set back, by seek, pause and everything that takes the partition away
-    L2  a commit says what was handed out before the call that makes it; automatic ones are made in poll(), before it hands out the next record, when a partition goes, and in close()
+    L2  a commit says what was handed out before the call that makes it; automatic ones are made in poll(), before it hands out the next record, in consume(), when a partition goes, and in close()
     L3  what a rebalance takes away is committed (automatic commits) before the coordinator hears that it was given up
 Concurrency: one thread at a time, but wake-ups and memberid(); a child of fork has no consumer (attachment.py).
 """
@@ -27,6 +27,7 @@ from mqd.client.config import Choice, Settings
 from mqd.client.consumer_config import ConsumerConfig
 from mqd.client.consumer_offsets import CLOSE_S, INFINITY, ConsumerOffsets, deadline_of
 from mqd.client.consumer_statistics import ConsumerStatistics
+from mqd.client.consumer_turns import Turns
 from mqd.client.coordinator import Coordinator
 from mqd.client.fetching import Fetcher
 from mqd.client.group_assignors import ASSIGNORS
@@ -40,7 +41,7 @@ from mqd.client.offsets import Key, PartitionResult
 from mqd.client.opening import opener
 from mqd.client.partitions import Part, Parts, Phase
 from mqd.client.reading import BlockPool, PartitionReader
-from mqd.client.rebalancing import Call, Rebalancer
+from mqd.client.rebalancing import Rebalancer
 from mqd.client.remote_reading import RemoteRecords
 from mqd.protocol.errors import ErrorCode
 
@@ -90,7 +91,7 @@ class ShmConsumer:
         self._topics_told: set[str] = set()  # subscribed to, and the application knows that they are not there
         self._statistics = ConsumerStatistics(self)
         self._progress: Message | None = None
-        self._turns = _Turns(self)
+        self._turns = Turns(self)
         _all.add(self)
         self.control.subscribe(self._turns)
         self._data.subscribe(self._turns.data)
@@ -120,26 +121,60 @@ class ShmConsumer:
         self._inbox.notice()
 
     def give_back(self, messages: list[Message]) -> None:
-        """They were taken, the latest ones, but nobody has seen them: what is committed ends before them."""
+        """They were taken, the latest ones, but nobody has seen them: they are read again, and what is committed ends before them."""
         self._settle()
-        for message in reversed(messages):
-            part = self.parts.get((message.topic(), message.partition())) if message.error() is None else None
-            if part is not None:
-                part.position = message.offset()
-                if self._offsets.auto_store:
-                    part.stored = message.offset()
+        for part in self._read_again(messages):
+            part.position = part.start
+            if self._offsets.auto_store:
+                part.stored = part.start
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
         if not 0 <= num_messages <= 1_000_000:
             raise ValueError("num_messages must be between 0 and 1000000 (1M)")
-        found: list[Message] = []
         deadline = deadline_of(timeout)
-        while len(found) < num_messages:
-            more = self.take(num_messages - len(found), max(deadline - time.monotonic(), 0) if deadline < INFINITY else None)
-            if not more:
-                break
-            found += more
+        found = self.take(num_messages, timeout) if num_messages else []
+        if 0 < len(found) < num_messages:
+            self._gather(found, num_messages, deadline)
         return found
+
+    def gather(self, count: int) -> list[Message]:
+        """`count` records and events; fewer when the group wants something, or after interrupt()."""
+        return self.consume(count)
+
+    def _gather(self, found: list[Message], count: int, deadline: float) -> None:
+        """Appends to `found` what comes until `deadline`; ends early when the group or interrupt() wants something. The application has not been given `found` yet: what is committed
+        meanwhile ends before it, no partition goes, none of the user's functions is called. When anything is raised, all of it is read again."""
+        ended: dict[Part, Message] = {}  # the last record of every chunk but this one
+        try:
+            while len(found) < count:
+                more = list(islice(self._ready, count - len(found)))
+                if more:
+                    self._last = more[-1]
+                    found += more
+                    continue
+                self._inbox.attention = False
+                self._serve_answers()
+                if self._inbox.operations:
+                    break
+                if time.monotonic() >= self._offsets.due:
+                    self._offsets.commit_automatically(again=True)
+                before, last = self._chunk, self._last
+                if self._fetcher.events:
+                    found.append(self._fetcher.events.popleft())
+                elif self._read_chunk():
+                    if before is not None and last is not None:
+                        ended[before] = last
+                elif not self._fetcher.events and (self._interrupted or not self._wait(deadline)):
+                    break
+        except BaseException:
+            self._last = None
+            self._read_again(found)
+            raise
+        finally:
+            self._inbox.attention = True
+        self._interrupted = False
+        for part, message in ended.items():
+            self._offsets.moved(part, message.offset() + 1, message.leader_epoch())
 
     def take(self, count: int, timeout: float | None) -> list[Message]:
         """What is there, up to `count`; waits for the first."""
@@ -152,18 +187,23 @@ class ShmConsumer:
             if found:
                 self._last = found[-1]
                 return found
-            chunk = self._fetcher.read(POLL_RECORDS, self._bytes_max())
-            if chunk is not None:
-                part, begin, batch = chunk
-                self._settle()
-                self._chunk, self._last, self._chunk_begin = part, None, begin
-                self._ready = iter(batch.messages())
-                self._offsets.expect()
-            elif self._interrupted:
+            if self._read_chunk():
+                continue
+            if self._interrupted:
                 self._interrupted = False
                 return []
-            elif not self._fetcher.events and not self._wait(deadline):
+            if not self._fetcher.events and not self._wait(deadline):
                 return []
+
+    def _read_chunk(self) -> bool:
+        """The next records to hand out; those before them have been. False: there are none."""
+        chunk = self._fetcher.read(POLL_RECORDS, self._bytes_max())
+        if chunk is None:
+            return False
+        self._chunk, self._chunk_begin, batch = chunk
+        self._last, self._ready = None, iter(batch.messages())
+        self._offsets.expect()
+        return True
 
     def consume_batch(self, max_records: int = 65_536, timeout: float | None = None) -> Any:
         if max_records < 1:
@@ -218,6 +258,17 @@ class ShmConsumer:
         if part is not None and part.reader is not None and part.phase is Phase.ACTIVE and part.fetched != self._chunk_begin:
             part.reader.seek(self._chunk_begin)
             part.fetched = self._chunk_begin
+
+    def _read_again(self, messages: list[Message]) -> list[Part]:
+        """From the first of these on, which nobody has seen. Returns their partitions."""
+        self._drop_chunk()
+        first = {(message.topic(), message.partition()): message.offset() for message in reversed(messages) if message.error() is None}
+        parts = [part for part in map(self.parts.get, first) if part is not None]
+        for part in parts:
+            part.start = first[part.key]
+        self._fetcher.events.extendleft(message for message in reversed(messages) if message.error() is not None and (message.topic(), message.partition()) not in first)
+        self._fetcher.start(parts)
+        return parts
 
     def _drop_chunk_of(self, part: Part) -> None:
         if self._chunk is part:
@@ -515,57 +566,6 @@ class ShmConsumer:
             self.remote.close()
             self._data.close()
             self.control.close()
-
-
-class _Turns:
-    """The attachments' listener: it must not keep the consumer alive, nor run its code."""
-
-    def __init__(self, consumer: ShmConsumer) -> None:
-        self._consumer = consumer
-        self._version = -1
-        self._told = False  # error_cb, of this loss
-        self.data = _DataTurns(consumer)
-
-    def on_turn(self, now: float) -> float | None:
-        consumer = self._consumer
-        version = consumer.control.metadata.version
-        if version != self._version:
-            self._version = version
-            if consumer._fetcher._starting or consumer._subscription:
-                consumer._inbox.notice()
-        if now >= consumer._statistics.due:
-            consumer._inbox.put_operation(consumer._statistics.call(now))
-        if now >= consumer._offsets.due:
-            if not consumer._inbox.attention:
-                consumer._inbox.notice()
-            return consumer._statistics.due
-        return min(consumer._offsets.due, consumer._statistics.due)
-
-    def on_lost(self, error: KafkaError) -> None:
-        callback = self._consumer.config["error_cb"]
-        if callback is not None and (error.fatal() or not self._told):
-            self._consumer._inbox.put_operation(Call(callback, (error,)))
-        self._told = True
-        if error.fatal():
-            self._consumer._inbox.notice()
-
-    def on_reattached(self, _old: Any, _new: Any) -> None:
-        self._told = False
-        self._consumer._inbox.notice()
-
-
-class _DataTurns:
-    def __init__(self, consumer: ShmConsumer) -> None:
-        self._consumer = consumer
-
-    def on_turn(self, _now: float) -> float | None:
-        return None
-
-    def on_lost(self, _error: KafkaError) -> None:
-        self._consumer._inbox.notice()
-
-    def on_reattached(self, _old: Any, _new: Any) -> None:
-        self._consumer._inbox.notice()
 
 
 _all: weakref.WeakSet[ShmConsumer] = weakref.WeakSet()

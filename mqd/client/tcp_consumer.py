@@ -43,6 +43,7 @@ class TcpConsumer:
         self._poll_one = consumer.poll
         self._subscription: list[str] = []
         self._held: list[Any] = []  # taken along with a batch, and of another partition than that
+        self._taken: list[Any] = []  # by the latest take(): stored by the next call, unless they are given back
         self._unstored: dict[tuple[str, int], Any] = {}  # the last message handed out of each partition
         self._unstored_count = 0
         self._stored_at = 0.0
@@ -72,27 +73,45 @@ class TcpConsumer:
         return found
 
     def take(self, count: int, timeout: float | None) -> list[Any]:
-        """What is there, up to `count`; waits for the first, or until interrupt()."""
+        """What is there, up to `count`; waits for the first, or until interrupt(). Counted as handed out by the next call that is not give_back()."""
+        self._count_taken()
         deadline = time.monotonic() + timeout if timeout is not None and timeout >= 0 else float("inf")
         while not self._held:
             left = deadline - time.monotonic()
-            found = self._some(count, min(max(left, 0), SLICE_S))
-            if found:
-                self._held = found
-            elif left <= 0 or self._interrupted:
+            self._fill(count, min(max(left, 0), SLICE_S))
+            if not self._held and (left <= 0 or self._interrupted):
                 self._interrupted = False
                 return []
-        return self.consume(count, 0)
+        return self._take_held(count)
+
+    def gather(self, count: int) -> list[Any]:
+        """`count` records and events; fewer after interrupt(). Counted as those of take()."""
+        self._count_taken()
+        while (before := len(self._held)) < count:
+            self._fill(count - before, 0 if self._interrupted else SLICE_S)
+            if self._interrupted and len(self._held) <= before:
+                break
+        self._interrupted = False
+        return self._take_held(count)
 
     def interrupt(self) -> None:
         self._interrupted = True
 
     def give_back(self, messages: list[Any]) -> None:
-        """They were taken, the latest ones, but nobody has seen them: what is committed ends before them."""
-        self._store()
-        if self._auto_store:
-            first = {(one.topic(), one.partition()): one.offset() for one in reversed(messages) if one.error() is None}
-            self._store_offsets([confluent_kafka.TopicPartition(topic, partition, offset) for (topic, partition), offset in first.items()])
+        """They were taken, the latest ones, but nobody has seen them: they are handed out again, and what is committed ends before them."""
+        self._taken = self._taken[: len(self._taken) - len(messages)]
+        self._count_taken()
+        self._held = [*messages, *self._held]
+
+    def _take_held(self, count: int) -> list[Any]:
+        self._taken, self._held = self._held[:count], self._held[count:]
+        return self._taken
+
+    def _count_taken(self) -> None:
+        taken, self._taken = self._taken, []
+        for message in taken:
+            if self._auto_store and message.error() is None:
+                self._hand_out(message)
 
     def consume_batch(self, max_records: int = 65_536, timeout: float | None = None) -> Any:
         """As mqd.Consumer.consume_batch, from messages: columns are copies."""
@@ -100,9 +119,12 @@ class TcpConsumer:
 
         if max_records < 1:
             raise ValueError("max_records must be positive")
+        self._count_taken()
         deadline = time.monotonic() + timeout if timeout is not None and timeout >= 0 else float("inf")
         while True:
-            messages = self._held or self._some(max_records, deadline - time.monotonic() if deadline < float("inf") else -1)
+            if not self._held:
+                self._fill(max_records, deadline - time.monotonic() if deadline < float("inf") else -1)
+            messages = self._held
             if not messages:
                 self._store()
                 return None
@@ -119,12 +141,15 @@ class TcpConsumer:
                 self._hand_out(messages[count - 1])
             return RecordBatchView.from_messages(*place, messages[:count])
 
-    def _some(self, count: int, timeout: float) -> list[Any]:
+    def _fill(self, count: int, timeout: float) -> None:
         """The first that comes is waited for, and what is there with it is taken along."""
         first = self._poll_one(max(timeout, 0) if timeout != -1 else -1)
         if first is None:
-            return []
-        return [first, *(self._consumer.consume(min(count, CHUNK_MAX) - 1, 0) if count > 1 else ())]
+            return
+        self._held.append(first)  # at once: consume() may call on_revoke, which takes its partition away, or raise
+        if count > 1:
+            more = self._consumer.consume(min(count, CHUNK_MAX) - 1, 0)
+            self._held += more
 
     # -- what lies here goes when its partition does ----------------------------------------------------------------------------
 
@@ -175,6 +200,7 @@ class TcpConsumer:
             self._store()
 
     def _store(self) -> None:
+        self._count_taken()
         if self._unstored:
             messages, self._unstored = self._unstored.values(), {}
             self._unstored_count, self._stored_at = 0, time.monotonic()

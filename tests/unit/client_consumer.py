@@ -1,0 +1,88 @@
+"""A consumer on shared memory over a FakeBroker: its readers are this module's, and give what a test says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from confluent_kafka import TopicPartition
+
+from mqd.client import requests
+from mqd.client.attachment import Attachment
+from mqd.client.config import read
+from mqd.client.consumer_config import ConsumerConfig
+from mqd.client.messages import Message
+from mqd.client.shm_consumer import ShmConsumer
+from mqd.protocol.messages import FindCoordinatorResponse, OffsetCommitResponse
+from tests.unit.client_broker import FakeBroker
+
+TOPIC = "events"
+
+
+class LogReader:
+    """reading.PartitionReader's methods, over the records from 0 to `end`. `at_end()` is called when it has given all of them; `problem`: what take_problem() tells, once."""
+
+    is_remote = False
+
+    def __init__(self, index: int, topic_id: bytes, begin: int, end: int, at_end: Callable[[], None]) -> None:
+        self.index, self.topic_id, self.position, self.end, self._at_end = index, topic_id, begin, end, at_end
+        self.problem: Any = None
+
+    def lag_end(self) -> int:
+        if self.position >= self.end:
+            self._at_end()
+        return -1 if self.problem is not None else self.end
+
+    def log_start(self) -> int:
+        return 0
+
+    def read(self, records_max: int, _bytes_max: int) -> Any:
+        if self.problem is not None:
+            return None
+        messages = [Message(TOPIC, self.index, offset, None, b"", None, None, (1, 0), None) for offset in range(self.position, min(self.end, self.position + records_max))]
+        self.position += len(messages)
+        return SimpleNamespace(messages=lambda: messages, next_offset=self.position, leader_epoch=-1) if messages else None
+
+    def seek(self, offset: int) -> None:
+        self.position = offset
+
+    def take_problem(self) -> Any:
+        problem, self.problem = self.problem, None
+        return problem
+
+    def close(self) -> None:
+        pass
+
+
+class ConsumerWorld:
+    """`consumer`, assigned all `ends`, of which each is the end of a partition; `commits`: what it has committed, one dictionary of partitions for each request."""
+
+    def __init__(self, *ends: int, **config: object) -> None:
+        self.broker = FakeBroker({TOPIC: len(ends)})
+        self.ends = list(ends)
+        self.commits: list[dict[int, int]] = []
+        self.readers: dict[int, LogReader] = {}  # the latest of each partition
+        self.at_end: Callable[[], None] = lambda: None
+        coordinator = FindCoordinatorResponse.Coordinator(key="g", node_id=1, host="h", port=1)
+        self.broker.answers |= {
+            requests.FIND_COORDINATOR: lambda _: FindCoordinatorResponse(coordinators=[coordinator]), requests.FETCH: lambda _: None, requests.OFFSET_COMMIT: self._commit,
+        }  # fmt: skip
+        settings = read({"bootstrap.servers": "x", "group.id": "g", **{name.replace("_", "."): value for name, value in config.items()}})
+        remote = SimpleNamespace(attach=lambda *_: None, close=lambda: None, records_read=0)
+        self.consumer = ShmConsumer(ConsumerConfig(settings), None, lambda name: Attachment(self.broker.attach, client_id=name), self._open, remote)  # type: ignore[arg-type]
+        self.consumer.assign([TopicPartition(TOPIC, index, 0) for index in range(len(ends))])
+
+    def _open(self, _native: Any, part: Any, offset: int) -> LogReader:
+        self.readers[part.index] = LogReader(part.index, part.topic_id, offset, self.ends[part.index], lambda: self.at_end())
+        return self.readers[part.index]
+
+    def _commit(self, request: Any) -> OffsetCommitResponse:
+        Topic, One = OffsetCommitResponse.TopicResponse, OffsetCommitResponse.PartitionResponse
+        self.commits += [{one.partition_index: one.committed_offset for one in topic.partitions} for topic in request.topics]
+        return OffsetCommitResponse(topics=[Topic(name=topic.name, partitions=[One(partition_index=one.partition_index) for one in topic.partitions]) for topic in request.topics])
+
+
+def places(messages: list[Message]) -> list[tuple[int, int]]:
+    """(partition, offset) of each."""
+    return [(message.partition(), message.offset()) for message in messages]

@@ -1,0 +1,212 @@
+"""What a consumer has taken and the application was not given: no commit counts it, and it is read again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaException, TopicPartition
+
+from mqd.client import consumer as client_consumer
+from mqd.client.async_consumer import AsyncConsumer
+from mqd.client.config import read
+from mqd.client.messages import Message
+from mqd.client.rebalancing import Call
+from mqd.client.tcp_consumer import TcpConsumer
+from tests.unit.client_consumer import TOPIC, ConsumerWorld, places
+
+# -- consume() ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., ConsumerWorld]]:
+    made: list[ConsumerWorld] = []
+
+    def world(*ends: int, **config: object) -> ConsumerWorld:
+        made.append(ConsumerWorld(*ends, **config))
+        return made[-1]
+
+    yield world
+    for one in made:
+        one.at_end = lambda: None
+        one.consumer.close()
+
+
+def test_a_commit_within_consume_ends_before_what_it_gathers(make: Callable[..., ConsumerWorld]) -> None:
+    """The automatic commit comes due when the second partition's records are gathered, too."""
+    world = make(3, 3)
+    consumer = world.consumer
+    assert len(consumer.consume(2, 10)) == 2
+
+    def commit_is_due() -> None:
+        if len(world.readers) == 2 and all(reader.position >= 3 for reader in world.readers.values()):
+            consumer._offsets.due = 0.0
+
+    world.at_end = commit_is_due
+    found = consumer.consume(100, 0.1)
+    assert sorted(places(found)) == [(0, 2), (1, 0), (1, 1), (1, 2)] and world.commits == [{0: 2}]
+    consumer.close()
+    assert world.commits[1:] == [{0: 3, 1: 3}]
+
+
+def test_what_the_group_wants_ends_consume_and_is_carried_out_by_the_next_call(make: Callable[..., ConsumerWorld]) -> None:
+    """Without end otherwise: neither is a partition given away whose records are gathered, nor a callback called that may raise."""
+    world = make(3)
+    called: list[int] = []
+    world.at_end = lambda: world.consumer._inbox.operations or called or world.consumer._inbox.put_operation(Call(called.append, (1,)))
+    assert places(world.consumer.consume(100)) == [(0, 0), (0, 1), (0, 2)] and not called
+    assert world.consumer.poll(0) is None and called
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, KafkaException])
+def test_consume_that_raises_has_handed_out_nothing(make: Callable[..., ConsumerWorld], raised: type[BaseException]) -> None:
+    world = make(3, 4, enable_auto_commit=False)
+    consumer = world.consumer
+    assert [message.offset() for message in consumer.consume(2, 10)] == [0, 1]
+    rest = [(index, offset) for index, end in enumerate(world.ends) for offset in range(end) if (index, offset) not in ((0, 0), (0, 1))]
+
+    def fail() -> None:
+        if len(world.readers) == 2 and all(reader.position >= reader.end for reader in world.readers.values()):
+            raise raised
+
+    world.at_end = fail
+    with pytest.raises(raised):
+        consumer.consume(100, 10)
+    world.at_end = lambda: None
+    consumer.commit(asynchronous=False)
+    assert world.commits == [{0: 2}]
+    assert sorted(places(consumer.consume(100, 0))) == rest
+
+
+# -- AsyncConsumer -----------------------------------------------------------------------------------------------------------------
+
+
+def run(monkeypatch: pytest.MonkeyPatch, world: ConsumerWorld, body: Callable[[AsyncConsumer, Callable[[Any], Any]], Any]) -> None:
+    """body(consumer, waits): `waits` makes a task of a coroutine, and returns it when it has read everything and waits for more."""
+    monkeypatch.setattr(client_consumer, "_make", lambda _owner, _settings: world.consumer)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        async def waits(work: Any) -> asyncio.Task:
+            at_end = asyncio.Event()
+            world.at_end = lambda: loop.call_soon_threadsafe(at_end.set)
+            task = loop.create_task(work)
+            await at_end.wait()
+            world.at_end = lambda: None
+            return task
+
+        async with AsyncConsumer({"group.id": "g"}) as consumer:
+            await asyncio.wait_for(body(consumer, waits), 60)
+
+    asyncio.run(main())
+
+
+async def cancel(task: asyncio.Task) -> None:
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def test_what_a_cancelled_consume_has_gathered_is_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = ConsumerWorld(5, enable_auto_commit=False)
+
+    async def body(consumer: AsyncConsumer, waits: Callable[[Any], Any]) -> None:
+        await cancel(await waits(consumer.consume(100)))
+        await consumer.commit()
+        assert world.commits == [{0: 0}]
+        assert places(await consumer.consume(3, 10)) == [(0, 0), (0, 1), (0, 2)]
+        await consumer.commit()
+        assert world.commits[1:] == [{0: 3}]
+        assert places([await consumer.getone(), await consumer.getone()]) == [(0, 3), (0, 4)]
+
+    run(monkeypatch, world, body)
+
+
+def test_what_a_cancelled_wait_has_brought_is_not_committed_before_it_is_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = ConsumerWorld(5, enable_auto_commit=False)
+
+    async def body(consumer: AsyncConsumer, waits: Callable[[Any], Any]) -> None:
+        assert len(await consumer.getmany(100)) == 5
+        await cancel(await waits(consumer.getone()))
+        assert consumer._waiting is not None
+        world.readers[0].end = 7
+        world.consumer._inbox.notice()
+        await asyncio.wait({consumer._waiting})
+        await consumer.commit()
+        assert world.commits == [{0: 5}]
+        assert places([await consumer.getone(), await consumer.getone()]) == [(0, 5), (0, 6)]
+        await consumer.commit()
+        assert world.commits[1:] == [{0: 7}]
+
+    run(monkeypatch, world, body)
+
+
+# -- over TCP ----------------------------------------------------------------------------------------------------------------------
+
+
+class Librdkafka:
+    """Of confluent_kafka.Consumer, what TcpConsumer asks. `there`: what poll() and consume() hand out; on_consume() is called within consume()."""
+
+    def __init__(self, *there: tuple[int, int]) -> None:
+        self.there = [Message(TOPIC, index, offset, None, b"", None, None, (1, 0), None) for index, offset in there]
+        self.stored: dict[int, int] = {}
+        self.on_consume: Callable[[], None] = lambda: None
+
+    def poll(self, _timeout: float) -> Message | None:
+        return self.there.pop(0) if self.there else None
+
+    def consume(self, count: int, _timeout: float) -> list[Message]:
+        self.on_consume()
+        found, self.there = self.there[:count], self.there[count:]
+        return found
+
+    def store_offsets(self, offsets: list[TopicPartition]) -> None:
+        self.stored |= {one.partition: one.offset for one in offsets}
+
+    def commit(self, asynchronous: bool) -> dict[int, int]:
+        return dict(self.stored)
+
+    def close(self) -> None:
+        pass
+
+
+def over_tcp(fake: Librdkafka) -> TcpConsumer:
+    made = TcpConsumer(None, read({"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0}), "test")
+    made._consumer.close()
+    made._consumer, made._poll_one = fake, fake.poll
+    return made
+
+
+def test_over_tcp_what_is_given_back_is_not_stored_and_handed_out_again() -> None:
+    fake = Librdkafka((0, 0), (0, 1), (0, 2))
+    consumer = over_tcp(fake)
+    assert places(consumer.take(2, 0)) == [(0, 0), (0, 1)] and fake.stored == {}  # librdkafka commits what is stored at any time
+    consumer.give_back(consumer._taken[1:])
+    assert consumer.commit() == {0: 1}
+    consumer.interrupt()
+    found = consumer.gather(10)
+    assert places(found) == [(0, 1), (0, 2)] and fake.stored == {0: 1}
+    assert consumer.take(1, 0) == [] and consumer.commit() == {0: 3}
+
+
+def test_over_tcp_the_first_record_of_several_is_kept_and_goes_with_its_partition() -> None:
+    fake = Librdkafka((0, 0), (1, 0))
+    consumer = over_tcp(fake)
+
+    def fail() -> None:
+        raise LookupError
+
+    fake.on_consume = fail
+    with pytest.raises(LookupError):
+        consumer.take(10, 0)
+    fake.on_consume = lambda: None
+    assert places(consumer.take(1, 0)) == [(0, 0)]
+    fake = Librdkafka((0, 0), (1, 0))
+    consumer = over_tcp(fake)
+    fake.on_consume = lambda: consumer._on_revoke(None)(None, [TopicPartition(TOPIC, 0)])
+    assert places(consumer.take(10, 0)) == [(1, 0)]
+
+
