@@ -5,7 +5,7 @@ of everything, first that all of it goes, then what there is from now on; so an 
 members notice no difference: what stays with this member is not given up.
 
     B1  one operation at a time, each ended by exactly one done(), also when a callback raises; the exception leaves poll()
-    B2  what the callback has assigned itself is left as it is; else it is done for it, also when it raises: the group has given these partitions to this member alone
+    B2  what the callback has assigned itself is left as it is; else it is done for it, also when it, or the one before it, raises: the group has given these partitions to this member alone
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class Rebalancer:
         finally:
             self.is_lost = False
             self._consumer._runner.done()
-        if self._is_eager and not self._shown and self._group and not self._has_work and not self._has_left and self._consumer._subscription:
-            self._show(list(self._group))
+            if self._is_eager and not self._shown and self._group and not self._has_work and self._consumer._subscription:
+                self._show(list(self._group))
 
     @property
     def _is_eager(self) -> bool:
@@ -86,13 +86,12 @@ class Rebalancer:
 
     def _assign(self, partitions: Partitions) -> None:
         added = [(one.topic, one.index) for one in partitions]
+        self._group.update({(one.topic, one.index): one.topic_id for one in partitions})
         if not self._is_eager:
-            self._group.update({(one.topic, one.index): one.topic_id for one in partitions})
             self._call(self._on_assign, added, lambda: self._consumer.incremental_assign(_listed(added)))
             return
         if self._shown:
             self._hide(self._on_revoke)
-        self._group.update({(one.topic, one.index): one.topic_id for one in partitions})
         self._show(list(self._group))
 
     def _revoke(self, partitions: Partitions, callback: Callable | None) -> None:

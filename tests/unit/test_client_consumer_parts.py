@@ -332,6 +332,42 @@ def test_the_incremental_view_and_a_callback_that_raises() -> None:
     assert consumer.done_count == 4
 
 
+def test_eager_what_stays_is_shown_also_after_a_callback_has_raised() -> None:
+    consumer = FakeConsumer(is_eager=True)
+    carry = consumer.rebalancer.carry_out
+    carry(Assign(some(0, 1, 2)))
+
+    def fail(*_: object) -> None:
+        raise LookupError
+
+    for operation, callbacks in ((Revoke(some(2)), (None, fail, None)), (Lost(some(1)), (None, None, fail)), (Assign(some(3)), (None, fail, None))):
+        consumer.rebalancer.set_callbacks(*callbacks)
+        with pytest.raises(LookupError):
+            carry(operation)
+        assert consumer.has() == [key[1] for key in consumer.rebalancer._group]
+    assert consumer.has() == [0, 3] and consumer.done_count == 4
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_eager_what_stays_is_shown_also_after_the_member_has_left_once(is_late: bool) -> None:
+    """Late: the coordinator was away, and unsubscribe() waited for its word no longer."""
+    consumer = FakeConsumer(is_eager=True)
+    carry = consumer.rebalancer.carry_out
+    carry(Assign(some(0, 1, 2)))
+    consumer._subscription = []
+    carry(Revoke(some(0, 1, 2)))
+    assert consumer.has() == []
+    for operation in ([Left(), None] if not is_late else [None, Left()]):
+        if operation is not None:
+            carry(operation)
+        else:
+            consumer._subscription = ["t"]
+            consumer.rebalancer.set_callbacks(None, None, None)
+    carry(Assign(some(0, 1, 2)))
+    carry(Revoke(some(2)))
+    assert consumer.has() == [0, 1]
+
+
 def test_problems_are_errors() -> None:
     error = FakeConsumer(is_eager=True).rebalancer.carry_out(Problem(MAX_POLL_EXCEEDED, "too slow"))
     assert error is not None and error.code() == KafkaError._MAX_POLL_EXCEEDED and not error.fatal()
