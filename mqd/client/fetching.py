@@ -9,6 +9,7 @@ read to their end (parking.py), which the broker answers when one of them has gr
     F4  a Fetch that was answered without anything to be read behind it is followed by a pause (PAUSE_MIN_S..PAUSE_MAX_S): no error makes a busy loop
     F5  a partition without a replica on this host that has what is wanted is read from its leader (remote_reading.py) until its replicas, or who of them is in sync, change; then this
         host's is tried first again. A replica here that is in sync is read up to its own high watermark, wherever its leader is (KIP-392)
+    F6  an offset is one of a topic id: of a topic that was deleted and made anew under its name, what the group has committed since counts, else auto.offset.reset
 Concurrency: the application's thread, but the answers' way into the inbox.
 """
 
@@ -53,6 +54,7 @@ class Fetcher:
         self._coordinator = coordinator
         self._remote = remote
         self._config, self._control, self._data, self._inbox, self._parts, self._open_reader = config, control, data, inbox, parts, open_reader
+        self.on_begun_anew: Callable[[Part], None] = lambda part: None  # F6: what was read of it is another topic's
         self.events: deque[Message] = deque()  # errors and ends of partitions, for the application
         self._covered: dict[tuple[bytes, int], int] | None = None
         self._fetch_serial = 0
@@ -116,6 +118,8 @@ class Fetcher:
             self._control.metadata.refresh([part.topic], bool(self._config["allow.auto.create.topics"]))
             return
         part.unknown_since = None
+        if part.topic_id not in (None, info.topic_id):
+            self._begin_anew(part)
         part.topic_id = info.topic_id
         if part.start >= 0:
             self._activate(part, part.start)
@@ -123,6 +127,13 @@ class Fetcher:
             part.timestamp, part.phase = (EARLIEST_TIMESTAMP if part.start == OFFSET_BEGINNING else LATEST_TIMESTAMP), Phase.LIST
         else:
             part.phase = Phase.COMMITTED
+
+    def _begin_anew(self, part: Part) -> None:
+        """F6."""
+        if part.reader is not None:
+            self._close_reader(part)
+        self.on_begun_anew(part)
+        part.begin_anew()
 
     def _activate(self, part: Part, offset: int) -> None:
         part.fetched = offset
@@ -158,7 +169,12 @@ class Fetcher:
     def on_metadata(self) -> None:
         """They are new: who is read elsewhere may have a replica here by now."""
         for part in self._parts:
-            if part.remote_view is not None and part.phase is Phase.ACTIVE and part.remote_view != self._view_of(part):
+            if part.remote_view is None or part.phase is not Phase.ACTIVE:
+                continue
+            info = self._control.metadata.topics.get(part.topic)
+            if info is not None and not info.error and info.topic_id != part.topic_id:  # the reader asks by name, and does not notice
+                part.phase, part.start, self._starting = Phase.TOPIC, part.fetched, True
+            elif part.remote_view != self._view_of(part):
                 self._activate(part, part.fetched)
 
     def _ask(self, api_key: int, version_max: int, message: object, parts: list[Part], handler: Callable[..., None]) -> None:

@@ -50,6 +50,14 @@ class Part:
     def key(self) -> Key:
         return self.topic, self.index
 
+    def begin_anew(self) -> None:
+        """Its topic is another: nothing that was known of it counts."""
+        self.serial += 1
+        self.start = self.fetched = self.position = self.stored = self.committed = self.eof_told = OFFSET_INVALID
+        self.stored_epoch = self.leader_epoch = -1
+        self.stored_metadata = None
+        self.told = 0
+
     def close(self) -> None:
         self.serial += 1
         if self.reader is not None:

@@ -30,12 +30,11 @@ from mqd.client.consumer_statistics import ConsumerStatistics
 from mqd.client.consumer_turns import Turns
 from mqd.client.coordinator import Coordinator
 from mqd.client.fetching import Fetcher
-from mqd.client.group_assignors import ASSIGNORS
-from mqd.client.group_classic import ClassicCore, ClassicSettings
+from mqd.client.group_classic import ClassicCore
 from mqd.client.group_core import GroupCore
-from mqd.client.group_core import Settings as GroupSettings
 from mqd.client.group_runner import GroupRunner
 from mqd.client.inbox import Inbox
+from mqd.client.joining import classic_core, new_core, subscribed
 from mqd.client.messages import OFFSET_INVALID, GroupMetadata, KafkaError, KafkaException, Message, TopicPartition, broker_error, failure, local_error
 from mqd.client.offsets import Key, PartitionResult
 from mqd.client.opening import opener
@@ -72,6 +71,7 @@ class ShmConsumer:
         self.parts = Parts()
         self.coordinator = Coordinator(self.control, config["group.id"])
         self._fetcher = Fetcher(config, self.control, self.coordinator, self._data, self._inbox, self.parts, open_reader, remote)
+        self._fetcher.on_begun_anew = self._forget
         remote.attach(self._inbox.notice, self.control.metadata)
         commits = Commits(self.control, self._inbox, config["group.id"], config["group.instance.id"], self._identity, self._on_committed, self.coordinator)
         self._offsets = ConsumerOffsets(self, commits)
@@ -144,7 +144,7 @@ class ShmConsumer:
     def _gather(self, found: list[Message], count: int, deadline: float) -> None:
         """Appends to `found` what comes until `deadline`; ends early when the group or interrupt() wants something. The application has not been given `found` yet: what is committed
         meanwhile ends before it, no partition goes, none of the user's functions is called. When anything is raised, all of it is read again."""
-        ended: dict[Part, Message] = {}  # the last record of every chunk but this one
+        ended: dict[tuple[Part | None, bytes | None], Message] = {}  # the last record of every chunk but this one
         try:
             while len(found) < count:
                 more = list(islice(self._ready, count - len(found)))
@@ -158,11 +158,11 @@ class ShmConsumer:
                     break
                 if time.monotonic() >= self._offsets.due:
                     self._offsets.commit_automatically(again=True)
-                before, last = self._chunk, self._last
+                before, last = (self._chunk, self._chunk and self._chunk.topic_id), self._last
                 if self._fetcher.events:
                     found.append(self._fetcher.events.popleft())
                 elif self._read_chunk():
-                    if before is not None and last is not None:
+                    if last is not None:
                         ended[before] = last
                 elif not self._fetcher.events and (self._interrupted or not self._wait(deadline)):
                     break
@@ -173,8 +173,9 @@ class ShmConsumer:
         finally:
             self._inbox.attention = True
         self._interrupted = False
-        for part, message in ended.items():
-            self._offsets.moved(part, message.offset() + 1, message.leader_epoch())
+        for (part, topic_id), message in ended.items():
+            if part is not None and part.topic_id == topic_id:
+                self._offsets.moved(part, message.offset() + 1, message.leader_epoch())
 
     def take(self, count: int, timeout: float | None) -> list[Message]:
         """What is there, up to `count`; waits for the first."""
@@ -274,6 +275,12 @@ class ShmConsumer:
         if self._chunk is part:
             self._drop_chunk()
             self._chunk = None
+
+    def _forget(self, part: Part) -> None:
+        """Its topic is another: what was read, and commits that wait, are the old one's."""
+        if self._chunk is part:
+            self._chunk, self._last, self._ready = None, None, _NOTHING
+        self._offsets.commits.gone({part.key})
 
     # -- what has come meanwhile -------------------------------------------------------------------------------------------------
 
@@ -402,7 +409,7 @@ class ShmConsumer:
         if part is None:
             raise failure(KafkaError._STATE, f"Failed to seek to offset {partition.offset}: {partition.topic} [{partition.partition}] is not assigned")
         self._drop_chunk_of(part)
-        part.start, part.position, part.told = partition.offset, OFFSET_INVALID, 0
+        part.start, part.position, part.told, part.topic_id = partition.offset, OFFSET_INVALID, 0, None
         self._fetcher.events = type(self._fetcher.events)(event for event in self._fetcher.events if (event.topic(), event.partition()) != part.key)
         self._fetcher.start([part])
 
@@ -452,7 +459,7 @@ class ShmConsumer:
             with self.control.lock:
                 self.control.metadata.refresh(names, bool(self.config["allow.auto.create.topics"]))
         if self._runner is None:
-            self._join_by(self._new_core())
+            self._join_by(new_core(self.config, self._own_id))
         else:
             self._runner.subscribe(*self._wanted_topics())
 
@@ -472,36 +479,16 @@ class ShmConsumer:
         self._runner.subscribe(*self._wanted_topics())
 
     def _wanted_topics(self) -> tuple[tuple[str, ...], str | None]:
-        names = tuple(sorted({topic for topic in self._subscription if not topic.startswith("^")}))
-        return names, self._regex([topic for topic in self._subscription if topic.startswith("^")])
+        return subscribed(self.config, self._subscription)
 
     def speak_classic(self) -> bool:
         """The group has classic members, and the broker lets no other kind in (group.consumer.migration.policy): this member joins as one. False: it is one already."""
         if self._runner is None or isinstance(self._runner.core, ClassicCore) or not self._subscription:
             return False
         _log.info("group %s keeps to the classic protocol: joining by that", self.config["group.id"])
-        config = self.config
-        assignors = tuple(name for name in str(config["partition.assignment.strategy"]).replace(" ", "").split(",") if name in ASSIGNORS)
         self._runner.close()
-        self._join_by(ClassicCore(ClassicSettings(
-            config["group.id"], config["group.instance.id"], config["session.timeout.ms"], config["heartbeat.interval.ms"], config["max.poll.interval.ms"],
-            assignors or ("range", "roundrobin"), max(config["topic.metadata.refresh.interval.ms"], 1_000),
-        )))  # fmt: skip
+        self._join_by(classic_core(self.config))
         return True
-
-    def _regex(self, expressions: list[str]) -> str | None:
-        """librdkafka's expressions find, the coordinator's match whole names; who asks for group.protocol=consumer writes the latter."""
-        if not expressions:
-            return None
-        if str(self.config["group.protocol"]).lower() == "consumer":
-            return "|".join(expressions)
-        return "|".join(f".*(?:{expression}).*" for expression in expressions)
-
-    def _new_core(self) -> GroupCore:
-        config = self.config
-        return GroupCore(
-            GroupSettings(config["group.id"], self._own_id, config["group.instance.id"], config["client.rack"] or None, config["group.remote.assignor"], config["max.poll.interval.ms"])
-        )
 
     def _has_progressed(self) -> bool:
         """Whether poll() has handed something out since the last question. Any thread; a race costs one question."""

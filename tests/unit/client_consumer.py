@@ -13,15 +13,18 @@ from mqd.client.attachment import Attachment
 from mqd.client.config import read
 from mqd.client.consumer_config import ConsumerConfig
 from mqd.client.messages import Message
+from mqd.client.offsets import EARLIEST_TIMESTAMP
+from mqd.client.reading import Problem
 from mqd.client.shm_consumer import ShmConsumer
-from mqd.protocol.messages import FindCoordinatorResponse, OffsetCommitResponse
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.messages import FindCoordinatorResponse, ListOffsetsResponse, OffsetCommitResponse, OffsetFetchResponse
 from tests.unit.client_broker import FakeBroker
 
 TOPIC = "events"
 
 
 class LogReader:
-    """reading.PartitionReader's methods, over the records from 0 to `end`. `at_end()` is called when it has given all of them; `problem`: what take_problem() tells, once."""
+    """reading.PartitionReader's methods, over the records from 0 to `end`, whose values are the topic's id. `at_end()` is called when it has given all of them; `problem`: what take_problem() tells, once."""
 
     is_remote = False
 
@@ -40,7 +43,7 @@ class LogReader:
     def read(self, records_max: int, _bytes_max: int) -> Any:
         if self.problem is not None:
             return None
-        messages = [Message(TOPIC, self.index, offset, None, b"", None, None, (1, 0), None) for offset in range(self.position, min(self.end, self.position + records_max))]
+        messages = [Message(TOPIC, self.index, offset, None, self.topic_id, None, None, (1, 0), None) for offset in range(self.position, min(self.end, self.position + records_max))]
         self.position += len(messages)
         return SimpleNamespace(messages=lambda: messages, next_offset=self.position, leader_epoch=-1) if messages else None
 
@@ -56,17 +59,20 @@ class LogReader:
 
 
 class ConsumerWorld:
-    """`consumer`, assigned all `ends`, of which each is the end of a partition; `commits`: what it has committed, one dictionary of partitions for each request."""
+    """`consumer`, assigned all `ends`, of which each is the end of a partition; `commits`: what it has committed, one dictionary of partitions for each request; `committed`: what it is told
+    when it asks."""
 
     def __init__(self, *ends: int, **config: object) -> None:
         self.broker = FakeBroker({TOPIC: len(ends)})
         self.ends = list(ends)
         self.commits: list[dict[int, int]] = []
+        self.committed: dict[int, int] = {}
         self.readers: dict[int, LogReader] = {}  # the latest of each partition
         self.at_end: Callable[[], None] = lambda: None
         coordinator = FindCoordinatorResponse.Coordinator(key="g", node_id=1, host="h", port=1)
         self.broker.answers |= {
             requests.FIND_COORDINATOR: lambda _: FindCoordinatorResponse(coordinators=[coordinator]), requests.FETCH: lambda _: None, requests.OFFSET_COMMIT: self._commit,
+            requests.OFFSET_FETCH: self._fetch_committed, requests.LIST_OFFSETS: self._list,
         }  # fmt: skip
         settings = read({"bootstrap.servers": "x", "group.id": "g", **{name.replace("_", "."): value for name, value in config.items()}})
         remote = SimpleNamespace(attach=lambda *_: None, close=lambda: None, records_read=0)
@@ -76,6 +82,36 @@ class ConsumerWorld:
     def _open(self, _native: Any, part: Any, offset: int) -> LogReader:
         self.readers[part.index] = LogReader(part.index, part.topic_id, offset, self.ends[part.index], lambda: self.at_end())
         return self.readers[part.index]
+
+    def make_anew(self, topic_id: bytes, *ends: int) -> None:
+        """The topic is deleted, and another is made under its name."""
+        described = self.broker._topic
+
+        def topic(name: str) -> Any:
+            found = described(name)
+            found.topic_id = topic_id
+            return found
+
+        self.broker._topic = topic  # type: ignore[method-assign]
+        self.ends = list(ends)
+        for reader in self.readers.values():
+            reader.problem = Problem("gone", int(ErrorCode.UNKNOWN_TOPIC_ID))
+
+    def _fetch_committed(self, request: Any) -> OffsetFetchResponse:
+        Group, Topic, One = OffsetFetchResponse.Group, OffsetFetchResponse.GroupTopic, OffsetFetchResponse.GroupPartition
+        (group,) = request.groups
+        topics = [
+            Topic(name=topic.name, partitions=[One(partition_index=index, committed_offset=self.committed.get(index, -1)) for index in topic.partition_indexes]) for topic in group.topics
+        ]
+        return OffsetFetchResponse(groups=[Group(group_id=group.group_id, topics=topics)])
+
+    def _list(self, request: Any) -> ListOffsetsResponse:
+        Topic, One = ListOffsetsResponse.TopicResponse, ListOffsetsResponse.PartitionResponse
+        return ListOffsetsResponse(topics=[
+            Topic(name=topic.name, partitions=[
+                One(partition_index=one.partition_index, offset=0 if one.timestamp == EARLIEST_TIMESTAMP else self.ends[one.partition_index]) for one in topic.partitions
+            ]) for topic in request.topics
+        ])  # fmt: skip
 
     def _commit(self, request: Any) -> OffsetCommitResponse:
         Topic, One = OffsetCommitResponse.TopicResponse, OffsetCommitResponse.PartitionResponse

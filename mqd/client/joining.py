@@ -1,0 +1,33 @@
+"""A consumer's membership core, as its configuration says, and its subscription as the coordinator reads it."""
+
+from __future__ import annotations
+
+from mqd.client.consumer_config import ConsumerConfig
+from mqd.client.group_assignors import ASSIGNORS
+from mqd.client.group_classic import ClassicCore, ClassicSettings
+from mqd.client.group_core import GroupCore, Settings
+
+
+def new_core(config: ConsumerConfig, own_id: str) -> GroupCore:
+    """Of the consumer protocol (KIP-848)."""
+    return GroupCore(Settings(config["group.id"], own_id, config["group.instance.id"], config["client.rack"] or None, config["group.remote.assignor"], config["max.poll.interval.ms"]))
+
+
+def classic_core(config: ConsumerConfig) -> ClassicCore:
+    """Of the classic protocol."""
+    assignors = tuple(name for name in str(config["partition.assignment.strategy"]).replace(" ", "").split(",") if name in ASSIGNORS)
+    return ClassicCore(ClassicSettings(
+        config["group.id"], config["group.instance.id"], config["session.timeout.ms"], config["heartbeat.interval.ms"], config["max.poll.interval.ms"],
+        assignors or ("range", "roundrobin"), max(config["topic.metadata.refresh.interval.ms"], 1_000),
+    ))  # fmt: skip
+
+
+def subscribed(config: ConsumerConfig, topics: list[str]) -> tuple[tuple[str, ...], str | None]:
+    """(names, one expression for all that begin with ^ or None). librdkafka's expressions find, the coordinator's match whole names; who asks for group.protocol=consumer writes the latter."""
+    names = tuple(sorted({topic for topic in topics if not topic.startswith("^")}))
+    expressions = [topic for topic in topics if topic.startswith("^")]
+    if not expressions:
+        return names, None
+    if str(config["group.protocol"]).lower() == "consumer":
+        return names, "|".join(expressions)
+    return names, "|".join(f".*(?:{expression}).*" for expression in expressions)
