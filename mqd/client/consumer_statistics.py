@@ -7,6 +7,7 @@ import os
 import time
 from typing import Any
 
+from mqd.client.inbox import Inbox
 from mqd.client.rebalancing import Call
 from mqd.client.statistics import NOT_COUNTED
 
@@ -22,12 +23,17 @@ class ConsumerStatistics:
         self._interval_s = consumer.config["statistics.interval.ms"] / 1000 if self._callback is not None else 0.0
         self._began = time.monotonic()
         self.due = self._began + self._interval_s if self._interval_s else _NEVER
+        self._waits = False
 
-    def call(self, now: float) -> Call:
+    def put(self, inbox: Inbox, now: float) -> None:
+        """The call that reports, unless one waits there already."""
         self.due = now + self._interval_s
-        return Call(self._report, ())
+        if not self._waits:
+            self._waits = True
+            inbox.put_operation(Call(self._report, ()))
 
     def _report(self) -> None:
+        self._waits = False
         self._callback(json.dumps(self._figures()))
 
     def _figures(self) -> dict[str, Any]:

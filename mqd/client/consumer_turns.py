@@ -1,10 +1,12 @@
 """What a consumer on shared memory has done in its attachments' threads: whoever waits is woken, callbacks that are due are put into the inbox.
 
-They must not run the consumer's code. Concurrency: the attachments' threads, with their locks held.
+They must not run the consumer's code. Of errors, and of statistics, one call waits at most, with the newest: the application may not poll for long. Concurrency: the attachments' threads, with
+their locks held.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 from mqd.client.messages import KafkaError
@@ -18,6 +20,8 @@ class Turns:
         self._consumer = consumer
         self._version = -1
         self._told = False  # error_cb, of this loss
+        self._error: deque[KafkaError] = deque(maxlen=1)  # for error_cb
+        self._error_waits = False
         self.data = DataTurns(consumer)
 
     def on_turn(self, now: float) -> float | None:
@@ -28,7 +32,7 @@ class Turns:
             if consumer._fetcher._starting or consumer._subscription:
                 consumer._inbox.notice()
         if now >= consumer._statistics.due:
-            consumer._inbox.put_operation(consumer._statistics.call(now))
+            consumer._statistics.put(consumer._inbox, now)
         if now >= consumer._offsets.due:
             if not consumer._inbox.attention:
                 consumer._inbox.notice()
@@ -36,12 +40,20 @@ class Turns:
         return min(consumer._offsets.due, consumer._statistics.due)
 
     def on_lost(self, error: KafkaError) -> None:
-        callback = self._consumer.config["error_cb"]
-        if callback is not None and (error.fatal() or not self._told):
-            self._consumer._inbox.put_operation(Call(callback, (error,)))
+        if self._consumer.config["error_cb"] is not None and (error.fatal() or not self._told):
+            self._error.append(error)
+            if not self._error_waits:
+                self._error_waits = True
+                self._consumer._inbox.put_operation(Call(self._tell_error, ()))
         self._told = True
         if error.fatal():
             self._consumer._inbox.notice()
+
+    def _tell_error(self) -> None:
+        """The application's thread."""
+        self._error_waits = False  # first: what comes from now on is told by another call, if not by this one
+        if self._error:
+            self._consumer.config["error_cb"](self._error.pop())
 
     def on_reattached(self, _old: Any, _new: Any) -> None:
         self._told = False

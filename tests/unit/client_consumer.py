@@ -74,7 +74,7 @@ class ConsumerWorld:
             requests.FIND_COORDINATOR: lambda _: FindCoordinatorResponse(coordinators=[coordinator]), requests.FETCH: lambda _: None, requests.OFFSET_COMMIT: self._commit,
             requests.OFFSET_FETCH: self._fetch_committed, requests.LIST_OFFSETS: self._list,
         }  # fmt: skip
-        settings = read({"bootstrap.servers": "x", "group.id": "g", **{name.replace("_", "."): value for name, value in config.items()}})
+        settings = read({"bootstrap.servers": "x", "group.id": "g", **{name if callable(value) else name.replace("_", "."): value for name, value in config.items()}})
         remote = SimpleNamespace(attach=lambda *_: None, close=lambda: None, records_read=0)
         self.consumer = ShmConsumer(ConsumerConfig(settings), None, lambda name: Attachment(self.broker.attach, client_id=name), self._open, remote)  # type: ignore[arg-type]
         self.consumer.assign([TopicPartition(TOPIC, index, 0) for index in range(len(ends))])
