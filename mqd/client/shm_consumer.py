@@ -256,9 +256,14 @@ class ShmConsumer:
         """What was read ahead and not handed out is read again later."""
         self._settle()
         part, self._chunk, self._ready = self._chunk, None, _NOTHING
-        if part is not None and part.reader is not None and part.phase is Phase.ACTIVE and part.fetched != self._chunk_begin:
+        if part is None or part.fetched == self._chunk_begin:
+            return
+        if part.reader is not None and part.phase is Phase.ACTIVE:
             part.reader.seek(self._chunk_begin)
             part.fetched = self._chunk_begin
+        else:  # it is being tried again, from what was read ahead on
+            part.start = self._chunk_begin
+            self._fetcher.start([part])
 
     def _read_again(self, messages: list[Message]) -> list[Part]:
         """From the first of these on, which nobody has seen. Returns their partitions."""

@@ -15,6 +15,7 @@ from mqd.client.config import read
 from mqd.client.messages import Message
 from mqd.client.rebalancing import Call
 from mqd.client.tcp_consumer import TcpConsumer
+from mqd.protocol.errors import ErrorCode
 from tests.unit.client_consumer import TOPIC, ConsumerWorld, places
 
 # -- consume() ---------------------------------------------------------------------------------------------------------------------
@@ -78,6 +79,16 @@ def test_consume_that_raises_has_handed_out_nothing(make: Callable[..., Consumer
     consumer.commit(asynchronous=False)
     assert world.commits == [{0: 2}]
     assert sorted(places(consumer.consume(100, 0))) == rest
+
+
+def test_what_was_read_ahead_is_read_again_also_while_its_partition_is_tried_again(make: Callable[..., ConsumerWorld]) -> None:
+    world = make(5, enable_auto_commit=False, fetch_error_backoff_ms=1)
+    consumer = world.consumer
+    assert [consumer.poll(10).offset() for _ in range(2)] == [0, 1]
+    consumer._fetcher._on_error(consumer.parts.get((TOPIC, 0)), int(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+    consumer.pause([TopicPartition(TOPIC, 0)])
+    consumer.resume([TopicPartition(TOPIC, 0)])
+    assert places(consumer.consume(3, 10)) == [(0, 2), (0, 3), (0, 4)]
 
 
 # -- AsyncConsumer -----------------------------------------------------------------------------------------------------------------
