@@ -29,8 +29,7 @@ class Turns:
         version = consumer.control.metadata.version
         if version != self._version:
             self._version = version
-            if consumer._fetcher._starting or consumer._subscription:
-                consumer._inbox.notice()
+            consumer._inbox.notice()  # who waits to begin, is subscribed, or reads from another host looks at them
         if now >= consumer._statistics.due:
             consumer._statistics.put(consumer._inbox, now)
         if now >= consumer._offsets.due:

@@ -82,3 +82,18 @@ def test_a_seek_after_the_error_is_one_in_the_new_topic(world: ConsumerWorld) ->
     world.broker.topics[TOPIC] = 1
     message = next_record(world)
     assert (message.value(), message.offset()) == (NEW, 30)
+
+
+@pytest.mark.parametrize("world", [{"auto_offset_reset": "earliest"}], indirect=True)
+def test_who_is_read_from_another_host_hears_of_it_from_the_metadata(world: ConsumerWorld) -> None:
+    """Its reader asks by name, and tells of nothing; the replicas are the same."""
+    consumer = world.consumer
+    assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
+    part: Any = consumer.parts.get((TOPIC, 0))
+    part.remote_view = consumer._fetcher._view_of(part)
+    world.make_anew(NEW, 100)
+    world.readers[0].problem = None
+    with consumer.control.lock:
+        consumer.control.metadata.refresh([TOPIC])
+    message = next_record(world)
+    assert (message.value(), message.offset()) == (NEW, 0)
