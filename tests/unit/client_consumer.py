@@ -80,8 +80,10 @@ class ConsumerWorld:
         self.consumer.assign([TopicPartition(TOPIC, index, 0) for index in range(len(ends))])
 
     def _open(self, _native: Any, part: Any, offset: int) -> LogReader:
-        self.readers[part.index] = LogReader(part.index, part.topic_id, offset, self.ends[part.index], lambda: self.at_end())
-        return self.readers[part.index]
+        reader = self.readers[part.index] = LogReader(part.index, part.topic_id, offset, self.ends[part.index], lambda: self.at_end())
+        if part.topic_id != self.broker._topic(TOPIC).topic_id:
+            reader.problem = Problem("gone", int(ErrorCode.UNKNOWN_TOPIC_ID))
+        return reader
 
     def make_anew(self, topic_id: bytes, *ends: int) -> None:
         """The topic is deleted, and another is made under its name."""

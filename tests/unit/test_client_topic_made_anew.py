@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +29,16 @@ def next_record(world: ConsumerWorld) -> Message:
         assert message.error().code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, ErrorCode.UNKNOWN_TOPIC_ID)
     assert message is not None
     return message
+
+
+def look_again(world: ConsumerWorld) -> None:
+    """The metadata are those of the broker from here on."""
+    control = world.consumer.control
+    with control.lock:
+        known = control.metadata.version
+        control.metadata.refresh([TOPIC])
+    while not world.consumer.until(lambda: control.metadata.version != known, time.monotonic() + 0.01):
+        pass
 
 
 def position(world: ConsumerWorld) -> int:
@@ -63,8 +74,10 @@ def test_what_was_read_ahead_of_the_old_one_is_neither_handed_out_nor_committed_
     assert [next_record(world).offset() for _ in range(2)] == [0, 1]
     world.make_anew(NEW, 100)
     part: Any = consumer.parts.get((TOPIC, 0))
+    look_again(world)
     consumer._fetcher._on_error(part, int(ErrorCode.UNKNOWN_TOPIC_ID))  # as the Fetch is answered that waits
-    consumer.until(lambda: part.topic_id == NEW, float("inf"))
+    while not consumer.until(lambda: part.topic_id == NEW, time.monotonic() + 0.01):
+        pass
     assert position(world) == OFFSET_INVALID
     assert (message := next_record(world)).value() == NEW and message.offset() == 0
     consumer.commit(asynchronous=False)
@@ -76,8 +89,8 @@ def test_a_seek_after_the_error_is_one_in_the_new_topic(world: ConsumerWorld) ->
     world.broker.topics.clear()
     world.make_anew(NEW, 100)
     part: Any = world.consumer.parts.get((TOPIC, 0))
+    look_again(world)
     world.consumer._fetcher._on_error(part, int(ErrorCode.UNKNOWN_TOPIC_ID))
-    world.consumer.until(lambda: world.consumer.control.metadata.topics[TOPIC].error, float("inf"))
     world.consumer.seek(TopicPartition(TOPIC, 0, 30))
     world.broker.topics[TOPIC] = 1
     message = next_record(world)
@@ -93,7 +106,6 @@ def test_who_is_read_from_another_host_hears_of_it_from_the_metadata(world: Cons
     part.remote_view = consumer._fetcher._view_of(part)
     world.make_anew(NEW, 100)
     world.readers[0].problem = None
-    with consumer.control.lock:
-        consumer.control.metadata.refresh([TOPIC])
+    look_again(world)
     message = next_record(world)
     assert (message.value(), message.offset()) == (NEW, 0)
