@@ -170,17 +170,24 @@ static void advance_start(struct mqd_reactor *r, struct mqd_owned *owned, const 
     mqd_command_done(r, command->token, 0, command->slot, positions.log_start_offset, NULL, "");
 }
 
+/* A failure that fences came after the new segment was begun: readers list the segments again in either case. */
 static void roll(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command)
 {
     mqd_owner_write_all(r);
-    int error = mqd_partition_roll(owned->partition, r->wall_ms);
+    bool was_fenced = mqd_partition_fenced(owned->partition);
+    int error = mqd_partition_roll(owned->partition, r->wall_ms) < 0 ? mqd_error_code() : 0;
+    bool fenced = error && !was_fenced && mqd_partition_fenced(owned->partition);
     struct mqd_positions positions;
     mqd_partition_positions(owned->partition, &positions);
-    if (!error) {
-        mqd_stat(r, MQD_COUNT_ROLLS, 1);
+    if (!error || fenced) {
         struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, command->slot);
         mqd_fetch_add(&slot->segments_generation, 1);
         mqd_fetch_add(&r->header->segments_generation, 1);
+    }
+    if (fenced)
+        mqd_owner_fence_dir(r, owned->log_dir, error, "roll");
+    if (!error) {
+        mqd_stat(r, MQD_COUNT_ROLLS, 1);
         mqd_owner_publish(r, owned);
         if (mqd_partition_dirty(owned->partition))
             mqd_flush_want(r, owned);

@@ -145,7 +145,7 @@ static bool out_of_descriptors(const struct mqd_owned *owned, int error)
 
 static void write_failed(struct mqd_reactor *r, struct mqd_owned *owned, int error)
 {
-    bool full = error == ENOSPC || error == EDQUOT;
+    bool full = (error == ENOSPC || error == EDQUOT) && !mqd_partition_fenced(owned->partition); /* fenced: cutting the half-written back met it too; no space heals that */
     if (owned->followed)
         mqd_fetcher_written(r, owned, error);
     MQD_LIST_EACH(node, spare, &owned->staged) {

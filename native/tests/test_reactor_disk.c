@@ -162,6 +162,94 @@ BOTH(a_full_disk_refuses_and_goes_on_when_there_is_room)
     bench_stop(b);
 }
 
+/* The event of this command, and how often a log directory was said to have failed before it. */
+static struct mqd_event done_counting(struct bench *b, uint64_t token, uint32_t *failed_count)
+{
+    struct mqd_event event;
+    for (;;) {
+        while (mqd_reactor_next_event(b->reactors[0], &event)) {
+            if (event.kind == MQD_EVENT_DONE && event.token == token)
+                return event;
+            *failed_count += event.kind == MQD_EVENT_LOG_DIR_FAILED;
+        }
+        struct pollfd wait = {mqd_reactor_event_fd(b->reactors[0]), POLLIN, 0};
+        CHECK_OR(poll(&wait, 1, LIMIT_MS) == 1, abort());
+    }
+}
+
+static void close_fenced(struct bench *b, uint32_t slot)
+{
+    CHECK_EQUAL(mqd_reactor_partition_close(b->reactors[0], ++b->token, slot), 0);
+    struct mqd_event event = bench_done(b, 0, b->token);
+    CHECK_EQUAL(mqd_partition_close(event.partition, 1), -1);
+    b->partitions[slot] = NULL;
+}
+
+/* What was written in part could not be cut off either: more space makes nothing of that good. */
+BOTH(a_disk_too_full_to_cut_back_a_write_has_failed)
+{
+    struct bench *b = bench_start(backend, watch);
+    struct client client = client_open(b, 0);
+    struct mqd_partition_view view;
+    uint32_t failed_count = 0;
+    send_produce(&client, 0, 1, -1, LIMIT_MS);
+    CHECK_EQUAL(error_of(&client), 0);
+    faults("write:ENOSPC:quick-0\ntruncate:ENOSPC:quick-0");
+    send_produce(&client, 0, 2, -1, LIMIT_MS);
+    CHECK_EQUAL(error_of(&client), 56);
+    faults("");
+    CHECK_EQUAL(mqd_reactor_log_dir_full(b->reactors[0], ++b->token, 0, 0), 0); /* there is room again */
+    done_counting(b, b->token, &failed_count);
+    CHECK_EQUAL(failed_count, 1);
+    for (uint32_t slot = 0; slot < 4; slot += 2) {
+        CHECK_EQUAL(mqd_slot_view(b->control, slot, &view), 0);
+        CHECK_EQUAL(view.state, MQD_SLOT_OFFLINE);
+        send_produce(&client, (int32_t)slot, 3, 1, LIMIT_MS);
+        CHECK_EQUAL(error_of(&client), 56);
+        close_fenced(b, slot);
+    }
+    client_close(&client);
+    bench_stop(b);
+}
+
+static void never_flushed(struct bench *b)
+{
+    watch(b);
+    b->log_options.flush_on_ack = 0;
+    b->log_options.flush_interval_ms = 3600000;
+    b->options[0].group_commit_us = 3600000000u;
+}
+
+/* More sealed segments than wait for a flush: the one more is flushed by the roll itself. */
+BOTH(a_roll_that_fails_to_flush_fences)
+{
+    struct bench *b = bench_start(backend, never_flushed);
+    struct client client = client_open(b, 0);
+    struct mqd_partition_view view;
+    uint32_t failed_count = 0;
+    faults("sync:EIO:quick-0");
+    for (uint64_t i = 1; failed_count == 0; i++) {
+        CHECK_OR(i < 100, abort());
+        uint64_t generation = mqd_load_acquire(&mqd_control_partition(b->control, 0)->segments_generation);
+        send_produce(&client, 0, i, 1, LIMIT_MS);
+        CHECK_EQUAL(error_of(&client), 0);
+        CHECK_EQUAL(mqd_reactor_roll(b->reactors[0], ++b->token, 0), 0);
+        struct mqd_event event = done_counting(b, b->token, &failed_count);
+        CHECK(mqd_load_acquire(&mqd_control_partition(b->control, 0)->segments_generation) > generation);
+        CHECK_EQUAL(event.error, failed_count ? EIO : 0);
+        if (event.error)
+            break;
+    }
+    CHECK_EQUAL(failed_count, 1);
+    CHECK_EQUAL(mqd_slot_view(b->control, 0, &view), 0);
+    CHECK_EQUAL(view.state, MQD_SLOT_OFFLINE);
+    faults("");
+    close_fenced(b, 0);
+    close_fenced(b, 2);
+    client_close(&client);
+    bench_stop(b);
+}
+
 BOTH(a_stop_answers_who_waits_for_a_flush)
 {
     struct bench *b = bench_start(backend, watch);
