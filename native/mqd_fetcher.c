@@ -211,11 +211,17 @@ void mqd_fetcher_leave(struct mqd_reactor *r, struct mqd_owned *owned)
     free(followed);
 }
 
+/* One that is not unsettled may have been left out all the same: flush.on.ack was switched on when its flush was under way. */
 void mqd_fetcher_flushed(struct mqd_reactor *r, struct mqd_owned *owned)
 {
-    if (owned->followed && owned->followed->unsettled) {
-        mqd_followed_settle(owned->followed);
-        mqd_followed_changed(owned->followed);
+    struct mqd_followed *followed = owned->followed;
+    if (!followed)
+        return;
+    if (followed->unsettled) {
+        mqd_followed_settle(followed);
+        mqd_followed_changed(followed);
+    } else if (!followed->in_session && followed->put_off_ms <= r->now_ms) {
+        want_soon(followed);
     }
 }
 

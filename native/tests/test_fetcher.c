@@ -269,6 +269,45 @@ TEST(positions_are_told_when_they_are_flushed)
     CHECK_EQUAL(mqd_file_watch(NULL, NULL), 0);
 }
 
+static void slow_follower_in_memory(struct bench *b)
+{
+    b->log_options.flush_on_ack = 0;
+    CHECK_EQUAL(mqd_file_watch(NULL, "sync:DELAY:follower-0:ms=500"), 0);
+}
+
+static void set_options(struct two *two, uint32_t worker, uint32_t slot)
+{
+    CHECK_EQUAL(mqd_reactor_set_options(two->b->reactors[worker], ++two->b->token, slot, &two->b->log_options), 0);
+    CHECK_EQUAL((worker ? done(two, two->b->token) : bench_done(two->b, 0, two->b->token)).error, 0);
+}
+
+/* What it has is being flushed when it is told that this counts from now on: until that is over it does not say how far it is, then it does. */
+BOTH(a_follower_whose_flush_is_under_way_when_flush_on_ack_is_switched_on_goes_on)
+{
+    struct two *two = two_start(backend, slow_follower_in_memory);
+    struct client client = client_open(two->b, 0);
+    begin_following(two);
+    connect_to_leader(two);
+    struct part parts[2] = {part(0, 1, 1), part(2, 1, 1)};
+    struct produced produced = client_produce(&client, -1, parts, 2);
+    CHECK_EQUAL(produced.error[0], 0);
+    CHECK_EQUAL(produced.error[1], 0);
+    two->b->log_options.flush_on_ack = 1;
+    set_options(two, 0, 0);
+    set_options(two, 1, FOLLOWED(0)); /* begins the flush */
+    struct role role = in_step;
+    role.partition_epoch++;
+    assign_follower(two, 0, role);
+    assign_leader(two, 0, role);
+    CHECK_EQUAL(client_produce(&client, -1, &parts[1], 1).error[0], 0); /* the fetcher has asked anew: the first partition left its session, unless its flush is over already */
+    produced = client_produce(&client, -1, parts, 1);
+    CHECK_EQUAL(produced.error[0], 0);
+    CHECK_EQUAL(positions_of(two, FOLLOWED(0)).durable_offset, 2);
+    client_close(&client);
+    two_stop(two);
+    CHECK_EQUAL(mqd_file_watch(NULL, NULL), 0);
+}
+
 /* What the leader has proposed since the last look: how many in sync; 0 = nothing. */
 static uint32_t proposed(struct two *two)
 {
