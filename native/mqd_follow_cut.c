@@ -108,6 +108,8 @@ void mqd_truncation_on_done(struct mqd_reactor *r, uint64_t slot, int result)
         mqd_replication_cut(r, owned);
     owned->high_watermark = -1; /* published whatever it is: it may have fallen */
     mqd_owner_publish(r, owned);
+    if (mqd_partition_dirty(owned->partition)) /* nothing was cut: what waited for its flush waits again */
+        mqd_flush_want(r, owned);
     free(job);
     uint32_t index = owned->slot;
     mqd_owned_maybe_close(r, owned);

@@ -1,0 +1,76 @@
+/* tsan */
+/* A follower's partition at rest: its log is being cut, and what else is wanted of it waits. The test is the leader. */
+#include "mqd_fake_leader_test.h"
+
+/* Closing, truncating and commands at once: what waits for a partition at rest is done in order. */
+BOTH(commands_wait_for_a_partition_at_rest)
+{
+    struct fake fake = fake_start(backend);
+    struct two *two = fake.two;
+    struct request request;
+    uint8_t bytes[400];
+    CHECK(receive(&fake, &request));
+    uint32_t size_bytes = batch_at(bytes, (struct log_batch){.record_count = 3}, 0, 4);
+    answer(&fake, &request, (struct piece[]){{.partition = 0, .records = bytes, .records_bytes = size_bytes}}, 1);
+    CHECK(receive(&fake, &request));
+    for (int round = 0; round < 5; round++) {
+        answer(&fake, &request, (struct piece[]){{.partition = 0, .diverging_epoch = 2, .diverging_end = 0}}, 1);
+        uint64_t tokens[4];
+        for (int i = 0; i < 4; i++) {
+            tokens[i] = ++two->b->token;
+            int result = i == 0 ? mqd_reactor_roll(two->b->reactors[1], tokens[i], FOLLOWED(0))
+                       : i == 1 ? mqd_reactor_set_options(two->b->reactors[1], tokens[i], FOLLOWED(0), &two->b->log_options)
+                       : i == 2 ? mqd_reactor_advance_start(two->b->reactors[1], tokens[i], FOLLOWED(0), 0)
+                                : mqd_reactor_partition_close(two->b->reactors[1], tokens[i], FOLLOWED(0));
+            CHECK_EQUAL(result, 0);
+        }
+        struct mqd_event event = {0};
+        for (int i = 0; i < 4; i++) {
+            event = done(two, tokens[i]);
+            CHECK_EQUAL(event.error, 0);
+        }
+        CHECK(event.partition == two->followed[0]);
+        CHECK_EQUAL(mqd_partition_close(event.partition, 1), 0);
+        follower_open(two, 0);
+        assign_follower(two, 0, in_step);
+        CHECK(log_end(&fake, 0) == 0 || log_end(&fake, 0) == 3);
+        bool told = false; /* that it has them */
+        for (;;) {
+            CHECK(receive(&fake, &request));
+            told |= request.one[0].there && request.one[0].offset == 3;
+            if (told)
+                break;
+            bool fill = request.one[0].there && request.one[0].offset == 0;
+            answer(&fake, &request, (struct piece[]){{.partition = 0, .records = bytes, .records_bytes = fill ? size_bytes : 0}}, fill);
+        }
+        CHECK_EQUAL(log_end(&fake, 0), 3);
+    }
+    fake_stop(&fake);
+}
+
+static void in_memory(struct bench *b)
+{
+    b->log_options.flush_on_ack = 0;
+    b->log_options.flush_interval_ms = 1000;
+}
+
+/* There was nothing to cut. What waited for its flush before is flushed all the same, without another record. */
+BOTH(a_rest_that_cuts_nothing_leaves_what_is_to_be_flushed)
+{
+    struct fake fake = fake_start_with(backend, in_memory);
+    struct two *two = fake.two;
+    struct request request;
+    uint8_t bytes[400];
+    CHECK(receive(&fake, &request));
+    uint32_t size_bytes = batch_at(bytes, (struct log_batch){.record_count = 3}, 0, 4);
+    answer(&fake, &request, (struct piece[]){{.partition = 0, .records = bytes, .records_bytes = size_bytes}}, 1);
+    CHECK(receive(&fake, &request));
+    CHECK_EQUAL(request.one[0].offset, 3);
+    answer(&fake, &request, (struct piece[]){{.partition = 0, .diverging_epoch = 4, .diverging_end = 3}}, 1);
+    CHECK(receive(&fake, &request));
+    answer(&fake, &request, NULL, 0);
+    UNTIL(positions_of(two, FOLLOWED(0)).durable_offset == 3);
+    CHECK_EQUAL(log_end(&fake, 0), 3);
+    CHECK_EQUAL(two->tale.truncated, 0);
+    fake_stop(&fake);
+}
