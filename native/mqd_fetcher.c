@@ -323,6 +323,19 @@ static void gather_members(struct mqd_fetchers *fetchers, struct mqd_fetcher *fe
         }
 }
 
+/* What is owed was to be paid at the old rate, which may have been a mistake: it is forgiven, and nobody waits for it. */
+static void set_rate(struct mqd_fetchers *fetchers, int64_t bytes_per_second_max)
+{
+    if (fetchers->rate == bytes_per_second_max)
+        return;
+    fetchers->rate = bytes_per_second_max;
+    if (fetchers->allowance_bytes < 0)
+        fetchers->allowance_bytes = 0;
+    for (uint32_t i = 0; i < fetchers->count; i++)
+        if (fetchers->fetcher[i]->options.lane == MQD_LANE_CATCH_UP)
+            fetchers->fetcher[i]->not_before_ms = 0;
+}
+
 static void fetcher_put(struct mqd_reactor *r, struct mqd_fetchers *fetchers, const struct mqd_command *command)
 {
     const struct mqd_fetcher_options *options = command->fetcher;
@@ -347,7 +360,7 @@ static void fetcher_put(struct mqd_reactor *r, struct mqd_fetchers *fetchers, co
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     fetchers->fetcher[fetchers->count++] = fetcher;
     if (options->lane == MQD_LANE_CATCH_UP)
-        fetchers->rate = options->bytes_per_second_max;
+        set_rate(fetchers, options->bytes_per_second_max);
     gather_members(fetchers, fetcher);
     mqd_command_done(r, command->token, 0, UINT32_MAX, 0, NULL, "");
 }
@@ -367,7 +380,7 @@ void mqd_fetcher_command(struct mqd_reactor *r, const struct mqd_command *comman
         return;
     }
     if (command->kind == MQD_COMMAND_FETCHER_RATE)
-        fetchers->rate = command->offset;
+        set_rate(fetchers, command->offset);
     else if ((fetcher = fetcher_find(fetchers, (int32_t)command->offset, (uint32_t)command->last_offset, command->number)))
         mqd_fetcher_end(r, fetcher, -1, "");
     mqd_command_done(r, command->token, 0, UINT32_MAX, 0, NULL, "");

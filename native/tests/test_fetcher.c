@@ -396,3 +396,38 @@ BOTH(catching_up_is_throttled)
     client_close(&client);
     two_stop(two);
 }
+
+static void set_rate(struct two *two, int64_t bytes_per_second_max)
+{
+    CHECK_EQUAL(mqd_reactor_fetcher_rate(two->b->reactors[1], ++two->b->token, bytes_per_second_max), 0);
+    CHECK_EQUAL(done(two, two->b->token).error, 0);
+}
+
+/* Each batch is owed for longer than the test waits. */
+BOTH(who_raises_or_removes_the_bound_need_not_wait_for_what_is_owed)
+{
+    struct two *two = two_start(backend, NULL);
+    struct client client = client_open(two->b, 0), link = client_open_as(two->b, 0, 2);
+    struct role role = {.leader = 1, .leader_epoch = 1, .partition_epoch = 1, .min_insync = 1, .in_sync = 2};
+    follower_open(two, 0);
+    assign_follower(two, 0, role);
+    assign_leader(two, 0, role);
+    struct part parts[1] = {part(0, 1, 1)};
+    parts[0].batch.body_bytes = 200000;
+    for (int i = 0; i < 3; i++)
+        CHECK_EQUAL(client_produce(&client, -1, parts, 1).error[0], 0);
+    struct mqd_fetcher_options options = fetcher_options();
+    options.lane = MQD_LANE_CATCH_UP;
+    options.bytes_per_second_max = 1000;
+    fetcher_put(two, link.fd, options);
+    UNTIL(positions_of(two, FOLLOWED(0)).log_end_offset == 1);
+    set_rate(two, 2000);
+    UNTIL(positions_of(two, FOLLOWED(0)).log_end_offset == 2);
+    set_rate(two, 2000); /* nothing new */
+    usleep(50000);
+    CHECK_EQUAL(positions_of(two, FOLLOWED(0)).log_end_offset, 2);
+    set_rate(two, 0);
+    UNTIL(positions_of(two, FOLLOWED(0)).log_end_offset == 3);
+    client_close(&client);
+    two_stop(two);
+}
