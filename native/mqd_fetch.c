@@ -162,7 +162,7 @@ int16_t mqd_fetch_entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *ent
     return 0;
 }
 
-/* Waits on the slot. False when what may be read has grown while it was put there: look again. */
+/* Waits on the slot. False when what may be read, or who may read it, has changed while it was put there: look again. */
 static bool entry_wait(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry, uint32_t slot_index, const struct mqd_positions *seen)
 {
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, slot_index);
@@ -175,8 +175,10 @@ static bool entry_wait(struct mqd_reactor *r, const struct mqd_request *request,
         mqd_list_append(&r->waiting[slot_index], &entry->waiter);
     mqd_fetch_or(&slot->waiters, 1ull << r->options.self);
     struct mqd_positions positions;
-    mqd_slot_positions(slot, &positions);
-    return mqd_fetch_readable_end(request, &positions) == mqd_fetch_readable_end(request, seen) && mqd_load_acquire(&slot->state) != MQD_SLOT_FREE;
+    uint32_t slot_now;
+    if (mqd_fetch_entry_check(r, entry, &slot_now, &positions) || slot_now != slot_index)
+        return false;
+    return mqd_fetch_readable_end(request, &positions) == mqd_fetch_readable_end(request, seen);
 }
 
 static void ready_again(struct mqd_fetch_entry *entry)

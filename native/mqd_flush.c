@@ -263,7 +263,6 @@ void mqd_owned_maybe_close(struct mqd_reactor *r, struct mqd_owned *owned)
     mqd_list_remove(&owned->sync_node);
     if (mqd_list_linked(&owned->publish_node)) { /* its last flush moved the high watermark: readers are still there */
         mqd_list_remove(&owned->publish_node);
-        mqd_fence_full();
         mqd_owner_wake_slot(r, owned->slot);
     }
     mqd_list_remove(&owned->write_node);

@@ -241,7 +241,7 @@ void mqd_owner_publish(struct mqd_reactor *r, struct mqd_owned *owned)
     }
 }
 
-void mqd_owner_wake_slot(struct mqd_reactor *r, uint32_t slot)
+static void wake_slot(struct mqd_reactor *r, uint32_t slot)
 {
     struct mqd_partition_slot *shared = mqd_control_partition(r->options.control, slot);
     if (mqd_load_relaxed(&shared->waiters) == 0)
@@ -258,6 +258,12 @@ void mqd_owner_wake_slot(struct mqd_reactor *r, uint32_t slot)
     }
 }
 
+void mqd_owner_wake_slot(struct mqd_reactor *r, uint32_t slot)
+{
+    mqd_fence_full(); /* what they are to see, before the look at who waits */
+    wake_slot(r, slot);
+}
+
 void mqd_owner_wake_all(struct mqd_reactor *r)
 {
     if (mqd_list_empty(&r->to_wake))
@@ -265,7 +271,7 @@ void mqd_owner_wake_all(struct mqd_reactor *r)
     mqd_fence_full(); /* all publishes before any look at waiters */
     struct mqd_node *node;
     while ((node = mqd_list_pop(&r->to_wake)))
-        mqd_owner_wake_slot(r, MQD_CONTAINER(node, struct mqd_owned, publish_node)->slot);
+        wake_slot(r, MQD_CONTAINER(node, struct mqd_owned, publish_node)->slot);
 }
 
 void mqd_owner_fail_all(struct mqd_reactor *r, struct mqd_owned *owned, int16_t error)

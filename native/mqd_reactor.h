@@ -453,7 +453,7 @@ void mqd_owner_write_all(struct mqd_reactor *r);
 void mqd_owner_publish(struct mqd_reactor *r, struct mqd_owned *owned);
 void mqd_owner_wake_all(struct mqd_reactor *r);
 void mqd_owner_fail_all(struct mqd_reactor *r, struct mqd_owned *owned, int16_t error);
-void mqd_owner_wake_slot(struct mqd_reactor *r, uint32_t slot); /* tells every waiter to look again */
+void mqd_owner_wake_slot(struct mqd_reactor *r, uint32_t slot); /* tells every waiter to look again at what has been stored before the call */
 void mqd_owner_fence_dir(struct mqd_reactor *r, uint32_t log_dir, int error, const char *what);
 
 /* mqd_flush.c */
