@@ -191,7 +191,7 @@ void mqd_preallocate_maybe(struct mqd_reactor *r, struct mqd_owned *owned)
     struct preallocate_job *job = malloc(sizeof *job);
     if (job) {
         job->job = wanted;
-        if (mqd_poll_run(r->poll, preallocate, job, mqd_token(MQD_TOKEN_PREALLOCATE, owned->slot)) == 0) {
+        if (mqd_poll_run(r->poll, wanted.fd, preallocate, job, mqd_token(MQD_TOKEN_PREALLOCATE, owned->slot)) == 0) {
             owned->preallocating = 1;
             return;
         }
@@ -230,7 +230,7 @@ void mqd_snapshot_maybe(struct mqd_reactor *r, struct mqd_owned *owned)
         return;
     job->bytes = mqd_partition_snapshot(owned->partition, &job->size_bytes, &offset);
     if (job->bytes && asprintf(&job->path, "%s/%020lld.snapshot", mqd_partition_path(owned->partition), (long long)offset) > 0 &&
-        mqd_poll_run(r->poll, write_snapshot, job, mqd_token(MQD_TOKEN_SNAPSHOT, owned->slot)) == 0) {
+        mqd_poll_run(r->poll, r->log_dirs[owned->log_dir].fd, write_snapshot, job, mqd_token(MQD_TOKEN_SNAPSHOT, owned->slot)) == 0) {
         owned->snapshotting = 1;
         return;
     }

@@ -54,7 +54,7 @@ void mqd_truncation_maybe(struct mqd_reactor *r, struct mqd_owned *owned)
         return;
     owned->resting = MQD_REST_UNDER_WAY;
     owned->cut->wall_ms = r->wall_ms;
-    if (r->poll && mqd_poll_run(r->poll, run, owned->cut, mqd_token(MQD_TOKEN_TRUNCATION, owned->slot)) == 0)
+    if (r->poll && mqd_poll_run(r->poll, r->log_dirs[owned->log_dir].fd, run, owned->cut, mqd_token(MQD_TOKEN_TRUNCATION, owned->slot)) == 0)
         return;
     if (r->poll && mqd_error_code() == MQD_E_FULL) { /* too much is under way: mqd_truncations_retry */
         owned->resting = MQD_REST_DUE;

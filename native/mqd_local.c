@@ -180,7 +180,7 @@ static void memory_close(struct mqd_reactor *r, void *memory, uint64_t size_byte
     struct unmapping *unmapping = size_bytes > UNMAP_BYTES_MAX ? malloc(sizeof *unmapping) : NULL;
     if (unmapping) {
         *unmapping = (struct unmapping){memory, size_bytes};
-        if (mqd_poll_run(r->poll, unmap, unmapping, mqd_token(MQD_TOKEN_WAKE, 0)) == 0)
+        if (mqd_poll_run(r->poll, -1, unmap, unmapping, mqd_token(MQD_TOKEN_WAKE, 0)) == 0)
             return;
         free(unmapping);
     }

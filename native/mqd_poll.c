@@ -85,9 +85,9 @@ int mqd_poll_read_ahead(struct mqd_poll *poll, int fd, uint64_t offset, uint32_t
     return poll->calls->read_ahead(poll, fd, offset, size_bytes, token);
 }
 
-int mqd_poll_run(struct mqd_poll *poll, int (*work)(void *argument), void *argument, uint64_t token)
+int mqd_poll_run(struct mqd_poll *poll, int fd, int (*work)(void *argument), void *argument, uint64_t token)
 {
-    return mqd_pool_submit(poll->pool, &(struct mqd_pool_request){.kind = MQD_POOL_RUN, .work = work, .argument = argument, .token = token});
+    return mqd_pool_submit(poll->pool, &(struct mqd_pool_request){.kind = MQD_POOL_RUN, .fd = fd, .work = work, .argument = argument, .token = token});
 }
 
 /* The flag first: a wait that sees the descriptor's edge must find it. */

@@ -40,8 +40,8 @@ int mqd_poll_sync(struct mqd_poll *poll, int fd, bool directory, uint64_t token)
 int mqd_poll_syncfs(struct mqd_poll *poll, int fd, uint64_t token);
 /* Reads the range into the page cache (bytes are thrown away). */
 int mqd_poll_read_ahead(struct mqd_poll *poll, int fd, uint64_t offset, uint32_t size_bytes, uint64_t token);
-/* Runs work(argument) on the pool; its return value is the event's result. */
-int mqd_poll_run(struct mqd_poll *poll, int (*work)(void *argument), void *argument, uint64_t token);
+/* Runs work(argument) on the pool; its return value is the event's result. fd: anything on the device that it works on, asked for now alone; -1 = it works on none. */
+int mqd_poll_run(struct mqd_poll *poll, int fd, int (*work)(void *argument), void *argument, uint64_t token);
 /* Makes the current wait, or the next one, return at once (with whatever events there are). Any thread; async-signal-safe. */
 void mqd_poll_interrupt(struct mqd_poll *poll);
 /* timeout_ns < 0: for ever; 0: do not block. Returns the number of events, 0 on time-out or interrupt, -1 on error. Submits everything queued. */

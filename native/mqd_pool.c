@@ -3,9 +3,9 @@
  * Jobs lie in a fixed array. The caller's thread alone takes places from and gives them back to the free list; `queue` and `done`
  * lists are under the mutex. A place is given back when its event is collected (W2), so nothing can overflow.
  *
- * Fairness: jobs are grouped by the device of their file; arbitrary jobs are a group of their own. A group has at most
- * MQD_POOL_THREADS_PER_GROUP_MAX threads at work, and the last idle thread is kept for a group that has none: a stalled disk
- * with any number of queued flushes does not hold up the flushes of another. Within a group the order is that of submission.
+ * Fairness: jobs are grouped by the device of their file; arbitrary jobs of a device are a second group of it, those of none one more. A group has at
+ * most MQD_POOL_THREADS_PER_GROUP_MAX threads at work, and the last idle thread is kept for a group that has none: a stalled disk, whose two groups are
+ * at work then, holds up neither flushes nor arbitrary jobs of another, however many are queued. Within a group the order is that of submission.
  *
  * Threads are started when more jobs wait than threads are idle, and stay.
  */
@@ -26,7 +26,8 @@
 
 #define NO_JOB UINT32_MAX
 #define NO_GROUP UINT64_MAX
-#define RUN_GROUP (UINT64_MAX - 1) /* no device has this number */
+#define NO_DEVICE_GROUP (UINT64_MAX - 1)
+#define RUN_GROUP_BIT (1ull << 63) /* no device has it, or the two above less it, as its number */
 #define STACK_BYTES (1u << 20)
 
 struct job {
@@ -263,9 +264,9 @@ void mqd_pool_destroy(struct mqd_pool *pool)
 static uint64_t group_of(const struct mqd_pool_request *request)
 {
     struct stat status;
-    if (request->kind == MQD_POOL_RUN || fstat(request->fd, &status) != 0)
-        return RUN_GROUP;
-    return (uint64_t)status.st_dev;
+    if (request->fd < 0 || fstat(request->fd, &status) != 0)
+        return NO_DEVICE_GROUP;
+    return (uint64_t)status.st_dev | (request->kind == MQD_POOL_RUN ? RUN_GROUP_BIT : 0);
 }
 
 int mqd_pool_submit(struct mqd_pool *pool, const struct mqd_pool_request *request)

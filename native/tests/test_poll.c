@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <semaphore.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -389,7 +390,7 @@ BOTH(run)
     uint64_t submitted = 0, done = 0;
     for (; submitted < 200; submitted++) {
         values[submitted] = (int)submitted * 3 - 7;
-        CHECK_EQUAL(mqd_poll_run(poll, answer, &values[submitted], submitted), 0);
+        CHECK_EQUAL(mqd_poll_run(poll, -1, answer, &values[submitted], submitted), 0);
     }
     struct mqd_poll_event event;
     for (; done < submitted && mqd_poll_wait(poll, &event, 1, LONG_NS) == 1; done++)
@@ -409,24 +410,27 @@ static int blocked(void *unused)
 /* W3: jobs that stall take no more than their share of the threads. */
 BOTH(a_stalled_group_leaves_threads_for_others)
 {
-    int fd = file_make(100);
+    static int zero;
+    int fd = file_make(100), stalled = eventfd(0, EFD_CLOEXEC); /* of another device than a file */
     sem_init(&gate, 0, 0);
     for (uint64_t i = 0; i < 50; i++)
-        CHECK_EQUAL(mqd_poll_run(poll, blocked, NULL, 1000 + i), 0);
+        CHECK_EQUAL(mqd_poll_run(poll, stalled, blocked, NULL, 1000 + i), 0);
     for (uint64_t i = 0; i < 20; i++) {
         CHECK_EQUAL(mqd_poll_sync(poll, fd, false, i), 0);
         CHECK_EQUAL(mqd_poll_syncfs(poll, fd, 100 + i), 0);
+        CHECK_EQUAL(mqd_poll_run(poll, fd, answer, &zero, 200 + i), 0);
     }
     struct mqd_poll_event event;
     int done = 0;
-    for (; done < 40 && mqd_poll_wait(poll, &event, 1, LONG_NS) == 1; done++)
+    for (; done < 60 && mqd_poll_wait(poll, &event, 1, LONG_NS) == 1; done++)
         CHECK(event.token < 1000);
     for (int i = 0; i < 50; i++)
         sem_post(&gate);
-    CHECK_EQUAL(done, 40);
+    CHECK_EQUAL(done, 60);
     for (done = 0; done < 50 && mqd_poll_wait(poll, &event, 1, LONG_NS) == 1; done++)
         CHECK(event.token >= 1000 && event.result == 0);
     CHECK_EQUAL(done, 50);
+    close(stalled);
     close(fd);
 }
 
@@ -447,7 +451,7 @@ TEST(destroy_waits_for_what_is_under_way)
         int fd = file_make(100000);
         destroyed_runs = synced_calls = sync_calls = 0;
         for (uint64_t i = 0; i < 100; i++) {
-            mqd_poll_run(poll, count_run, NULL, i);
+            mqd_poll_run(poll, (int)i % 3 ? fd : -1, count_run, NULL, i);
             mqd_poll_sync(poll, fd, false, i);
             mqd_poll_read_ahead(poll, fd, 0, 100000, i);
         }
