@@ -196,6 +196,9 @@ static int64_t entry_available(struct mqd_reactor *r, const struct mqd_request *
     struct mqd_positions positions = *published;
     int64_t end_offset = mqd_fetch_readable_end(request, published);
     uint64_t generation = mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation);
+    const struct mqd_fetch_count *counted = &entry->counted;
+    if (counted->bytes && counted->offset == entry->fetch_offset && counted->end_offset == end_offset && counted->generation == generation && counted->slot == slot)
+        return counted->bytes > (uint64_t)entry->bytes_max ? entry->bytes_max : (int64_t)counted->bytes;
     if (end_offset < positions.high_watermark) {
         mqd_fetch_ensure_path(r, entry->topic, entry->partition_index, slot);
         if (mqd_reader_bound(r->reader, slot, generation, end_offset, &positions))
@@ -208,6 +211,7 @@ static int64_t entry_available(struct mqd_reactor *r, const struct mqd_request *
         if (mqd_reader_find(r->reader, slot, &positions, generation, entry->fetch_offset, 0, false, &entry->cursor, &none) == 0)
             bytes = mqd_reader_available_bytes(r->reader, slot, &positions, entry->fetch_offset, &entry->cursor);
     }
+    entry->counted = (struct mqd_fetch_count){.offset = entry->fetch_offset, .end_offset = end_offset, .generation = generation, .bytes = bytes == UINT64_MAX ? 0 : bytes, .slot = slot};
     return bytes > (uint64_t)entry->bytes_max ? entry->bytes_max : (int64_t)bytes;
 }
 

@@ -11,6 +11,10 @@ struct mqd_reactor;
 
 #define MQD_SESSION_TABLE_COUNT 65536
 
+/* How many bytes there were from `offset` to `end_offset`: so many as long as the segments are the same. A fetch that waits for more than it has looks at all that it has
+ * whenever something comes. */
+struct mqd_fetch_count { int64_t offset, end_offset; uint64_t generation, bytes; uint32_t slot; /* bytes == 0: not counted */ };
+
 struct mqd_fetch_entry {
     struct mqd_node waiter;     /* in reactor->waiting[slot] */
     struct mqd_node ready;      /* in set->ready */
@@ -25,6 +29,7 @@ struct mqd_fetch_entry {
     int32_t last_fetched_epoch;
     int64_t high_watermark;     /* of the leader, for a follower: what it is told */
     struct mqd_cursor cursor;
+    struct mqd_fetch_count counted;
     int64_t sent_high_watermark, sent_log_start, sent_last_stable;
     int16_t sent_error;
     uint8_t sent_once, forgotten;
