@@ -334,6 +334,16 @@ void mqd_commands_deferred(struct mqd_reactor *r, struct mqd_owned *owned)
     }
 }
 
+void mqd_commands_deferred_free(struct mqd_owned *owned)
+{
+    while (owned->deferred) {
+        struct mqd_command *command = owned->deferred;
+        owned->deferred = command->next;
+        mqd_command_free(command);
+        free(command);
+    }
+}
+
 void mqd_commands_run(struct mqd_reactor *r)
 {
     while (mqd_load_acquire(&r->command_waiting)) {

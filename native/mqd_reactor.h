@@ -315,6 +315,7 @@ void mqd_command_done(struct mqd_reactor *r, uint64_t token, int error, uint32_t
 int mqd_command_post(struct mqd_reactor *r, struct mqd_command *command); /* takes what it points to, also when it fails */
 void mqd_command_free(struct mqd_command *command);
 void mqd_commands_deferred(struct mqd_reactor *r, struct mqd_owned *owned); /* it rests no more: what waited is carried out */
+void mqd_commands_deferred_free(struct mqd_owned *owned); /* the end of the reactor: nobody waits for their events */
 
 /* mqd_topic_command.c */
 void mqd_topic_command_put(struct mqd_reactor *r, const struct mqd_command *command);

@@ -137,9 +137,13 @@ void mqd_reactor_destroy(struct mqd_reactor *r)
     mqd_relays_destroy(r);
     destroy_requests(r);
     for (uint32_t i = 0; i < MQD_PARTITION_SLOT_COUNT; i++) {
-        if (r->owned[i])
-            mqd_replication_free(r, r->owned[i]);
-        free(r->owned[i]); /* the partition itself is the caller's */
+        struct mqd_owned *owned = r->owned[i];
+        if (!owned)
+            continue;
+        mqd_replication_free(r, owned);
+        mqd_commands_deferred_free(owned);
+        free(owned->cut);
+        free(owned); /* the partition itself is the caller's */
     }
     mqd_fetchers_destroy(r);
     for (uint32_t i = 0; i < MQD_ENDPOINT_COUNT_MAX; i++)

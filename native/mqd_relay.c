@@ -40,6 +40,7 @@ static struct mqd_relay *spare(struct mqd_relays *relays)
         while (*link != relay)
             link = &(*link)->hash_next;
         *link = relay->hash_next;
+        mqd_buffer_free(&relay->out); /* of a request that did not fit */
         return relay;
     }
     return NULL;
