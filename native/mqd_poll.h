@@ -17,7 +17,8 @@
 
 #include "mqd_native.h"
 
-enum { MQD_POLL_READABLE = 1, MQD_POLL_WRITABLE = 2, MQD_POLL_HANGUP = 4, MQD_POLL_DONE = 8 };
+/* HANGUP: the peer sends no more; it may still read. BROKEN, with HANGUP: nothing goes either way any more. */
+enum { MQD_POLL_READABLE = 1, MQD_POLL_WRITABLE = 2, MQD_POLL_HANGUP = 4, MQD_POLL_DONE = 8, MQD_POLL_BROKEN = 16 };
 
 struct mqd_poll_event {
     uint64_t token;

@@ -84,6 +84,8 @@ static uint32_t flags_of(uint32_t events)
         flags |= MQD_POLL_WRITABLE;
     if (events & (EPOLLERR | EPOLLHUP | EPOLLRDHUP))
         flags |= MQD_POLL_HANGUP;
+    if (events & (EPOLLERR | EPOLLHUP))
+        flags |= MQD_POLL_BROKEN;
     return flags;
 }
 

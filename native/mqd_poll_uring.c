@@ -170,6 +170,8 @@ static uint32_t flags_of(uint32_t events)
         flags |= MQD_POLL_WRITABLE;
     if (events & (POLLERR | POLLHUP | POLLRDHUP | POLLNVAL))
         flags |= MQD_POLL_HANGUP;
+    if (events & (POLLERR | POLLHUP | POLLNVAL))
+        flags |= MQD_POLL_BROKEN;
     return flags;
 }
 
@@ -181,7 +183,7 @@ static int on_poll(struct body *body, const struct mqd_uring_completion *complet
     if (!watched || !watched->present || watched->generation != generation)
         return 0; /* removed meanwhile */
     if (completion->result < 0) { /* not pollable, no memory: arming again would not mend it; the owner will close */
-        *event = (struct mqd_poll_event){.token = watched->token, .flags = MQD_POLL_READABLE | MQD_POLL_WRITABLE | MQD_POLL_HANGUP, .result = completion->result};
+        *event = (struct mqd_poll_event){.token = watched->token, .flags = MQD_POLL_READABLE | MQD_POLL_WRITABLE | MQD_POLL_HANGUP | MQD_POLL_BROKEN, .result = completion->result};
         return 1;
     }
     if (!(completion->flags & MQD_URING_CQE_MORE))

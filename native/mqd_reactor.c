@@ -77,6 +77,7 @@ static void on_event(struct mqd_reactor *r, const struct mqd_poll_event *event)
             return;
         if (event->flags & MQD_POLL_HANGUP) {
             c->hangup = 1;
+            c->broken |= (event->flags & MQD_POLL_BROKEN) != 0;
             if (c->head && c->head->kind == MQD_REQUEST_FETCH && c->head->set && c->head->set->request == c->head)
                 mqd_fetch_evaluate(r, c->head, true);
         }

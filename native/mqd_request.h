@@ -168,6 +168,7 @@ struct mqd_connection {
     struct mqd_node stall_node;  /* in reactor->stalled: waits for arena or memory */
     struct mqd_node answer_node; /* in reactor->to_answer */
     uint8_t readable, writable, hangup, closing;
+    uint8_t broken;              /* hung up both ways: nobody takes its answers */
     uint8_t expects_large;       /* the last frame was large: read its length first, so that the rest lands in a run of its own */
     uint32_t local_ipv4;         /* network order, 0 = not IPv4 */
     uint32_t peer_ipv4;          /* the same; for those who describe members */

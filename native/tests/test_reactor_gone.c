@@ -1,0 +1,50 @@
+/* tsan */
+/* Clients that are gone: their connections end, whatever they wait for. The test is the acceptor, and does not answer. */
+#include "mqd_reactor_test.h"
+
+enum { INFLIGHT_COUNT_MAX = 16, FIND_COORDINATOR = 10 };
+
+static bool connections_left(struct bench *b, uint32_t count)
+{
+    int64_t end_ns = test_now_ns() + LIMIT_MS * 1000000ll;
+    while (mqd_worker_connection_count(b->control, 0) != count && test_now_ns() < end_ns)
+        usleep(1000);
+    return mqd_worker_connection_count(b->control, 0) == count;
+}
+
+/* As many requests as a connection may have under way, and one that stays in its socket; the acceptor has those that are its own. */
+static void fill(struct bench *b, struct client *client, bool fetch_first)
+{
+    struct frame frame = {0};
+    struct asked asked = {0, 0};
+    if (fetch_first)
+        put_fetch(&frame, (struct fetch){.correlation_id = 1, .wait_ms = 10 * LIMIT_MS, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1}, &asked, 1);
+    for (int32_t i = fetch_first; i <= INFLIGHT_COUNT_MAX; i++)
+        frame_end(&frame, frame_begin(&frame, FIND_COORDINATOR, 1, i));
+    CHECK(client_send(client, &frame));
+    for (int32_t i = fetch_first; i < INFLIGHT_COUNT_MAX; i++)
+        bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
+    frame_free(&frame);
+}
+
+static void reset(struct client *client)
+{
+    struct linger at_once = {1, 0};
+    setsockopt(client->fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+    client_close(client);
+}
+
+BOTH(who_is_gone_is_not_kept_by_what_the_acceptor_does_not_answer)
+{
+    struct bench *b = bench_start(backend, NULL);
+    struct client resets = client_open(b, 0), closes = client_open(b, 0), stays = client_open(b, 0);
+    fill(b, &resets, false);
+    reset(&resets);
+    fill(b, &closes, true);
+    client_close(&closes); /* its fetch is answered then, and that meets nobody */
+    fill(b, &stays, false);
+    CHECK_EQUAL(shutdown(stays.fd, SHUT_WR), 0); /* sends no more, and takes its answers */
+    CHECK(connections_left(b, 1));
+    client_close(&stays);
+    bench_stop(b);
+}
