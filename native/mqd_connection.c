@@ -499,10 +499,15 @@ static void read_kept(struct mqd_reactor *r, struct mqd_connection *c)
 
 void mqd_connection_read(struct mqd_reactor *r, struct mqd_connection *c)
 {
-    if (!c->readable || !mqd_connection_may_read(r, c) || !mqd_throttle_admit(r, c, NULL, 0))
+    if (!c->readable || !mqd_connection_may_read(r, c) || !mqd_throttle_admit(r, c, NULL, 0)) {
+        if (r->run_first == c)
+            r->run_first = NULL; /* its debt may be paid in minutes: nobody waits behind it */
         return;
+    }
     if (c->local) {
         mqd_local_read(r, c);
+        if (r->run_first == c && !mqd_list_linked(&c->stall_node))
+            r->run_first = NULL; /* its client has made something smaller of it */
         return;
     }
     uint32_t total = 0;

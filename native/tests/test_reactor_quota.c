@@ -215,3 +215,62 @@ BOTH(time_spent_is_charged_whatever_is_asked)
     client_close(&client);
     bench_stop(b);
 }
+
+static void send_part(struct client *client, const struct frame *frame, uint32_t from, uint32_t to)
+{
+    CHECK(client_send(client, &(struct frame){.bytes = frame->bytes + from, .size_bytes = to - from}));
+}
+
+static uint64_t gauge(struct bench *b, enum mqd_counter counter)
+{
+    static uint64_t counters[MQD_COUNTER_COUNT], histograms[MQD_HISTOGRAM_COUNT * 128];
+    mqd_stats_read(b->control, 0, counters, histograms);
+    return counters[counter];
+}
+
+static void wait_for(struct bench *b, enum mqd_counter counter, uint64_t at_least)
+{
+    int64_t end_ms = now_ms() + LIMIT_MS;
+    while (gauge(b, counter) < at_least && now_ms() < end_ms)
+        usleep(500);
+    CHECK(gauge(b, counter) >= at_least);
+}
+
+/* A large frame of a client that owes met a full arena, and all others waited behind it: not until the debt is paid. */
+BOTH(who_is_muted_while_he_waits_for_room_holds_up_nobody)
+{
+    struct bench *b = bench_start(backend, NULL);
+    struct client muted = client_open(b, 0), debtor = client_open(b, 0), holders[2] = {client_open(b, 0), client_open(b, 0)}, stranger = client_open(b, 0);
+    struct frame big = {0}, large = {0};
+    struct part big_part = {0, {.body_bytes = 1400000}}, large_part = {0, {.body_bytes = 1000000}};
+    limit(b, "slow", MQD_QUOTA_PRODUCE, 100, 2 * SECOND_NS);
+    send_produce(&muted, "slow", 1, 0, 10);
+    CHECK_EQUAL(take_throttle_ms(&muted, 1), 0); /* it is known by now, and owes nothing */
+    put_produce(&big, 5, 1, LIMIT_MS, &big_part, 1);
+    name_frame(&big, "holder");
+    put_produce(&large, 6, 1, LIMIT_MS, &large_part, 1);
+    name_frame(&large, "slow");
+    uint64_t bytes_in = gauge(b, MQD_COUNT_BYTES_IN);
+    for (int i = 0; i < 2; i++)
+        send_part(&holders[i], &big, 0, 700000); /* 44 of the 45 extents that large frames may have */
+    wait_for(b, MQD_COUNT_BYTES_IN, bytes_in + 1400000);
+    uint64_t stalls = gauge(b, MQD_COUNT_ARENA_STALLS);
+    send_part(&muted, &large, 0, 500000);
+    wait_for(b, MQD_COUNT_ARENA_STALLS, stalls + 1); /* there is no run for it: first of those that wait */
+    send_produce(&debtor, "slow", 7, 0, 25000);
+    CHECK(take_throttle_ms(&debtor, 7) > 3 * LIMIT_MS);
+    for (int i = 0; i < 2; i++) { /* the arena is free again */
+        send_part(&holders[i], &big, 700000, big.size_bytes);
+        CHECK_EQUAL(client_receive(&holders[i]), 1); /* too large a batch: refused */
+    }
+    send_produce(&stranger, "stranger", 8, 0, 100000);
+    CHECK_EQUAL(take_throttle_ms(&stranger, 8), 0);
+    frame_free(&big);
+    frame_free(&large);
+    for (int i = 0; i < 2; i++)
+        client_close(&holders[i]);
+    client_close(&muted);
+    client_close(&debtor);
+    client_close(&stranger);
+    bench_stop(b);
+}
