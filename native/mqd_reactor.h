@@ -399,7 +399,7 @@ void mqd_frame_on(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *fram
 /* mqd_throttle.c. The _slow ones are for when there are quotas. */
 void mqd_throttle_refresh(struct mqd_reactor *r);
 void mqd_throttle_run(struct mqd_reactor *r);   /* connections whose debt is paid are read again */
-void mqd_throttle_forget(struct mqd_reactor *r, struct mqd_connection *c); /* it closes */
+void mqd_throttle_forget(struct mqd_reactor *r, struct mqd_connection *c); /* it closes, or has hung up */
 void mqd_throttle_charge_slow(struct mqd_reactor *r, struct mqd_connection *c, uint32_t kind, uint64_t units);
 bool mqd_throttle_admit_slow(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frame, uint32_t size_bytes);
 int32_t mqd_throttle_time_ms(const struct mqd_reactor *r, const struct mqd_connection *c); /* for an answer that leaves now */

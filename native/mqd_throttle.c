@@ -6,6 +6,8 @@
  *
  * All connections of a client id share its buckets, on all workers: each looks at the debt before it receives and before each frame, so a new connection
  * does not buy a way round, but for one large frame (whose client id is not known before it has been received).
+ * Who has hung up is not muted: its debt may be of minutes, and the connection would stay as long, with one more at each try of a client that has given up waiting.
+ * What its socket still holds is served, and charged as ever.
  *
  * The produce and fetch kinds are bytes, the request kind is nanoseconds of this thread spent on a request (the acceptor charges its own). What brokers write
  * themselves (coordinators, followers) never comes this way.
@@ -75,7 +77,7 @@ static void wheel_enter(struct mqd_reactor *r, struct mqd_connection *c, int64_t
 static void mute(struct mqd_reactor *r, struct mqd_connection *c, int64_t delay_ns)
 {
     int64_t until_ns = r->now_ns + delay_ns;
-    if (delay_ns <= 0 || c->fd < 0)
+    if (delay_ns <= 0 || c->fd < 0 || c->hangup)
         return;
     if (c->muted) {
         if (until_ns > c->muted_until_ns)

@@ -274,3 +274,42 @@ BOTH(who_is_muted_while_he_waits_for_room_holds_up_nobody)
     client_close(&stranger);
     bench_stop(b);
 }
+
+/* A throttled client that gives up waiting and connects again: its connections do not stay until the debt is paid, and what it sent without waiting for answers counts. */
+BOTH(who_is_muted_and_gone_is_not_kept_and_what_he_sent_counts)
+{
+    enum { COUNT = 20 };
+    struct bench *b = bench_start(backend, NULL);
+    struct client first = client_open(b, 0), writer = client_open(b, 0);
+    limit(b, "c", MQD_QUOTA_PRODUCE, 100, 0);
+    send_produce(&first, "c", 1, 0, 5000);
+    CHECK(take_throttle_ms(&first, 1) > LIMIT_MS);
+    struct part part = {0, {.body_bytes = 10}};
+    for (int32_t i = 0; i < COUNT; i++) {
+        uint64_t throttled = gauge(b, MQD_COUNT_THROTTLED);
+        struct client again = client_open(b, 0);
+        for (int32_t k = 0; k < 2; k++) { /* the second one stays in the socket */
+            struct frame frame = {0};
+            put_produce(&frame, 2, 0, LIMIT_MS, &part, 1);
+            name_frame(&frame, "c");
+            CHECK(client_send(&again, &frame));
+            frame_free(&frame);
+        }
+        if (i % 2) /* else it leaves before it is muted, or after */
+            wait_for(b, MQD_COUNT_THROTTLED, throttled + 1);
+        client_close(&again);
+    }
+    client_close(&first);
+    int64_t end_ms = now_ms() + LIMIT_MS;
+    while (mqd_worker_connection_count(b->control, 0) != 1 && now_ms() < end_ms)
+        usleep(1000);
+    CHECK_EQUAL(mqd_worker_connection_count(b->control, 0), 1);
+    struct produced produced = client_produce(&writer, 1, &part, 1);
+    CHECK_EQUAL(produced.base_offset[0], 1 + 2 * COUNT);
+    struct client stranger = client_open(b, 0); /* the debt stays */
+    send_produce(&stranger, "c", 3, 0, 10);
+    CHECK(silent(&stranger, 50));
+    client_close(&stranger);
+    client_close(&writer);
+    bench_stop(b);
+}
