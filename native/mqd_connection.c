@@ -19,6 +19,7 @@
 
 #define LARGE_FRAME_BYTES 32768
 #define READ_BYTES_MIN 16384
+#define PARTIAL_BYTES_MIN 64
 #define EVICT_MS 200       /* while others wait for room in the arena */
 #define RELIEVE_MS 10
 #define WINDOW_SHARE 16    /* this part of the arena is not for large frames */
@@ -167,6 +168,7 @@ static void partial_drop(struct mqd_reactor *r, struct mqd_connection *c)
 {
     if (c->partial) {
         mqd_heap_give(r, c->partial_capacity);
+        r->partial_bytes -= c->partial_capacity;
         free(c->partial);
     }
     c->partial = NULL;
@@ -254,14 +256,26 @@ static bool length_valid(struct mqd_reactor *r, struct mqd_connection *c, uint32
     return false;
 }
 
+/* A quarter of the heap is for requests that are whole: those who send halves and leave it at that must not take what everybody else's answers need. */
+static bool partials_have_room(const struct mqd_reactor *r, uint32_t capacity)
+{
+    return r->partial_bytes + capacity <= r->options.heap_bytes_max - r->options.heap_bytes_max / 4;
+}
+
 static bool partial_keep(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *bytes, uint32_t size_bytes, uint32_t capacity)
 {
     if (c->partial_capacity < capacity) {
         partial_drop(r, c);
-        if (!mqd_heap_take(r, capacity) || !(c->partial = malloc(capacity))) {
+        if (!partials_have_room(r, capacity) || !mqd_heap_take(r, capacity)) {
             mqd_connection_fail(r, c, "no memory for another half-received request (queued.max.request.bytes)");
             return false;
         }
+        if (!(c->partial = malloc(capacity))) {
+            mqd_heap_give(r, capacity);
+            mqd_connection_fail(r, c, "out of memory for another half-received request");
+            return false;
+        }
+        r->partial_bytes += capacity;
         c->partial_capacity = capacity;
     }
     memcpy(c->partial, bytes, size_bytes);
@@ -303,7 +317,7 @@ static void evict_runs(struct mqd_reactor *r)
         struct mqd_connection *c = r->connections[i];
         if (!c || c->fd < 0 || c->run_offset < 0 || r->now_ms - c->run_began_ms < EVICT_MS)
             continue;
-        if (r->now_ms - c->last_active_ms < EVICT_MS && r->heap_bytes + c->run_filled > r->options.heap_bytes_max)
+        if (r->now_ms - c->last_active_ms < EVICT_MS && (!partials_have_room(r, c->run_filled) || r->heap_bytes + c->run_filled > r->options.heap_bytes_max))
             continue;
         int64_t offset = c->run_offset;
         c->run_offset = -1;
@@ -422,12 +436,21 @@ static void read_run(struct mqd_reactor *r, struct mqd_connection *c)
     mqd_arena_release(r->arena, (uint64_t)offset);
 }
 
+/* Room for what has come of a small frame and as much again: a length word alone takes no memory for what it promises. */
+static uint32_t capacity_for(uint32_t size_bytes, uint32_t total)
+{
+    uint32_t capacity = PARTIAL_BYTES_MIN;
+    while (capacity < size_bytes)
+        capacity *= 2;
+    return capacity < total ? capacity : total;
+}
+
 /* What remains after the whole frames of a window. */
 static void keep_rest(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *rest, uint32_t rest_bytes)
 {
     if (rest_bytes < 4) {
         if (rest_bytes)
-            partial_keep(r, c, rest, rest_bytes, 64);
+            partial_keep(r, c, rest, rest_bytes, PARTIAL_BYTES_MIN);
         return;
     }
     uint32_t total = 4 + read_length(rest);
@@ -436,7 +459,7 @@ static void keep_rest(struct mqd_reactor *r, struct mqd_connection *c, const uin
         return;
     }
     /* A large frame that met a full arena waits with what it has; the rest of it stays in the socket. */
-    partial_keep(r, c, rest, rest_bytes, total > LARGE_FRAME_BYTES ? rest_bytes : total);
+    partial_keep(r, c, rest, rest_bytes, total > LARGE_FRAME_BYTES ? rest_bytes : capacity_for(rest_bytes, total));
 }
 
 /* Whole frames beyond the connection's bounds wait until their turn comes. */

@@ -227,6 +227,7 @@ struct mqd_reactor {
     struct mqd_request **timers; /* heap by deadline_ms */
     uint32_t timer_count, timer_capacity;
     uint64_t heap_bytes;
+    uint64_t partial_bytes;          /* of these: half-received requests */
 
     const struct mqd_produce_request *producing; /* while its appends are routed */
     struct mqd_text producing_client; /* its client id */

@@ -1,16 +1,8 @@
 /* tsan */
 /* Clients that are gone: their connections end, whatever they wait for. The test is the acceptor, and does not answer. */
-#include "mqd_reactor_test.h"
+#include "mqd_counter_test.h"
 
 enum { INFLIGHT_COUNT_MAX = 16, FIND_COORDINATOR = 10 };
-
-static bool connections_left(struct bench *b, uint32_t count)
-{
-    int64_t end_ns = test_now_ns() + LIMIT_MS * 1000000ll;
-    while (mqd_worker_connection_count(b->control, 0) != count && test_now_ns() < end_ns)
-        usleep(1000);
-    return mqd_worker_connection_count(b->control, 0) == count;
-}
 
 /* As many requests as a connection may have under way, and one that stays in its socket; the acceptor has those that are its own. */
 static void fill(struct bench *b, struct client *client, bool fetch_first)

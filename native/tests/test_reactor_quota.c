@@ -2,7 +2,7 @@
 /* Quotas on the reactor: answers come at once and say how long; what is sent meanwhile waits in the socket; nobody else waits; nothing is lost.
  *
  * Delays are bounded from below alone (a slow machine makes everything later), but where waiting is what is tested: then the other side is LIMIT_MS. */
-#include "mqd_reactor_test.h"
+#include "mqd_counter_test.h"
 
 #include "../mqd_quota.h"
 
@@ -221,21 +221,6 @@ static void send_part(struct client *client, const struct frame *frame, uint32_t
     CHECK(client_send(client, &(struct frame){.bytes = frame->bytes + from, .size_bytes = to - from}));
 }
 
-static uint64_t gauge(struct bench *b, enum mqd_counter counter)
-{
-    static uint64_t counters[MQD_COUNTER_COUNT], histograms[MQD_HISTOGRAM_COUNT * 128];
-    mqd_stats_read(b->control, 0, counters, histograms);
-    return counters[counter];
-}
-
-static void wait_for(struct bench *b, enum mqd_counter counter, uint64_t at_least)
-{
-    int64_t end_ms = now_ms() + LIMIT_MS;
-    while (gauge(b, counter) < at_least && now_ms() < end_ms)
-        usleep(500);
-    CHECK(gauge(b, counter) >= at_least);
-}
-
 /* A large frame of a client that owes met a full arena, and all others waited behind it: not until the debt is paid. */
 BOTH(who_is_muted_while_he_waits_for_room_holds_up_nobody)
 {
@@ -250,13 +235,13 @@ BOTH(who_is_muted_while_he_waits_for_room_holds_up_nobody)
     name_frame(&big, "holder");
     put_produce(&large, 6, 1, LIMIT_MS, &large_part, 1);
     name_frame(&large, "slow");
-    uint64_t bytes_in = gauge(b, MQD_COUNT_BYTES_IN);
+    uint64_t bytes_in = counted(b, MQD_COUNT_BYTES_IN);
     for (int i = 0; i < 2; i++)
         send_part(&holders[i], &big, 0, 700000); /* 44 of the 45 extents that large frames may have */
-    wait_for(b, MQD_COUNT_BYTES_IN, bytes_in + 1400000);
-    uint64_t stalls = gauge(b, MQD_COUNT_ARENA_STALLS);
+    wait_for_count(b, MQD_COUNT_BYTES_IN, bytes_in + 1400000);
+    uint64_t stalls = counted(b, MQD_COUNT_ARENA_STALLS);
     send_part(&muted, &large, 0, 500000);
-    wait_for(b, MQD_COUNT_ARENA_STALLS, stalls + 1); /* there is no run for it: first of those that wait */
+    wait_for_count(b, MQD_COUNT_ARENA_STALLS, stalls + 1); /* there is no run for it: first of those that wait */
     send_produce(&debtor, "slow", 7, 0, 25000);
     CHECK(take_throttle_ms(&debtor, 7) > 3 * LIMIT_MS);
     for (int i = 0; i < 2; i++) { /* the arena is free again */
@@ -286,7 +271,7 @@ BOTH(who_is_muted_and_gone_is_not_kept_and_what_he_sent_counts)
     CHECK(take_throttle_ms(&first, 1) > LIMIT_MS);
     struct part part = {0, {.body_bytes = 10}};
     for (int32_t i = 0; i < COUNT; i++) {
-        uint64_t throttled = gauge(b, MQD_COUNT_THROTTLED);
+        uint64_t throttled = counted(b, MQD_COUNT_THROTTLED);
         struct client again = client_open(b, 0);
         for (int32_t k = 0; k < 2; k++) { /* the second one stays in the socket */
             struct frame frame = {0};
@@ -296,14 +281,11 @@ BOTH(who_is_muted_and_gone_is_not_kept_and_what_he_sent_counts)
             frame_free(&frame);
         }
         if (i % 2) /* else it leaves before it is muted, or after */
-            wait_for(b, MQD_COUNT_THROTTLED, throttled + 1);
+            wait_for_count(b, MQD_COUNT_THROTTLED, throttled + 1);
         client_close(&again);
     }
     client_close(&first);
-    int64_t end_ms = now_ms() + LIMIT_MS;
-    while (mqd_worker_connection_count(b->control, 0) != 1 && now_ms() < end_ms)
-        usleep(1000);
-    CHECK_EQUAL(mqd_worker_connection_count(b->control, 0), 1);
+    CHECK(connections_left(b, 1));
     struct produced produced = client_produce(&writer, 1, &part, 1);
     CHECK_EQUAL(produced.base_offset[0], 1 + 2 * COUNT);
     struct client stranger = client_open(b, 0); /* the debt stays */

@@ -1,0 +1,83 @@
+/* tsan */
+/* queued.max.request.bytes is shared by all clients of a worker: who sends halves of requests takes no more of it than his share. */
+#include "mqd_counter_test.h"
+
+enum { HEAP_BYTES = 8 << 20, COUNT = 320, CRUMB_COUNT = 20, HALF_BYTES_MAX = 32000 }; /* halves of 32764 bytes each: more than there is */
+
+static void small_heap(struct bench *b)
+{
+    for (uint32_t worker = 0; worker < REACTORS; worker++)
+        b->options[worker].heap_bytes_max = HEAP_BYTES;
+}
+
+static void others_are_served(struct bench *b, struct client *other)
+{
+    struct part part = {0, {.mark = 1, .record_count = 1}};
+    struct client fresh = client_open(b, 0);
+    for (int i = 0; i < 2; i++) {
+        struct produced out = client_produce(i ? &fresh : other, -1, &part, 1);
+        CHECK_EQUAL(out.count, 1);
+        CHECK_EQUAL(out.error[0], 0);
+    }
+    client_close(&fresh);
+}
+
+/* Waits until what was sent is read, or the connection is closed. */
+static void send_half(struct bench *b, struct client *client, const void *bytes, uint32_t size_bytes)
+{
+    uint64_t bytes_in = counted(b, MQD_COUNT_BYTES_IN) + size_bytes;
+    struct pollfd wait = {client->fd, POLLIN, 0};
+    int64_t end_ns = test_now_ns() + LIMIT_MS * 1000000ll;
+    CHECK_EQUAL(send(client->fd, bytes, size_bytes, MSG_NOSIGNAL), size_bytes);
+    while (counted(b, MQD_COUNT_BYTES_IN) < bytes_in && poll(&wait, 1, 0) == 0 && test_now_ns() < end_ns)
+        usleep(100);
+}
+
+/* Of the last `CRUMB_COUNT` only half a length word comes: what little is left is taken by these. */
+static void send_halves(struct bench *b, struct client *halves, uint32_t size_bytes)
+{
+    static const uint8_t bytes[HALF_BYTES_MAX] = {0, 0, 0x7f, 0xf8};
+    for (int i = 0; i < COUNT; i++) {
+        halves[i] = client_open(b, 0);
+        send_half(b, &halves[i], bytes, i < COUNT - CRUMB_COUNT ? size_bytes : 2);
+    }
+}
+
+BOTH(a_length_word_takes_no_memory_for_what_it_promises)
+{
+    struct bench *b = bench_start(backend, small_heap);
+    struct client other = client_open(b, 0), halves[COUNT];
+    send_halves(b, halves, 4);
+    others_are_served(b, &other);
+    struct frame rest = {0}; /* in pieces that grow: its last ones lie in larger memory than its first */
+    struct part part = {0, {.mark = 2, .body_bytes = 30000}};
+    put_produce(&rest, 5, -1, LIMIT_MS, &part, 1);
+    uint64_t bytes_in = counted(b, MQD_COUNT_BYTES_IN);
+    for (uint32_t sent = 0, piece = 3; sent < rest.size_bytes; sent += piece, piece += piece / 2) {
+        piece = piece < rest.size_bytes - sent ? piece : rest.size_bytes - sent;
+        CHECK_EQUAL(send(other.fd, rest.bytes + sent, piece, MSG_NOSIGNAL), piece);
+        wait_for_count(b, MQD_COUNT_BYTES_IN, bytes_in + sent + piece);
+    }
+    CHECK_EQUAL(client_receive(&other), 1);
+    CHECK_EQUAL(take_produced(&other).error[0], 0);
+    frame_free(&rest);
+    for (int i = 0; i < COUNT; i++)
+        client_close(&halves[i]);
+    client_close(&other);
+    bench_stop(b);
+}
+
+BOTH(halves_leave_room_for_what_is_whole)
+{
+    struct bench *b = bench_start(backend, small_heap);
+    struct client other = client_open(b, 0), halves[COUNT];
+    send_halves(b, halves, HALF_BYTES_MAX);
+    others_are_served(b, &other);
+    CHECK(counted(b, MQD_COUNT_PROTOCOL_ERRORS) > 0 && mqd_worker_connection_count(b->control, 0) > HEAP_BYTES / 2 / 32768);
+    for (int i = 0; i < COUNT; i++)
+        client_close(&halves[i]);
+    CHECK(connections_left(b, 1));
+    others_are_served(b, &other);
+    client_close(&other);
+    bench_stop(b);
+}
