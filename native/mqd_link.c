@@ -13,8 +13,9 @@
  *   K1  nothing staged is slept on: prepare_sleep flushes first.
  *   K2  descriptors of one link are taken in the order they were sent; no link waits for more than one round of the others.
  *   K3  a corrupt link (R1 of mqd_ring.h) is empty for drain and full for send; the others go on.
- *   K4  a producer that died between P1 and P3 leaves a sleeper beside a full ring: its successor wakes whoever has something unread
- *       of it (wake_forgotten).
+ *   K4  a producer that died between P1 and the end of P3 leaves a sleeper beside a full ring, perhaps one whose flag says that it is
+ *       awake, so that nobody else wakes it either: its successor writes the eventfd of whoever has something unread of it
+ *       (wake_forgotten), and who sleeps without a limit looks when he hears of the death.
  * One thread per endpoint.
  */
 #define _GNU_SOURCE
@@ -80,10 +81,8 @@ static int open_rings(struct mqd_endpoint *endpoint, void *links)
     return 0;
 }
 
-static void wake(struct mqd_endpoint *endpoint, uint32_t to)
+static void notify(struct mqd_endpoint *endpoint, uint32_t to)
 {
-    if (!mqd_load_relaxed(endpoint->peer_sleeping[to]) || !mqd_exchange(endpoint->peer_sleeping[to], 0))
-        return;
     const uint64_t one = 1;
     ssize_t written;
     endpoint->wake_count++;
@@ -92,13 +91,18 @@ static void wake(struct mqd_endpoint *endpoint, uint32_t to)
     while (written < 0 && errno == EINTR);
 }
 
-/* K4. The tails were published before the predecessor's death, so the fence is only for the flags. */
+static void wake(struct mqd_endpoint *endpoint, uint32_t to)
+{
+    if (mqd_load_relaxed(endpoint->peer_sleeping[to]) && mqd_exchange(endpoint->peer_sleeping[to], 0))
+        notify(endpoint, to);
+}
+
+/* K4. Whatever the flag says: the predecessor may have taken it. */
 static void wake_forgotten(struct mqd_endpoint *endpoint)
 {
-    mqd_fence_full();
     for (uint32_t peer = 0; peer < endpoint->count; peer++)
         if (peer != endpoint->self && mqd_ring_free_count(&endpoint->out[peer]) < MQD_LINK_DESCRIPTOR_COUNT)
-            wake(endpoint, peer);
+            notify(endpoint, peer);
 }
 
 struct mqd_endpoint *mqd_endpoint_open(void *control, void *links, uint32_t self, uint32_t endpoint_count, const int *eventfds)

@@ -14,7 +14,7 @@ Invariants
 Bounds: the arena and the rings; what does not fit waits here, at most one response for each request that the workers have under way (16384 each), and what
 mqd/coordinator/log.py lets a coordinator have under way.
 
-Sleep protocol: drain until empty, prepare_sleep, and only if that says so wait for the eventfd.
+Sleep protocol: drain until empty, prepare_sleep, and only if that says so wait for the eventfd. A worker's death is a reason to look, too (K4 of native/mqd_link.c).
 """
 
 import asyncio
@@ -142,6 +142,7 @@ class Link:
                 handle.cancel()
         for task in self._tasks:
             task.cancel()
+        self._loop = None
 
     @property
     def arena_extents(self) -> tuple[int, int]:
@@ -369,8 +370,8 @@ class Link:
         for asked in list(self._parked[worker].values()):
             if asked.generation != self._control.endpoint_generation(worker):
                 asked.task.cancel()
-        self._send_waiting()
-        self._endpoint.flush()
+        if self._loop is not None and self._turn is None:
+            self._on_turn()  # it may have died between taking the flag that says that we sleep and waking us: nobody else would
 
     # -- producers of a partition --------------------------------------------------------------------------------------------
 

@@ -364,6 +364,29 @@ TEST(a_successor_wakes_whom_its_predecessor_forgot)
     host_free(&host);
 }
 
+/* Killed one step later: it had taken the flag, and had not written yet. */
+TEST(a_successor_wakes_whose_flag_its_predecessor_took)
+{
+    struct host host;
+    host_make(&host, 3);
+    int nowhere[3] = {-1, -1, -1};
+    struct mqd_endpoint *a = mqd_endpoint_open(host.control, host.links, 0, 3, nowhere), *b = host_open(&host, 1), *c = host_open(&host, 2);
+    CHECK_EQUAL(mqd_endpoint_prepare_sleep(b), 0);
+    mqd_endpoint_send(a, 1, &(struct mqd_descriptor){.token = 1});
+    mqd_endpoint_flush(a);
+    free(a);
+    mqd_endpoint_send(c, 1, &(struct mqd_descriptor){.token = 2});
+    mqd_endpoint_flush(c); /* finds nobody asleep */
+    CHECK_EQUAL(wakeups(&host, 1), 0);
+    a = host_open(&host, 0);
+    CHECK_EQUAL(wakeups(&host, 1), 1);
+    CHECK_EQUAL(wakeups(&host, 2), 0);
+    mqd_endpoint_close(a);
+    mqd_endpoint_close(b);
+    mqd_endpoint_close(c);
+    host_free(&host);
+}
+
 TEST(a_corrupt_link_is_empty_and_full_and_the_others_go_on)
 {
     struct host host;

@@ -310,6 +310,45 @@ def test_death_of_a_worker_voids_its_tokens(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+def test_death_of_a_worker_before_the_link_begins_and_after_it_has_ended(tmp_path: Path) -> None:
+    async def scenario(broker: HandlerBroker, wire: Wire) -> None:
+        unstarted = Link(broker.broker, wire.control, wire.ends[ACCEPTOR], wire.eventfds[ACCEPTOR], wire.arenas[ACCEPTOR], wire.arenas, 2)
+        wire.link.stop()
+        wire.ask(1, 1, everything())
+        for link in (unstarted, wire.link):
+            link.on_worker_death(0)
+            await asyncio.sleep(0.02)
+            assert link.request_count == 0
+
+    run(tmp_path, scenario)
+
+
+def test_death_of_a_worker_that_was_about_to_wake_it_leaves_the_acceptor_awake(tmp_path: Path) -> None:
+    """Killed after it had taken the flag that says who sleeps, before it wrote the eventfd: nobody else would ever write it."""
+
+    async def scenario(broker: HandlerBroker, wire: Wire) -> None:
+        await wire.until(lambda: wire.link._turn is None)  # it sleeps
+        wire.ends[0].close()
+        nowhere = os.eventfd(0, os.EFD_NONBLOCK)
+        wire.ends[0] = native.Endpoint(wire.control, wire.links, 0, ENDPOINTS, [nowhere] * ENDPOINTS)
+        wire.ask(0, 1, everything())
+        assert os.read(nowhere, 8)
+        os.close(nowhere)
+        wire.ask(1, 2, everything())
+        await asyncio.sleep(0.02)
+        assert wire.link.request_count == 0 and not wire.ends[1].drain(), "it is deaf"
+        wire.control.set_endpoint_state(0, native.ProcessState.DEAD, 0)
+        wire.link.on_worker_death(0)
+        (response,) = await wire.receive(1)
+        assert (response.kind, response.token) == (DescriptorKind.RESPONSE, 2)
+        wire.release(1, response)
+        wire.ask(1, 3, everything())
+        (response,) = await wire.receive(1)
+        assert response.token == 3
+
+    run(tmp_path, scenario)
+
+
 # -- hand-off ------------------------------------------------------------------------------------------------------------------
 
 
