@@ -222,7 +222,7 @@ int64_t mqd_fetchers_next_ms(const struct mqd_reactor *r)
     int64_t next_ms = INT64_MAX;
     for (uint32_t i = 0; i < r->fetchers->count; i++) {
         const struct mqd_fetcher *fetcher = r->fetchers->fetcher[i];
-        if (fetcher->readable)
+        if (fetcher->readable && !r->stop) /* who stops reads nothing more */
             return 0;
         if (fetcher->outstanding && fetcher->deadline_ms + 1 < next_ms)
             next_ms = fetcher->deadline_ms + 1;
