@@ -16,12 +16,28 @@
 
 /* ---- events ---- */
 
-void mqd_reactor_emit(struct mqd_reactor *r, const struct mqd_event *event)
+_Static_assert(MQD_EVENT_COUNT_MAX >= 2 * MQD_COMMAND_COUNT_MAX, "answers to commands have room, and as much is there for what else is told");
+
+/* How many may wait before this one is dropped. A command's answer never is: there are at most MQD_COMMAND_COUNT_MAX. First to give way are log lines, news that retention finds out by
+ * itself, and what is told again: proposals, and where a leader's log starts. */
+static uint32_t places_for(const struct mqd_event *event)
+{
+    switch (event->kind) {
+    case MQD_EVENT_DONE:
+        return MQD_EVENT_COUNT_MAX;
+    case MQD_EVENT_LOG: case MQD_EVENT_ROLLED: case MQD_EVENT_PROPOSE_IN_SYNC: case MQD_EVENT_LOG_START:
+        return MQD_COMMAND_COUNT_MAX / 2;
+    default:
+        return MQD_EVENT_COUNT_MAX - MQD_COMMAND_COUNT_MAX;
+    }
+}
+
+bool mqd_reactor_emit(struct mqd_reactor *r, const struct mqd_event *event)
 {
     pthread_mutex_lock(&r->mutex);
-    bool gives_way = event->kind == MQD_EVENT_LOG || event->kind == MQD_EVENT_ROLLED || event->kind == MQD_EVENT_PROPOSE_IN_SYNC;
-    if (r->event_count >= (gives_way ? MQD_EVENT_COUNT_MAX / 2 : MQD_EVENT_COUNT_MAX)) {
-        r->events_dropped++; /* log lines, news that retention finds out by itself and proposals, which are told again, give way first; a command's answer has room: there are at most MQD_COMMAND_COUNT_MAX */
+    bool fits = r->event_count < places_for(event);
+    if (!fits) {
+        r->events_dropped++;
         mqd_proposal_free(event->proposal);
     } else {
         r->events[(r->event_head + r->event_count++) % MQD_EVENT_COUNT_MAX] = *event;
@@ -29,6 +45,7 @@ void mqd_reactor_emit(struct mqd_reactor *r, const struct mqd_event *event)
             eventfd_write(r->event_fd, 1);
     }
     pthread_mutex_unlock(&r->mutex);
+    return fits;
 }
 
 int mqd_reactor_event_fd(struct mqd_reactor *r)

@@ -47,8 +47,8 @@ static void adopt_log_start(struct mqd_reactor *r, struct mqd_followed *followed
     if (log_start_offset <= positions.log_start_offset || log_start_offset > positions.high_watermark)
         return;
     struct mqd_event event = {.kind = MQD_EVENT_LOG_START, .slot = followed->owned->slot, .log_dir = followed->owned->log_dir, .offset = log_start_offset};
-    followed->leader_log_start = log_start_offset;
-    mqd_reactor_emit(r, &event);
+    if (mqd_reactor_emit(r, &event))
+        followed->leader_log_start = log_start_offset; /* else the next answer tells it */
 }
 
 static struct mqd_replica_step step_of(const struct mqd_followed *followed, const struct mqd_answer_partition *partition)

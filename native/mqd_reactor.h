@@ -287,7 +287,7 @@ struct mqd_reactor {
     char start_message[256];
     int backend;
     bool started;
-    bool serving; /* connections are taken over */
+    bool serving; /* connections are taken over; false also while the channel holds some that the kernel had no memory for */
     _Atomic bool stop;
     bool stopped;
 };

@@ -1,0 +1,44 @@
+/* tsan */
+/* What the reactor tells the main thread, which takes nothing for long. */
+#include "mqd_counter_test.h"
+
+enum { FLOOD = 20000 }; /* more than MQD_EVENT_COUNT_MAX */
+
+bool mqd_reactor_emit(struct mqd_reactor *r, const struct mqd_event *event);
+
+static void flood(struct bench *b, enum mqd_event_kind kind, int32_t count)
+{
+    struct mqd_event event = {.kind = kind, .slot = 0, .level = 7};
+    for (int32_t i = 0; i < count; i++)
+        mqd_reactor_emit(b->reactors[0], &event);
+}
+
+BOTH(answers_to_commands_have_room_whatever_else_is_told)
+{
+    struct bench *b = bench_start(backend, NULL);
+    static const enum mqd_event_kind kinds[] = {MQD_EVENT_LOG, MQD_EVENT_LOG_START, MQD_EVENT_TRUNCATED, MQD_EVENT_RELAY_WANTED, MQD_EVENT_FETCHER_ENDED};
+    uint32_t left[MQD_EVENT_RELAY_ENDED + 1] = {0};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        flood(b, kinds[i], i < 2 ? FLOOD : 100);
+        if (i == 4)
+            flood(b, MQD_EVENT_TRUNCATED, FLOOD);
+    }
+    enum { COMMANDS = 1000 };
+    uint64_t first = b->token + 1;
+    for (int i = 0; i < COMMANDS; i++)
+        CHECK_EQUAL(mqd_reactor_log_dir(b->reactors[0], ++b->token, 0, log_root), 0);
+    for (uint64_t token = first; token <= b->token;) {
+        struct mqd_event event;
+        struct pollfd wait = {mqd_reactor_event_fd(b->reactors[0]), POLLIN, 0};
+        CHECK(poll(&wait, 1, LIMIT_MS) == 1); /* else an answer is lost */
+        while (mqd_reactor_next_event(b->reactors[0], &event)) {
+            left[event.kind]++;
+            if (event.kind == MQD_EVENT_DONE)
+                CHECK_EQUAL(event.token, token++);
+        }
+    }
+    CHECK(left[MQD_EVENT_LOG] >= 1000);
+    CHECK_EQUAL(left[MQD_EVENT_FETCHER_ENDED], 100); /* nobody tells it again: log starts give way */
+    CHECK_EQUAL(left[MQD_EVENT_RELAY_WANTED], 100);
+    bench_stop(b);
+}
