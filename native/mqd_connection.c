@@ -134,8 +134,10 @@ void mqd_handoff_accept(struct mqd_reactor *r)
         struct iovec iov = {&handoff, sizeof handoff};
         struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
         ssize_t n = recvmsg(r->options.handoff_fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-        if (n < 0)
+        if (n < 0) {
+            r->serving = errno == EAGAIN; /* else no edge will tell of what is still there: looked at again in the next turn */
             return;
+        }
         int fd = -1;
         struct cmsghdr *header = CMSG_FIRSTHDR(&message);
         if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS && header->cmsg_len == CMSG_LEN(sizeof(int)))
@@ -149,6 +151,9 @@ void mqd_handoff_accept(struct mqd_reactor *r)
             mqd_local_adopt(r, fd, &handoff.local);
         } else if (fd >= 0) {
             adopt(r, fd, &handoff.tcp);
+        } else if (message.msg_flags & MSG_CTRUNC) {
+            mqd_stat(r, MQD_COUNT_CONNECTIONS_REFUSED, 1);
+            mqd_log(r, 4, 0, UINT32_MAX, "connection refused: this process has no descriptor left for it (ulimit -n)");
         }
     }
 }

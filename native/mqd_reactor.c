@@ -23,7 +23,7 @@
 
 #define EVENTS_PER_WAIT 256
 #define WRITE_EARLY_BYTES (96u << 10) /* staged bytes beyond this leave the L2 before the turn ends */
-#define SERVE_LOOK_NS 2000000 /* between two looks whether the process is ready by now; once in its life */
+#define SERVE_LOOK_NS 2000000 /* between two looks whether the process is ready by now, once in its life; and when a connection could not be taken over */
 #define HOUSEKEEPING_MS 1000
 #define STOP_MS_MAX 10000
 #define STOP_ANSWER_MS_MAX 1000

@@ -307,7 +307,7 @@ void mqd_time(struct mqd_reactor *r, enum mqd_histogram histogram, int64_t elaps
 /* mqd_reactor.c */
 void mqd_reactor_refresh_clock(struct mqd_reactor *r);
 void mqd_log(struct mqd_reactor *r, uint32_t level, uint64_t connection, uint32_t slot, const char *format, ...) __attribute__((format(printf, 5, 6)));
-void mqd_reactor_emit(struct mqd_reactor *r, const struct mqd_event *event);
+bool mqd_reactor_emit(struct mqd_reactor *r, const struct mqd_event *event); /* false: too many wait */
 
 /* mqd_command.c */
 void mqd_commands_run(struct mqd_reactor *r);
