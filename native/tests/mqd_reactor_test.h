@@ -328,7 +328,7 @@ static inline struct client client_open(struct bench *b, uint32_t worker)
     return client_open_as(b, worker, -1);
 }
 
-static void client_close(struct client *client)
+__attribute__((unused)) static void client_close(struct client *client)
 {
     close(client->fd);
     free(client->reply);
