@@ -60,8 +60,9 @@ struct mqd_local {
     uint32_t uid;
     int32_t pid;
     /* questions */
-    struct mqd_node ask_node;        /* in reactor->asking */
-    bool answer_waits;               /* the socket did not take it */
+    struct mqd_node ask_node;        /* in reactor->asking or asking_later */
+    bool answer_waits;               /* the socket did not take it, */
+    bool answer_refused;             /* and has room: no edge will come */
     int answer_fd;                   /* -1 = none */
     struct mqd_local_segment answer;
 };

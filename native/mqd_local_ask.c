@@ -120,7 +120,8 @@ static bool send_answer(struct mqd_local *local)
     do
         sent = sendmsg(local->connection->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
     while (sent < 0 && errno == EINTR);
-    if (sent < 0 && (errno == EAGAIN || errno == ENOBUFS || errno == ETOOMANYREFS))
+    local->answer_refused = sent < 0 && (errno == ENOBUFS || errno == ETOOMANYREFS); /* no memory, or the user has too many descriptors on their way to others */
+    if (sent < 0 && (errno == EAGAIN || local->answer_refused))
         return false;
     mqd_local_ask_close(local); /* sent, or the socket has ended and says so itself */
     return true;
@@ -183,5 +184,7 @@ void mqd_locals_answer(struct mqd_reactor *r)
             more = answer_one(r, local, &closed);
         if (!closed && more)
             mqd_local_ask_on(r, local); /* the rest in the next turn: others wait too */
+        else if (!closed && local->answer_waits && local->answer_refused)
+            mqd_list_append(&r->asking_later, &local->ask_node);
     }
 }

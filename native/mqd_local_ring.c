@@ -40,6 +40,7 @@ bool mqd_locals_waiting(const struct mqd_reactor *r)
 
 void mqd_locals_look(struct mqd_reactor *r)
 {
+    mqd_list_move_all(&r->asking, &r->asking_later);
     for (uint32_t i = 0; i < r->local_count; i++) {
         struct mqd_local *local = r->locals[i];
         struct mqd_connection *c = local->connection;

@@ -213,6 +213,7 @@ struct mqd_reactor {
     uint32_t local_count, local_count_max; /* the latter and local_bytes_max: main thread writes */
     uint64_t local_bytes, local_bytes_max;
     struct mqd_node asking;          /* attachments with questions */
+    struct mqd_node asking_later;    /* those whose answer the kernel has refused: tried again in the next turn, within 20 ms */
 
     uint8_t quota_kinds;             /* what any quota limits; 0 = there are none */
     struct mqd_quota_limits *quota_limits;

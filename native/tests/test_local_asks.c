@@ -1,0 +1,45 @@
+/* tsan */
+/* Answers to local clients' questions, which the kernel does not take at once. */
+#include "mqd_local_test.h"
+
+#include <sys/syscall.h>
+
+static int refusals; /* by __atomic */
+
+/* As where the user has too many descriptors on their way to others: room for another one makes no edge of this socket. */
+ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
+{
+    if (message->msg_iov->iov_len == sizeof(struct mqd_local_segment) && message->msg_controllen && __atomic_load_n(&refusals, __ATOMIC_SEQ_CST) > 0) {
+        errno = __atomic_fetch_sub(&refusals, 1, __ATOMIC_SEQ_CST) % 2 ? ETOOMANYREFS : ENOBUFS;
+        return -1;
+    }
+    return syscall(SYS_sendmsg, fd, message, flags);
+}
+
+BOTH(an_answer_that_the_kernel_refuses_is_sent_again)
+{
+    struct bench *b = local_bench(backend, NULL);
+    struct local local = local_open(b, 0, (struct local_wish){1 << 20, 1 << 16, 256}), leaves = local_open(b, 0, (struct local_wish){1 << 20, 1 << 16, 256});
+    struct mqd_local_segment answer;
+    int fd;
+    for (int round = 0; round < 3; round++) {
+        __atomic_store_n(&refusals, round, __ATOMIC_SEQ_CST);
+        CHECK(local_ask(&local, 0, 0, 1));
+        CHECK(local_answer(&local, &answer, &fd));
+        CHECK_EQUAL(answer.error, 0);
+        CHECK(fd >= 0);
+        close(fd);
+    }
+    __atomic_store_n(&refusals, 1 << 20, __ATOMIC_SEQ_CST);
+    CHECK(local_ask(&leaves, 0, 0, 1));
+    CHECK(local_ask(&local, 0, 0, 1));
+    for (int64_t end_ns = test_now_ns() + LIMIT_MS * 1000000ll; __atomic_load_n(&refusals, __ATOMIC_SEQ_CST) > (1 << 20) - 4; usleep(1000))
+        CHECK(test_now_ns() < end_ns);
+    local_close(&leaves); /* while its answer waits */
+    __atomic_store_n(&refusals, 0, __ATOMIC_SEQ_CST);
+    CHECK(local_answer(&local, &answer, &fd));
+    close(fd);
+    local_close(&local);
+    local_wait_none(b);
+    local_bench_stop(b);
+}
