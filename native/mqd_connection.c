@@ -570,14 +570,13 @@ void mqd_connection_read(struct mqd_reactor *r, struct mqd_connection *c)
     handle_window(r, c, begin, c->partial_bytes + got);
 }
 
-/* Both ways hung up, and its bytes cannot be taken: what it waits for may come in minutes, and then for nobody. Who may be read is read to the end: what it sent without acks counts. */
-static void sweep_broken(struct mqd_reactor *r)
+/* Once a second. Both ways hung up, and its bytes cannot be taken: what it waits for may come in minutes, and then for nobody. Who may be read is read to the end: what it sent without acks counts. */
+static void look_again(struct mqd_reactor *r, struct mqd_connection *c)
 {
-    for (uint32_t i = 0; i < r->connection_capacity; i++) {
-        struct mqd_connection *c = r->connections[i];
-        if (c && c->fd >= 0 && c->broken && !c->local && !mqd_connection_may_read(r, c))
-            mqd_connection_close(r, c, "the client is gone");
-    }
+    if (c->broken && !c->local && !mqd_connection_may_read(r, c))
+        mqd_connection_close(r, c, "the client is gone");
+    else
+        mqd_connection_resume(r, c); /* it may have found the heap pressed, and nobody tells when that is over */
 }
 
 void mqd_connections_sweep(struct mqd_reactor *r)
@@ -586,7 +585,9 @@ void mqd_connections_sweep(struct mqd_reactor *r)
     for (uint32_t i = r->local_count; i-- > 0;) /* closing takes the last one's place */
         if (mqd_local_overdue(r->locals[i]))
             mqd_connection_close(r, r->locals[i]->connection, "the local client has ended");
-    sweep_broken(r);
+    for (uint32_t i = 0; i < r->connection_capacity; i++)
+        if (r->connections[i] && r->connections[i]->fd >= 0)
+            look_again(r, r->connections[i]);
     if (!r->options.connection_idle_ms_max)
         return;
     for (uint32_t i = 0; i < r->connection_capacity; i++) {

@@ -81,3 +81,25 @@ BOTH(halves_leave_room_for_what_is_whole)
     client_close(&other);
     bench_stop(b);
 }
+
+/* It left while the heap was nearly spent, and waits for an answer of the acceptor: when there is room again, it is seen. */
+BOTH(who_leaves_while_there_is_no_room_is_seen_when_there_is)
+{
+    struct bench *b = bench_start(backend, small_heap);
+    struct client asks = client_open(b, 0), halves[COUNT];
+    struct frame frame = {0};
+    frame_end(&frame, frame_begin(&frame, 10, 1, 5)); /* FindCoordinator */
+    CHECK(client_send(&asks, &frame));
+    bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
+    send_halves(b, halves, HALF_BYTES_MAX);
+    uint64_t bytes_in = counted(b, MQD_COUNT_BYTES_IN);
+    CHECK(client_send(&asks, &frame));
+    client_close(&asks);
+    usleep(20000); /* not read, as far as that can be seen */
+    CHECK_EQUAL(counted(b, MQD_COUNT_BYTES_IN), bytes_in);
+    for (int i = 0; i < COUNT; i++)
+        client_close(&halves[i]);
+    CHECK(connections_left(b, 0));
+    frame_free(&frame);
+    bench_stop(b);
+}
