@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from mqd.client.delivering import CallReport
-from mqd.client.messages import KafkaError, local_error
+from mqd.client.messages import KafkaError, KafkaException, local_error
 from mqd.client.staging import Chunk, Stage
 
 if TYPE_CHECKING:
@@ -62,8 +62,12 @@ class BatchCall:
 
     def _may_go(self) -> bool:
         producer, stage = self._producer, self._stage
-        if producer.fatal is not None:
-            self.error = local_error(KafkaError._FATAL, producer.fatal.str(), fatal=True)
-        elif not producer.resolve(stage) and time.monotonic() - self._began > producer.config["topic.metadata.propagation.max.ms"] / 1000:
+        try:
+            producer.require_usable()
+            producer.transactions.require_may_produce()  # it may have failed since: then there will never be room for the rest
+        except (KafkaException, RuntimeError) as refused:
+            self.error = refused.args[0] if isinstance(refused, KafkaException) else local_error(KafkaError._DESTROY)
+            return False
+        if not producer.resolve(stage) and time.monotonic() - self._began > producer.config["topic.metadata.propagation.max.ms"] / 1000:
             self.error = local_error(KafkaError._UNKNOWN_TOPIC)
         return self.error is None and stage.number >= 0

@@ -36,7 +36,7 @@ def _flush(producer: ShmProducer, raised: list[Exception]) -> None:
             _note(raised, error)
             if producer.attachment.is_closed or producer.attachment.fatal is not None:
                 return
-            continue
+            left = len(producer)
         if producer.attachment.attached:
             alone_since = time.monotonic()
         elif time.monotonic() - alone_since > _ALONE_S:

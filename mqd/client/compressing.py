@@ -64,9 +64,9 @@ class Compressor:
         self.records = 0
 
     def append(self, stage: Any, chunk: Chunk, rows: Any, first_index: int) -> int:
-        """All records of the chunk, or none when closed batches wait for room."""
+        """All records of the chunk, or none when closed batches wait for room, or a broker: a batch that is open for minutes would end with its first record's time."""
         self._give()
-        if self._ready:
+        if self._ready or not self._producer.attachment.attached:
             return 0
         count = chunk.values.count
         partitions = self._partitions(stage, chunk)

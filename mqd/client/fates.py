@@ -182,9 +182,9 @@ class Fates:
     def drop_all(self, error: KafkaError) -> None:
         """Everything that the C core holds is given up."""
         self.take_deliveries(time.monotonic())
-        self._producer.compressor.drop_all(error)
         for number in list(self.batches):
             self.give_up(number, -1, error)
+        self._producer.compressor.drop_all(error)  # what is there came later
         self._producer.attachment.changed.notify_all()
 
     def retry_parked(self) -> None:

@@ -525,11 +525,12 @@ class ShmProducer:
             self._drop(in_queue, in_flight)
 
     def _drop(self, in_queue: bool, in_flight: bool) -> None:
+        """A partition's reports come in the order of its records: what is in flight came first."""
+        if in_flight:
+            self.fates.drop_all(local_error(KafkaError._PURGE_INFLIGHT))
         if in_queue:
             for stage in self.stages.values():
                 self.fail_entries(stage, len(stage.entries), local_error(KafkaError._PURGE_QUEUE))
-        if in_flight:
-            self.fates.drop_all(local_error(KafkaError._PURGE_INFLIGHT))
 
     def __len__(self) -> int:
         with self.attachment.lock:

@@ -70,6 +70,35 @@ def test_a_producer_that_is_closed_without_a_broker_tells_what_failed(make, brok
     assert producer.close() and len(reports.errors) == 2
 
 
+def test_reports_of_what_is_given_up_come_in_the_order_of_the_records(make) -> None:
+    producer, native = make()
+    native.fate, native.capacity = lambda batch: None, 2
+    reports = Reports()
+    for value in (b"0", b"1", b"2"):
+        producer.produce("events", value, partition=0, on_delivery=reports)
+    assert producer.flush(0.05) == 3
+    producer.purge()
+    assert producer.flush(10) == 0
+    assert [message.value() for message in reports.messages] == [b"0", b"1", b"2"]
+
+
+def test_a_statistics_callback_that_raises_does_not_keep_close_from_giving_up(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closing, "_ALONE_S", 0.5)
+
+    def raises(_statistics: str) -> None:
+        raise ValueError("ours")
+
+    producer, _ = make(statistics_interval_ms=50, stats_cb=raises)
+    broker.refuse = ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens")
+    broker.kill()
+    assert producer.attachment.wait_for(lambda: not producer.attachment.attached, 10)
+    reports = Reports()
+    producer.produce("events", b"x", on_delivery=reports)
+    with pytest.raises(ValueError, match="ours"):
+        producer.close()
+    assert reports.errors == [KafkaError._PURGE_QUEUE]
+
+
 @pytest.mark.parametrize("is_fatal", [False, True])
 def test_a_report_that_raises_keeps_no_other_from_being_told(make, is_fatal: bool) -> None:
     producer, native = make(enable_idempotence=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -179,6 +180,36 @@ def test_no_transaction_commits_without_one_of_its_records(make, broker: FakeBro
     producer.commit_transaction(10)
     assert [request.committed for key, request in broker.seen if key == requests.END_TXN][-1]
     assert True not in [request.committed for key, request in broker.seen if key == requests.END_TXN][:-1]
+
+
+def test_a_batch_whose_transaction_fails_meanwhile_is_refused(make, broker: FakeBroker) -> None:
+    """It waited for ever: for room in a transaction that takes nothing any more."""
+    producer, _ = make(transactional_id="t")
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    producer.produce("events", b"x", partition=7)  # of three, which is not known yet
+    with pytest.raises(KafkaException) as refused:
+        producer.produce_batch("events", [b"a"] * 10)
+    assert refused.value.args[0].code() == KafkaError._STATE and refused.value.taken == 0
+    producer.abort_transaction(10)
+    producer.begin_transaction()
+    assert producer.produce_batch("events", [b"a"] * 10) == 10
+    producer.commit_transaction(10)
+
+
+def test_a_batch_that_waits_for_room_when_its_transaction_fails_is_refused(make, broker: FakeBroker) -> None:
+    producer, native = make(transactional_id="t")
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    native.fate, native.capacity = lambda batch: None, 5
+    failed = threading.Timer(0.2, lambda: producer.purge(in_flight=True))
+    failed.start()
+    with pytest.raises(KafkaException) as refused:
+        producer.produce_batch("events", [b"a"] * 10)
+    failed.join()
+    assert refused.value.args[0].code() == KafkaError._STATE and refused.value.taken == 5
+    native.fate = lambda batch: 0
+    producer.abort_transaction(10)
 
 
 def test_a_coordinator_that_is_busy_is_asked_again(make, broker: FakeBroker) -> None:
