@@ -71,11 +71,14 @@ class LocalLink:
         deadline = time.monotonic() + seconds
         while True:
             self._answer = self._answer or self._client.response()
+            if self._answer is not None:
+                return True
             left = deadline - time.monotonic()
-            if self._answer is not None or left <= 0:
-                return self._answer is not None
-            if self._client.wait(int(left * 1e6)):
+            if self._client.wait(max(0, int(left * 1e6))):  # also without time: what has lain there for long is an answer
                 self._client.poll()
+            if left <= 0:
+                self._answer = self._client.response()
+                return self._answer is not None
 
     def receive(self) -> bytes:
         """The next answer, without its length."""

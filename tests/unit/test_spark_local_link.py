@@ -1,0 +1,40 @@
+"""An executor's link over shared memory: whether an answer has come."""
+
+from __future__ import annotations
+
+from mqd.spark.local_link import LocalLink
+
+
+class Answered:
+    """A native client for which an answer has lain there for long; it is taken in by poll() alone."""
+
+    def __init__(self, *answers: bytes) -> None:
+        self._come, self._taken = list(answers), []
+
+    def response(self) -> bytes | None:
+        return self._taken.pop(0) if self._taken else None
+
+    def wait(self, timeout_us: int) -> int:
+        assert timeout_us >= 0
+        return bool(self._come)
+
+    def poll(self) -> None:
+        self._taken += self._come
+        self._come.clear()
+
+
+def link_with(*answers: bytes) -> LocalLink:
+    link = LocalLink.__new__(LocalLink)
+    link._client, link._answer, link.host, link.port, link._timeout_s = Answered(*answers), None, "host", 1, 30.0  # type: ignore[assignment]
+    return link
+
+
+def test_an_answer_that_has_lain_there_is_seen_without_waiting() -> None:
+    """A task whose rows come slowly looks for it without any time, and took the broker for silent."""
+    link = link_with(b"one", b"two")
+    assert link.ready(0) and link.ready(0)
+    assert [link.receive(), link.receive()] == [b"one", b"two"]
+
+
+def test_where_nothing_has_come_nothing_is_ready() -> None:
+    assert not link_with().ready(0) and not link_with().ready(0.01)
