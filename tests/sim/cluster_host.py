@@ -2,7 +2,7 @@
 
 Invariants
     H1  what outlives a process is here (disks, control segment, the keeper's knowledge); what outlives the host is on its disks
-    H2  every process of the host can die alone: each worker, the acceptor, the controller; with the keeper they all do
+    H2  every process of the host can die alone: each worker, the acceptor, the controller; with the keeper they all do; each is started again, whichever of the others is not there
 """
 
 from __future__ import annotations
@@ -386,6 +386,10 @@ class ClusterHost:
     def up(self) -> bool:
         return self.acceptor is not None or self.controller is not None or any(worker is not None for worker in self.workers)
 
+    @property
+    def complete(self) -> bool:
+        return self.acceptor is not None and self.controller is not None and all(worker is not None for worker in self.workers)
+
     def processes(self) -> list[Process]:
         found = [worker.process for worker in self.workers if worker is not None]
         found += [part.process for part in (self.acceptor, self.controller) if part is not None]
@@ -502,16 +506,16 @@ class ClusterHost:
         self.acceptor = None
         self.workers = [None] * len(self.workers)
         self.kernel.after(100, controller.process, controller.on_broker, broker_core.HostDied(True))
-        self.kernel.after(self.kernel.random.randrange(5, 1_500) * MILLISECOND, None, self.start_data_plane)
+        self.kernel.after(self.kernel.random.randrange(5, 1_500) * MILLISECOND, None, self._if_alive, self.keeper, self.start_data_plane)
 
     def start_data_plane(self) -> None:
-        if self.acceptor is not None or self.controller is None:
-            return
-        self.acceptor = Acceptor(self)
+        """supervisord's work, whether there is a controller or not; one that has been started meanwhile has not heard that they were gone."""
+        self._start_acceptor()
         for index in range(len(self.workers)):
-            self._start_worker(index)  # one that is back already, after all processes had died, has no twin
+            self._start_worker(index)  # one that is back already has no twin
         controller = self.controller
-        self.kernel.after(100, controller.process, controller.on_broker, broker_core.HostDied(False))
+        if controller is not None:
+            self.kernel.after(100, controller.process, controller.on_broker, broker_core.HostDied(False))
         self.excused = False
 
     def kill_processes(self) -> None:

@@ -404,7 +404,7 @@ class ClusterWorld:
             return False
         for host in self.hosts:
             broker = self.state.brokers.get(host.node)
-            if host.leaving or not host.up or broker is None or broker.fenced or broker.epoch != host.broker_epoch or broker.in_controlled_shutdown:
+            if host.leaving or not host.complete or broker is None or broker.fenced or broker.epoch != host.broker_epoch or broker.in_controlled_shutdown:
                 return False
         versions = {host.controller.metadata.committed.version for host in self.hosts if host.controller is not None}
         return len(versions) == 1 and all(map(self.whole, self.partitions()))
@@ -437,6 +437,8 @@ class ClusterWorld:
         if self.active() is None:
             raise Violation("LIVE", "no active controller: " + self.story_of_quorum())
         for host in self.hosts:
+            if not host.complete:
+                raise Violation("H2", f"node {host.node} has processes that nobody has started again: acceptor {host.acceptor}, controller {host.controller}, workers {host.workers}")
             broker = self.state.brokers.get(host.node)
             if broker is None or broker.fenced or broker.epoch != host.broker_epoch:
                 raise Violation("LIVE", f"node {host.node} is not back: {broker}, its own epoch is {host.broker_epoch}")

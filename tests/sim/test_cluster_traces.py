@@ -378,6 +378,20 @@ def test_each_process_dies_alone_and_what_was_acknowledged_stays(kill: str) -> N
     assert not world.stuck_count and world.history.counts["acked"] > 30
 
 
+def test_a_data_plane_is_started_again_while_its_controller_is_away() -> None:
+    """It stayed away, and what its host led stood still to the end (seed 652480)."""
+    world = ClusterWorld(11, plan=Plan(hosts=3, workers=2), quiet=True)
+    world.begin()
+    host = world.hosts[0]
+    host.kill_data_plane()
+    host.kill_controller()
+    world.kernel.run(until=world.kernel.now + 1_600_000)
+    assert host.controller is None and host.acceptor is not None and all(host.workers)
+    host.restart_controller()
+    world.heal()
+    world.check_end()
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_who_led_everything_is_replaced_at_once_when_its_keeper_proves_it(seed: int) -> None:
     """All processes of the active controller's host but the keeper: neither its promise nor its session is waited for."""
