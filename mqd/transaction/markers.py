@@ -7,6 +7,8 @@ Invariants
     M3  what cannot be written is tried again, later and later (RETRY_S), as long as that core lives; after a restart the log says what is left
     M4  a bumped marker that is refused for its epoch has been written before (by a coordinator that died, or with an answer that was lost), and is done: whatever is open in
         that partition is the producer's next transaction. The partition's owner says so when that marker is below the high watermark
+    M5  when a marker leaves, its core still wants it. Of a core that has gone, the successor writes the markers, and may be done: one that came behind them would end
+        the producer's next transaction, which has the same epoch if the client is older than KIP-890
 Bounds: what runs is bounded by the transactions that are being ended: one for each transactional id.
 
 Concurrency: the event loop's thread only. No task for a marker into a partition of users: thousands a second pass here.
@@ -132,6 +134,8 @@ class Markers:
             self._write(job, partition)
 
     def _write(self, job: _Job, partition: Partition) -> None:
+        if self._is_gone(job):
+            return
         effect = job.effect
         try:
             future = self._append(partition[0], partition[1], effect.producer_id, effect.producer_epoch, job.coordinator_epoch, effect.committed, effect.is_bumped)
@@ -175,15 +179,20 @@ class Markers:
             return True
         return False
 
+    def _is_gone(self, job: _Job) -> bool:
+        if self._core(job.name) is job.core:
+            return False
+        self.job_count -= job.left_count > 0
+        job.left_count = -1  # M1: never told
+        return True
+
     def _failed(self, job: _Job, partition: Partition, failure: BaseException) -> None:
         """A fault of our own: the transaction must not stay open for it."""
         log.error("a transaction's marker failed; it is tried again", transactional_id=job.name, partition=_title(partition), reason=repr(failure))
 
     def _again(self, job: _Job, partition: Partition, failure: BaseException) -> None:
         job.tries += 1
-        if self._core(job.name) is not job.core:
-            self.job_count -= job.left_count > 0
-            job.left_count = -1  # M1: never told
+        if self._is_gone(job):
             return
         if job.tries % WARN_AFTER == 0:
             reason = error_name(_code(failure))

@@ -121,6 +121,29 @@ def test_a_fault_of_our_own_leaves_no_transaction_open(in_the_call: bool) -> Non
     run(test())
 
 
+@pytest.mark.parametrize("partition", [T0, G3])
+def test_no_marker_leaves_for_a_core_that_has_gone_meanwhile(partition: tuple[str, int]) -> None:
+    """Its successor had written all of them, and the producer's next transaction was aborted by the one that came a second later: while it was to be tried again, or waited for offset commits."""
+
+    async def test() -> None:
+        world = World()
+        if partition is T0:
+            world.markers.carry_out("id", wanted(T0, T1), 9)
+            await world.settle(AppendError(ErrorCode.NOT_LEADER_OR_FOLLOWER))
+        else:
+            ticket = world.commits.enter(7)
+            world.markers.carry_out("id", wanted(G3), 9)
+        assert not world.appends
+        world.the_core = object()  # the partition of __transaction_state was loaded anew
+        if partition is G3:
+            world.commits.leave(7, ticket)
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert not world.appends and not world.posted and world.markers.job_count == 0
+
+    run(test())
+
+
 @pytest.mark.parametrize("error", [AppendError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), AppendError(ErrorCode.INVALID_PRODUCER_EPOCH)])
 def test_what_is_gone_or_over_needs_no_marker(error: AppendError) -> None:
     async def test() -> None:
