@@ -92,7 +92,7 @@ class DirectoriesFull(msgspec.Struct, frozen=True):
 
 
 class PartitionEmptied(msgspec.Struct, frozen=True):
-    """A worker says that a retired partition that it leads has no records any more; when it is hidden, that producers still write to it."""
+    """A worker says that a retired partition that it leads has no records any more; when it is hidden, that nobody has written to it for the grace."""
 
     topic_id: bytes
     index: int
