@@ -114,10 +114,14 @@ def _follow(frame: DataFrame, as_json: bool) -> int:
 
 
 def _table(columns: list[str], found: list) -> None:  # type: ignore[type-arg]
+    """Raises NobodyReadsError. Written by say(): a Console that meets a closed pipe raises SystemExit, in whichever thread."""
     from rich.console import Console
     from rich.table import Table
 
     shown = Table(*columns, box=None, header_style="bold", pad_edge=False)
     for row in found:
         shown.add_row(*["-" if cell is None else str(cell) for cell in row])
-    Console(soft_wrap=True).print(shown)
+    console = Console(soft_wrap=True)
+    with console.capture() as captured:
+        console.print(shown)
+    say(captured.get().removesuffix("\n"))

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
 from mqd.cli import sql
+from mqd.cli.common import NobodyReadsError
 
 
 class Frame:
@@ -45,3 +52,66 @@ def test_rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     lines = [line.strip() for line in out.splitlines()]
     assert lines == [*([] if as_json else ["number"]), *map(str, range(shown))]
     assert error == told
+
+
+class Query:
+    """A streaming query of one batch, which comes in a thread of its own, as Spark's do. `failures`: what that raised."""
+
+    def __init__(self, frame: Frame) -> None:
+        self._frame = frame
+        self.failures: list[BaseException] = []
+        self.is_stopped = False
+
+    def outputMode(self, _mode: str) -> Query:
+        return self
+
+    def foreachBatch(self, show: Callable[[Any, int], None]) -> Query:
+        self._show = show
+        return self
+
+    def start(self) -> Query:
+        self._thread = threading.Thread(target=self._batch)
+        self._thread.start()
+        return self
+
+    def _batch(self) -> None:
+        try:
+            self._show(self._frame, 0)
+        except BaseException as failure:
+            self.failures.append(failure)
+
+    def awaitTermination(self, _seconds: float) -> bool:
+        self._thread.join()
+        return True
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+
+@contextlib.contextmanager
+def unread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nobody reads stdout any more."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(os.devnull, "w") as nowhere, open(writer, "w") as out, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", out)
+        try:
+            yield
+        finally:
+            os.dup2(nowhere.fileno(), writer)  # for what `out` still holds
+
+
+def test_a_table_that_nobody_reads_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    with unread(monkeypatch), pytest.raises(NobodyReadsError):
+        sql._show(Frame(3), False, None)  # type: ignore[arg-type]
+
+
+def test_a_live_query_whose_tables_nobody_reads_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = ModuleType("pyspark.errors")
+    errors.AnalysisException = LookupError  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pyspark.errors", errors)
+    monkeypatch.setattr(sql, "stop_when_interrupted", lambda stop: None)
+    query = Query(Frame(3))
+    with unread(monkeypatch), pytest.raises(NobodyReadsError):
+        sql._follow(SimpleNamespace(writeStream=query), False)  # type: ignore[arg-type]
+    assert query.is_stopped and not query.failures
