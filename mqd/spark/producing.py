@@ -43,7 +43,8 @@ _MOVED = frozenset((ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.UNKNOWN_TOPIC_OR
 _ABSENT = frozenset((ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE))
 
 Key = tuple[str, int]
-_connections: dict[tuple[int, bytes], "Connections"] = {}  # of this process, by all that is said of them: time-outs are a query's own, and a process of Spark's has many
+CONNECTIONS_MAX = 4  # a process of Spark's has many queries, one after the other, and each broker of this host costs local_link.MEMORY_BYTES
+_connections: dict[tuple[int, bytes], "Connections"] = {}  # of this process, by all that is said of them: time-outs are a query's own. Asked for last, last
 
 
 class Connections:
@@ -54,6 +55,7 @@ class Connections:
         self._links: dict[int, Link] = {}
         self._local: dict[int, LocalLink | None] = {}  # None: there is no such way to this one
         self.local_count = 0  # requests that went through shared memory
+        self.users = 0  # producers that are not closed
 
     def link(self, node_id: int, size_bytes: int) -> Link | LocalLink:
         """Raises OSError, MqdWriteError."""
@@ -75,13 +77,22 @@ class Connections:
             if link is not None:
                 link.close()
 
+    def close(self) -> None:
+        """All that there are. Whoever asks for a link later has a new one."""
+        for node_id in {*self._links, *self._local}:
+            self.drop(node_id)
+        self.cluster.close()
+
 
 def connections(options: SinkOptions) -> Connections:
-    """Those of this process: never a parent's."""
-    key = (os.getpid(), msgspec.json.encode(options.kafka, order="sorted"))
-    found = _connections.get(key)
-    if found is None:
-        found = _connections[key] = Connections(options)
+    """Those of this process: never a parent's. Beyond CONNECTIONS_MAX those that were asked for longest ago are closed, if nobody uses them."""
+    process = os.getpid()
+    key = (process, msgspec.json.encode(options.kafka, order="sorted"))
+    found = _connections[key] = _connections.pop(key, None) or Connections(options)
+    own = [one for one in _connections if one[0] == process]
+    for one in own[:-CONNECTIONS_MAX]:
+        if not _connections[one].users:
+            _connections.pop(one).close()
     return found
 
 
@@ -100,6 +111,8 @@ class Producer:
     def __init__(self, options: SinkOptions, identity: tuple[int, int], transactional_id: str | None) -> None:
         self._options, self._identity, self._transactional_id = options, identity, transactional_id
         self._connections = connections(options)
+        self._connections.users += 1
+        self._closed = False
         self._topics: dict[str, Topic] = {}
         self._leaders: dict[str, tuple[bytes, dict[int, int]]] = {}  # topic id, and who leads each partition that it has ever shown
         self._asked_at = 0.0
@@ -178,6 +191,10 @@ class Producer:
 
     def close(self) -> None:
         """Gives up what is under way: a connection with an outstanding answer is of no use to anybody."""
+        if self._closed:
+            return
+        self._closed = True
+        self._connections.users -= 1
         for flight in self._flights.values():
             self._connections.drop(flight.node_id)
         self._flights = {}

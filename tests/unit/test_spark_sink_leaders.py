@@ -83,7 +83,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     found = Cluster()
 
     class Connections:
-        cluster, link, drop = found, found.link, lambda self, node_id: None
+        cluster, users, link, drop = found, 0, found.link, lambda self, node_id: None
 
     class Clock:
         def monotonic(self) -> float:
@@ -151,3 +151,32 @@ def test_connections_are_those_of_the_same_settings() -> None:
     second = of(others={"default.api.timeout.ms": "2000", "linger.ms": "5"})
     assert (first.cluster.api_timeout_s, second.cluster.api_timeout_s) == (1.0, 2.0)
     assert of(request_timeout_s=5.0).cluster.settings.request_timeout_s == 5.0 and of().cluster.settings.request_timeout_s == 30.0
+
+
+def test_connections_of_many_settings_are_closed_again_but_those_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query that says something else for each of its batches had an attachment for each until its process ended."""
+    closed: list[str] = []
+
+    class Closing:
+        def __init__(self, client_id: str) -> None:
+            self._client_id = client_id
+
+        def close(self) -> None:
+            closed.append(self._client_id)
+
+    def options(number: int) -> SinkOptions:
+        return SinkOptions(KafkaSettings("h:1", client_id=f"batch{number}"), (), "t")
+
+    monkeypatch.setattr(producing, "_connections", {})
+    monkeypatch.setattr(producing, "find", lambda _host, _port, settings: Closing(settings.client_id))
+    writing = Producer(options(0), (1, 0), None)
+    for number in range(8):
+        found = producing.connections(options(number))
+        found.cluster.brokers = {1: ("h", 1)}
+        found.link(1, 100)
+        producing.connections(options(1))
+    assert closed == ["batch2", "batch3", "batch4"]
+    writing.close()
+    writing.close()
+    producing.connections(options(8))
+    assert closed == ["batch2", "batch3", "batch4", "batch0", "batch5"]
