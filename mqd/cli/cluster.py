@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from mqd.cli.common import CliError
+from mqd.cli.common import CliError, error_line
 from mqd.cli.request import Broker, check
 from mqd.coordinator.topics import GROUPS, TRANSACTIONS
 from mqd.protocol.errors import ErrorCode
@@ -15,6 +15,7 @@ GROUP, TRANSACTION = 0, 1
 EARLIEST, LATEST = -2, -1
 _METADATA, _LIST_OFFSETS, _FIND_COORDINATOR = 3, 2, 10
 _NOT_NOW = frozenset({5, 6, 14, 15, 16, 51})  # no leader, not the leader, loading, not available, not the coordinator, a transaction that is just ending
+COORDINATOR_AWAY = frozenset({ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR})
 _PATIENCE_S = 15.0
 _COORDINATED = {GROUP: (GROUPS, "groups"), TRANSACTION: (TRANSACTIONS, "transactions")}  # in partitions of which topic
 _PAUSE_S = 0.1
@@ -131,3 +132,9 @@ class Cluster:
             for topic in answer.topics:
                 found |= {(topic.name, one.partition_index): one.offset for one in topic.partitions if not one.error_code}
         return found
+
+
+def tell_left_out(what: str, names: list[str]) -> None:
+    """On stderr: whom a list does not have, because their coordinators could not be asked."""
+    if names:
+        error_line(f"{len(names)} {what}{'s are' if len(names) > 1 else ' is'} left out ({names[0]}{' first' if len(names) > 1 else ''}): coordinators are just changing; try again")

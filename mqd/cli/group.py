@@ -74,11 +74,12 @@ def list_(settings: Settings, states: tuple[str, ...], types: tuple[str, ...]) -
     """List the consumer groups: names when piped, a table on a terminal."""
     import sys
 
-    from mqd.cli.cluster import Cluster
-    from mqd.cli.groups import all_groups
+    from mqd.cli.cluster import Cluster, tell_left_out
+    from mqd.cli.groups import known_groups
 
     with Cluster(settings.bootstrap) as cluster:
-        found = all_groups(cluster, states, types)
+        found, away = known_groups(cluster, states, types)
+    tell_left_out("group", list(away))
     if settings.json:
         emit_json([
             {"group": one.group, "type": one.type, "protocol_type": one.protocol_type, "protocol": one.protocol, "state": one.state, "members": len(one.members)} for one in found

@@ -5,18 +5,16 @@ from typing import Any
 
 import msgspec
 
-from mqd.cli.cluster import EARLIEST, GROUP, LATEST, Cluster, Partition
+from mqd.cli.cluster import COORDINATOR_AWAY, EARLIEST, GROUP, LATEST, Cluster, Partition
 from mqd.cli.common import CliError
 from mqd.cli.request import Broker, check, error_text
 from mqd.group.consumer_protocol import decode_assignment
-from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import ConsumerGroupDescribeRequest, DescribeGroupsRequest, ListGroupsRequest, OffsetFetchRequest
 
 LIST_GROUPS, DESCRIBE_GROUPS, CONSUMER_GROUP_DESCRIBE, OFFSET_FETCH = 16, 15, 69, 9
 NAMES_BY_TEXT = 9  # the newest OffsetFetch and OffsetCommit that name topics by name
 GROUP_ID_NOT_FOUND = 69
 _CHUNK = 500
-_COORDINATOR_AWAY = frozenset({ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR})
 NOBODY = ("Empty", "Dead")
 
 
@@ -137,34 +135,42 @@ def _chunks(names: list[str]) -> Iterator[list[str]]:
         yield names[start : start + _CHUNK]
 
 
-def _describe_listed(broker: Broker, names: list[str], kind: str) -> Iterator[Group]:
-    """Those that are still there, of one kind. Raises CliError when their coordinator has just become another."""
+def _describe_listed(broker: Broker, names: list[str], kind: str, away: dict[str, int]) -> Iterator[Group]:
+    """Those that are still there, of one kind. `away` gets those whose coordinator has just become another, and what this one says."""
     for chunk in _chunks(names):
         if kind == "consumer":
-            answers = _answered(broker.ask(CONSUMER_GROUP_DESCRIBE, ConsumerGroupDescribeRequest(group_ids=chunk)).groups)
+            answers = _answered(broker.ask(CONSUMER_GROUP_DESCRIBE, ConsumerGroupDescribeRequest(group_ids=chunk)).groups, away)
             yield from (_consumer(one) for one in answers)
         else:
-            answers = _answered(broker.ask(DESCRIBE_GROUPS, DescribeGroupsRequest(groups=chunk)).groups)
+            answers = _answered(broker.ask(DESCRIBE_GROUPS, DescribeGroupsRequest(groups=chunk)).groups, away)
             yield from (_classic(one) for one in answers if one.group_state != "Dead")
 
 
-def _answered(groups: list[Any]) -> list[Any]:
-    for one in groups:
-        if one.error_code in _COORDINATOR_AWAY:
-            check(f"group {one.group_id}", one.error_code, None)
+def _answered(groups: list[Any], away: dict[str, int]) -> list[Any]:
+    away |= {one.group_id: one.error_code for one in groups if one.error_code in COORDINATOR_AWAY}
     return [one for one in groups if not one.error_code]
 
 
-def all_groups(cluster: Cluster, states: Iterable[str], types: Iterable[str]) -> list[Group]:
-    """By name. Types and states as the broker names them, in any case; nothing: all."""
-    found = []
+def known_groups(cluster: Cluster, states: Iterable[str], types: Iterable[str]) -> tuple[list[Group], dict[str, int]]:
+    """By name. Types and states as the broker names them, in any case; nothing: all. Beside them those that nobody described, their coordinators were just changing: name -> error."""
+    found: list[Group] = []
+    away: dict[str, int] = {}
     for broker in cluster.nodes():
         answer = broker.ask(LIST_GROUPS, ListGroupsRequest(states_filter=list(states), types_filter=list(types)))
         check("groups", answer.error_code, None)
         for kind in ("consumer", "classic"):
             names = [one.group_id for one in answer.groups if ((one.group_type or "classic").lower() == "consumer") == (kind == "consumer")]
-            found += _describe_listed(broker, names, kind)
-    return sorted(found, key=lambda group: group.group)
+            found += _describe_listed(broker, names, kind, away)
+    described = {group.group for group in found}
+    return sorted(found, key=lambda group: group.group), {name: error for name, error in sorted(away.items()) if name not in described}
+
+
+def all_groups(cluster: Cluster) -> list[Group]:
+    """By name. Raises CliError when one is not described."""
+    found, away = known_groups(cluster, (), ())
+    for name, error in away.items():
+        check(f"group {name}", error, None)
+    return found
 
 
 def names(bootstrap: str) -> list[str]:

@@ -118,7 +118,7 @@ def groups_behind(cluster: Cluster, state: State) -> Readers:
     found = Readers()
     try:
         with cluster.every_coordinator(GROUP):
-            for group in groups.all_groups(cluster, (), ()):
+            for group in groups.all_groups(cluster):
                 rows = [row for row in groups.progress(cluster, group) if (row.topic, row.partition) in retired]
                 left = sum(_left(cluster, row) for row in rows)
                 if left:

@@ -68,7 +68,7 @@ def _partitions(partitions: dict[str, list[int]]) -> str:
 def list_(settings: Settings, states: tuple[str, ...], longer_than: int | None, hanging: bool, idle: int) -> None:
     """List transactions, by transactional id, those open for longest first."""
     from mqd.cli import txns
-    from mqd.cli.cluster import Cluster
+    from mqd.cli.cluster import Cluster, tell_left_out
 
     if hanging and (states or longer_than is not None):
         raise click.UsageError("--hanging goes with --idle only: no coordinator knows the state of such a transaction")
@@ -76,7 +76,8 @@ def list_(settings: Settings, states: tuple[str, ...], longer_than: int | None, 
         if hanging:
             _show_hanging(settings, txns.hanging(cluster, idle))
             return
-        found = txns.all_transactions(cluster, states, -1 if longer_than is None else longer_than)
+        found, away = txns.all_transactions(cluster, states, -1 if longer_than is None else longer_than)
+    tell_left_out("transactional id", away)
     if settings.json:
         emit_json([_json(one) for one in found])
     elif found:
@@ -84,7 +85,7 @@ def list_(settings: Settings, states: tuple[str, ...], longer_than: int | None, 
             (one.transactional_id, one.state, _open_for(one.open_ms), one.producer_id, one.producer_epoch, sum(map(len, one.partitions.values()))) for one in found
         ]
         emit_table(("TRANSACTIONAL ID", "STATE", "OPEN FOR", "PRODUCER ID", "EPOCH", "PARTITIONS"), rows)
-    else:
+    elif not away:
         click.echo("there is no such transaction" if states or longer_than is not None else "there is no transactional id")
 
 

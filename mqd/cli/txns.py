@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from mqd.base.clock import now_ms
-from mqd.cli.cluster import TRANSACTION, Cluster, Partition
+from mqd.cli.cluster import COORDINATOR_AWAY, TRANSACTION, Cluster, Partition
 from mqd.cli.common import CliError
 from mqd.cli.request import Broker, check, error_text
 from mqd.protocol.errors import ErrorCode
@@ -70,24 +70,28 @@ def _list(broker: Broker, request: ListTransactionsRequest) -> list[Any]:
     return list(answer.transaction_states)
 
 
-def _describe_all(broker: Broker, names: list[str]) -> list[Any]:
+def _describe_all(broker: Broker, names: list[str], away: dict[str, int]) -> list[Any]:
+    """Those that are still there. `away` gets those whose coordinator has just become another, and what this one says."""
     found = []
     for start in range(0, len(names), _CHUNK):
         answer = broker.ask(DESCRIBE_TRANSACTIONS, DescribeTransactionsRequest(transactional_ids=names[start : start + _CHUNK]))
         for one in answer.transaction_states:
-            if one.error_code not in NOT_FOUND:
+            if one.error_code in COORDINATOR_AWAY:
+                away[one.transactional_id] = one.error_code
+            elif one.error_code not in NOT_FOUND:
                 check(f"transactional id {one.transactional_id}", one.error_code, None)
                 found.append(one)
     return found
 
 
-def all_transactions(cluster: Cluster, states: Iterable[str], longer_than_ms: int) -> list[Transaction]:
-    """Those open for longest first, then by name. `longer_than_ms` -1: whatever their age."""
-    found, now = [], now_ms()
+def all_transactions(cluster: Cluster, states: Iterable[str], longer_than_ms: int) -> tuple[list[Transaction], list[str]]:
+    """Those open for longest first, then by name. `longer_than_ms` -1: whatever their age. Beside them the ids of those that nobody described: their coordinators were just changing."""
+    found, away, now = [], dict[str, int](), now_ms()
     for broker in cluster.nodes():
         names = [one.transactional_id for one in _list(broker, ListTransactionsRequest(state_filters=list(states), duration_filter=longer_than_ms))]
-        found += [_transaction(one, now) for one in _describe_all(broker, names)]
-    return sorted(found, key=lambda one: (-(one.open_ms if one.open_ms is not None else -1), one.transactional_id))
+        found += [_transaction(one, now) for one in _describe_all(broker, names, away)]
+    described = {one.transactional_id for one in found}
+    return sorted(found, key=lambda one: (-(one.open_ms if one.open_ms is not None else -1), one.transactional_id)), sorted(away.keys() - described)
 
 
 def names(bootstrap: str) -> list[str]:
@@ -123,10 +127,13 @@ def known(cluster: Cluster, producer_ids: Iterable[int]) -> dict[int, Transactio
     if not wanted:
         return {}
     found: dict[int, Transaction] = {}
+    away: dict[str, int] = {}
     with cluster.every_coordinator(TRANSACTION):
         for broker in cluster.nodes():
             states = _list(broker, ListTransactionsRequest(producer_id_filters=wanted))
-            described = {one.transactional_id: one for one in _describe_all(broker, sorted({state.transactional_id for state in states}))}
+            described = {one.transactional_id: one for one in _describe_all(broker, sorted({state.transactional_id for state in states}), away)}
+            for name, error in away.items():
+                check(f"transactional id {name}", error, None)
             for state in states:  # a joint transaction has many producers
                 if state.transactional_id in described:
                     found[state.producer_id] = _transaction(described[state.transactional_id], now_ms())

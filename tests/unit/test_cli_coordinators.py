@@ -14,8 +14,8 @@ from mqd.cli.common import CliError
 from mqd.coordinator.topics import GROUPS, TRANSACTIONS
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
-    CreatePartitionsRequest, CreatePartitionsResponse, DescribeProducersRequest, DescribeProducersResponse, DescribeTransactionsRequest, DescribeTransactionsResponse, ListGroupsRequest, ListGroupsResponse, ListTransactionsRequest,
-    ListTransactionsResponse, MetadataRequest, MetadataResponse, WriteTxnMarkersRequest,
+    CreatePartitionsRequest, CreatePartitionsResponse, DescribeGroupsRequest, DescribeGroupsResponse, DescribeProducersRequest, DescribeProducersResponse, DescribeTransactionsRequest,
+    DescribeTransactionsResponse, ListGroupsRequest, ListGroupsResponse, ListTransactionsRequest, ListTransactionsResponse, MetadataRequest, MetadataResponse, WriteTxnMarkersRequest,
 )  # fmt: skip
 
 PRODUCER = 5
@@ -29,6 +29,7 @@ class World:
         self.known: list[tuple[str, int, str]] = []  # id, error of its description, state; by broker 2
         self.when_listed: Callable[[], None] = lambda: None
         self.groups_error = 0
+        self.groups: list[tuple[str, str, int]] = []  # broker, id, error of its description
         self.step = retiring.SEALED
         self.asked: list[Any] = []
 
@@ -48,7 +49,11 @@ class World:
         if isinstance(request, DescribeTransactionsRequest):
             return DescribeTransactionsResponse(transaction_states=[self._described(name) for name in request.transactional_ids])
         if isinstance(request, ListGroupsRequest):
-            return ListGroupsResponse(error_code=self.groups_error)
+            listed = [ListGroupsResponse.Group(group_id=name, protocol_type="consumer") for broker, name, _ in self.groups if broker == bootstrap]
+            return ListGroupsResponse(error_code=self.groups_error, groups=listed)
+        if isinstance(request, DescribeGroupsRequest):
+            groups = [DescribeGroupsResponse.Group(error_code=error, group_id=name, group_state="Empty") for broker, name, error in self.groups if broker == bootstrap]
+            return DescribeGroupsResponse(groups=groups)
         if isinstance(request, CreatePartitionsRequest):
             if request.topics[0].retire == retiring.RELEASE:
                 self.step = retiring.REDIRECTED
@@ -130,6 +135,38 @@ def test_nothing_is_told_to_hang_when_a_transaction_is_not_described(world: Worl
     world.known = [("x", int(ErrorCode.NOT_COORDINATOR), "Ongoing")]
     with pytest.raises(CliError, match="transactional id x"):
         hanging()
+
+
+NOT_COORDINATOR = int(ErrorCode.NOT_COORDINATOR)
+
+
+def listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], noun: str) -> tuple[int, list[str], str]:
+    """Exit code, the first words of the output's lines, and what is said on stderr."""
+    from mqd.cli import main
+
+    monkeypatch.setenv("MQD_BOOTSTRAP", "host1:9092")
+    code = main._run([noun, "list"])
+    told = capsys.readouterr()
+    return code, [line.split()[0] for line in told.out.splitlines()], told.err
+
+
+def test_transactions_are_listed_without_one_whose_coordinator_is_just_changing(world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    world.known = [("x", 0, "Ongoing"), ("y", NOT_COORDINATOR, "Ongoing")]
+    assert listed(monkeypatch, capsys, "txn") == (0, ["TRANSACTIONAL", "x"], "mqd: 1 transactional id is left out (y): coordinators are just changing; try again\n")
+    world.known = [("z", NOT_COORDINATOR, "Ongoing"), ("y", NOT_COORDINATOR, "Ongoing")]
+    assert listed(monkeypatch, capsys, "txn") == (0, [], "mqd: 2 transactional ids are left out (y first): coordinators are just changing; try again\n")
+
+
+def test_groups_are_listed_without_one_whose_coordinator_is_just_changing(world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    world.groups = [("host1:9092", "a", 0), ("host1:9092", "b", NOT_COORDINATOR), ("host1:9092", "c", NOT_COORDINATOR), ("host2:9092", "b", 0)]
+    assert listed(monkeypatch, capsys, "group") == (0, ["a", "b"], "mqd: 1 group is left out (c): coordinators are just changing; try again\n")
+
+
+def test_what_groups_have_left_is_not_known_while_one_is_not_described(world: World) -> None:
+    world.groups = [("host1:9092", "a", NOT_COORDINATOR)]
+    with Cluster("host1:9092") as cluster:
+        state = retiring.ask(cluster.first, "t", 0, retiring.STATUS)
+        assert "group a" in retiring.groups_behind(cluster, state).unknown
 
 
 def test_none_is_aborted_by_its_place_while_a_coordinator_is_away(world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
