@@ -7,12 +7,13 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no broker reached, 130 interrupte
 import difflib
 import importlib
 import os
+import select
 import sys
 from typing import Any
 
 import click
 
-from mqd.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, CliError, NobodyReadsError, error_line
+from mqd.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, CliError, NobodyReadsError, error_line, explain
 
 # name -> (module that has a click command `command`, help shown without importing it)
 COMMANDS = {
@@ -61,12 +62,24 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except BrokenPipeError as error:
-            raise NobodyReadsError from error  # click takes the other for a failure
+        except BrokenPipeError as error:  # click would end with exit code 1, and say nothing
+            if _nobody_reads():
+                raise NobodyReadsError from error
+            raise CliError(explain(error)[0]) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+def _nobody_reads() -> bool:
+    """Whether stdout's reader has gone. A flush would not tell: what was larger than the buffer is no longer in it."""
+    looking = select.poll()
+    try:
+        looking.register(sys.stdout, 0)
+    except (OSError, TypeError, ValueError):  # there is no such file
+        return False
+    return bool(looking.poll(0))
 
 
 def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
@@ -109,7 +122,7 @@ def _run(arguments: list[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        from mqd.cli.common import explain, is_interruption
+        from mqd.cli.common import is_interruption
 
         if is_interruption(error):
             return EXIT_INTERRUPTED

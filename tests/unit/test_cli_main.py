@@ -1,6 +1,7 @@
 """The command line without a broker: lazy verbs, exit codes, one-line errors, completion, start-up time."""
 
 import errno
+import io
 import os
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from mqd.cli import main as main_module
 from mqd.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNREACHABLE, EXIT_USAGE, CliError, explain, pairs
 from mqd.cli.main import COMMANDS, cli
+from tests.unit.unread_stdout import unread
 
 ROOT = Path(__file__).parents[2]
 
@@ -155,16 +157,29 @@ def test_completion_completes():
     assert words == ["plain,retention.ms="]
 
 
-def test_a_reader_that_has_gone_is_no_error(monkeypatch, capfd):
+def broken(*_: object, **__: object) -> None:
+    raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+@pytest.mark.parametrize("echo", [click.echo, broken])
+def test_a_reader_that_has_gone_is_no_error(echo, monkeypatch, capfd):
     from mqd.cli import completion
 
-    def unread(*_: object, **__: object) -> None:
-        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
-
-    monkeypatch.setattr(completion.click, "echo", unread)
-    monkeypatch.setattr(os, "dup2", lambda *_: None)
-    assert main_module._run(["completion", "bash"]) == 0
+    monkeypatch.setattr(completion.click, "echo", echo)
+    with unread(monkeypatch):
+        assert main_module._run(["completion", "bash"]) == 0
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("has_file", [True, False])
+def test_another_pipe_that_breaks_is_an_error(has_file, monkeypatch, capfd):
+    from mqd.cli import completion
+
+    monkeypatch.setattr(completion.click, "echo", broken)
+    if not has_file:
+        monkeypatch.setattr(sys, "stdout", io.StringIO())
+    assert main_module._run(["completion", "bash"]) == EXIT_FAILED
+    assert capfd.readouterr().err == "mqd: [Errno 32] Broken pipe\n"
 
 
 def test_a_reader_that_has_enough_is_no_error():

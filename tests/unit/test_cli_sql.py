@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +12,7 @@ import pytest
 
 from mqd.cli import sql
 from mqd.cli.common import NobodyReadsError
+from tests.unit.unread_stdout import unread
 
 
 class Frame:
@@ -86,19 +85,6 @@ class Query:
 
     def stop(self) -> None:
         self.is_stopped = True
-
-
-@contextlib.contextmanager
-def unread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nobody reads stdout any more."""
-    reader, writer = os.pipe()
-    os.close(reader)
-    with open(os.devnull, "w") as nowhere, open(writer, "w") as out, monkeypatch.context() as patch:
-        patch.setattr(sys, "stdout", out)
-        try:
-            yield
-        finally:
-            os.dup2(nowhere.fileno(), writer)  # for what `out` still holds
 
 
 def test_a_table_that_nobody_reads_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:

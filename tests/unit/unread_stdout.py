@@ -1,0 +1,23 @@
+"""A stdout that is read no further, as that of `mqd ... | head` is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+
+@contextlib.contextmanager
+def unread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nobody reads stdout any more."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(os.devnull, "w") as nowhere, open(writer, "w") as out, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", out)
+        try:
+            yield
+        finally:
+            os.dup2(nowhere.fileno(), writer)  # for what `out` still holds
