@@ -1,6 +1,7 @@
 """Transactions of the producer over shared memory (KIP-98), of KIP-890's second version where the broker's feature transaction.version says so.
 
     READY -> OPEN -> (commit, abort) -> READY        BROKEN: the transaction must be aborted       fatal: the producer's
+                     UNDECIDED: a commit was left before its outcome was known: nothing more is written, and an abort may find that the coordinator has committed
 
 1. A record is produced only while OPEN, and reaches the C core only while OPEN: a transaction that ended left nothing behind in a stage.
 2. Version 2: a partition joins by being written; the end gives the next epoch, under which everything is numbered from 0.
@@ -39,12 +40,20 @@ _ABORTABLE = frozenset({
 })  # fmt: skip
 
 
+_COMMITTED = ErrorCode.INVALID_TXN_STATE  # what an abort is told when a commit came first
+
+
+class _CommittedError(KafkaException):
+    """Of an abort that came too late."""
+
+
 class State(enum.Enum):
     UNINITIALIZED = "init_transactions() has not been called"
     READY = "no transaction is open: begin_transaction() first"
     OPEN = "a transaction is open"
     BROKEN = "the transaction has failed: abort_transaction(), then begin anew"
     ENDING = "the transaction is being ended"
+    UNDECIDED = "the outcome of commit_transaction() is not known: call it again"
 
 
 class Transactions:
@@ -59,6 +68,7 @@ class Transactions:
         self._producer_id, self._producer_epoch = -1, -1
         self._version_2 = producer.attachment.api.transactions_v2
         self._wrote = False
+        self._commit_asked = False  # the coordinator may have decided to commit
         self._joined: set[str] = set()  # topics, version 1
         self._joining: set[str] = set()
         self._groups: set[str] = set()
@@ -97,7 +107,7 @@ class Transactions:
                 self._producer.fail_entries(stage, len(stage.entries), local_error(KafkaError._PURGE_QUEUE))
 
     def on_close(self) -> None:
-        if self.enabled and self.state in (State.OPEN, State.BROKEN):
+        if self.enabled and self.state in (State.OPEN, State.BROKEN, State.UNDECIDED):
             try:
                 self.abort(self._producer.config["transaction.timeout.ms"] / 1000)
             except KafkaException:
@@ -125,7 +135,7 @@ class Transactions:
         self._require_enabled()
         with self._producer.attachment.lock:
             self._require(State.READY)
-            self._broken_by, self._wrote = None, False
+            self._broken_by, self._wrote, self._commit_asked = None, False, False
             self._joined.clear()
             self._joining.clear()
             self._groups.clear()
@@ -150,10 +160,10 @@ class Transactions:
         self._require_enabled()
         deadline = _deadline(timeout)
         with self._producer.attachment.lock:
-            self._require(State.OPEN)
+            self._require(State.OPEN, State.UNDECIDED)
         left = self._producer.flush(_left(deadline))
         with self._producer.attachment.lock:
-            self._require(State.OPEN)
+            self._require(State.OPEN, State.UNDECIDED)
             if left:
                 raise failure(KafkaError._TIMED_OUT, f"{left} records are not delivered yet: call commit_transaction() again", retriable=True)
             self.state = State.ENDING
@@ -164,8 +174,8 @@ class Transactions:
         self._require_enabled()
         deadline = _deadline(timeout)
         with self._producer.attachment.lock:
-            if self.state not in (State.OPEN, State.BROKEN, State.ENDING):
-                self._require(State.OPEN)
+            if self.state not in (State.BROKEN, State.ENDING):
+                self._require(State.OPEN, State.UNDECIDED)
             self.state = State.ENDING
             self._close_gate()
         self._producer.purge()
@@ -176,8 +186,10 @@ class Transactions:
             identity = self._end_transaction(commit, deadline)
         except BaseException as problem:
             with self._producer.attachment.lock:
-                if not isinstance(problem, KafkaException) or problem.args[0].retriable():  # its outcome is open (Ctrl-C, too): the same method again
-                    self.state = State.OPEN if commit else State.BROKEN
+                if isinstance(problem, _CommittedError):
+                    self.state = State.UNDECIDED
+                elif not isinstance(problem, KafkaException) or problem.args[0].retriable():  # its outcome is open (Ctrl-C, too): the same method again
+                    self.state = State.UNDECIDED if commit else State.BROKEN
                 elif self._producer.fatal is None:
                     self.state = State.BROKEN
                     self._broken_by = problem.args[0]
@@ -195,7 +207,11 @@ class Transactions:
             return None
         if not commit and not self._drained(deadline):
             raise failure(KafkaError._TIMED_OUT, "the broker has not answered what was sent: call abort_transaction() again", retriable=True)
-        response = self._ask(requests.END_TXN, None, lambda: EndTxnRequest(**self._names(), committed=commit), deadline)
+        self._commit_asked |= commit
+        expected = _COMMITTED if self._commit_asked and not commit else 0
+        response = self._ask(requests.END_TXN, None, lambda: EndTxnRequest(**self._names(), committed=commit), deadline, expected)
+        if response.error_code:
+            raise _CommittedError(local_error(KafkaError._STATE, "the coordinator has decided to commit the transaction: call commit_transaction() again"))
         if self._version_2:
             return response.producer_id, response.producer_epoch
         return self._init_identity(self._producer_id, self._producer_epoch, deadline) if dirty else None
@@ -242,8 +258,8 @@ class Transactions:
             topics=list(topics.values()),
         )  # fmt: skip
 
-    def _ask(self, api_key: int, at_most: int | None, message: Callable[[], Any], deadline: float) -> Any:
-        """The response, after as many tries as it takes. Raises KafkaException with librdkafka's flags."""
+    def _ask(self, api_key: int, at_most: int | None, message: Callable[[], Any], deadline: float, expected: int = 0) -> Any:
+        """The response, after as many tries as it takes; it has no error, or the one that is `expected`. Raises KafkaException with librdkafka's flags."""
         attachment = self._producer.attachment
         gone_since = _NEVER
         while True:
@@ -259,7 +275,7 @@ class Transactions:
                 if not problem.retriable():
                     raise
             code = _first_error(response) if response is not None else 0
-            if response is not None and not code:
+            if response is not None and code in (0, expected):
                 return response
             is_gone = code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and api_key == requests.TXN_OFFSET_COMMIT
             gone_since = min(gone_since, time.monotonic()) if is_gone else _NEVER
@@ -322,9 +338,9 @@ class Transactions:
         if self._producer.fatal is not None:
             raise KafkaException(self._producer.fatal)
 
-    def _require(self, state: State) -> None:
+    def _require(self, *states: State) -> None:
         self._require_alive()
-        if self.state is state:
+        if self.state in states:
             return
         if self.state is State.BROKEN and self._broken_by is not None:
             raise failure(self._broken_by.code(), f"the transaction has failed: {self._broken_by.str()}", abort=True)

@@ -317,3 +317,65 @@ def test_a_producer_that_is_closed_after_an_interrupted_commit_aborts(make, brok
     _interrupted_commit(producer, monkeypatch)
     assert producer.close()
     assert [request.committed for key, request in broker.seen if key == requests.END_TXN] == [False]
+
+
+def _decides_to_commit(broker: FakeBroker, producer: ShmProducer) -> list[bool]:
+    """The coordinator takes an EndTxn and answers it, but Ctrl-C comes first; from then on it goes by the outcome that it has decided on. Returns what it was asked."""
+    asked: list[bool] = []
+    usual = producer.attachment.request
+
+    def end(request: Any) -> EndTxnResponse:
+        asked.append(request.committed)
+        if not request.committed and asked[0]:
+            return EndTxnResponse(error_code=ErrorCode.INVALID_TXN_STATE)
+        return EndTxnResponse(producer_id=request.producer_id, producer_epoch=1)
+
+    def request(api_key: int, *arguments: Any) -> Any:
+        response = usual(api_key, *arguments)
+        if api_key == requests.END_TXN and len(asked) == 1:
+            raise KeyboardInterrupt
+        return response
+
+    broker.answers[requests.END_TXN] = end
+    producer.attachment.request = request  # type: ignore[method-assign]
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    producer.produce("events", b"x", partition=0)
+    with pytest.raises(KeyboardInterrupt):
+        producer.commit_transaction(10)
+    assert asked == [True]
+    return asked
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_producer_that_is_closed_when_its_commit_was_decided_but_not_answered_has_no_fatal_error(make, broker: FakeBroker, version: int) -> None:
+    broker.transaction_version = version
+    broker.answers[requests.ADD_PARTITIONS_TO_TXN] = lambda request: AddPartitionsToTxnResponse()
+    errors: list[KafkaError] = []
+    producer, _ = make(transactional_id="t", error_cb=errors.append)
+    asked = _decides_to_commit(broker, producer)
+    assert producer.close()
+    assert asked == [True, False] and producer.fatal is None and errors == []
+
+
+def test_an_abort_that_finds_the_transaction_committed_says_so_and_the_producer_goes_on(make, broker: FakeBroker) -> None:
+    producer, native = make(transactional_id="t")
+    asked = _decides_to_commit(broker, producer)
+    with pytest.raises(KafkaException) as refused:
+        producer.abort_transaction(10)
+    error = refused.value.args[0]
+    assert error.code() == KafkaError._STATE and not (error.fatal() or error.retriable() or error.txn_requires_abort())
+    producer.commit_transaction(10)
+    assert asked == [True, False, True] and native.identities[-1] == (100, 1)
+    producer.begin_transaction()
+
+
+def test_nothing_is_produced_into_a_transaction_whose_commit_was_interrupted(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    producer, native = make(transactional_id="t")
+    _interrupted_commit(producer, monkeypatch)
+    for refused in (lambda: producer.produce("events", b"late"), lambda: producer.produce_batch("events", [b"late"]), producer.begin_transaction):
+        with pytest.raises(KafkaException) as raised:
+            refused()
+        assert raised.value.args[0].code() == KafkaError._STATE
+    producer.commit_transaction(10)
+    assert native.written == {0: [b"x"]}
