@@ -15,6 +15,7 @@ Errors as librdkafka's: txn_requires_abort(), fatal(), retriable() of the KafkaE
 from __future__ import annotations
 
 import enum
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -69,6 +70,7 @@ class Transactions:
         self._version_2 = producer.attachment.api.transactions_v2
         self._wrote = False
         self._commit_asked = False  # the coordinator may have decided to commit
+        self._ender = -1  # the thread that ended a transaction last
         self._joined: set[str] = set()  # topics, version 1
         self._joining: set[str] = set()
         self._groups: set[str] = set()
@@ -107,7 +109,8 @@ class Transactions:
                 self._producer.fail_entries(stage, len(stage.entries), local_error(KafkaError._PURGE_QUEUE))
 
     def on_close(self) -> None:
-        if self.enabled and self.state in (State.OPEN, State.BROKEN, State.UNDECIDED):
+        was_left = self.state is State.ENDING and self._ender == threading.get_ident()  # by Ctrl-C; another thread's commit is not to be crossed by an abort
+        if self.enabled and (was_left or self.state in (State.OPEN, State.BROKEN, State.UNDECIDED)):
             try:
                 self.abort(self._producer.config["transaction.timeout.ms"] / 1000)
             except KafkaException:
@@ -166,8 +169,7 @@ class Transactions:
             self._require(State.OPEN, State.UNDECIDED)
             if left:
                 raise failure(KafkaError._TIMED_OUT, f"{left} records are not delivered yet: call commit_transaction() again", retriable=True)
-            self.state = State.ENDING
-            self._close_gate()
+            self._begin_end()
         self._end(True, deadline)
 
     def abort(self, timeout: float) -> None:
@@ -176,13 +178,19 @@ class Transactions:
         with self._producer.attachment.lock:
             if self.state not in (State.BROKEN, State.ENDING):
                 self._require(State.OPEN, State.UNDECIDED)
-            self.state = State.ENDING
-            self._close_gate()
-        self._producer.purge()
+            self._begin_end()
         self._end(False, deadline)
+
+    def _begin_end(self) -> None:
+        self._ender = threading.get_ident()
+        self.state = State.ENDING
 
     def _end(self, commit: bool, deadline: float) -> None:
         try:
+            with self._producer.attachment.lock:
+                self._close_gate()
+            if not commit:
+                self._producer.purge()
             identity = self._end_transaction(commit, deadline)
         except BaseException as problem:
             with self._producer.attachment.lock:

@@ -379,3 +379,45 @@ def test_nothing_is_produced_into_a_transaction_whose_commit_was_interrupted(mak
         assert raised.value.args[0].code() == KafkaError._STATE
     producer.commit_transaction(10)
     assert native.written == {0: [b"x"]}
+
+
+def _interrupted(_self: Any = None, *_arguments: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("target", "asked"), [("producer.purge", [False]), ("transactions._close_gate", [False]), ("transactions._take", [False, False])])
+def test_a_producer_that_is_closed_after_an_interrupted_abort_aborts(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, target: str, asked: list[bool]) -> None:
+    """Wherever Ctrl-C met it: before the coordinator was asked, or behind its answer."""
+    producer, _ = make(transactional_id="t")
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    producer.produce("events", b"x")
+    assert producer.flush(10) == 0
+    owner, name = target.split(".")
+    with monkeypatch.context() as patched:
+        patched.setattr(producer if owner == "producer" else producer.transactions, name, _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            producer.abort_transaction(10)
+    assert producer.close()
+    assert [request.committed for key, request in broker.seen if key == requests.END_TXN] == asked
+
+
+def test_a_commit_in_another_thread_is_not_crossed_by_an_abort_of_close(make, broker: FakeBroker) -> None:
+    producer, _ = make(transactional_id="t")
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    producer.produce("events", b"x")
+    asked = threading.Event()
+    broker.answers[requests.END_TXN] = lambda request: asked.set()  # no answer
+    raised: list[int] = []
+
+    def commit() -> None:
+        with pytest.raises(KafkaException) as error:
+            producer.commit_transaction(60)
+        raised.append(error.value.args[0].code())
+
+    committing = threading.Thread(target=commit)
+    committing.start()
+    assert asked.wait(10) and producer.close()
+    committing.join()
+    assert [request.committed for key, request in broker.seen if key == requests.END_TXN] == [True] and raised == [KafkaError._DESTROY]
