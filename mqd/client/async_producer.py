@@ -13,6 +13,8 @@ from mqd.client.messages import BatchDelivery, KafkaError, KafkaException, Messa
 from mqd.client.producer import Producer
 
 _POLL_S = 1.0
+_PAUSE_S = 0.1
+_CALLBACKS = ("error_cb", "stats_cb", "throttle_cb")
 
 _log = logging.getLogger("mqd.client")
 
@@ -25,12 +27,12 @@ class AsyncProducer:
             message = await future                                         # written: a Message, or raises KafkaException
             deliveries = await producer.produce_batch("events", values)    # all written
 
-    To be made and used in one event loop. `config` as Producer's. One thread serves the reports.
+    To be made and used in one event loop. `config` as Producer's. One thread serves the reports. error_cb, stats_cb and throttle_cb are called in any thread; what they raise is logged.
     """
 
     def __init__(self, config: Mapping[str, Any] | None = None, /, **more: Any) -> None:
         self._loop = asyncio.get_running_loop()
-        self._producer = Producer(config, **more)
+        self._producer = Producer(_guarded(config) if isinstance(config, Mapping) else config, **_guarded(more))
         self._done: collections.deque[tuple[Callable[..., None], Any]] = collections.deque()
         self._scheduled = False
         self._room = asyncio.Event()
@@ -165,8 +167,9 @@ class AsyncProducer:
                 if self._closing:
                     return
                 threading.Event().wait(_POLL_S)  # fatal errors are told by the futures
-            except BaseException:  # error_cb's or stats_cb's own, sys.exit() too: without this thread no future would ever have its outcome
-                _log.exception("a callback of an AsyncProducer raised")
+            except BaseException:  # without this thread no future would ever have its outcome
+                _log.exception("an AsyncProducer could not serve its reports")
+                threading.Event().wait(_PAUSE_S)  # the next turn may raise it, too
 
     def _finish(self, settle: Callable[..., None], arguments: Any) -> None:
         """In any thread: `settle` will be called in the loop, many at a time."""
@@ -184,6 +187,21 @@ class AsyncProducer:
             settle, arguments = self._done.popleft()
             settle(*arguments)
         self._room.set()
+
+
+def _guarded(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What callbacks raise would end the flush(), the batch or the commit that happens to serve them."""
+    return {key: _logged(key, value) if key in _CALLBACKS and callable(value) else value for key, value in config.items()}
+
+
+def _logged(name: str, callback: Callable[[Any], object]) -> Callable[[Any], None]:
+    def call(told: Any) -> None:
+        try:
+            callback(told)
+        except BaseException:  # sys.exit() too: there is no thread here that could end
+            _log.exception("%s of an AsyncProducer raised", name)
+
+    return call
 
 
 class _BatchState:

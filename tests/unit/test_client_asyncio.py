@@ -90,6 +90,82 @@ def test_an_async_producer_that_cannot_flush_ends(monkeypatch: pytest.MonkeyPatc
     assert producer._producer.closed == 1 and not producer._thread.is_alive()  # type: ignore[attr-defined]
 
 
+class AloneProducer(FailingProducer):
+    """Without a broker, of which error_cb is told by whoever flushes; the broker is back then, and everything is written. close() gives up what is left."""
+
+    def __init__(self, config: dict[str, Any], **more: object) -> None:
+        super().__init__({"problem": None})
+        self.problems.clear()
+        self._error_cb = {**config, **more}["error_cb"]
+
+    def poll(self, _timeout: float) -> int:
+        threading.Event().wait(0.01)
+        return 0
+
+    def _settle(self, error: KafkaError | None) -> None:
+        while not self.reports.empty():
+            on_delivery, value = self.reports.get()
+            on_delivery(error, value)
+
+    def flush(self) -> int:
+        self._error_cb(local_error(KafkaError._TRANSPORT))
+        self._settle(None)
+        return 0
+
+    def close(self) -> bool:
+        self._settle(local_error(KafkaError._PURGE_QUEUE))
+        return super().close()
+
+
+@pytest.mark.parametrize("problem", [ValueError("error_cb raised this"), RuntimeError("error_cb raised this"), SystemExit("error_cb raised this")])
+@pytest.mark.parametrize("is_keyword", [False, True])
+def test_an_error_callback_that_raises_does_not_end_the_flush_of_close(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, problem: BaseException, is_keyword: bool
+) -> None:
+    monkeypatch.setattr(async_producer, "Producer", AloneProducer)
+
+    def error_cb(_error: KafkaError) -> None:
+        raise problem
+
+    async def main() -> None:
+        producer = AsyncProducer({}, error_cb=error_cb) if is_keyword else AsyncProducer({"error_cb": error_cb})
+        future = await producer.produce("events", b"record")
+        await producer.close()
+        assert await asyncio.wait_for(future, 10) == b"record"
+
+    asyncio.run(main())
+    assert "error_cb raised this" in caplog.text
+
+
+def test_what_is_raised_in_every_turn_is_logged_with_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    polls, pauses, enough = [], [], threading.Event()
+
+    class Event:
+        def wait(self, _timeout: float) -> None:
+            pauses.append(len(polls))
+            if len(pauses) >= 3:
+                enough.set()
+
+    class Raising(FailingProducer):
+        def poll(self, _timeout: float) -> int:
+            polls.append(None)
+            if enough.is_set() or len(polls) > 100:
+                enough.set()
+                return 0
+            raise ValueError("a fault of ours")
+
+    monkeypatch.setattr(async_producer, "Producer", Raising)
+    monkeypatch.setattr(async_producer, "threading", SimpleNamespace(Thread=threading.Thread, Event=Event))
+
+    async def main() -> None:
+        producer = AsyncProducer({"problem": None})
+        assert await asyncio.to_thread(enough.wait, 10)
+        await producer.close()
+
+    asyncio.run(main())
+    assert pauses[:3] == [1, 2, 3]
+
+
 @pytest.mark.parametrize("turns", range(5))
 def test_a_cancellation_is_met_while_the_queue_is_full(monkeypatch: pytest.MonkeyPatch, turns: int) -> None:
     """Also in the turns of the loop in which reports are handed out."""
