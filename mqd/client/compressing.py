@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from mqd.client.batch_call import Refused
 from mqd.client.columns import Column
 from mqd.client.delivering import Delivery
-from mqd.client.messages import KafkaError
+from mqd.client.messages import KafkaError, local_error
 from mqd.client.partitioner import NAMES
 from mqd.client.staging import Chunk
 from mqd.native_client import Columns, partition_for, records_encode
@@ -64,7 +65,9 @@ class Compressor:
         self.records = 0
 
     def append(self, stage: Any, chunk: Chunk, rows: Any, first_index: int) -> int:
-        """All records of the chunk, or none when closed batches wait for room, or a broker: a batch that is open for minutes would end with its first record's time."""
+        """All records of the chunk up to one of a partition that is not there, or none when closed batches wait for room, or a broker: a batch that is open for minutes would
+        end with its first record's time. Raises Refused when the first is of such a partition."""
+        chunk = _up_to_unknown(chunk, stage.partition_count)
         self._give()
         if self._ready or not self._producer.attachment.attached:
             return 0
@@ -77,6 +80,7 @@ class Compressor:
             for partition in np.unique(partitions).tolist():
                 chosen = np.flatnonzero(partitions == partition)
                 self._add(stage, partition, _gathered(chunk, chosen), rows, (chosen + first_index).tolist())
+        self._producer.transactions.wrote()
         return count
 
     def _partitions(self, stage: Any, chunk: Chunk) -> np.ndarray:
@@ -194,6 +198,15 @@ class Compressor:
             self._producer.leave(Delivery(batch.stage.topic, batch.partition, -1, -1, error, batch.parts))
         self._producer.transactions.failed(error)
         return count
+
+
+def _up_to_unknown(chunk: Chunk, partition_count: int) -> Chunk:
+    first = chunk.partition if chunk.partitions is None else int(chunk.partitions[0])
+    if first >= partition_count:
+        raise Refused(local_error(KafkaError._UNKNOWN_PARTITION))
+    if chunk.partitions is not None and chunk.partitions.max() >= partition_count:
+        return chunk.part(0, int(np.argmax(chunk.partitions >= partition_count)))
+    return chunk
 
 
 def _size_bytes(piece: Chunk, start: int = 0, end: int | None = None) -> int:

@@ -23,7 +23,7 @@ import numpy as np
 
 from mqd.client import closing, columns
 from mqd.client.attachment import Attachment
-from mqd.client.batch_call import PART_MAX, BatchCall, Refused
+from mqd.client.batch_call import PART_MAX, BatchCall, Refused, append_counted, appended_before
 from mqd.client.compressing import Compressor
 from mqd.client.config import Choice, ProducerConfig, Settings
 from mqd.client.delivering import CallReport, Delivery, ErrorEvent, Events
@@ -226,6 +226,10 @@ class ShmProducer:
             except Refused as refused:
                 self.fail_entries(stage, 1, refused.error)
                 continue
+            except BaseException as interrupted:
+                stage.release(appended_before(interrupted))
+                self._arm(stage)
+                raise
             stage.release(done)
             if not done:
                 return
@@ -234,12 +238,12 @@ class ShmProducer:
         """Records into the C core; how many it took, fewer when it is full. `rows`: see Delivery, their indices begin at first_index. Raises Refused when the first record is
         one that it will never take. Lock held."""
         if self.compressor.enabled:
-            return self._append_to_compress(stage, chunk, rows, first_index)
+            return self.compressor.append(stage, chunk, rows, first_index)
         count = chunk.values.count
         batch_of = self._batch_of[:count]
         self.fates.before_append(rows)
         try:
-            done = self.native.append(stage.number, native_columns(chunk), batch_of)
+            done, interrupted = append_counted(self.native, stage.number, native_columns(chunk), batch_of)
         except NativeError as error:
             if error.code != E_INVALID:
                 return 0  # the attachment has ended: the driver knows, or will
@@ -249,17 +253,8 @@ class ShmProducer:
         if done:
             self.transactions.wrote()
             self.fates.appended(stage.number, batch_of[:done], rows, first_index)
-        return done
-
-    def _append_to_compress(self, stage: Stage, chunk: Chunk, rows: Any, first_index: int) -> int:
-        highest = chunk.partition if chunk.partitions is None else int(chunk.partitions[0])
-        if highest >= stage.partition_count:
-            raise Refused(local_error(KafkaError._UNKNOWN_PARTITION))
-        if chunk.partitions is not None and chunk.partitions.max() >= stage.partition_count:
-            chunk = chunk.part(0, int(np.argmax(chunk.partitions >= stage.partition_count)))
-        done = self.compressor.append(stage, chunk, rows, first_index)
-        if done:
-            self.transactions.wrote()
+        if interrupted is not None:
+            raise interrupted
         return done
 
     def append_batch(self, stage: Stage, partition: int, batch: bytes) -> int:
@@ -452,10 +447,10 @@ class ShmProducer:
         self.require_usable()
         deadline = time.monotonic() + timeout if timeout >= 0 else _NEVER
         call = BatchCall(self, stage, records, None if on_delivery is None else CallReport(on_delivery))
-        with self.attachment.lock:
-            self.transactions.require_may_produce()
-            call.step()
         try:
+            with self.attachment.lock:
+                self.transactions.require_may_produce()
+                call.step()
             self._carry_out(call, deadline)
         except BaseException as problem:  # what a callback raises and Ctrl-C, too: the records taken are not to be given again
             problem.taken = call.taken  # type: ignore[attr-defined]
@@ -500,12 +495,13 @@ class ShmProducer:
         with self.attachment.lock:
             self._require_open()
             self._flushing += 1
-            for stage in self.stages.values():
-                if stage.entries:
-                    self._stage_turn(stage, time.monotonic())
-            if self.held is None:
-                self._send(True)
         try:
+            with self.attachment.lock:
+                for stage in self.stages.values():
+                    if stage.entries:
+                        self._stage_turn(stage, time.monotonic())
+                if self.held is None:
+                    self._send(True)
             while True:
                 left = deadline - time.monotonic()
                 self.attachment.wait_for(lambda: self.events or not self.outstanding(), -1 if left == _NEVER else max(left, 0))

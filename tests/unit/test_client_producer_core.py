@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -333,6 +334,52 @@ def test_a_batch_that_is_left_early_says_how_much_was_taken(make) -> None:
         producer.produce_batch("events", [b"%d" % number for number in range(1000)], partition=0)
     assert producer.flush(10) == 0
     assert 0 < raised.value.taken < 1000 and native.written[0] == [b"first"] + [b"%d" % number for number in range(raised.value.taken)]  # type: ignore[attr-defined]
+
+
+def _interrupted_behind(native: FakeProducer, call: int) -> None:
+    """Ctrl-C while the C core takes records: it is raised when that is done, in the n-th call from here on."""
+    usual, calls = native.append, itertools.count(1)
+
+    def append(*arguments: Any) -> int:
+        done = usual(*arguments)
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        return done
+
+    native.append = append  # type: ignore[method-assign]
+
+
+def test_a_batch_that_is_interrupted_while_there_is_room_says_how_much_was_taken(make) -> None:
+    producer, native = make()
+    native.capacity = 1 << 20
+    producer.produce("events", b"known", partition=1)
+    assert producer.flush(10) == 0
+    _interrupted_behind(native, 2)
+    values, reports = [b"%d" % number for number in range(30_000)], []
+    with pytest.raises(KeyboardInterrupt) as raised:
+        producer.produce_batch("events", values, partition=0, on_delivery=lambda error, delivery: reports.append(delivery.count))
+    assert producer.flush(10) == 0
+    taken = raised.value.taken  # type: ignore[attr-defined]
+    assert 0 < taken < 30_000 and native.written[0] == values[:taken] and sum(reports) == taken
+
+
+def test_records_that_the_core_took_when_ctrl_c_came_are_followed_to_their_end_and_not_written_twice(make) -> None:
+    producer, native = make(linger_ms=60_000)
+    producer.produce("events", b"known", partition=1)
+    assert producer.flush(10) == 0
+    codes = iter([ErrorCode.NOT_LEADER_OR_FOLLOWER])
+    native.fate = lambda batch: next(codes, 0)
+    _interrupted_behind(native, 1)
+    reports = Reports()
+    producer.produce("events", b"0", partition=0, on_delivery=reports)
+    with pytest.raises(KeyboardInterrupt):
+        producer.flush(10)
+    producer.produce("events", b"1", partition=0)
+    deadline = time.monotonic() + 10
+    while not reports.errors and time.monotonic() < deadline:
+        producer.poll(0.05)
+    assert native.written[0] == [b"0"] and reports.errors == [0], "the second lingers: nobody flushes any more"
+    assert producer.flush(10) == 0 and native.written[0] == [b"0", b"1"]
 
 
 def test_a_batch_of_dicts_that_is_left_early_says_how_much_was_taken(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
