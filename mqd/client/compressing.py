@@ -138,8 +138,9 @@ class Compressor:
     # -- closing -----------------------------------------------------------------------------------------------------------------
 
     def _close(self, batch: _Open) -> None:
+        data = self._encode(batch)  # takes time: when Ctrl-C comes, the batch is open as before
         del self._open[batch.stage.number, batch.partition]
-        self._ready.append((batch, self._encode(batch)))
+        self._ready.append((batch, data))
         self._give()
 
     def _encode(self, batch: _Open) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mqd.client import requests
+from mqd.client import compressing, requests
 from mqd.client.config import read
 from mqd.client.fates import Verdict, judge
 from mqd.client.messages import KafkaError, KafkaException, Message
@@ -380,6 +380,25 @@ def test_records_that_the_core_took_when_ctrl_c_came_are_followed_to_their_end_a
         producer.poll(0.05)
     assert native.written[0] == [b"0"] and reports.errors == [0], "the second lingers: nobody flushes any more"
     assert producer.flush(10) == 0 and native.written[0] == [b"0", b"1"]
+
+
+def test_a_batch_whose_compression_is_interrupted_is_compressed_again(make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was lost, and flush() waited for its records for ever."""
+    producer, native = make(compression_type="lz4", linger_ms=60_000)
+    producer.produce("events", b"known", partition=1)
+    assert producer.flush(10) == 0
+
+    def interrupted(*_arguments: Any) -> bytes:
+        raise KeyboardInterrupt
+
+    reports = Reports()
+    producer.produce("events", b"x" * 1000, partition=0, on_delivery=reports)
+    with monkeypatch.context() as patched:
+        patched.setattr(compressing, "compress", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            producer.flush(10)
+    assert producer.flush(10) == 0
+    assert reports.errors == [0] and len(native.written[0]) == 1
 
 
 def test_a_batch_of_dicts_that_is_left_early_says_how_much_was_taken(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
