@@ -19,6 +19,8 @@ def close(producer: ShmProducer) -> None:
     if producer.fatal is None:
         producer.transactions.on_close()
         _flush(producer, raised)
+    producer.drop()
+    _serve(producer, raised)  # before the end: these reports may poll(), and produce once more
     producer.end(reported=True)
     _serve(producer, raised)
     if raised:

@@ -517,8 +517,13 @@ class ShmProducer:
     def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:
         """As mqd.Producer.purge. What the C core holds counts as in flight: sent, or on its way."""
         self.require_usable()
+        self.drop(in_queue, in_flight)
+
+    def drop(self, in_queue: bool = True, in_flight: bool = True) -> None:
+        """What is outstanding fails; nothing when another thread has closed this producer."""
         with self.attachment.lock:
-            self._drop(in_queue, in_flight)
+            if not self._closed:
+                self._drop(in_queue, in_flight)
 
     def _drop(self, in_queue: bool, in_flight: bool) -> None:
         """A partition's reports come in the order of its records: what is in flight came first."""
@@ -590,7 +595,6 @@ class ShmProducer:
         """Its owner is gone. Never waits: what was not flushed is lost, as with confluent_kafka."""
         if self._closed or os.getpid() != self._pid:
             return
-        left = len(self)
-        if left:
+        if left := len(self):
             _log.warning("%s: producer ends with %d records outstanding: use flush() to wait for their delivery", self.config["client.id"], left)
         self.end()

@@ -130,6 +130,55 @@ def test_what_a_report_produces_once_more_is_refused(make, broker: FakeBroker) -
     while producer.fatal is None:
         assert time.monotonic() < deadline
         time.sleep(0.001)  # the background thread meets it
-    with pytest.raises(RuntimeError):
+    with pytest.raises(KafkaException) as refused:
         producer.close()
-    assert told == [b"x"]
+    assert refused.value.args[0].code() == KafkaError._FATAL and told == [b"x"]
+
+
+def _without_a_broker(producer: ShmProducer, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closing, "_ALONE_S", 0.0)
+    broker.refuse = ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens")
+    broker.kill()
+    assert producer.attachment.wait_for(lambda: not producer.attachment.attached, 10)
+
+
+def test_a_report_of_close_may_poll_and_produce_once_more(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told of that record, too."""
+    producer, native = make()
+    _without_a_broker(producer, broker, monkeypatch)
+    last = Reports()
+
+    def again(_error: KafkaError | None, message: Message) -> None:
+        producer.produce("events", message.value() + b" again", on_delivery=last)
+        producer.poll(0)
+
+    producer.produce("events", b"0", on_delivery=again)
+    producer.produce("events", b"1", on_delivery=again)
+    assert producer.close() and native.closed
+    assert sorted(message.value() for message in last.messages) == [b"0 again", b"1 again"] and set(last.errors) == {KafkaError._PURGE_QUEUE}
+
+
+def test_a_report_that_always_produces_once_more_does_not_keep_close_from_ending(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    producer, native = make()
+    _without_a_broker(producer, broker, monkeypatch)
+    told = []
+
+    def again(_error: KafkaError | None, message: Message) -> None:
+        told.append(message.value())
+        producer.produce("events", message.value(), on_delivery=again)
+
+    producer.produce("events", b"x", on_delivery=again)
+    with pytest.raises(RuntimeError, match="closed"):
+        producer.close()
+    assert told == [b"x", b"x"] and native.closed
+
+
+def test_a_producer_that_another_thread_closes_meanwhile_is_closed(make, monkeypatch: pytest.MonkeyPatch) -> None:
+    producer, native = make()
+
+    def closed_meanwhile(ours: ShmProducer, _raised: list[Exception]) -> None:
+        ours.end()
+
+    native.deliveries = lambda: pytest.fail("used after it was closed") if native.closed else []  # type: ignore[method-assign]
+    monkeypatch.setattr(closing, "_flush", closed_meanwhile)
+    assert producer.close() and native.closed
