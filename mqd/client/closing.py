@@ -17,7 +17,7 @@ def close(producer: ShmProducer) -> None:
     """Aborts an open transaction, flushes, ends the producer. A callback that raises keeps no other from being called; what the first one raised is raised at the end."""
     raised: list[Exception] = []
     if producer.fatal is None:
-        producer.transactions.on_close()
+        producer.transactions.on_close(_ALONE_S)
         _flush(producer, raised)
     producer.drop()
     _serve(producer, raised)  # before the end: these reports may poll(), and produce once more

@@ -108,11 +108,13 @@ class Transactions:
             for stage in self._producer.stages.values():
                 self._producer.fail_entries(stage, len(stage.entries), local_error(KafkaError._PURGE_QUEUE))
 
-    def on_close(self) -> None:
+    def on_close(self, alone_s: float) -> None:
+        """Aborts what is open. Without a broker it waits for one for `alone_s` at most."""
         was_left = self.state is State.ENDING and self._ender == threading.get_ident()  # by Ctrl-C; another thread's commit is not to be crossed by an abort
         if self.enabled and (was_left or self.state in (State.OPEN, State.BROKEN, State.UNDECIDED)):
+            timeout = self._producer.config["transaction.timeout.ms"] / 1000
             try:
-                self.abort(self._producer.config["transaction.timeout.ms"] / 1000)
+                self.abort(timeout if self._producer.attachment.attached else min(timeout, alone_s))
             except KafkaException:
                 pass  # the coordinator will, when transaction.timeout.ms has passed
 

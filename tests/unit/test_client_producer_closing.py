@@ -182,3 +182,34 @@ def test_a_producer_that_another_thread_closes_meanwhile_is_closed(make, monkeyp
     native.deliveries = lambda: pytest.fail("used after it was closed") if native.closed else []  # type: ignore[method-assign]
     monkeypatch.setattr(closing, "_flush", closed_meanwhile)
     assert producer.close() and native.closed
+
+
+def test_close_waits_for_a_broker_no_longer_with_an_open_transaction(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    producer, native = make(transactional_id="t", transaction_timeout_ms=600_000, delivery_timeout_ms=600_000)
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    reports = Reports()
+    producer.produce("events", b"0")
+    assert producer.flush(10) == 0
+    _without_a_broker(producer, broker, monkeypatch)
+    monkeypatch.setattr(closing, "_ALONE_S", 0.3)
+    producer.produce("events", b"1", on_delivery=reports)
+    asked: list[float] = []
+    usual = producer.transactions.abort
+
+    def abort(timeout: float) -> None:
+        asked.append(timeout)
+        usual(min(timeout, 0.5))
+
+    monkeypatch.setattr(producer.transactions, "abort", abort)
+    assert producer.close() and native.closed
+    assert asked == [0.3] and reports.errors == [KafkaError._PURGE_QUEUE]
+
+
+def test_close_waits_for_a_slow_coordinator_as_long_as_the_transaction_may_take(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    producer, _ = make(transactional_id="t", transaction_timeout_ms=600_000, delivery_timeout_ms=600_000)
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    asked: list[float] = []
+    monkeypatch.setattr(producer.transactions, "abort", asked.append)
+    assert producer.close() and asked == [600.0]
