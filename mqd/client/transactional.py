@@ -69,6 +69,7 @@ class Transactions:
         self._producer_id, self._producer_epoch = -1, -1
         self._version_2 = producer.attachment.api.transactions_v2
         self._wrote = False
+        self._gone_since = _NEVER  # a topic of the offsets to commit is unknown, whichever call met that
         self._commit_asked = False  # the coordinator may have decided to commit
         self._ender = -1  # the thread that ended a transaction last
         self._joined: set[str] = set()  # topics, version 1
@@ -140,7 +141,7 @@ class Transactions:
         self._require_enabled()
         with self._producer.attachment.lock:
             self._require(State.READY)
-            self._broken_by, self._wrote, self._commit_asked = None, False, False
+            self._broken_by, self._wrote, self._commit_asked, self._gone_since = None, False, False, _NEVER
             self._joined.clear()
             self._joining.clear()
             self._groups.clear()
@@ -271,7 +272,6 @@ class Transactions:
     def _ask(self, api_key: int, at_most: int | None, message: Callable[[], Any], deadline: float, expected: int = 0) -> Any:
         """The response, after as many tries as it takes; it has no error, or the one that is `expected`. Raises KafkaException with librdkafka's flags."""
         attachment = self._producer.attachment
-        gone_since = _NEVER
         while True:
             self._require_alive()
             self._producer.require_usable()
@@ -285,11 +285,12 @@ class Transactions:
                 if not problem.retriable():
                     raise
             code = _first_error(response) if response is not None else 0
+            is_gone = code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and api_key == requests.TXN_OFFSET_COMMIT
+            if api_key == requests.TXN_OFFSET_COMMIT and (problem is None or problem.code() != KafkaError._TIMED_OUT):
+                self._gone_since = min(self._gone_since, time.monotonic()) if is_gone else _NEVER
             if response is not None and code in (0, expected):
                 return response
-            is_gone = code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and api_key == requests.TXN_OFFSET_COMMIT
-            gone_since = min(gone_since, time.monotonic()) if is_gone else _NEVER
-            if (problem is None and code not in _WAIT_RETRIES) or time.monotonic() - gone_since >= _GONE_S:
+            if (problem is None and code not in _WAIT_RETRIES) or (is_gone and time.monotonic() - self._gone_since >= _GONE_S):
                 raise KafkaException(self._error_of(code, api_key))
             retry_s = _GONE_RETRY_S if is_gone else _RETRY_S
             if time.monotonic() + retry_s >= deadline:

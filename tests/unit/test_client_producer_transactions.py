@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -251,6 +252,24 @@ def test_offsets_of_a_deleted_topic_are_given_up(make, broker: FakeBroker, monke
     producer.abort_transaction(10)
     producer.begin_transaction()
     assert producer.fatal is None
+
+
+def test_offsets_of_a_deleted_topic_are_given_up_also_when_each_call_is_short(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactional, "_GONE_S", 1.0)
+    _offset_answers(broker, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    producer, _ = make(transactional_id="t")
+    producer.init_transactions(10)
+    for _ in range(2):  # the second transaction has a time of its own
+        producer.begin_transaction()
+        began, calls = time.monotonic(), 0
+        while True:
+            calls += 1
+            with pytest.raises(KafkaException) as raised:
+                producer.send_offsets_to_transaction([TopicPartition("deleted", 0, 5)], GroupMetadata("g"), 0.2)
+            if not raised.value.args[0].retriable() or time.monotonic() - began > 30:
+                break
+        assert raised.value.args[0].txn_requires_abort() and calls > 1
+        producer.abort_transaction(10)
 
 
 def test_offsets_of_a_topic_that_comes_late_are_committed(make, broker: FakeBroker) -> None:
