@@ -384,7 +384,7 @@ class Attachment:
         """All but those that were never sent."""
         unsent = {correlation_id for correlation_id, _ in self._unsent} if not self._closed else set()
         for correlation_id in [number for number in self._pending if number not in unsent]:
-            self._pending.pop(correlation_id).on_response(None, error)
+            self._tell_one(self._pending.pop(correlation_id).on_response, None, error)
 
     # -- losing and finding the broker ---------------------------------------------------------------------------------------------
 
@@ -404,11 +404,11 @@ class Attachment:
         for reference in self._listeners:
             listener = reference()
             if listener is not None:
-                self._tell_one(listener, error)
+                self._tell_one(listener.on_lost, error)
 
-    def _tell_one(self, listener: Any, error: KafkaError) -> None:
+    def _tell_one(self, tell: Callable[..., object], *what: Any) -> None:
         try:
-            listener.on_lost(error)
+            tell(*what)
         except Exception:
             if self.fatal is None:
                 raise  # _run tells all of it

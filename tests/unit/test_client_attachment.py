@@ -265,6 +265,27 @@ def test_a_listener_that_fails_at_a_refusal_for_good_keeps_no_other_from_being_t
     assert "a fault" in caplog.text
 
 
+def test_a_request_whose_end_fails_at_a_refusal_for_good_keeps_nobody_from_being_told(attachment: Attachment, broker: FakeBroker, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither who asked after it, nor the listeners."""
+    told: list[KafkaError] = []
+
+    def fails(_response: object, error: KafkaError | None) -> None:
+        raise ValueError(f"a fault: {error}")
+
+    class Asking(Watcher):
+        def on_lost(self, error: KafkaError) -> None:
+            super().on_lost(error)
+            if not error.fatal():  # waits for the next attachment, which never comes
+                attachment.send(requests.INIT_PRODUCER_ID, 0, InitProducerIdRequest(), fails)
+                attachment.send(requests.INIT_PRODUCER_ID, 0, InitProducerIdRequest(), lambda response, error: told.append(error))
+
+    asking = Asking()
+    attachment.subscribe(asking)
+    _refused_for_good(attachment, broker)
+    assert [error.fatal() for error in told] == [True] and [error.fatal() for error in asking.lost] == [False, True]
+    assert "a fault" in caplog.text
+
+
 def test_topics_that_are_wanted_at_a_refusal_for_good_are_not_asked_for(attachment: Attachment, broker: FakeBroker) -> None:
     class Wanting(Watcher):
         def on_lost(self, error: KafkaError) -> None:
