@@ -4,6 +4,7 @@
     C2  every commit ends once: `outcome` is set, then its callback is called (by whoever serves callbacks)
     C3  what was asked for of a partition that has gone since (gone()) is not tried any more: this member may be in the group again, with an epoch that counts, and the partition's next
         owner further on. What is under way then names the epoch in which the partition was this member's
+    C4  an offset is one of a topic id: where it is known it is what the broker is told, so that what has the topic's name by now is not committed for
 Bounds: QUEUE_MAX commits wait; further ones are refused with _QUEUE_FULL. A commit that has not come through after its time-out ends with the last error.
 """
 
@@ -18,12 +19,13 @@ from mqd.client import requests
 from mqd.client.coordinator import Coordinator
 from mqd.client.inbox import Inbox
 from mqd.client.messages import KafkaError, KafkaException, broker_error, local_error
-from mqd.client.offsets import COMMIT_VERSION_MAX, COORDINATOR_AWAY, STALE, Committed, Key, PartitionResult, commit_request, read_commit
+from mqd.client.offsets import COMMIT_BY_ID_VERSION, COORDINATOR_AWAY, STALE, Committed, Key, PartitionResult, commit_request, commit_version_max, read_commit
 from mqd.protocol.errors import ErrorCode
 
 QUEUE_MAX = 10_000
 AGAIN_S = 0.1
 _GONE = int(ErrorCode.ILLEGAL_GENERATION)
+_AGAIN = COORDINATOR_AWAY | STALE | {ErrorCode.UNSTABLE_OFFSET_COMMIT}
 _AGAIN_LOCAL = frozenset({KafkaError._TRANSPORT, KafkaError._TIMED_OUT})
 
 OnCommit = Callable[[KafkaError | None, list[PartitionResult]], None]
@@ -60,6 +62,11 @@ class Commits:
         return self._under_way is not None or bool(self._waiting)
 
     @property
+    def by_id(self) -> bool:
+        """Whether the broker is told topics' ids (C4)."""
+        return self._attachment.api.versions.get(requests.OFFSET_COMMIT, (0, -1))[1] >= COMMIT_BY_ID_VERSION
+
+    @property
     def due(self) -> float:
         """When advance() has something to do; infinity: after an answer."""
         return self._again_at if self._waiting and self._under_way is None else float("inf")
@@ -83,9 +90,10 @@ class Commits:
             return
         commit = self._under_way = self._waiting.popleft()
         member_id, generation = self._identity()
-        message = commit_request(self._group_id, member_id, generation, self._instance_id, commit.left())
+        left = commit.left()
+        message = commit_request(self._group_id, member_id, generation, self._instance_id, left)
         try:
-            version = self._attachment.api.pick(requests.OFFSET_COMMIT, COMMIT_VERSION_MAX)
+            version = self._attachment.api.pick(requests.OFFSET_COMMIT, commit_version_max(left))
             self._attachment.send(requests.OFFSET_COMMIT, version, message, lambda response, error: self._inbox.put(self._on_response, commit, response, error))
         except KafkaException as problem:
             self._end(commit, problem.args[0])
@@ -108,17 +116,17 @@ class Commits:
         if error is not None:
             self._again_or_end(commit, error, error.code() in _AGAIN_LOCAL)
             return
-        codes = read_commit(response)
-        bad = next((code for code in codes.values() if code), 0)
-        if bad in COORDINATOR_AWAY:
+        codes = read_commit(response, commit.offsets)
+        again = next((code for code in codes.values() if code in _AGAIN), 0)  # also where another partition's topic is refused for good
+        if again in COORDINATOR_AWAY:
             self._coordinator.ask()
-        if bad in COORDINATOR_AWAY or bad in STALE or bad == ErrorCode.UNSTABLE_OFFSET_COMMIT:
-            self._again_or_end(commit, broker_error(bad, "commit"), True)
+        if again:
+            self._again_or_end(commit, broker_error(again, "commit"), True)
             return
         commit.result = {key: codes.get(key, _GONE if key in commit.gone else 0) for key in commit.offsets}
         bad = next((code for code in commit.result.values() if code), 0)
         for key, code in codes.items():
-            if not code:
+            if not code and key not in commit.gone:
                 self._on_committed(key, commit.offsets[key].offset)
         self._end(commit, broker_error(bad, "commit") if bad else None)  # of some is of the commit, as in librdkafka: nobody need look at each partition to hear of it
 

@@ -32,6 +32,10 @@ def _epoch(leader_epoch: int | None) -> int:
     return leader_epoch if leader_epoch is not None else -1
 
 
+def _stored_of(part: Part) -> Committed:
+    return Committed(part.stored, part.stored_epoch, part.stored_metadata, part.topic_id or requests.NO_TOPIC_ID)
+
+
 class ConsumerOffsets:
     """`consumer`: a ShmConsumer."""
 
@@ -60,15 +64,15 @@ class ConsumerOffsets:
     def commit_automatically(self, again: bool) -> None:
         """`again`: more is being handed out."""
         self.due = INFINITY
-        stored = self._stored(self._parts)
+        stored = self._stored(part for part in self._parts if not part.is_unknown)
         if stored:
             self.commits.add(stored, self._config["on_commit"], self._timeout_s)
         if again:
             self.expect()
 
     def commit_before_leaving(self, parts: list[Part]) -> None:
-        """Of partitions that go; waits for the outcome, which on_commit is told."""
-        stored = self._stored(parts) if self._interval_s < INFINITY else {}
+        """Of partitions that go; waits for the outcome, which on_commit is told. What the broker did not know for a moment has no other chance; told its id, it refuses what is gone."""
+        stored = self._stored(part for part in parts if not part.is_unknown or self.commits.by_id) if self._interval_s < INFINITY else {}
         if stored:
             commit = self.commits.add(stored, self._config["on_commit"], min(CLOSE_S, self._timeout_s))
             self._consumer.until(lambda: commit.outcome is not None, commit.deadline)
@@ -81,9 +85,13 @@ class ConsumerOffsets:
             self._consumer.until(lambda: core.has_lost or not self.commits.concern(keys), time.monotonic() + min(CLOSE_S, self._timeout_s))
         self.commits.gone(keys)
 
-    @staticmethod
-    def _stored(parts: Iterable[Part]) -> dict[Key, Committed]:
-        return {part.key: Committed(part.stored, part.stored_epoch, part.stored_metadata) for part in parts if part.stored >= 0 and part.stored != part.committed}
+    def _stored(self, parts: Iterable[Part]) -> dict[Key, Committed]:
+        return {part.key: _stored_of(part) for part in parts if part.stored >= 0 and part.stored != part.committed and not self._is_another(part)}
+
+    def _is_another(self, part: Part) -> bool:
+        """Its topic was deleted and made anew, and the new one has not been begun."""
+        info = self._control.metadata.topics.get(part.topic)
+        return part.topic_id is not None and info is not None and not info.error and info.topic_id != part.topic_id
 
     # -- the application's ------------------------------------------------------------------------------------------------------
 
@@ -112,13 +120,20 @@ class ConsumerOffsets:
         if message is not None:
             if message.error() is not None:
                 raise KafkaException(message.error())
-            return {(message.topic(), message.partition()): Committed(message.offset() + 1, _epoch(message.leader_epoch()))}
+            key = message.topic(), message.partition()
+            return {key: Committed(message.offset() + 1, _epoch(message.leader_epoch()), None, self._topic_id(key))}
         if given is not None:
             for one in given:
                 if one.offset < 0 and one.offset not in (OFFSET_INVALID, OFFSET_STORED):
                     raise failure(KafkaError._INVALID_ARG, f"{one.topic} [{one.partition}]: offset {one.offset} cannot be committed")
-            return {(one.topic, one.partition): Committed(one.offset, _epoch(one.leader_epoch), one.metadata) for one in given if one.offset >= 0}
-        return {part.key: Committed(part.stored, part.stored_epoch, part.stored_metadata) for part in self._parts if part.stored >= 0}
+            keys = [(one.topic, one.partition) for one in given]
+            return {key: Committed(one.offset, _epoch(one.leader_epoch), one.metadata, self._topic_id(key)) for key, one in zip(keys, given, strict=True) if one.offset >= 0}
+        return {part.key: _stored_of(part) for part in self._parts if part.stored >= 0 and not part.is_unknown and not self._is_another(part)}
+
+    def _topic_id(self, key: Key) -> bytes:
+        """Of the topic that is read; of what is not assigned the application knows the name alone."""
+        part = self._parts.get(key)
+        return part.topic_id or requests.NO_TOPIC_ID if part is not None else requests.NO_TOPIC_ID
 
     def store_offsets(self, message: Message | None = None, offsets: list[TopicPartition] | None = None) -> None:
         if (message is None) == (offsets is None):

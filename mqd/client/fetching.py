@@ -151,7 +151,7 @@ class Fetcher:
         except OSError as problem:
             self._again(part, local_error(KafkaError._TRANSPORT, str(problem), retriable=True))
             return
-        part.phase = Phase.ACTIVE
+        part.phase, part.is_unknown = Phase.ACTIVE, False
 
     def _view_of(self, part: Part) -> object:
         info = self._control.metadata.topics.get(part.topic)
@@ -311,6 +311,7 @@ class Fetcher:
             self._read_elsewhere(part)
             return
         if code in UNKNOWN:
+            part.is_unknown = True
             self._close_reader(part)
             self._control.metadata.refresh([part.topic])
         part.start = part.fetched

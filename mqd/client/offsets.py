@@ -1,6 +1,6 @@
 """Committed offsets and offsets by time, without I/O: requests made of TopicPartitions, and what their responses say. Errors become KafkaErrors on the TopicPartition they are of.
 
-Versions: OffsetCommit and OffsetFetch up to 9, the last ones that name topics by name.
+Versions: OffsetFetch up to 9, the last one that names topics by name; OffsetCommit 10 where all topics' ids are known: the broker refuses those that are gone, whatever has their names by now. Else 9.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from mqd.client.messages import OFFSET_INVALID, KafkaError, TopicPartition, broker_error, local_error
-from mqd.client.requests import TopicInfo
+from mqd.client.requests import NO_TOPIC_ID, TopicInfo
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import FetchRequest, FetchResponse, ListOffsetsRequest, OffsetCommitRequest, OffsetFetchRequest
 
-COMMIT_VERSION_MAX = FETCH_VERSION_MAX = 9
+COMMIT_BY_NAME_VERSION_MAX = FETCH_VERSION_MAX = 9
+COMMIT_BY_ID_VERSION = 10
 FETCH_POSITIONS_VERSION_MIN = 13  # topics by id
 EARLIEST_TIMESTAMP, LATEST_TIMESTAMP = -2, -1
 # What a commit is worth trying again after, and what of a member's standing must be mended first
@@ -24,9 +25,12 @@ Key = tuple[str, int]
 
 
 class Committed(NamedTuple):
+    """`topic_id`: of what is to be committed, where it is known."""
+
     offset: int
     leader_epoch: int = -1
     metadata: str | None = None
+    topic_id: bytes = NO_TOPIC_ID
 
 
 def _by_topic(keys: Iterable[Key]) -> dict[str, list[int]]:
@@ -37,28 +41,28 @@ def _by_topic(keys: Iterable[Key]) -> dict[str, list[int]]:
 
 
 def commit_request(group_id: str, member_id: str, generation: int, instance_id: str | None, offsets: dict[Key, Committed]) -> OffsetCommitRequest:
-    """`generation` -1: not as a member."""
+    """`generation` -1: not as a member. Names and ids: the version decides which of them are sent."""
     Topic, Partition = OffsetCommitRequest.Topic, OffsetCommitRequest.Partition
-    topics = [
-        Topic(
-            name=topic,
-            partitions=[
-                Partition(partition_index=index, committed_offset=one.offset, committed_leader_epoch=one.leader_epoch, committed_metadata=one.metadata)
-                for index in indexes
-                for one in (offsets[topic, index],)
-            ],
-        )
-        for topic, indexes in _by_topic(offsets).items()
-    ]
+    topics: dict[tuple[str, bytes], OffsetCommitRequest.Topic] = {}
+    for (name, index), one in offsets.items():
+        topic = topics.get((name, one.topic_id))
+        if topic is None:
+            topic = topics[name, one.topic_id] = Topic(name=name, topic_id=one.topic_id)
+        topic.partitions.append(Partition(partition_index=index, committed_offset=one.offset, committed_leader_epoch=one.leader_epoch, committed_metadata=one.metadata))
     member = member_id if generation >= 0 else ""
     return OffsetCommitRequest(
-        group_id=group_id, generation_id_or_member_epoch=generation, member_id=member, group_instance_id=instance_id if generation >= 0 else None, topics=topics
+        group_id=group_id, generation_id_or_member_epoch=generation, member_id=member, group_instance_id=instance_id if generation >= 0 else None, topics=list(topics.values())
     )
 
 
-def read_commit(response: Any) -> dict[Key, int]:
-    """Error codes, 0 = committed."""
-    return {(topic.name, one.partition_index): one.error_code for topic in response.topics for one in topic.partitions}
+def commit_version_max(offsets: dict[Key, Committed]) -> int:
+    return COMMIT_BY_ID_VERSION if all(one.topic_id != NO_TOPIC_ID for one in offsets.values()) else COMMIT_BY_NAME_VERSION_MAX
+
+
+def read_commit(response: Any, offsets: dict[Key, Committed]) -> dict[Key, int]:
+    """Error codes of `offsets`, 0 = committed."""
+    names = {one.topic_id: topic for (topic, _), one in offsets.items()}
+    return {(topic.name or names.get(topic.topic_id, ""), one.partition_index): one.error_code for topic in response.topics for one in topic.partitions}
 
 
 def committed_request(group_id: str, keys: Iterable[Key], require_stable: bool) -> OffsetFetchRequest:

@@ -27,7 +27,7 @@ class Phase(enum.IntEnum):
 
 class Part:
     __slots__ = (
-        "committed", "eof_told", "fetched", "index", "leader_epoch", "paused", "phase", "position", "reader", "remote_view", "retry_at", "serial", "start", "stored", "stored_epoch",
+        "committed", "eof_told", "fetched", "index", "is_unknown", "leader_epoch", "paused", "phase", "position", "reader", "remote_view", "retry_at", "serial", "start", "stored", "stored_epoch",
         "stored_metadata", "timestamp", "told", "topic", "topic_id", "unknown_since",
     )  # fmt: skip
 
@@ -44,6 +44,7 @@ class Part:
         self.remote_view: object = None  # its replicas, as they were when this host had none to read from; None: it is read here
         self.serial = 0
         self.unknown_since: float | None = None
+        self.is_unknown = False  # so said the broker when it was read last: its topic may be gone
         self.told = 0  # the error the application was last told
 
     @property
@@ -56,6 +57,7 @@ class Part:
         self.start = self.fetched = self.position = self.stored = self.committed = self.eof_told = OFFSET_INVALID
         self.stored_epoch = self.leader_epoch = -1
         self.stored_metadata = None
+        self.is_unknown = False
         self.told = 0
 
     def close(self) -> None:

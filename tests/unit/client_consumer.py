@@ -59,13 +59,14 @@ class LogReader:
 
 
 class ConsumerWorld:
-    """`consumer`, assigned all `ends`, of which each is the end of a partition; `commits`: what it has committed, one dictionary of partitions for each request; `committed`: what it is told
-    when it asks."""
+    """`consumer`, assigned all `ends`, of which each is the end of a partition; `commits`: what it has committed, one dictionary of partitions for each request; `refused`: what it was
+    refused, as the topic of that id is gone; `committed`: what it is told when it asks."""
 
     def __init__(self, *ends: int, **config: object) -> None:
         self.broker = FakeBroker({TOPIC: len(ends)})
         self.ends = list(ends)
         self.commits: list[dict[int, int]] = []
+        self.refused: list[dict[int, int]] = []
         self.committed: dict[int, int] = {}
         self.readers: dict[int, LogReader] = {}  # the latest of each partition
         self.at_end: Callable[[], None] = lambda: None
@@ -117,8 +118,15 @@ class ConsumerWorld:
 
     def _commit(self, request: Any) -> OffsetCommitResponse:
         Topic, One = OffsetCommitResponse.TopicResponse, OffsetCommitResponse.PartitionResponse
-        self.commits += [{one.partition_index: one.committed_offset for one in topic.partitions} for topic in request.topics]
-        return OffsetCommitResponse(topics=[Topic(name=topic.name, partitions=[One(partition_index=one.partition_index) for one in topic.partitions]) for topic in request.topics])
+        topics = []
+        for topic in request.topics:
+            offsets = {one.partition_index: one.committed_offset for one in topic.partitions}
+            code = 0 if topic.topic_id in (requests.NO_TOPIC_ID, self.broker._topic(TOPIC).topic_id) else int(ErrorCode.UNKNOWN_TOPIC_ID)
+            (self.refused if code else self.commits).append(offsets)
+            if not code:
+                self.committed |= offsets
+            topics.append(Topic(name=topic.name, topic_id=topic.topic_id, partitions=[One(partition_index=index, error_code=code) for index in offsets]))
+        return OffsetCommitResponse(topics=topics)
 
 
 def places(messages: list[Message]) -> list[tuple[int, int]]:

@@ -240,6 +240,41 @@ def test_a_commit_is_not_tried_again_for_partitions_that_have_gone(monkeypatch: 
     assert waits.outcome[0].code() == ErrorCode.ILLEGAL_GENERATION and not control.sent and not commits.is_busy
 
 
+def test_a_commit_names_ids_where_all_are_known_and_is_tried_again_whatever_else_is_refused_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    control = Control()
+    versions: list[int] = []
+    control.api.pick = lambda _key, at_most: versions.append(at_most) or at_most
+    commits, inbox, committed = commits_over(control)
+    both = commits.add({("a", 0): Committed(1, topic_id=T), ("b", 0): Committed(2, topic_id=b"b" * 16)}, None, 60)
+    Topic, One = OffsetCommitResponse.TopicResponse, OffsetCommitResponse.PartitionResponse
+
+    def answer(code: int) -> list:
+        message, on_response = control.sent.popleft()
+        codes = {T: int(ErrorCode.UNKNOWN_TOPIC_ID), b"b" * 16: code}
+        on_response(OffsetCommitResponse(topics=[Topic(topic_id=topic.topic_id, partitions=[One(partition_index=0, error_code=codes[topic.topic_id])]) for topic in message.topics]), None)
+        inbox.serve()
+        return [topic.topic_id for topic in message.topics]
+
+    assert answer(int(ErrorCode.NOT_COORDINATOR)) == [T, b"b" * 16] and both.outcome is None
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 1)
+    commits.advance()
+    answer(0)
+    error, results = both.outcome
+    assert error.code() == ErrorCode.UNKNOWN_TOPIC_ID and [one.error and one.error.code() for one in results] == [ErrorCode.UNKNOWN_TOPIC_ID, None] and committed == [(("b", 0), 2)]
+    commits.add({("a", 0): Committed(3, topic_id=T), ("b", 0): Committed(4)}, None, 60)
+    assert versions == [10, 10, 9]
+
+
+def test_what_a_commit_of_a_partition_that_has_gone_came_to_is_not_told_of_who_has_its_name_now() -> None:
+    control = Control()
+    commits, inbox, committed = commits_over(control)
+    commits.add({("t", 0): Committed(10), ("t", 1): Committed(11)}, None, 60)
+    commits.gone({("t", 0)})
+    respond(control, inbox)
+    assert committed == [(("t", 1), 11)]
+
+
 def test_commits_end_once_and_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     control = Control()
     commits, inbox, _ = commits_over(control)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from mqd.client import requests
+from mqd.client.group_events import Assign, Partition, Revoke
 from mqd.client.messages import OFFSET_INVALID, Message
 from mqd.protocol.errors import ErrorCode
 from tests.unit.client_consumer import TOPIC, ConsumerWorld
@@ -109,3 +112,124 @@ def test_who_is_read_from_another_host_hears_of_it_from_the_metadata(world: Cons
     look_again(world)
     message = next_record(world)
     assert (message.value(), message.offset()) == (NEW, 0)
+
+
+# -- nothing of the old one is committed for the new one -----------------------------------------------------------------------------
+
+
+def settled(world: ConsumerWorld) -> None:
+    """Every commit has been answered."""
+    commits = world.consumer._offsets.commits
+    while not world.consumer.until(lambda: not commits.is_busy, time.monotonic() + 0.01):
+        pass
+
+
+def by_name_only(world: ConsumerWorld) -> None:
+    """The broker speaks OffsetCommit up to 9."""
+    control = world.consumer.control
+    control.api = requests.ApiTable(control.api.versions | {requests.OFFSET_COMMIT: (2, 9)}, control.api.features)
+
+
+def hears_that_it_is_gone(world: ConsumerWorld) -> Any:
+    """And tries it again in an hour."""
+    consumer = world.consumer
+    part: Any = consumer.parts.get((TOPIC, 0))
+    consumer._fetcher._on_error(part, int(ErrorCode.UNKNOWN_TOPIC_ID))
+    part.retry_at = time.monotonic() + 3600
+    return part
+
+
+@pytest.mark.parametrize("knows_ids", [True, False])
+@pytest.mark.parametrize("looks", [True, False])
+def test_an_automatic_commit_that_is_due_when_it_is_gone_says_nothing_of_it(knows_ids: bool, looks: bool) -> None:
+    world = ConsumerWorld(5, auto_commit_interval_ms=3_600_000, auto_offset_reset="earliest")
+    consumer = world.consumer
+    if not knows_ids:
+        by_name_only(world)
+    assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
+    world.make_anew(NEW, 100)
+    part = hears_that_it_is_gone(world)
+    if looks:
+        look_again(world)
+    for _ in range(2):
+        consumer._offsets.due = 0.0
+        consumer.poll(0)
+    settled(world)
+    assert part.stored == 5 and not world.commits + world.refused
+    part.retry_at = 0.0
+    assert (message := next_record(world)).value() == NEW and message.offset() == 0
+    consumer.close()
+    assert world.commits == [{0: 1}]
+
+
+def test_a_commit_of_what_was_handed_out_before_anything_is_heard_is_refused_by_the_broker() -> None:
+    told: list[int] = []
+    world = ConsumerWorld(5, auto_commit_interval_ms=3_600_000, auto_offset_reset="earliest", on_commit=lambda error, _: told.append(error and error.code()))
+    consumer = world.consumer
+    records = [next_record(world) for _ in range(5)]
+    world.make_anew(NEW, 100)
+    problem, world.readers[0].problem = world.readers[0].problem, None
+    consumer._offsets.due = 0.0
+    consumer.poll(0)
+    settled(world)
+    consumer.poll(0)
+    assert told == [ErrorCode.UNKNOWN_TOPIC_ID]
+    for arguments in ({}, {"message": records[-1]}, {"offsets": [TopicPartition(TOPIC, 0, 5)]}):
+        with pytest.raises(KafkaException) as raised:
+            consumer.commit(asynchronous=False, **arguments)  # type: ignore[arg-type]
+        assert raised.value.args[0].code() == ErrorCode.UNKNOWN_TOPIC_ID
+    assert not world.commits
+    world.readers[0].problem = problem
+    assert (message := next_record(world)).value() == NEW and message.offset() == 0
+    consumer.close()
+    assert world.commits == [{0: 1}]
+
+
+@pytest.mark.parametrize("knows_ids", [True, False])
+def test_commit_leaves_out_what_is_gone(knows_ids: bool) -> None:
+    world = ConsumerWorld(5, 5, enable_auto_commit=False)
+    if not knows_ids:
+        by_name_only(world)
+    assert {(message := next_record(world)).partition() for _ in range(10)} == {0, 1} and message.error() is None
+    hears_that_it_is_gone(world)
+    world.consumer.commit(asynchronous=False)
+    assert world.commits == [{1: 5}]
+    world.consumer.close()
+
+
+@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+@pytest.mark.parametrize(("looks", "knows_ids"), [(True, True), (True, False), (False, True)])
+def test_a_rebalance_that_comes_before_the_consumer_has_heard_commits_nothing_of_the_old_one(strategy: str, looks: bool, knows_ids: bool) -> None:
+    """As its coordinator takes away the old one and gives the new one."""
+    world = ConsumerWorld(5, auto_commit_interval_ms=3_600_000, auto_offset_reset="earliest", partition_assignment_strategy=strategy)
+    consumer: Any = world.consumer
+    if not knows_ids:
+        by_name_only(world)
+    consumer.unassign()
+    core = SimpleNamespace(has_lost=False)
+    consumer._runner = SimpleNamespace(done=lambda: None, core=core, polled=lambda: None, identity=lambda: ("m", 1), leave=lambda: None, close=lambda: None)
+    consumer._subscription = [TOPIC]
+    old = world.broker._topic(TOPIC).topic_id
+    consumer._inbox.put_operation(Assign((Partition(TOPIC, 0, old),)))
+    assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
+    world.make_anew(NEW, 100)
+    if looks:
+        control = consumer.control
+        with control.lock:
+            control.metadata.refresh([TOPIC])
+        assert control.wait_for(lambda: control.metadata.topics[TOPIC].topic_id == NEW, 30)
+    consumer._inbox.put_operation(Revoke((Partition(TOPIC, 0, old),)))
+    consumer._inbox.put_operation(Assign((Partition(TOPIC, 0, NEW),)))
+    assert (message := next_record(world)).value() == NEW and message.offset() == 0
+    assert not world.commits and world.refused == ([] if looks else [{0: 5}])
+    consumer._runner = None
+    consumer.close()
+    assert world.commits == [{0: 1}]
+
+
+def test_what_the_broker_did_not_know_for_a_moment_is_committed_before_it_goes() -> None:
+    world = ConsumerWorld(5, auto_commit_interval_ms=3_600_000)
+    assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
+    hears_that_it_is_gone(world)
+    world.consumer.close()
+    assert world.commits == [{0: 5}]
