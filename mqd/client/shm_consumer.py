@@ -84,6 +84,7 @@ class ShmConsumer:
         self._last: Message | None = None
         self._chunk: Part | None = None  # whose records _ready has
         self._chunk_begin = 0
+        self._begun: set[Key] = set()  # whose topic was begun anew since the last records were taken: of these they are the old one's
         self._pid = os.getpid()
         self._is_closed = False
         self._interrupted = False
@@ -142,11 +143,11 @@ class ShmConsumer:
         return self.consume(count)
 
     def _gather(self, found: list[Message], count: int, deadline: float) -> None:
-        """Appends to `found` what comes until `deadline`; ends early when the group or interrupt() wants something. The application has not been given `found` yet: what is committed
+        """Appends to `found` what comes until `deadline`; ends early when the group or interrupt() wants something, or a topic is another. The application has not been given `found` yet: what is committed
         meanwhile ends before it, no partition goes, none of the user's functions is called. When anything is raised, all of it is read again."""
         ended: dict[tuple[Part | None, bytes | None], Message] = {}  # the last record of every chunk but this one
         try:
-            while len(found) < count:
+            while len(found) < count and not self._has_begun(found):
                 more = list(islice(self._ready, count - len(found)))
                 if more:
                     self._last = more[-1]
@@ -164,7 +165,7 @@ class ShmConsumer:
                 elif self._read_chunk():
                     if last is not None:
                         ended[before] = last
-                elif not self._fetcher.events and (self._interrupted or not self._wait(deadline)):
+                elif not self._fetcher.events and (self._interrupted or self._has_begun(found) or not self._wait(deadline)):
                     break
         except BaseException:
             self._last = None
@@ -182,6 +183,7 @@ class ShmConsumer:
         deadline = deadline_of(timeout)
         while True:
             event = self._serve()
+            self._begun.clear()
             if event is not None:
                 return [event]
             found = list(islice(self._ready, count))
@@ -269,7 +271,7 @@ class ShmConsumer:
         """From the first of these on, which nobody has seen. Returns their partitions."""
         self._drop_chunk()
         first = {(message.topic(), message.partition()): message.offset() for message in reversed(messages) if message.error() is None}
-        parts = [part for part in map(self.parts.get, first) if part is not None]
+        parts = [part for part in map(self.parts.get, first) if part is not None and part.key not in self._begun]
         for part in parts:
             part.start = first[part.key]
         self._fetcher.events.extendleft(message for message in reversed(messages) if message.error() is not None and (message.topic(), message.partition()) not in first)
@@ -285,7 +287,14 @@ class ShmConsumer:
         """Its topic is another: what was read, and commits that wait, are the old one's."""
         if self._chunk is part:
             self._chunk, self._last, self._ready = None, None, _NOTHING
+        self._begun.add(part.key)
         self._offsets.commits.gone({part.key})
+
+    def _has_begun(self, found: list[Message]) -> bool:
+        """Whether some of these records are of a topic that is another by now."""
+        if self._begun and not any(message.error() is None and (message.topic(), message.partition()) in self._begun for message in found):
+            self._begun.clear()
+        return bool(self._begun)
 
     # -- what has come meanwhile -------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +14,7 @@ from mqd.client import requests
 from mqd.client.group_events import Assign, Partition, Revoke
 from mqd.client.messages import OFFSET_INVALID, Message
 from mqd.protocol.errors import ErrorCode
-from tests.unit.client_consumer import TOPIC, ConsumerWorld
+from tests.unit.client_consumer import TOPIC, ConsumerWorld, places
 
 NEW = b"NEW".ljust(16, b"\2")
 
@@ -233,3 +233,100 @@ def test_what_the_broker_did_not_know_for_a_moment_is_committed_before_it_goes()
     hears_that_it_is_gone(world)
     world.consumer.close()
     assert world.commits == [{0: 5}]
+
+
+# -- nor does what the application was not given of the old one say where the new one begins ------------------------------------------
+
+
+def with_fifty_read(**config: object) -> ConsumerWorld:
+    world = ConsumerWorld(60, 1, enable_auto_commit=False, fetch_error_backoff_ms=1, auto_offset_reset="earliest", **config)
+    world.consumer.seek(TopicPartition(TOPIC, 0, 50))
+    return world
+
+
+def made_anew_at_its_end(world: ConsumerWorld) -> Callable[[], None]:
+    """For at_end: when all has been read, once."""
+
+    def at_end() -> None:
+        if len(world.readers) == 2 and all(reader.position >= reader.end for reader in world.readers.values()):
+            world.at_end = lambda: None
+            world.make_anew(NEW, 100, 1)
+            world.readers[1].problem = None
+            control = world.consumer.control
+            with control.lock:
+                control.metadata.refresh([TOPIC])
+
+    return at_end
+
+
+def test_consume_ends_when_a_topic_of_which_it_has_records_is_another() -> None:
+    world = with_fifty_read()
+    consumer = world.consumer
+    world.at_end = made_anew_at_its_end(world)
+    found = [message for message in consumer.consume(1000, 60) if message.error() is None]
+    assert sorted(places(found)) == [*((0, offset) for offset in range(50, 60)), (1, 0)] and NEW not in {message.value() for message in found}
+    assert places([next_record(world) for _ in range(2)]) == [(0, 0), (0, 1)]
+    consumer.close()
+
+
+def test_consume_that_raises_after_that_begins_the_new_one_at_its_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So does the other partition, which is looked at only then."""
+    world = with_fifty_read()
+    consumer = world.consumer
+    world.at_end = made_anew_at_its_end(world)
+    part: Any = consumer.parts.get((TOPIC, 0))
+    commits = consumer._offsets.commits
+
+    def interrupted() -> None:
+        if part.topic_id == NEW:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(commits, "advance", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        consumer.consume(1000, 60)
+    monkeypatch.undo()
+    found = [next_record(world) for _ in range(101)]
+    assert {message.value() for message in found} == {NEW} and sorted(places(found)) == [*((0, offset) for offset in range(100)), (1, 0)]
+    consumer.close()
+
+
+def test_what_is_given_back_of_the_old_one_does_not_move_the_new_one() -> None:
+    world = with_fifty_read()
+    consumer = world.consumer
+    part: Any = consumer.parts.get((TOPIC, 0))
+    while not (found := consumer.take(1000, 30)) or found[0].partition() != 0:
+        pass
+    world.make_anew(NEW, 100, 1)
+    world.readers[1].problem = None
+    look_again(world)
+    consumer._fetcher._on_error(part, int(ErrorCode.UNKNOWN_TOPIC_ID))
+    while not consumer.until(lambda: part.topic_id == NEW, time.monotonic() + 0.01):
+        pass
+    consumer.give_back(found)
+    while (message := next_record(world)).partition() != 0:
+        pass
+    assert message.value() == NEW and message.offset() == 0
+    consumer.close()
+
+
+def test_consume_goes_on_when_it_has_no_record_of_what_is_another_and_reads_that_again_when_it_raises() -> None:
+    world = ConsumerWorld(0, 3, enable_auto_commit=False, fetch_error_backoff_ms=1, auto_offset_reset="earliest")
+    consumer = world.consumer
+    made_anew = made_anew_at_its_end(world)
+
+    def interrupted() -> None:
+        if world.readers[0].topic_id == NEW and world.readers[0].position == 100:
+            world.at_end = lambda: None
+            raise KeyboardInterrupt
+
+    def at_end() -> None:
+        made_anew()
+        if world.at_end is not at_end:
+            world.at_end = interrupted
+
+    world.at_end = at_end
+    with pytest.raises(KeyboardInterrupt):
+        consumer.consume(1000, 60)
+    found = [next_record(world) for _ in range(101)]
+    assert {message.value() for message in found} == {NEW} and sorted(places(found)) == [*((0, offset) for offset in range(100)), (1, 0)]
+    consumer.close()
