@@ -9,7 +9,8 @@ read to their end (parking.py), which the broker answers when one of them has gr
     F4  a Fetch that was answered without anything to be read behind it is followed by a pause (PAUSE_MIN_S..PAUSE_MAX_S): no error makes a busy loop
     F5  a partition without a replica on this host that has what is wanted is read from its leader (remote_reading.py) until its replicas, or who of them is in sync, change; then this
         host's is tried first again. A replica here that is in sync is read up to its own high watermark, wherever its leader is (KIP-392)
-    F6  an offset is one of a topic id: of a topic that was deleted and made anew under its name, what the group has committed since counts, else auto.offset.reset
+    F6  an offset is one of a topic id: of a topic that was deleted and made anew under its name, what the group has committed since counts, else auto.offset.reset;
+        before both a seek() after which nothing has been read yet
 Concurrency: the application's thread, but the answers' way into the inbox.
 """
 
@@ -275,7 +276,7 @@ class Fetcher:
                 continue  # the attachment is on its way back
             part.fetched = reader.position
             if batch is not None:
-                part.told = 0
+                part.told, part.sought = 0, None
                 self._pause_s = 0.0
                 self._records_read += 1
                 return part, begin, batch
@@ -320,6 +321,7 @@ class Fetcher:
         self._again(part, error, soon=code in _LATER)
 
     def _at_end(self, part: Part, end: int) -> None:
+        part.sought = None
         if self._config["enable.partition.eof"] and part.eof_told != end:
             part.eof_told = end
             error = local_error(KafkaError._PARTITION_EOF, f"Fetch from broker reached end of partition at offset {end}")

@@ -27,8 +27,8 @@ class Phase(enum.IntEnum):
 
 class Part:
     __slots__ = (
-        "committed", "eof_told", "fetched", "index", "is_unknown", "leader_epoch", "paused", "phase", "position", "reader", "remote_view", "retry_at", "serial", "start", "stored", "stored_epoch",
-        "stored_metadata", "timestamp", "told", "topic", "topic_id", "unknown_since",
+        "committed", "eof_told", "fetched", "index", "is_unknown", "leader_epoch", "paused", "phase", "position", "reader", "remote_view", "retry_at", "serial", "sought", "start", "stored",
+        "stored_epoch", "stored_metadata", "timestamp", "told", "topic", "topic_id", "unknown_since",
     )  # fmt: skip
 
     def __init__(self, topic: str, index: int, start: int = OFFSET_INVALID, topic_id: bytes | None = None) -> None:
@@ -44,6 +44,7 @@ class Part:
         self.remote_view: object = None  # its replicas, as they were when this host had none to read from; None: it is read here
         self.serial = 0
         self.unknown_since: float | None = None
+        self.sought: int | None = None  # where the application wants to begin, while nothing has been read since it said so
         self.is_unknown = False  # so said the broker when it was read last: its topic may be gone
         self.told = 0  # the error the application was last told
 
@@ -52,9 +53,10 @@ class Part:
         return self.topic, self.index
 
     def begin_anew(self) -> None:
-        """Its topic is another: nothing that was known of it counts."""
+        """Its topic is another: nothing that was known of it counts, but where the application wants to begin."""
         self.serial += 1
-        self.start = self.fetched = self.position = self.stored = self.committed = self.eof_told = OFFSET_INVALID
+        self.start = OFFSET_INVALID if self.sought is None else self.sought
+        self.fetched = self.position = self.stored = self.committed = self.eof_told = OFFSET_INVALID
         self.stored_epoch = self.leader_epoch = -1
         self.stored_metadata = None
         self.is_unknown = False

@@ -423,7 +423,7 @@ class ShmConsumer:
         if part is None:
             raise failure(KafkaError._STATE, f"Failed to seek to offset {partition.offset}: {partition.topic} [{partition.partition}] is not assigned")
         self._drop_chunk_of(part)
-        part.start, part.position, part.told, part.topic_id = partition.offset, OFFSET_INVALID, 0, None
+        part.start, part.sought, part.position, part.told = partition.offset, partition.offset, OFFSET_INVALID, 0
         self._fetcher.events = type(self._fetcher.events)(event for event in self._fetcher.events if (event.topic(), event.partition()) != part.key)
         self._fetcher.start([part])
 

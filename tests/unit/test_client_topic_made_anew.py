@@ -8,11 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 
 from mqd.client import requests
 from mqd.client.group_events import Assign, Partition, Revoke
 from mqd.client.messages import OFFSET_INVALID, Message
+from mqd.client.partitions import Phase
 from mqd.protocol.errors import ErrorCode
 from tests.unit.client_consumer import TOPIC, ConsumerWorld, places
 
@@ -330,3 +331,64 @@ def test_consume_goes_on_when_it_has_no_record_of_what_is_another_and_reads_that
     found = [next_record(world) for _ in range(101)]
     assert {message.value() for message in found} == {NEW} and sorted(places(found)) == [*((0, offset) for offset in range(100)), (1, 0)]
     consumer.close()
+
+
+# -- seek() ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_seek_after_the_error_leaves_nothing_of_the_old_one_to_commit() -> None:
+    world = ConsumerWorld(5, auto_commit_interval_ms=3_600_000, auto_offset_reset="latest")
+    consumer = world.consumer
+    assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
+    world.make_anew(NEW, 100)
+    part = hears_that_it_is_gone(world)
+    look_again(world)
+    consumer.seek(TopicPartition(TOPIC, 0, 0))
+    while not consumer.until(lambda: part.topic_id == NEW, time.monotonic() + 0.01):
+        pass
+    with pytest.raises(KafkaException):
+        consumer.commit(asynchronous=False)
+    consumer.unassign()
+    assert not world.commits + world.refused
+    consumer.close()
+
+
+@pytest.mark.parametrize("offset", [0, OFFSET_BEGINNING, 30])
+def test_a_seek_when_the_metadata_know_the_new_one_is_one_in_that(world: ConsumerWorld, offset: int) -> None:
+    """Its reader has not heard, and would give the old one's records."""
+    assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
+    world.make_anew(NEW, 100)
+    world.readers[0].problem = None
+    look_again(world)
+    world.consumer.seek(TopicPartition(TOPIC, 0, offset))
+    message = next_record(world)
+    assert (message.value(), message.offset()) == (NEW, max(offset, 0))
+
+
+def test_a_seek_that_begins_in_the_old_one_because_nobody_has_heard_is_still_one_in_the_new_one(world: ConsumerWorld) -> None:
+    """The error was told, but the metadata are those from before."""
+    assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
+    part = hears_that_it_is_gone(world)
+    world.consumer.seek(TopicPartition(TOPIC, 0, 30))
+    assert part.phase is Phase.ACTIVE and part.topic_id != NEW
+    world.make_anew(NEW, 100)
+    message = next_record(world)
+    assert (message.value(), message.offset()) == (NEW, 30)
+
+
+@pytest.mark.parametrize("world", [{"auto_offset_reset": "earliest"}], indirect=True)
+@pytest.mark.parametrize("has_read", [True, False])
+def test_a_seek_that_has_been_carried_out_in_the_old_one_says_nothing_of_the_new_one(world: ConsumerWorld, has_read: bool) -> None:
+    """It has read from there on, or waits there for more."""
+    assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
+    world.consumer.seek(TopicPartition(TOPIC, 0, 4 if has_read else 5))
+    if has_read:
+        assert next_record(world).offset() == 4
+    else:
+        waits: list[int] = []
+        world.at_end = lambda: waits.append(1)
+        while not waits:
+            assert world.consumer.poll(0.01) is None
+    world.make_anew(NEW, 100)
+    message = next_record(world)
+    assert (message.value(), message.offset()) == (NEW, 0)
