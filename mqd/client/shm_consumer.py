@@ -143,7 +143,7 @@ class ShmConsumer:
         return self.consume(count)
 
     def _gather(self, found: list[Message], count: int, deadline: float) -> None:
-        """Appends to `found` what comes until `deadline`; ends early when the group or interrupt() wants something, or a topic is another. The application has not been given `found` yet: what is committed
+        """Appends to `found` what comes until `deadline`; ends early when the group, on_commit or interrupt() wants something, or a topic is another. The application has not been given `found` yet: what is committed
         meanwhile ends before it, no partition goes, none of the user's functions is called. When anything is raised, all of it is read again."""
         ended: dict[tuple[Part | None, bytes | None], Message] = {}  # the last record of every chunk but this one
         try:
@@ -155,7 +155,7 @@ class ShmConsumer:
                     continue
                 self._inbox.attention = False
                 self._serve_answers()
-                if self._inbox.operations:
+                if self._inbox.operations or self._offsets.commits.finished:
                     break
                 if time.monotonic() >= self._offsets.due:
                     self._offsets.commit_automatically(again=True)

@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import KafkaException, TopicPartition
 
 from mqd.client import consumer as client_consumer
+from mqd.client import requests
 from mqd.client.async_consumer import AsyncConsumer
 from mqd.client.config import read
 from mqd.client.messages import Message
@@ -59,6 +60,37 @@ def test_what_the_group_wants_ends_consume_and_is_carried_out_by_the_next_call(m
     world.at_end = lambda: world.consumer._inbox.operations or called or world.consumer._inbox.put_operation(Call(called.append, (1,)))
     assert places(world.consumer.consume(100)) == [(0, 0), (0, 1), (0, 2)] and not called
     assert world.consumer.poll(0) is None and called
+
+
+@pytest.mark.parametrize("code", [0, int(ErrorCode.ILLEGAL_GENERATION)])
+def test_a_commit_that_ends_within_consume_is_told_by_the_next_call(make: Callable[..., ConsumerWorld], code: int) -> None:
+    """Once for a call: nothing more is committed before it returns."""
+    told: list[int] = []
+    world = make(3, 3, auto_commit_interval_ms=3_600_000, on_commit=lambda error, _: told.append(error.code() if error is not None else 0))
+    consumer: Any = world.consumer
+    assert len(consumer.consume(2, 10)) == 2
+    committing = consumer._offsets.commits
+    accepted = world.broker.answers[requests.OFFSET_COMMIT]
+
+    def answer(request: Any) -> Any:
+        response = accepted(request)
+        response.topics[0].partitions[0].error_code = code
+        return response
+
+    world.broker.answers[requests.OFFSET_COMMIT] = answer
+    read_on: list[bool] = []
+
+    def at_end() -> None:
+        read_on.append(bool(committing.finished))
+        if not world.commits and not committing.is_busy and len(world.readers) == 2 and all(reader.position >= 3 for reader in world.readers.values()):
+            consumer._offsets.due = 0.0
+            consumer._inbox.notice()
+
+    world.at_end = at_end
+    assert sorted(places(consumer.consume(100, 60))) == [(0, 2), (1, 0), (1, 1), (1, 2)]
+    assert not told and not any(read_on) and world.commits == [{0: 2}]
+    consumer.poll(0)
+    assert told == [code]
 
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, KafkaException])
