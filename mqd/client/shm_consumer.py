@@ -274,7 +274,8 @@ class ShmConsumer:
         parts = [part for part in map(self.parts.get, first) if part is not None and part.key not in self._begun]
         for part in parts:
             part.start = first[part.key]
-        self._fetcher.events.extendleft(message for message in reversed(messages) if message.error() is not None and (message.topic(), message.partition()) not in first)
+        events = (message for message in reversed(messages) if message.error() is not None)  # of an end, behind the records, there will be another; an error is told once
+        self._fetcher.events.extendleft(event for event in events if event.error().code() != KafkaError._PARTITION_EOF or (event.topic(), event.partition()) not in first)
         self._fetcher.start(parts)
         return parts
 

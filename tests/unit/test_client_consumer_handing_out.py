@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from mqd.client import consumer as client_consumer
 from mqd.client import requests
 from mqd.client.async_consumer import AsyncConsumer
 from mqd.client.config import read
 from mqd.client.messages import Message
+from mqd.client.reading import Problem
 from mqd.client.rebalancing import Call
 from mqd.client.tcp_consumer import TcpConsumer
 from mqd.protocol.errors import ErrorCode
@@ -111,6 +112,33 @@ def test_consume_that_raises_has_handed_out_nothing(make: Callable[..., Consumer
     consumer.commit(asynchronous=False)
     assert world.commits == [{0: 2}]
     assert sorted(places(consumer.consume(100, 0))) == rest
+
+
+def test_an_error_that_consume_had_when_it_raised_is_told_by_the_next_call_and_an_end_behind_its_records(make: Callable[..., ConsumerWorld], monkeypatch: pytest.MonkeyPatch) -> None:
+    world = make(3, 2, enable_auto_commit=False, enable_partition_eof=True, fetch_error_backoff_ms=3_600_000)
+    consumer = world.consumer
+    told: Any = consumer._fetcher.events
+
+    def fail() -> None:
+        if world.readers[0].problem is None and len(world.readers) == 2 and all(reader.position >= reader.end for reader in world.readers.values()):
+            world.readers[0].problem = Problem("gone", int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+
+    def interrupted() -> None:
+        if consumer.parts.get((TOPIC, 0)).told and not told:
+            raise KeyboardInterrupt
+
+    world.at_end = fail
+    monkeypatch.setattr(consumer._offsets.commits, "advance", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        consumer.consume(100, 60)
+    monkeypatch.undo()
+    world.at_end = lambda: None
+    world.readers[0].problem = None
+    found = [(message.partition(), message.offset(), message.error() and message.error().code()) for message in (consumer.poll(60) for _ in range(8)) if message is not None]
+    assert [code for _, _, code in found if code not in (None, KafkaError._PARTITION_EOF)] == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+    for index, end in enumerate(world.ends):
+        ours = [(offset, code) for partition, offset, code in found if partition == index and code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+        assert ours == [*((offset, None) for offset in range(end)), (end, KafkaError._PARTITION_EOF)]
 
 
 def test_what_was_read_ahead_is_read_again_also_while_its_partition_is_tried_again(make: Callable[..., ConsumerWorld]) -> None:
