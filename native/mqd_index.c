@@ -191,6 +191,8 @@ static int each_file(const char *directory, int64_t segment_base, int (*act)(int
 int mqd_index_cut_files(struct mqd_index *index, const char *directory, int64_t segment_base)
 {
     const int64_t sizes[] = {index->file_bytes, index->time_file_bytes};
+    if ((index->fd >= 0 && mqd_file_truncate(index->fd, sizes[0]) < 0) || (index->time_fd >= 0 && mqd_file_truncate(index->time_fd, sizes[1]) < 0))
+        return -1;
     return each_file(directory, segment_base, mqd_file_truncate, sizes);
 }
 

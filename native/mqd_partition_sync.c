@@ -26,7 +26,7 @@ int mqd_partition_queue_sync(struct mqd_partition *partition, int fd, const stru
 {
     if (partition->sync_queue_count < MQD_SYNC_QUEUE_MAX) {
         struct mqd_sync_item *item = &partition->sync_queue[partition->sync_queue_count++];
-        *item = (struct mqd_sync_item){.fd = fd, .marked = mark != NULL};
+        *item = (struct mqd_sync_item){.fd = fd, .marked = mark != NULL, .segment = -1};
         if (mark)
             item->mark = *mark;
         return 0;

@@ -60,21 +60,33 @@ static int index_fd(struct mqd_partition *partition, int *fd, uint32_t file_byte
     return mqd_file_open(path, O_RDWR, 0);
 }
 
+/* A file of the active segment waits for the next sync. */
+static int queue_file(struct mqd_partition *partition, int fd, enum mqd_file_kind kind, const struct mqd_mark *mark)
+{
+    uint32_t count = partition->sync_queue_count;
+    int result = mqd_partition_queue_sync(partition, fd, mark);
+    if (partition->sync_queue_count > count) {
+        partition->sync_queue[count].segment = partition->active.base_offset;
+        partition->sync_queue[count].kind = kind;
+    }
+    return result;
+}
+
 /* The files of the segment that was sealed wait for the next sync; the indexes first, so that a durable segment has durable indexes (S3). */
 static int queue_sealed(struct mqd_partition *partition)
 {
     struct mqd_active *active = &partition->active;
     struct mqd_mark end = mqd_partition_end_mark(partition);
     int fd = index_fd(partition, &active->index.fd, active->index.file_bytes, MQD_FILE_INDEX);
-    if (fd >= 0 && mqd_partition_queue_sync(partition, fd, NULL) < 0)
+    if (fd >= 0 && queue_file(partition, fd, MQD_FILE_INDEX, NULL) < 0)
         return -1;
     fd = index_fd(partition, &active->index.time_fd, active->index.time_file_bytes, MQD_FILE_TIME_INDEX);
-    if (fd >= 0 && mqd_partition_queue_sync(partition, fd, NULL) < 0)
+    if (fd >= 0 && queue_file(partition, fd, MQD_FILE_TIME_INDEX, NULL) < 0)
         return -1;
     mqd_txn_index_close(&active->txn_index); /* S5: what is not flushed of it is in the queue */
     fd = active->fd;
     active->fd = -1;
-    return mqd_partition_queue_sync(partition, fd, &end);
+    return queue_file(partition, fd, MQD_FILE_LOG, &end);
 }
 
 int mqd_partition_roll_active(struct mqd_partition *partition)
@@ -278,17 +290,10 @@ static int queue_txn_index(struct mqd_partition *partition)
 {
     const struct mqd_active *active = &partition->active;
     for (uint32_t i = partition->sync_item_count; i < partition->sync_queue_count; i++)
-        if (partition->sync_queue[i].txn_index && partition->sync_queue[i].segment == active->base_offset)
+        if (partition->sync_queue[i].kind == MQD_FILE_TXN_INDEX && partition->sync_queue[i].segment == active->base_offset)
             return 0;
-    uint32_t count = partition->sync_queue_count;
     int fd = fcntl(active->txn_index.fd, F_DUPFD_CLOEXEC, 0);
-    if (fd < 0 || mqd_partition_queue_sync(partition, fd, NULL) < 0)
-        return -1;
-    if (partition->sync_queue_count > count) {
-        partition->sync_queue[count].txn_index = true;
-        partition->sync_queue[count].segment = active->base_offset;
-    }
-    return 0;
+    return fd < 0 ? -1 : queue_file(partition, fd, MQD_FILE_TXN_INDEX, NULL);
 }
 
 /* Whoever reads up to the last stable offset that these markers allow finds the transactions in the file. */
@@ -360,38 +365,62 @@ static void delete_segment(const struct mqd_partition *partition, int64_t base_o
             mqd_file_unlink(path);
 }
 
+/* What this write queued is closed, but for the old segment's: a flush of its .log may be under way, which must not meet another file under that number, and a full
+ * disk must not need descriptors that have run out. */
+static void queue_restore(struct mqd_partition *partition, const struct checkpoint *old, struct mqd_active *active)
+{
+    while (partition->sync_queue_count > old->sync_queue_count) {
+        const struct mqd_sync_item *item = &partition->sync_queue[--partition->sync_queue_count];
+        bool ours = item->segment == active->base_offset;
+        if (ours && item->kind == MQD_FILE_LOG)
+            active->fd = item->fd;
+        else if (ours && item->kind == MQD_FILE_INDEX)
+            active->index.fd = item->fd;
+        else if (ours && item->kind == MQD_FILE_TIME_INDEX)
+            active->index.time_fd = item->fd;
+        else
+            mqd_file_close(item->fd);
+    }
+    if (old->sync_queue_count)
+        partition->sync_queue[old->sync_queue_count - 1] = old->sync_queue_last;
+}
+
+/* Only when the queue was full: the roll itself has flushed and closed the .log. */
+static int reopen_log(struct mqd_partition *partition)
+{
+    struct mqd_active *active = &partition->active;
+    char path[PATH_MAX];
+    if (mqd_segment_path(path, sizeof path, partition->path, active->base_offset, MQD_FILE_LOG) == 0)
+        active->fd = mqd_file_open(path, O_RDWR, 0);
+    return active->fd < 0 ? -1 : 0;
+}
+
 /* Back to the checkpoint. -1: the old segment could not be restored (the caller fences). */
 static int checkpoint_restore(struct mqd_partition *partition, const struct checkpoint *old)
 {
     struct mqd_active *active = &partition->active;
-    char path[PATH_MAX];
-    bool rolled = partition->segment_count > old->segment_count;
-    mqd_index_close_files(&active->index);
+    struct mqd_active restored = old->active;
     mqd_txn_index_close(&active->txn_index);
-    if (rolled) {
+    restored.txn_index.fd = -1;
+    if (partition->segment_count > old->segment_count) {
+        mqd_index_close_files(&active->index);
         mqd_file_close(active->fd);
         while (partition->segment_count > old->segment_count)
             delete_segment(partition, partition->segments[--partition->segment_count]);
-        while (partition->sync_queue_count > old->sync_queue_count)
-            mqd_file_close(partition->sync_queue[--partition->sync_queue_count].fd);
-        if (old->sync_queue_count)
-            partition->sync_queue[old->sync_queue_count - 1] = old->sync_queue_last;
+        restored.fd = restored.index.fd = restored.index.time_fd = -1;
+        queue_restore(partition, old, &restored);
+    } else {
+        restored.index.fd = active->index.fd;
+        restored.index.time_fd = active->index.time_fd;
     }
-    *active = old->active;
-    active->index.fd = active->index.time_fd = active->txn_index.fd = -1;
+    *active = restored;
     active->allocated_bytes = active->size_bytes;
     partition->log_end_offset = old->log_end_offset;
     partition->written_bytes = old->written_bytes;
     partition->durable = old->durable;
     partition->high_watermark = old->high_watermark;
-    if (rolled) {
-        active->fd = -1;
-        if (mqd_segment_path(path, sizeof path, partition->path, active->base_offset, MQD_FILE_LOG) == 0)
-            active->fd = mqd_file_open(path, O_RDWR, 0);
-        if (active->fd < 0)
-            return -1;
-    }
-    if (mqd_file_truncate(active->fd, active->size_bytes) < 0 || mqd_txn_index_cut(&active->txn_index, partition->path, active->base_offset) < 0)
+    if ((active->fd < 0 && reopen_log(partition) < 0) || mqd_file_truncate(active->fd, active->size_bytes) < 0 ||
+        mqd_txn_index_cut(&active->txn_index, partition->path, active->base_offset) < 0)
         return -1;
     return mqd_index_cut_files(&active->index, partition->path, active->base_offset);
 }

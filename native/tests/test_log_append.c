@@ -486,6 +486,49 @@ TEST(an_undone_write_leaves_no_mark_behind)
     }
 }
 
+/* The .log whose flush is under way is sealed by a write that then finds the disk full. Numbers below its own are free, and one below them is taken: the flush still covers it, no other file. */
+TEST(an_undone_roll_keeps_the_file_that_is_being_flushed)
+{
+    for (int round = 0; round < 4; round++) {
+        log_fresh();
+        struct mqd_log_options options = log_options();
+        options.segment_bytes = 300;
+        int low = dup(0);
+        struct mqd_partition *partition = log_open(&options, NULL);
+        struct mqd_sync_fd fds[4];
+        struct stat before, after;
+        CHECK_EQUAL(log_append(partition, (struct log_batch){.body_bytes = 200}), 0);
+        int count = mqd_partition_sync_begin(partition, fds), fd = fds[count - 1].fd;
+        CHECK(count >= 1 && count < 4);
+        for (int i = 0; i < count; i++)
+            fd = fds[i].directory ? fd : fds[i].fd;
+        CHECK_EQUAL(fd, partition->active.fd);
+        CHECK(fstat(fd, &before) == 0);
+        close(low);
+        CHECK_EQUAL(mqd_file_watch(NULL, round % 2 ? "write:ENOSPC:001.log,open:EMFILE:000.log,open:EMFILE:timeindex:after=1" : "write:ENOSPC:001.log"), 0);
+        CHECK_EQUAL(log_append(partition, (struct log_batch){.body_bytes = 200}), -2);
+        CHECK_EQUAL(errno, ENOSPC);
+        int other = open(log_root, O_RDONLY | O_DIRECTORY); /* takes any number that was let go */
+        CHECK_EQUAL(partition->active.fd, fd);
+        CHECK_OR(fstat(fd, &after) == 0 && after.st_ino == before.st_ino, fprintf(stderr, "another file has its number\n"));
+        mqd_file_watch(NULL, NULL);
+        if (round >= 2) /* the next roll succeeds while that flush is still under way, and retention takes the segment */
+            CHECK_EQUAL(log_append(partition, (struct log_batch){.body_bytes = 200}), 0);
+        CHECK_EQUAL(mqd_partition_advance_start(partition, round >= 2 ? 1 : 0), round >= 2);
+        CHECK(fstat(fd, &after) == 0 && after.st_ino == before.st_ino);
+        for (int i = 0; i < count; i++)
+            CHECK_EQUAL(mqd_file_sync(fds[i].fd, fds[i].directory), 0);
+        mqd_partition_sync_done(partition, 0);
+        CHECK_EQUAL(log_positions(partition).durable_offset, 1);
+        CHECK_EQUAL(log_append(partition, (struct log_batch){.body_bytes = 200}), 0);
+        CHECK_EQUAL(log_sync(partition), 0);
+        CHECK_EQUAL(log_positions(partition).durable_offset, round >= 2 ? 3 : 2);
+        CHECK_EQUAL(log_verify(partition, NULL), round >= 2 ? 3 : 2);
+        mqd_partition_close(partition, 1);
+        close(other);
+    }
+}
+
 TEST(an_index_without_space_is_thinned_not_fatal)
 {
     log_fresh();

@@ -357,3 +357,39 @@ BOTH(without_descriptors_a_batch_is_refused_and_no_disk_is_given_up)
     client_close(&client);
     bench_stop(b);
 }
+
+static void one_batch_segments(struct bench *b)
+{
+    watch(b);
+    b->log_options.segment_bytes = 200;
+}
+
+/* The write that seals the file whose flush is under way finds the disk full. A number below that file's is free, and the next one opened takes it. */
+BOTH(a_roll_that_is_undone_leaves_the_flush_under_way_its_file)
+{
+    int low = dup(0);
+    struct bench *b = bench_start(backend, one_batch_segments);
+    struct client client = client_open(b, 0), second = client_open(b, 0);
+    struct mqd_partition_view view;
+    uint32_t failed_count = 0;
+    int64_t end_ns = test_now_ns() + LIMIT_MS * 1000000ll;
+    faults("sync:DELAY:quick-0:ms=300\nwrite:ENOSPC:001.log");
+    send_produce(&client, 0, 1, -1, LIMIT_MS);
+    while (mqd_load_relaxed(&mqd_control_stats(b->control, 0)->counter[MQD_COUNT_SYNCS]) == 0)
+        CHECK_OR(test_now_ns() < end_ns, abort());
+    close(low);
+    send_produce(&second, 0, 2, -1, LIMIT_MS);
+    CHECK_EQUAL(error_of(&second), 56);
+    CHECK_EQUAL(error_of(&client), 0);
+    CHECK_EQUAL(mqd_slot_view(b->control, 0, &view), 0);
+    CHECK_EQUAL(view.positions.durable_offset, 1);
+    faults("");
+    CHECK_EQUAL(mqd_reactor_log_dir_full(b->reactors[0], ++b->token, 0, 0), 0);
+    done_counting(b, b->token, &failed_count);
+    CHECK_EQUAL(failed_count, 0);
+    send_produce(&second, 0, 3, -1, LIMIT_MS);
+    CHECK_EQUAL(error_of(&second), 0);
+    client_close(&client);
+    client_close(&second);
+    bench_stop(b);
+}
