@@ -225,12 +225,16 @@ void mqd_fetcher_flushed(struct mqd_reactor *r, struct mqd_owned *owned)
     }
 }
 
-void mqd_fetcher_rested(struct mqd_reactor *r, struct mqd_owned *owned)
+void mqd_fetcher_rested(struct mqd_reactor *r, struct mqd_owned *owned, bool cut)
 {
-    if (owned->followed) {
-        mqd_followed_settle(owned->followed);
-        want_soon(owned->followed);
-    }
+    struct mqd_followed *followed = owned->followed;
+    if (!followed)
+        return;
+    mqd_followed_settle(followed);
+    if (cut || !followed->fetcher)
+        want_soon(followed);
+    else
+        mqd_followed_put_off(r, followed, followed->fetcher->options.backoff_ms);
 }
 
 /* ---- connections -------------------------------------------------------------------------------------------------- */

@@ -46,7 +46,7 @@ int64_t mqd_fetchers_next_ms(const struct mqd_reactor *r); /* when there is some
 void mqd_fetchers_close(struct mqd_reactor *r);           /* the reactor ends: the connections */
 void mqd_fetchers_destroy(struct mqd_reactor *r);         /* ... and what is left */
 
-void mqd_fetcher_rested(struct mqd_reactor *r, struct mqd_owned *owned); /* its log was cut: it may be fetched again */
+void mqd_fetcher_rested(struct mqd_reactor *r, struct mqd_owned *owned, bool cut); /* its log was cut: it may be fetched again. If it was not, only after a pause: its leader would say the same */
 
 /* ---- mqd_follow_cut.c ---- */
 

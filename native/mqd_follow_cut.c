@@ -94,10 +94,11 @@ void mqd_truncation_on_done(struct mqd_reactor *r, uint64_t slot, int result)
     owned->dirty_since_ms = 0;
     if (r->log_dirs[owned->log_dir].failed)
         mqd_partition_fence(owned->partition); /* it failed meanwhile */
+    bool cut = !job->error && (job->outcome.cut_bytes || job->restart);
     if (job->error) {
         mqd_log(r, 3, 0, owned->slot, "the log cannot be cut: %s", job->text);
         mqd_owner_fence_dir(r, owned->log_dir, job->error, "truncation");
-    } else if (job->outcome.cut_bytes || job->restart) {
+    } else if (cut) {
         owned->cut_count++;
         struct mqd_partition_slot *shared = mqd_control_partition(r->options.control, owned->slot);
         mqd_fetch_add(&shared->segments_generation, 1); /* names that readers know stand for other bytes now */
@@ -114,7 +115,7 @@ void mqd_truncation_on_done(struct mqd_reactor *r, uint64_t slot, int result)
     uint32_t index = owned->slot;
     mqd_owned_maybe_close(r, owned);
     if ((owned = r->owned[index])) {
-        mqd_fetcher_rested(r, owned);
+        mqd_fetcher_rested(r, owned, cut);
         mqd_commands_deferred(r, owned);
     }
 }

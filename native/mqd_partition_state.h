@@ -145,6 +145,9 @@ void mqd_partition_cut_marks(struct mqd_partition *partition);
 /* The place of the last batch's end at or below `offset`; reads the log. -1: mqd_error set. In mqd_partition_follow.c. */
 int mqd_partition_place(const struct mqd_partition *partition, int64_t offset, struct mqd_mark *out);
 
+/* Leader epochs of which the log has no record go: to whoever knows of one, his leader and he never agree where their logs part. The file follows with the next write. */
+void mqd_partition_drop_epochs(struct mqd_partition *partition);
+
 int mqd_partition_push_segment(struct mqd_partition *partition, int64_t base_offset);
 /* Opens (and empties) the .log of a new active segment. fd, or -1 with errno. */
 int mqd_partition_create_log(const struct mqd_partition *partition, int64_t base_offset);

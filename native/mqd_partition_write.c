@@ -425,12 +425,18 @@ static int checkpoint_restore(struct mqd_partition *partition, const struct chec
     return mqd_index_cut_files(&active->index, partition->path, active->base_offset);
 }
 
+void mqd_partition_drop_epochs(struct mqd_partition *partition)
+{
+    partition->epochs_unwritten |= mqd_epochs_cut(&partition->epochs, 0, partition->log_end_offset);
+}
+
 static int write_failed(struct mqd_partition *partition, const struct checkpoint *old, int error)
 {
     if (old->taken && checkpoint_restore(partition, old) < 0) {
         error = errno ? errno : EIO;
         mqd_partition_fence(partition);
     }
+    mqd_partition_drop_epochs(partition);
     mqd_partition_unstage(partition);
     mqd_error_system(error, "%s: cannot append to segment %lld", partition->path, (long long)partition->active.base_offset);
     errno = error;

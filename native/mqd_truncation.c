@@ -189,8 +189,10 @@ int mqd_partition_truncate(struct mqd_partition *partition, int64_t offset, int6
     *out = (struct mqd_truncation){.log_end_offset = partition->log_end_offset};
     if (partition->fenced)
         return mqd_error_set(EIO, "%s: fenced after an earlier failure", partition->path);
-    if (offset >= partition->log_end_offset)
+    if (offset >= partition->log_end_offset) {
+        mqd_partition_drop_epochs(partition);
         return 0;
+    }
     if (offset < partition->segments[0] || offset < partition->log_start_offset)
         return cut(partition, 0, offset < 0 ? 0 : offset, now_ms, out);
     return cut(partition, offset, -1, now_ms, out);

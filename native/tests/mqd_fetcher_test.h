@@ -16,7 +16,7 @@
 #define EPOCH_OF(node) (100 + (node))
 #define FOLLOWED(partition) (20u + (uint32_t)(partition))
 
-struct tale { uint32_t ended, truncated, log_start, logged; int64_t offset; int32_t error; char text[184]; }; /* what worker 1 has told since the last look */
+struct tale { uint32_t ended, truncated, log_start, logged, full, failed; int64_t offset; int32_t error; char text[184]; }; /* what worker 1 has told since the last look */
 
 struct two {
     struct bench *b;
@@ -32,6 +32,8 @@ __attribute__((unused)) static void note(struct two *two, const struct mqd_event
     tale->truncated += event->kind == MQD_EVENT_TRUNCATED;
     tale->log_start += event->kind == MQD_EVENT_LOG_START;
     tale->logged += event->kind == MQD_EVENT_LOG;
+    tale->full += event->kind == MQD_EVENT_LOG_DIR_FULL;
+    tale->failed += event->kind == MQD_EVENT_LOG_DIR_FAILED;
     if (event->kind == MQD_EVENT_FETCHER_ENDED)
         tale->error = event->error;
     if (event->kind == MQD_EVENT_TRUNCATED || event->kind == MQD_EVENT_LOG_START)

@@ -2,6 +2,43 @@
 /* A follower's partition at rest: its log is being cut, and what else is wanted of it waits. The test is the leader. */
 #include "mqd_fake_leader_test.h"
 
+static char rules_path[128];
+
+static void faults(const char *rules)
+{
+    char fresh[160];
+    snprintf(fresh, sizeof fresh, "%s.new", rules_path);
+    log_write_file(fresh, rules, strlen(rules));
+    CHECK(rename(fresh, rules_path) == 0);
+}
+
+static void watch(struct bench *b)
+{
+    snprintf(rules_path, sizeof rules_path, "%s/faults", log_root);
+    char spec[160];
+    snprintf(spec, sizeof spec, "@%s", rules_path);
+    faults("");
+    CHECK(mqd_file_watch(NULL, spec) == 0);
+}
+
+static void room_again(struct two *two)
+{
+    faults("");
+    CHECK_EQUAL(mqd_reactor_log_dir_full(two->b->reactors[1], ++two->b->token, 0, 0), 0);
+    CHECK_EQUAL(done(two, two->b->token).error, 0);
+}
+
+/* The test as leader: partition 0 gets [0, 3) of epoch 4. Returns with the request from offset 3 on. */
+static void three_records(struct fake *fake, struct request *request)
+{
+    uint8_t bytes[400];
+    uint32_t size_bytes = batch_at(bytes, (struct log_batch){.record_count = 3}, 0, 4);
+    CHECK(receive(fake, request));
+    answer(fake, request, (struct piece[]){{.partition = 0, .high_watermark = 3, .records = bytes, .records_bytes = size_bytes}}, 1);
+    while (receive(fake, request) && !(request->one[0].there && request->one[0].offset == 3))
+        answer(fake, request, NULL, 0);
+}
+
 /* Closing, truncating and commands at once: what waits for a partition at rest is done in order. */
 BOTH(commands_wait_for_a_partition_at_rest)
 {
@@ -72,5 +109,54 @@ BOTH(a_rest_that_cuts_nothing_leaves_what_is_to_be_flushed)
     UNTIL(positions_of(two, FOLLOWED(0)).durable_offset == 3);
     CHECK_EQUAL(log_end(&fake, 0), 3);
     CHECK_EQUAL(two->tale.truncated, 0);
+    fake_stop(&fake);
+}
+
+/* A leader that finds the logs parted where there is nothing to cut is not asked without a pause. */
+BOTH(a_rest_that_cuts_nothing_pauses)
+{
+    struct fake fake = fake_start(backend);
+    struct request request;
+    three_records(&fake, &request);
+    int64_t began_ns = test_now_ns();
+    for (int told = 0; told < 10;) {
+        bool asked = request.one[0].there;
+        answer(&fake, &request, (struct piece[]){{.partition = 0, .diverging_epoch = 4, .diverging_end = 3}}, asked);
+        told += asked;
+        CHECK(receive(&fake, &request));
+    }
+    CHECK(test_now_ns() - began_ns > 8 * (int64_t)quick_options().backoff_ms * 1000000);
+    CHECK_EQUAL(log_end(&fake, 0), 3);
+    CHECK_EQUAL(fake.two->tale.truncated, 0);
+    fake_stop(&fake);
+}
+
+/* The first batch of epoch 5 meets a full disk. The leader after that one does not know the epoch: it is not asked by it. */
+BOTH(a_leader_epoch_without_records_is_not_asked_by)
+{
+    struct fake fake = fake_start_with(backend, watch);
+    struct two *two = fake.two;
+    struct request request;
+    struct role role = in_step;
+    uint8_t bytes[400];
+    three_records(&fake, &request);
+    role.leader_epoch = 5, role.partition_epoch = 2;
+    assign_follower(two, 0, role);
+    do {
+        answer(&fake, &request, NULL, 0);
+        CHECK(receive(&fake, &request));
+    } while (!(request.one[0].there && request.one[0].epoch == 5));
+    CHECK_EQUAL(request.one[0].last_epoch, 4);
+    faults("write:ENOSPC:.log");
+    uint32_t size_bytes = batch_at(bytes, (struct log_batch){.record_count = 1}, 3, 5);
+    answer(&fake, &request, (struct piece[]){{.partition = 0, .high_watermark = 3, .records = bytes, .records_bytes = size_bytes}}, 1);
+    UNTIL(two->tale.full > 0);
+    room_again(two);
+    role.leader_epoch = 6, role.partition_epoch = 3;
+    assign_follower(two, 0, role);
+    while (receive(&fake, &request) && !(request.one[0].there && request.one[0].epoch == 6))
+        answer(&fake, &request, NULL, 0);
+    CHECK_EQUAL(request.one[0].offset, 3);
+    CHECK_EQUAL(request.one[0].last_epoch, 4);
     fake_stop(&fake);
 }

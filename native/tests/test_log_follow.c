@@ -528,6 +528,11 @@ TEST(epochs_end_where_the_next_begins)
         CHECK_EQUAL(found, wanted[i].found);
         CHECK_EQUAL(end, wanted[i].end);
     }
+    struct mqd_truncation outcome; /* nothing to cut: but what the log has no record of is not spoken of again */
+    CHECK_EQUAL(mqd_epochs_add(&partition->epochs, 11, 10), 1);
+    CHECK_EQUAL(mqd_partition_truncate(partition, 10, NOW, &outcome), 0);
+    CHECK_EQUAL(mqd_epochs_last(&partition->epochs), 9);
+    CHECK_EQUAL(log_positions(partition).log_end_offset, 10);
     mqd_partition_close(partition, 1);
     leader_free(&leader);
 }
