@@ -367,7 +367,7 @@ def _topic_table() -> list[Property]:
         ("message.timestamp.before.max.ms", "log.message.timestamp.before.max.ms", "How far a record's time may lie in the past."),
         ("message.timestamp.after.max.ms", "log.message.timestamp.after.max.ms", "How far a record's time may lie in the future."),
         ("min.insync.replicas", "min.insync.replicas", "Replicas that must have a record before acks=all is answered. -1: 2 of partitions that have two replicas or more."),
-        ("flush.on.ack", "log.flush.on.ack", "(mqd) Answer acks=all only after the records are on disk."),
+        ("flush.on.ack", "log.flush.on.ack", "(mqd) Answer acks=all only after the records are on disk. Of internal topics always."),
         ("flush.messages", "log.flush.interval.messages", "Accepted. Records are not counted; see flush.on.ack and flush.ms."),
         ("flush.ms", "log.flush.interval.ms", "Flush at least this often, looked at once a second; longer than 5 s counts as 5 s."),
         ("index.interval.bytes", "log.index.interval.bytes", "Bytes of log between two index entries."),

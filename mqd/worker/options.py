@@ -15,8 +15,8 @@ def _limit(value: Any, maximum: int = _INT32_MAX) -> int:
     return max(0, min(int(value), maximum))
 
 
-def log_options(broker: Mapping[str, str], topic: Mapping[str, str], internal: bool = False) -> dict[str, Any]:
-    """The fields of native.LogOptions. `topic`: only what was set on it; `broker`: what counts now."""
+def log_options(broker: Mapping[str, str], topic: Mapping[str, str], internal: bool) -> dict[str, Any]:
+    """The fields of native.LogOptions. `topic`: only what was set on it; `broker`: what counts now; `internal`: of its own topics the replication counts only what is flushed, whatever is set."""
     effective = topic_effective(broker, topic)
 
     def value(name: str) -> Any:
@@ -38,7 +38,7 @@ def log_options(broker: Mapping[str, str], topic: Mapping[str, str], internal: b
         "producer_id_count_max": broker_value(broker, "producer.id.count.max"),
         "producer_id_expiration_ms": _limit(broker_value(broker, "producer.id.expiration.ms")),
         "log_append_time": value("message.timestamp.type") == "LogAppendTime",
-        "flush_on_ack": value("flush.on.ack"),
+        "flush_on_ack": internal or value("flush.on.ack"),
         "compacted": "compact" in value("cleanup.policy"),
         "readonly": False,
     }

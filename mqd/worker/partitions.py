@@ -159,7 +159,7 @@ class PartitionSet:
             self._log.warning("directory of another topic was moved aside; delete it when nobody needs it", partition=owned.name, moved_to=str(moved))
         recovery = self._recovery_inputs(owned, view, log_dir)
         recovery.log_start_offset = max(recovery.log_start_offset, moving.marked_log_start(path))  # V3 of mqd/log/moving.py
-        options = native.LogOptions(**log_options(self.broker_config, self._catalog.topic_of(owned).config))
+        options = self._log_options(owned)
         known = self._known_high_watermark(owned, view, log_dir) if owned.replicated else None
         partition = native.Partition.open(path, options, owned.leader_epoch, time.time_ns() // 1_000_000, recovery, known)
         if known is not None and owned.has_others:
@@ -354,12 +354,16 @@ class PartitionSet:
             await self._commands.run(self._reactor.set_leader_epoch, owned.slot, owned.leader_epoch)
             opened.owned = owned
 
+    def _log_options(self, owned: Owned) -> native.LogOptions:
+        topic = self._catalog.topic_of(owned)
+        return native.LogOptions(**log_options(self.broker_config, topic.config, topic.internal))
+
     async def _set_options(self, owned: Owned) -> None:
         opened = self.open.get(owned.key)
         if opened is None:
             return
         config = self._catalog.topic_of(owned).config
-        await self._commands.run(self._reactor.set_options, owned.slot, native.LogOptions(**log_options(self.broker_config, config)))
+        await self._commands.run(self._reactor.set_options, owned.slot, self._log_options(owned))
         opened.policy = retention_policy(self.broker_config, config)
         opened.compaction = compaction_policy(self.broker_config, config)
 

@@ -121,7 +121,7 @@ def test_a_report_is_read_again(tmp_path: Path):
 
 def test_the_active_segment_is_closed_in_time_for_the_lag():
     topic = {"cleanup.policy": "compact,delete", "max.compaction.lag.ms": "60000", "min.cleanable.dirty.ratio": "0.2"}
-    assert log_options({}, topic)["segment_ms"] == retention_policy({}, topic).segment_ms == 60000 and log_options({}, topic)["compacted"]
+    assert log_options({}, topic, False)["segment_ms"] == retention_policy({}, topic).segment_ms == 60000 and log_options({}, topic, False)["compacted"]
     assert retention_policy({}, topic).delete and compaction_policy({}, topic).compact and compaction_policy({}, topic).dirty_ratio_min == 0.2
     plain = {"cleanup.policy": "delete", "max.compaction.lag.ms": "60000"}
-    assert log_options({}, plain)["segment_ms"] == 604800000 and not compaction_policy({}, plain).compact
+    assert log_options({}, plain, False)["segment_ms"] == 604800000 and not compaction_policy({}, plain).compact

@@ -1,10 +1,19 @@
 """What a worker does about what the controller tells it."""
 
+import asyncio
+import itertools
+from pathlib import Path
+from types import SimpleNamespace
+
 import msgspec
 
+from mqd import native
 from mqd.cluster.controller_messages import Image, PartitionImage, TopicImage
+from mqd.worker.assignments import Cluster, settings_of
 from mqd.worker.catalog import Catalog, Changes
 from mqd.worker.options import log_options, reactor_options, retention_policy
+from mqd.worker.partitions import OpenPartition, PartitionSet
+from tests.unit.test_worker_strays import PlainFiles
 
 A, B = b"a" * 16, b"b" * 16
 
@@ -121,16 +130,33 @@ def test_a_partition_that_moves_is_closed_and_opened() -> None:
 
 def test_topic_options_override_the_brokers() -> None:
     broker = {"log.retention.hours": "1", "log.flush.on.ack": "false", "log.segment.bytes": "8192", "producer.id.count.max": "99"}
-    options = log_options(broker, {"segment.bytes": "16384", "message.timestamp.type": "LogAppendTime"})
+    options = log_options(broker, {"segment.bytes": "16384", "message.timestamp.type": "LogAppendTime"}, False)
     assert (options["segment_bytes"], options["flush_on_ack"], options["log_append_time"], options["producer_id_count_max"]) == (16384, False, True, 99)
     policy = retention_policy(broker, {"retention.bytes": "1000"})
     assert (policy.retention_ms, policy.retention_bytes, policy.delete) == (3_600_000, 1000, True)
 
 
 def test_the_defaults_are_kafkas() -> None:
-    options = log_options({}, {})
+    options = log_options({}, {}, False)
     assert (options["segment_bytes"], options["segment_ms"], options["flush_on_ack"], options["max_message_bytes"]) == (1 << 30, 604_800_000, True, 1_048_588)
     assert retention_policy({}, {}).retention_ms == 604_800_000
+
+
+def test_a_log_flushes_what_its_replication_counts_as_flushed() -> None:
+    broker = {"log.flush.on.ack": "false"}
+    for internal, config in itertools.product((False, True), ({}, {"flush.on.ack": "true"}, {"flush.on.ack": "false"})):
+        told = TopicImage("t", A, [partition(0, 5)], config, internal)
+        catalog, given = Catalog(0), list[tuple[int, bool]]()
+
+        async def run(_command: object, slot: int, options: native.LogOptions) -> None:
+            given.append((slot, options.flush_on_ack))
+
+        opened = catalog.on_image(Image(1, "cluster", 1, [], [told], broker)).open[0]
+        partitions = PartitionSet(0, [], None, SimpleNamespace(set_options=None), SimpleNamespace(run=run), None, catalog, broker, PlainFiles())  # type: ignore[arg-type]
+        partitions.open[opened.key] = OpenPartition(opened, Path(), 0, None, None)  # type: ignore[arg-type]
+        asyncio.run(partitions._set_options(opened))
+        assert given == [(5, settings_of(told, Cluster(), broker).flush_on_ack)] == [(5, internal or config.get("flush.on.ack") == "true")]
+        assert partitions._log_options(opened).flush_on_ack == given[0][1], "when it is opened, too"
 
 
 def test_reactor_options_follow_the_configuration() -> None:
