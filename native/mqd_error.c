@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "mqd_error.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -22,6 +23,11 @@ const char *mqd_error_message(void)
 int mqd_error_code(void)
 {
     return state.code;
+}
+
+bool mqd_error_passes(int code)
+{
+    return code == ENOSPC || code == EDQUOT || code == EMFILE || code == ENFILE || code == ENOMEM;
 }
 
 int mqd_error_set_static(int code, const char *text)

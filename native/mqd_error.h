@@ -9,6 +9,9 @@
 
 #define MQD_ERROR_MESSAGE_BYTES 512
 
+/* No space, no descriptor, no memory: what is refused now may be given later. */
+bool mqd_error_passes(int code);
+
 /* code: errno or MQD_E_*. All return -1, so that `return mqd_error_set(...)` reads well. Longer messages are cut. */
 int mqd_error_set(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Like set, with ": " and the system's text for errno `code` behind. */

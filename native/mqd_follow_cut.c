@@ -83,6 +83,18 @@ static void tell(struct mqd_reactor *r, const struct mqd_owned *owned, const str
     mqd_reactor_emit(r, &event);
 }
 
+static void failed(struct mqd_reactor *r, const struct mqd_owned *owned, const struct mqd_cut_job *job)
+{
+    bool whole = !mqd_partition_fenced(owned->partition); /* not even begun: its leader says the same again */
+    if (whole && (job->error == ENOSPC || job->error == EDQUOT)) {
+        mqd_owner_dir_full(r, owned, job->error, job->text);
+        return;
+    }
+    mqd_log(r, 3, 0, owned->slot, "the log cannot be cut%s: %s", whole ? " yet" : "", job->text);
+    if (!whole)
+        mqd_owner_fence_dir(r, owned->log_dir, job->error, "truncation");
+}
+
 void mqd_truncation_on_done(struct mqd_reactor *r, uint64_t slot, int result)
 {
     struct mqd_owned *owned = r->owned[slot];
@@ -96,8 +108,7 @@ void mqd_truncation_on_done(struct mqd_reactor *r, uint64_t slot, int result)
         mqd_partition_fence(owned->partition); /* it failed meanwhile */
     bool cut = !job->error && (job->outcome.cut_bytes || job->restart);
     if (job->error) {
-        mqd_log(r, 3, 0, owned->slot, "the log cannot be cut: %s", job->text);
-        mqd_owner_fence_dir(r, owned->log_dir, job->error, "truncation");
+        failed(r, owned, job);
     } else if (cut) {
         owned->cut_count++;
         struct mqd_partition_slot *shared = mqd_control_partition(r->options.control, owned->slot);

@@ -143,6 +143,14 @@ static bool out_of_descriptors(const struct mqd_owned *owned, int error)
     return (error == EMFILE || error == ENFILE || error == ENOMEM) && !mqd_partition_fenced(owned->partition);
 }
 
+void mqd_owner_dir_full(struct mqd_reactor *r, const struct mqd_owned *owned, int error, const char *text)
+{
+    struct mqd_event event = {.kind = MQD_EVENT_LOG_DIR_FULL, .slot = owned->slot, .error = error, .log_dir = owned->log_dir};
+    snprintf(event.text, sizeof event.text, "%.180s", text);
+    r->log_dirs[owned->log_dir].full = true;
+    mqd_reactor_emit(r, &event);
+}
+
 static void write_failed(struct mqd_reactor *r, struct mqd_owned *owned, int error)
 {
     bool full = (error == ENOSPC || error == EDQUOT) && !mqd_partition_fenced(owned->partition); /* fenced: cutting the half-written back met it too; no space heals that */
@@ -155,10 +163,7 @@ static void write_failed(struct mqd_reactor *r, struct mqd_owned *owned, int err
         mqd_append_done(r, append, MQD_KAFKA_STORAGE_ERROR);
     }
     if (full) {
-        struct mqd_event event = {.kind = MQD_EVENT_LOG_DIR_FULL, .slot = owned->slot, .error = error, .log_dir = owned->log_dir};
-        snprintf(event.text, sizeof event.text, "%.180s", mqd_error_message());
-        r->log_dirs[owned->log_dir].full = true;
-        mqd_reactor_emit(r, &event);
+        mqd_owner_dir_full(r, owned, error, mqd_error_message());
     } else if (out_of_descriptors(owned, error)) {
         mqd_log(r, 3, 0, owned->slot, "a batch could not be written, its producer tries again: %s; raise the limit of open files (ulimit -n)", mqd_error_message());
     } else {

@@ -63,7 +63,8 @@ struct mqd_truncation {
     int64_t cut_bytes;
     bool below_high_watermark; /* committed records went: an unclean election, or a leader that is wrong */
 };
-/* Cuts the log so that no batch reaches beyond `offset`. Nothing happens when none does. 0; -1: mqd_error set, the partition is fenced. On disk when it returns. */
+/* Cuts the log so that no batch reaches beyond `offset`. Nothing happens when none does. 0; -1: mqd_error set, and the partition is fenced, or as it was: there is no space for the mark now,
+ * no descriptor, no memory. On disk when it returns. */
 int mqd_partition_truncate(struct mqd_partition *partition, int64_t offset, int64_t now_ms, struct mqd_truncation *out);
 /* Empties the log; it begins and ends at `offset` then, which may lie anywhere. As truncate otherwise. batch_offset: below `offset` when the leader's log start lies inside of a batch,
  * which begins there (MQD_FOLLOW_BEFORE); it may then be appended. Else `offset`. */

@@ -28,12 +28,6 @@ struct checkpoint {
     struct mqd_mark durable, high_watermark;
 };
 
-/* What an index is refused now it may be given later. */
-static bool passes(int error)
-{
-    return error == ENOSPC || error == EDQUOT || error == EMFILE || error == ENFILE || error == ENOMEM;
-}
-
 /* ---- rolling ------------------------------------------------------------------------------------------------------ */
 
 int mqd_partition_create_log(const struct mqd_partition *partition, int64_t base_offset)
@@ -329,7 +323,7 @@ static int account_run(struct mqd_partition *partition, uint32_t first, uint32_t
             active->first_append_ms = now_ms;
         }
         if (mqd_index_add(&active->index, active->base_offset, partition->options.index_interval_bytes, batch, (uint32_t)active->size_bytes) &&
-            mqd_index_flush(&active->index, partition->path, active->base_offset) < 0 && !passes(errno))
+            mqd_index_flush(&active->index, partition->path, active->base_offset) < 0 && !mqd_error_passes(errno))
             error = errno;
         active->size_bytes += batch->size_bytes;
         partition->written_bytes += batch->size_bytes;

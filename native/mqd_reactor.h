@@ -457,6 +457,7 @@ void mqd_owner_publish(struct mqd_reactor *r, struct mqd_owned *owned);
 void mqd_owner_wake_all(struct mqd_reactor *r);
 void mqd_owner_fail_all(struct mqd_reactor *r, struct mqd_owned *owned, int16_t error);
 void mqd_owner_wake_slot(struct mqd_reactor *r, uint32_t slot); /* tells every waiter to look again at what has been stored before the call */
+void mqd_owner_dir_full(struct mqd_reactor *r, const struct mqd_owned *owned, int error, const char *text); /* the one of `owned`, until Python says that there is room */
 void mqd_owner_fence_dir(struct mqd_reactor *r, uint32_t log_dir, int error, const char *what);
 
 /* mqd_flush.c */

@@ -158,6 +158,13 @@ static void take_over(struct mqd_partition *partition, struct mqd_partition *fre
     mqd_partition_advance_marks(partition);
 }
 
+/* The mark was refused for the moment, and there is none: nothing has been touched, the log is whole. */
+static bool untouched(const struct mqd_partition *partition)
+{
+    char path[PATH_MAX];
+    return mqd_error_passes(mqd_error_code()) && mark_path(path, partition->path, MQD_TRUNCATING_FILE) == 0 && access(path, F_OK) < 0 && errno == ENOENT;
+}
+
 static int cut(struct mqd_partition *partition, int64_t cut_offset, int64_t start_offset, int64_t now_ms, struct mqd_truncation *out)
 {
     struct mqd_listing listing;
@@ -168,7 +175,12 @@ static int cut(struct mqd_partition *partition, int64_t cut_offset, int64_t star
     if (listing_of(partition, &listing) < 0)
         return -1;
     struct mqd_partition *fresh = NULL;
-    if (mqd_truncation_begin(partition->path, cut_offset, start_offset) == 0 && close_files(partition) == 0)
+    int begun = mqd_truncation_begin(partition->path, cut_offset, start_offset);
+    if (begun < 0 && untouched(partition)) {
+        mqd_listing_free(&listing);
+        return -1;
+    }
+    if (begun == 0 && close_files(partition) == 0)
         fresh = mqd_recovery_cut(partition, &listing, start_offset >= 0 ? -1 : cut_offset, now_ms, &io);
     mqd_listing_free(&listing);
     if (fresh && mqd_truncation_end(partition->path, now_ms) < 0) {

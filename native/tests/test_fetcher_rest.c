@@ -131,6 +131,41 @@ BOTH(a_rest_that_cuts_nothing_pauses)
     fake_stop(&fake);
 }
 
+/* The small mark before a cut meets a full disk, or no descriptor. Nothing has been touched: it is cut when the leader says so again. */
+static void cut_refused(int backend, const char *rules, bool full)
+{
+    struct fake fake = fake_start_with(backend, watch);
+    struct two *two = fake.two;
+    struct request request;
+    struct mqd_partition_view view;
+    three_records(&fake, &request);
+    faults(rules);
+    answer(&fake, &request, (struct piece[]){{.partition = 0, .diverging_epoch = 2, .diverging_end = 0}}, 1);
+    if (full)
+        UNTIL(two->tale.full > 0 || two->tale.failed > 0);
+    else
+        UNTIL(strstr(two->tale.text, "cannot be cut yet") || two->tale.failed > 0);
+    CHECK_EQUAL(two->tale.failed, 0);
+    CHECK_EQUAL(log_end(&fake, 0), 3);
+    room_again(two);
+    while (two->tale.truncated == 0) {
+        CHECK(receive(&fake, &request));
+        bool asked = request.one[0].there && request.one[0].offset == 3;
+        answer(&fake, &request, (struct piece[]){{.partition = 0, .diverging_epoch = 2, .diverging_end = 0}}, asked);
+        listen_to(two);
+    }
+    UNTIL(log_end(&fake, 0) == 0);
+    CHECK_EQUAL(two->tale.failed, 0);
+    for (int32_t partition = 0; partition <= 2; partition += 2) {
+        CHECK_EQUAL(mqd_slot_view(two->b->control, FOLLOWED(partition), &view), 0);
+        CHECK_EQUAL(view.state, MQD_SLOT_ONLINE);
+    }
+    fake_stop(&fake);
+}
+
+BOTH(a_cut_on_a_full_disk_waits_for_space) { cut_refused(backend, "write:ENOSPC:truncating", true); }
+BOTH(a_cut_waits_for_descriptors) { cut_refused(backend, "open:EMFILE:truncating", false); }
+
 /* The first batch of epoch 5 meets a full disk. The leader after that one does not know the epoch: it is not asked by it. */
 BOTH(a_leader_epoch_without_records_is_not_asked_by)
 {

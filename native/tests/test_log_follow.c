@@ -445,6 +445,51 @@ TEST(an_interrupted_new_beginning_is_carried_out)
         interrupted(9, true, trust);
 }
 
+/* The disk, or the system, refuses one call for the moment: before the mark is there nothing has happened, and the next try cuts. */
+static void refused_once(const char *call, const char *error, bool restart)
+{
+    struct mqd_log_options options = small_options();
+    struct leader leader = {0};
+    bool through = false;
+    int whole_count = 0;
+    leader_fill(&leader, 5, 60, 0);
+    for (int n = 0; !through; n++) {
+        log_fresh();
+        struct mqd_partition *partition = log_open(&options, NULL);
+        follow_up_to(partition, &leader, 0, leader.count, 5);
+        CHECK_EQUAL(log_sync(partition), 0);
+        int64_t end = partition->log_end_offset, offset = leader.end[20];
+        struct mqd_truncation cut;
+        char faults[64];
+        snprintf(faults, sizeof faults, "%s:%s:after=%d:count=1", call, error, n);
+        CHECK_EQUAL(mqd_file_watch(NULL, faults), 0);
+        through = (restart ? mqd_partition_restart_at(partition, offset, offset, NOW, &cut) : mqd_partition_truncate(partition, offset, NOW, &cut)) == 0;
+        CHECK_EQUAL(mqd_file_watch(NULL, NULL), 0);
+        if (!through && !mqd_partition_fenced(partition)) {
+            whole_count++;
+            CHECK(!mark_exists(MQD_TRUNCATING_FILE) && !mark_exists(MQD_TRUNCATED_PREFIX));
+            CHECK_EQUAL(log_verify(partition, NULL), end);
+            CHECK_EQUAL(mqd_partition_truncate(partition, offset, NOW, &cut), 0);
+            CHECK_EQUAL(cut.log_end_offset, offset);
+            CHECK_EQUAL(log_verify(partition, NULL), offset);
+        } else if (!through) {
+            CHECK(mark_exists(MQD_TRUNCATING_FILE) || mark_exists(MQD_TRUNCATED_PREFIX));
+        }
+        mqd_partition_close(partition, 1);
+        CHECK(n < 1000);
+    }
+    CHECK(whole_count > 0);
+    leader_free(&leader);
+}
+
+TEST(a_cut_that_cannot_begin_leaves_the_log_whole)
+{
+    refused_once("any", "ENOSPC", false);
+    refused_once("any", "ENOSPC", true);
+    refused_once("write", "EDQUOT", false);
+    refused_once("open", "EMFILE", false);
+}
+
 /* What was written behind a cut is not believed because a recovery point of before says so. */
 TEST(an_old_recovery_point_is_not_believed_above_a_cut)
 {
