@@ -177,8 +177,10 @@ static void refill(struct mqd_reactor *r, struct mqd_fetchers *fetchers)
     int64_t elapsed_ms = r->now_ms - fetchers->allowance_ms;
     if (fetchers->rate <= 0 || elapsed_ms <= 0)
         return;
-    int64_t most = fetchers->rate / (1000 / BURST_MS) + 1, more = elapsed_ms < 10000 ? fetchers->rate / 1000 * elapsed_ms + fetchers->rate % 1000 * elapsed_ms / 1000 : most;
+    int64_t parts = fetchers->rate % 1000 * elapsed_ms + fetchers->allowance_parts;
+    int64_t most = fetchers->rate / (1000 / BURST_MS) + 1, more = elapsed_ms < 10000 ? fetchers->rate / 1000 * elapsed_ms + parts / 1000 : most;
     fetchers->allowance_ms = r->now_ms;
+    fetchers->allowance_parts = parts % 1000;
     fetchers->allowance_bytes = fetchers->allowance_bytes + more > most ? most : fetchers->allowance_bytes + more;
 }
 
@@ -189,7 +191,7 @@ static bool may_ask(struct mqd_reactor *r, struct mqd_fetchers *fetchers, struct
         return false;
     if (!throttled(fetchers, fetcher) || fetchers->allowance_bytes > 0)
         return true;
-    fetcher->not_before_ms = r->now_ms + 1 - fetchers->allowance_bytes * 1000 / fetchers->rate;
+    fetcher->not_before_ms = r->now_ms + 1 + (1 - fetchers->allowance_bytes) * 1000 / fetchers->rate;
     return false;
 }
 

@@ -17,3 +17,68 @@ TEST(a_fetcher_with_bytes_keeps_no_ending_reactor_awake)
     free(r->fetchers);
     free(r);
 }
+
+/* A reactor with one fetcher of a catch-up lane that nobody wants anything of. */
+static struct mqd_reactor *throttled(struct mqd_fetcher *fetcher, int64_t rate)
+{
+    struct mqd_reactor *r = calloc(1, sizeof *r);
+    r->fetchers = calloc(1, sizeof *r->fetchers);
+    r->fetchers->fetcher[r->fetchers->count++] = fetcher;
+    *fetcher = (struct mqd_fetcher){.options.lane = MQD_LANE_CATCH_UP};
+    mqd_list_init(&fetcher->members);
+    mqd_list_init(&fetcher->changes);
+    mqd_list_init(&fetcher->put_off);
+    r->fetchers->rate = rate;
+    r->fetchers->allowance_ms = r->now_ms = 1000000;
+    return r;
+}
+
+static void throttled_free(struct mqd_reactor *r)
+{
+    free(r->fetchers->items);
+    free(r->fetchers);
+    free(r);
+}
+
+static const int64_t rates[] = {1, 3, 100, 500, 900, 1500, 20000, 1000000};
+
+/* Less than a byte a millisecond, too. */
+TEST(a_bound_on_catching_up_grants_what_it_says_however_often_the_reactor_turns)
+{
+    for (uint32_t i = 0; i < sizeof rates / sizeof *rates; i++) {
+        struct mqd_fetcher fetcher;
+        struct mqd_reactor *r = throttled(&fetcher, rates[i]);
+        int64_t granted = 0;
+        for (int turn = 0; turn < 10000; turn++) {
+            r->now_ms++;
+            mqd_fetchers_run(r);
+            granted += r->fetchers->allowance_bytes;
+            r->fetchers->allowance_bytes = 0;
+        }
+        CHECK_EQUAL(granted, rates[i] * 10);
+        throttled_free(r);
+    }
+}
+
+TEST(who_may_not_ask_yet_sleeps_until_he_may)
+{
+    for (uint32_t i = 0; i < sizeof rates / sizeof *rates; i++)
+        for (int64_t owed = 0; owed < 5000 && owed < rates[i] * 8; owed += 37) { /* a reactor sleeps no longer than some seconds */
+            struct mqd_fetcher fetcher;
+            struct mqd_reactor *r = throttled(&fetcher, rates[i]);
+            int64_t began_ms = r->now_ms;
+            int turns = 0;
+            r->fetchers->allowance_bytes = -owed;
+            for (; turns < 10; turns++) {
+                mqd_fetchers_run(r);
+                int64_t next_ms = mqd_fetchers_next_ms(r);
+                if (next_ms < 0)
+                    break;
+                CHECK(next_ms > r->now_ms && r->fetchers->allowance_bytes <= 0);
+                r->now_ms = next_ms;
+            }
+            CHECK(turns <= 2);
+            CHECK(r->now_ms - began_ms <= (owed + 1) * 1000 / rates[i] + 2);
+            throttled_free(r);
+        }
+}
