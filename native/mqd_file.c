@@ -13,10 +13,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "mqd_atomic.h"
 #include "mqd_error.h"
 #include "mqd_file_watch.h"
 
-#define WATCHED __builtin_expect(mqd_file_watched, 0)
+#define WATCHED __builtin_expect(mqd_load_relaxed(&mqd_file_watched), 0)
 
 /* Both channels tell the same: a caller that asks the other one must not take a failure for success. */
 static ssize_t told(ssize_t result, const char *call)

@@ -13,6 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "mqd_atomic.h"
 #include "mqd_error.h"
 
 #define RECORD_MAGIC 0x314a514du
@@ -61,7 +62,7 @@ int mqd_file_watch(const char *journal, const char *faults)
     snprintf(watch.journal, sizeof watch.journal, "%s", journal ? journal : "");
     if (result == 0 && journal)
         result = journal_open();
-    mqd_file_watched = result == 0 && (journal || faults);
+    mqd_store_relaxed(&mqd_file_watched, result == 0 && (journal || faults));
     pthread_mutex_unlock(&watch.mutex);
     return result;
 }

@@ -56,7 +56,7 @@ enum mqd_file_op {
 
 enum mqd_file_call { MQD_CALL_OPEN, MQD_CALL_WRITE, MQD_CALL_SYNC, MQD_CALL_SYNCFS, MQD_CALL_TRUNCATE, MQD_CALL_RENAME, MQD_CALL_FALLOCATE, MQD_CALL_UNLINK, MQD_CALL_MKDIR, MQD_CALL_ANY };
 
-/* Read by every call of mqd_file.c, written before threads start (constructor, or a test through mqd_file_watch). */
+/* Read by every call of mqd_file.c, also while a test changes it through mqd_file_watch: relaxed, the mutex orders what a watched call looks at. */
 extern bool mqd_file_watched;
 
 /* Starts (or, with both NULL, ends) watching in this process. -1 with a message when the rules or the journal are unusable. */

@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "../mqd_atomic.h"
 #include "../mqd_error.h"
 #include "../mqd_file.h"
 #include "../mqd_file_watch.h"
@@ -334,6 +335,32 @@ TEST(threads_share_one_journal)
         CHECK_EQUAL(count_of(MQD_FILE_WRITE, strrchr(names[i], '/')), 300);
         CHECK_EQUAL(count_of(MQD_FILE_SYNC_DONE, strrchr(names[i], '/')), 11);
     }
+    clean();
+}
+
+struct writing { int fd; uint32_t stop; };
+
+static void *write_until_told(void *argument)
+{
+    struct writing *writing = argument;
+    while (!mqd_load_relaxed(&writing->stop))
+        mqd_file_pwrite(writing->fd, "x", 1, 0);
+    return NULL;
+}
+
+/* What a test that failed leaves behind may still write when the next one begins. */
+TEST(watching_begins_and_ends_while_others_write)
+{
+    fresh();
+    struct writing writing = {.fd = open(in_root("written"), O_RDWR | O_CREAT, 0644)};
+    pthread_t thread;
+    CHECK_EQUAL(pthread_create(&thread, NULL, write_until_told, &writing), 0);
+    for (int i = 0; i < 200; i++)
+        CHECK_EQUAL(mqd_file_watch(NULL, i % 2 ? NULL : "write:EIO:written"), 0);
+    mqd_store_relaxed(&writing.stop, 1);
+    pthread_join(thread, NULL);
+    CHECK_EQUAL(mqd_file_pwrite(writing.fd, "x", 1, 0), 1);
+    close(writing.fd);
     clean();
 }
 
