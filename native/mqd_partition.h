@@ -7,7 +7,7 @@
  *
  * Invariants
  *   P1  bytes below the published high watermark are never rewritten.
- *   P2  a failed write leaves log end, indexes and producer state as before the stages that it covered (the file is cut back).
+ *   P2  a failed write leaves log end, indexes, leader epochs and producer state as before the stages that it covered (the file is cut back; its descriptor stays, a flush may use it).
  *   P3  after a failed sync the partition is fenced for ever (this process): nothing is retried.
  *   P4  durable_offset never exceeds what a completed sync that began after the write covered.
  *   P5  the last stable offset never falls while the log start stands, and every aborted transaction that it has passed is in a .txnindex.

@@ -68,7 +68,7 @@ struct mqd_active { /* the segment that is appended to */
     struct mqd_index index;     /* last: see plan_run */
 };
 
-struct mqd_sync_item { int fd; bool marked; int64_t segment; /* -1: the file is none of a segment's */ enum mqd_file_kind kind; struct mqd_mark mark; };
+struct mqd_sync_item { int fd; bool marked; int64_t segment; /* -1: the file is none of a segment's */ enum mqd_file_kind kind; bool epochs; struct mqd_mark mark; };
 
 struct mqd_partition {
     char *path;

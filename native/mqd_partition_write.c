@@ -439,6 +439,22 @@ static int write_failed(struct mqd_partition *partition, const struct checkpoint
 
 /* ---- the write ---------------------------------------------------------------------------------------------------- */
 
+/* The one that waits is replaced already: a disk that refuses the batches behind it again and again does not fill the queue. */
+static int queue_epochs(struct mqd_partition *partition, int fd)
+{
+    uint32_t count = partition->sync_queue_count;
+    for (uint32_t i = partition->sync_item_count; i < count; i++)
+        if (partition->sync_queue[i].epochs) {
+            mqd_file_close(partition->sync_queue[i].fd);
+            partition->sync_queue[i].fd = fd;
+            return 0;
+        }
+    int result = mqd_partition_queue_sync(partition, fd, NULL);
+    if (partition->sync_queue_count > count)
+        partition->sync_queue[count].epochs = true;
+    return result;
+}
+
 /* Before the batches: whoever finds the first record of an epoch finds the epoch in the checkpoint. */
 static int write_epochs(struct mqd_partition *partition)
 {
@@ -458,7 +474,7 @@ static int write_epochs(struct mqd_partition *partition)
         return -1;
     partition->epochs_unwritten = false;
     partition->directory_dirty = true;
-    return mqd_partition_queue_sync(partition, fd, NULL);
+    return queue_epochs(partition, fd);
 }
 
 static int write_staged(struct mqd_partition *partition, int64_t now_ms, struct checkpoint *old, int *index_error)

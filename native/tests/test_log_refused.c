@@ -205,6 +205,36 @@ TEST(a_refused_batch_leaves_no_leader_epoch)
     }
 }
 
+/* ... however often it is tried, and whatever flush is under way: nothing more waits for a flush, and the write itself never flushes. */
+TEST(a_batch_that_is_refused_again_and_again_fills_no_queue)
+{
+    for (int syncing = 0; syncing < 2; syncing++) {
+        log_fresh();
+        struct mqd_log_options options = log_options();
+        struct mqd_partition *partition = log_open(&options, NULL);
+        struct mqd_sync_fd fds[4];
+        int count = 0;
+        mqd_partition_set_leader_epoch(partition, 4);
+        CHECK_EQUAL(log_append(partition, (struct log_batch){.body_bytes = 200}), 0);
+        if (syncing)
+            CHECK((count = mqd_partition_sync_begin(partition, fds)) > 0);
+        mqd_partition_set_leader_epoch(partition, 5);
+        CHECK_EQUAL(mqd_file_watch(NULL, "write:ENOSPC:.log,sync:EIO"), 0);
+        for (int i = 0; i < 3 * MQD_SYNC_QUEUE_MAX; i++)
+            CHECK_EQUAL(log_append(partition, (struct log_batch){.body_bytes = 200}), -2);
+        CHECK_EQUAL(mqd_file_watch(NULL, NULL), 0);
+        CHECK(!mqd_partition_fenced(partition));
+        CHECK_EQUAL(partition->sync_queue_count, 1 + syncing);
+        for (int i = 0; i < count; i++)
+            CHECK_EQUAL(mqd_file_sync(fds[i].fd, fds[i].directory), 0);
+        mqd_partition_sync_done(partition, 0);
+        CHECK_EQUAL(log_append(partition, (struct log_batch){.body_bytes = 200}), 0);
+        CHECK_EQUAL(log_sync(partition), 0);
+        CHECK_EQUAL(log_positions(partition).durable_offset, 2);
+        mqd_partition_close(partition, 1);
+    }
+}
+
 TEST(an_index_without_space_is_thinned_not_fatal)
 {
     log_fresh();
