@@ -354,10 +354,12 @@ static inline bool mqd_owned_leads(const struct mqd_owned *owned) /* a replicate
     return owned->replica ? owned->replica->role == MQD_REPLICA_LEADER : !mqd_partition_replicated(owned->partition);
 }
 
-/* mqd_connection.c */
+/* mqd_handoff.c */
 void mqd_handoff_accept(struct mqd_reactor *r);
 struct mqd_connection *mqd_connection_by_token(struct mqd_reactor *r, uint64_t value);
 struct mqd_connection *mqd_connection_open(struct mqd_reactor *r, int fd, uint16_t listener_id);
+
+/* mqd_connection.c */
 void mqd_connection_read(struct mqd_reactor *r, struct mqd_connection *c);
 void mqd_connection_frame(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *frame, uint32_t size_bytes, int64_t arena_offset); /* it is whole; may close c */
 bool mqd_connection_window(struct mqd_reactor *r, struct mqd_connection *c, uint32_t need);      /* `need` bytes fit at window_used; false: c is stalled */
