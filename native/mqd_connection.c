@@ -21,6 +21,7 @@
 #define PARTIAL_BYTES_MIN 64
 #define EVICT_MS 200       /* while others wait for room in the arena */
 #define RELIEVE_MS 10
+#define GONE_MS 2000       /* a stop of those who answer that is shorter costs nothing that was sent */
 #define WINDOW_SHARE 16    /* this part of the arena is not for large frames */
 #define FRAME_BYTES_MIN 8 /* api key, version, correlation id */
 
@@ -378,6 +379,7 @@ static void read_kept(struct mqd_reactor *r, struct mqd_connection *c)
         stall(r, c);
         return;
     }
+    c->last_active_ms = r->now_ms;
     memcpy(r->options.arenas[r->options.self] + r->window_offset + r->window_used, c->partial, c->partial_bytes);
     handle_window(r, c, r->window_used, c->partial_bytes);
 }
@@ -427,10 +429,25 @@ void mqd_connection_read(struct mqd_reactor *r, struct mqd_connection *c)
     handle_window(r, c, begin, c->partial_bytes + got);
 }
 
-/* Once a second. Both ways hung up, and its bytes cannot be taken: what it waits for may come in minutes, and then for nobody. Who may be read is read to the end: what it sent without acks counts. */
+static bool writes(const struct mqd_connection *c)
+{
+    for (const struct mqd_request *request = c->head; request; request = request->next)
+        if (request->kind == MQD_REQUEST_PRODUCE && !request->complete)
+            return true;
+    return false;
+}
+
+/* Both ways hung up, and its bytes have not been taken for a while: what it waits for may come in minutes, and then for nobody. Not while it is read, for what it sent without acks counts; nor
+ * behind a Produce: that ends in its time, and what was not looked at yet would not be written. */
+static bool gone(const struct mqd_reactor *r, const struct mqd_connection *c)
+{
+    return c->broken && !c->local && r->now_ms - c->last_active_ms >= GONE_MS && !mqd_connection_may_read(r, c) && !writes(c);
+}
+
+/* Once a second. */
 static void look_again(struct mqd_reactor *r, struct mqd_connection *c)
 {
-    if (c->broken && !c->local && !mqd_connection_may_read(r, c))
+    if (gone(r, c))
         mqd_connection_close(r, c, "the client is gone");
     else
         mqd_connection_resume(r, c); /* it may have found the heap pressed, and nobody tells when that is over */

@@ -40,3 +40,34 @@ BOTH(who_is_gone_is_not_kept_by_what_the_acceptor_does_not_answer)
     client_close(&stays);
     bench_stop(b);
 }
+
+/* Seen to have been looked at: one that left later, and waits for the acceptor, is gone. What came without acks is written, though its worker stood still. */
+BOTH(what_had_come_is_written_though_its_client_is_gone_and_the_worker_of_what_came_before_stands_still)
+{
+    enum { LATER = 50 };
+    struct bench *b = bench_start(backend, NULL);
+    struct client writes = client_open(b, 0), later = client_open(b, 0), other = client_open(b, 0);
+    struct frame frame = {0};
+    struct part slow = {4, {.mark = 1, .record_count = 1}}, own = {0, {.mark = 2, .record_count = 1}};
+    for (int32_t i = 0; i < INFLIGHT_COUNT_MAX; i++)
+        put_produce(&frame, i, 0, LIMIT_MS, &slow, 1);
+    CHECK(client_send(&writes, &frame));
+    struct mqd_descriptor asked[INFLIGHT_COUNT_MAX];
+    for (int i = 0; i < INFLIGHT_COUNT_MAX; i++)
+        asked[i] = bench_expect(b, FAKE, MQD_LINK_PRODUCE, NULL);
+    frame.size_bytes = 0;
+    for (int32_t i = 0; i < LATER; i++)
+        put_produce(&frame, 100 + i, 0, LIMIT_MS, &own, 1);
+    CHECK(client_send(&writes, &frame));
+    reset(&writes);
+    fill(b, &later, false);
+    reset(&later);
+    CHECK(connections_left(b, 2));
+    for (int i = 0; i < INFLIGHT_COUNT_MAX; i++)
+        bench_say(b, FAKE, 0, (struct mqd_descriptor){.kind = MQD_LINK_PRODUCED, .token = asked[i].token, .a = i, .b = -1});
+    CHECK(connections_left(b, 1));
+    CHECK_EQUAL(client_produce(&other, 1, &own, 1).base_offset[0], LATER);
+    frame_free(&frame);
+    client_close(&other);
+    bench_stop(b);
+}
