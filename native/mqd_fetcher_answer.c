@@ -37,7 +37,7 @@ static void put_off_refused(struct mqd_reactor *r, struct mqd_followed *followed
     mqd_followed_put_off(r, followed, ms);
 }
 
-/* The leader's log begins later than this one: Python moves the log start, and deletes the files. */
+/* The leader's log begins later than this one: Python moves the log start, and deletes the files. The leader says so once: what meets no room is told again from here. */
 static void adopt_log_start(struct mqd_reactor *r, struct mqd_followed *followed, int64_t log_start_offset)
 {
     if (log_start_offset <= followed->leader_log_start)
@@ -47,8 +47,28 @@ static void adopt_log_start(struct mqd_reactor *r, struct mqd_followed *followed
     if (log_start_offset <= positions.log_start_offset || log_start_offset > positions.high_watermark)
         return;
     struct mqd_event event = {.kind = MQD_EVENT_LOG_START, .slot = followed->owned->slot, .log_dir = followed->owned->log_dir, .offset = log_start_offset};
-    if (mqd_reactor_emit(r, &event))
-        followed->leader_log_start = log_start_offset; /* else the next answer tells it */
+    if (mqd_reactor_emit(r, &event)) {
+        followed->leader_log_start = log_start_offset;
+        return;
+    }
+    followed->untold_log_start = log_start_offset;
+    r->fetchers->untold = true;
+}
+
+void mqd_fetchers_tell_again(struct mqd_reactor *r)
+{
+    if (!r->fetchers->untold)
+        return;
+    r->fetchers->untold = false;
+    for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT; slot++) {
+        struct mqd_followed *followed = r->owned[slot] ? r->owned[slot]->followed : NULL;
+        if (!followed || followed->untold_log_start <= followed->leader_log_start)
+            continue;
+        if (followed->owned->resting)
+            r->fetchers->untold = true; /* its log is being cut: nobody looks into it */
+        else
+            adopt_log_start(r, followed, followed->untold_log_start);
+    }
 }
 
 static struct mqd_replica_step step_of(const struct mqd_followed *followed, const struct mqd_answer_partition *partition)

@@ -22,6 +22,7 @@ struct mqd_followed {
     int64_t put_off_ms;          /* not before */
     int64_t leader_high_watermark; /* of the answer whose records are being taken */
     int64_t leader_log_start;    /* the highest that Python was told of */
+    int64_t untold_log_start;    /* the highest that met no room among the events */
     int64_t complained_ms;
     uint8_t in_session;          /* the leader has it in the session */
     uint8_t unsettled;           /* something of the last answer is not written, or not flushed */
@@ -63,6 +64,7 @@ struct mqd_fetchers {
     uint32_t count;
     uint32_t generation;
     struct mqd_node unserved;
+    bool untold;                 /* of one or more partitions there is an untold_log_start */
     struct mqd_followed *buckets[MQD_FOLLOWED_BUCKET_COUNT];
     struct mqd_fetch_item *items; /* of the request being built */
     uint32_t item_capacity;

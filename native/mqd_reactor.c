@@ -196,6 +196,8 @@ static void housekeeping(struct mqd_reactor *r)
     mqd_store_relaxed(&r->slot->heartbeat_ns, (uint64_t)r->now_ns);
     mqd_flush_background(r);
     mqd_connections_sweep(r);
+    if (r->fetchers)
+        mqd_fetchers_tell_again(r);
     mqd_gauge(r, MQD_GAUGE_ARENA_EXTENTS_USED, mqd_arena_extents_used(r->arena));
     mqd_gauge(r, MQD_GAUGE_ARENA_EXTENTS_TOTAL, mqd_arena_extents_total(r->arena));
     mqd_gauge(r, MQD_GAUGE_HEAP_BYTES, r->heap_bytes);

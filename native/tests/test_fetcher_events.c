@@ -1,0 +1,30 @@
+/* tsan */
+/* What a follower tells its main thread, which takes nothing for long. The test is the leader. */
+#include "mqd_fake_leader_test.h"
+
+struct mqd_reactor;
+bool mqd_reactor_emit(struct mqd_reactor *r, const struct mqd_event *event);
+
+/* The leader says it once. */
+BOTH(where_a_log_starts_is_told_when_there_is_room_again)
+{
+    struct fake fake = fake_start(backend);
+    struct two *two = fake.two;
+    struct request request;
+    uint8_t bytes[400];
+    CHECK(receive(&fake, &request));
+    uint32_t size_bytes = batch_at(bytes, (struct log_batch){.record_count = 3}, 0, 4);
+    answer(&fake, &request, (struct piece[]){{.partition = 0, .records = bytes, .records_bytes = size_bytes}}, 1);
+    CHECK(receive(&fake, &request));
+    answer(&fake, &request, (struct piece[]){{.partition = 0, .high_watermark = 3}}, 1);
+    UNTIL(positions_of(two, FOLLOWED(0)).high_watermark == 3);
+    CHECK(receive(&fake, &request));
+    struct mqd_event line = {.kind = MQD_EVENT_LOG, .level = 7};
+    while (mqd_reactor_emit(two->b->reactors[1], &line))
+        ;
+    answer(&fake, &request, (struct piece[]){{.partition = 0, .high_watermark = 3, .log_start = 2}}, 1);
+    CHECK(receive(&fake, &request)); /* it has been taken */
+    UNTIL(two->tale.log_start == 1);
+    CHECK_EQUAL(two->tale.offset, 2);
+    fake_stop(&fake);
+}
