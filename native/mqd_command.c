@@ -16,19 +16,23 @@
 
 /* ---- events ---- */
 
-_Static_assert(MQD_EVENT_COUNT_MAX >= 2 * MQD_COMMAND_COUNT_MAX, "answers to commands have room, and as much is there for what else is told");
+#define NEWS_COUNT_MAX (MQD_EVENT_COUNT_MAX - MQD_COMMAND_COUNT_MAX) /* of what answers no command */
+#define LAST_NEWS_COUNT 1024                                         /* places that are left to what nobody tells again and nobody finds out */
 
-/* How many may wait before this one is dropped. A command's answer never is: there are at most MQD_COMMAND_COUNT_MAX. First to give way are log lines, news that retention finds out by
- * itself, and what is told again: proposals, and where a leader's log starts. */
+/* How many may wait before this one is dropped. A command's answer never is: no more than MQD_COMMAND_COUNT_MAX are taken before their answers are. First to give way are log lines, news
+ * that retention finds out by itself, and what is told again: proposals, and where a leader's log starts. Last are ends of connections to other hosts, which would never be dialled again, and
+ * of log directories: there are few of these. */
 static uint32_t places_for(const struct mqd_event *event)
 {
     switch (event->kind) {
     case MQD_EVENT_DONE:
         return MQD_EVENT_COUNT_MAX;
     case MQD_EVENT_LOG: case MQD_EVENT_ROLLED: case MQD_EVENT_PROPOSE_IN_SYNC: case MQD_EVENT_LOG_START:
-        return MQD_COMMAND_COUNT_MAX / 2;
+        return NEWS_COUNT_MAX / 4;
+    case MQD_EVENT_FETCHER_ENDED: case MQD_EVENT_RELAY_ENDED: case MQD_EVENT_LOG_DIR_FAILED:
+        return NEWS_COUNT_MAX;
     default:
-        return MQD_EVENT_COUNT_MAX - MQD_COMMAND_COUNT_MAX;
+        return NEWS_COUNT_MAX - LAST_NEWS_COUNT;
     }
 }
 
@@ -61,6 +65,7 @@ int mqd_reactor_next_event(struct mqd_reactor *r, struct mqd_event *out)
         *out = r->events[r->event_head];
         r->event_head = (r->event_head + 1) % MQD_EVENT_COUNT_MAX;
         r->event_count--;
+        r->unanswered_count -= out->kind == MQD_EVENT_DONE;
     } else {
         eventfd_t value;
         eventfd_read(r->event_fd, &value);
@@ -268,7 +273,7 @@ static void run_one(struct mqd_reactor *r, struct mqd_command *command)
         set_log_dir(r, command);
         break;
     case MQD_COMMAND_LOG_DIR_FULL:
-        r->log_dirs[command->number].full = command->offset != 0;
+        r->log_dirs[command->number].full = r->log_dirs[command->number].full_told = command->offset != 0;
         mqd_command_done(r, command->token, 0, UINT32_MAX, 0, NULL, "");
         break;
     case MQD_COMMAND_TOPIC_PUT:
@@ -384,21 +389,22 @@ int mqd_command_post(struct mqd_reactor *r, struct mqd_command *command)
 {
     pthread_mutex_lock(&r->mutex);
     bool run_here = r->stopped || !r->started;
-    bool fits = r->command_count < MQD_COMMAND_COUNT_MAX;
+    bool fits = r->unanswered_count < MQD_COMMAND_COUNT_MAX;
+    r->unanswered_count += fits;
     if (!run_here && fits) {
         r->commands[(r->command_head + r->command_count++) % MQD_COMMAND_COUNT_MAX] = *command;
         mqd_store_release(&r->command_waiting, r->command_count);
     }
     pthread_mutex_unlock(&r->mutex);
+    if (!fits) {
+        mqd_command_free(command);
+        return mqd_error_set(MQD_E_FULL, "%d commands are under way; wait for their events", MQD_COMMAND_COUNT_MAX);
+    }
     if (run_here) {
         mqd_reactor_refresh_clock(r);
         run_one(r, command);
         mqd_command_free(command);
         return 0;
-    }
-    if (!fits) {
-        mqd_command_free(command);
-        return mqd_error_set(MQD_E_FULL, "%d commands are under way; wait for their events", MQD_COMMAND_COUNT_MAX);
     }
     eventfd_write(r->command_fd, 1);
     return 0;

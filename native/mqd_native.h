@@ -396,7 +396,7 @@ void mqd_reactor_destroy(struct mqd_reactor *reactor);
 int mqd_reactor_backend(struct mqd_reactor *reactor); /* the one in use */
 
 /* Commands from the main thread of the worker; each returns at once and is answered by one event with the same token.
- * -1 MQD_E_FULL when 4096 commands are under way. */
+ * -1 MQD_E_FULL when 4096 commands are under way, each until its event has been taken. */
 int mqd_reactor_log_dir(struct mqd_reactor *reactor, uint64_t token, uint32_t log_dir, const char *path);
 int mqd_reactor_log_dir_full(struct mqd_reactor *reactor, uint64_t token, uint32_t log_dir, int full); /* full: Produce is refused with KAFKA_STORAGE_ERROR */
 int mqd_reactor_topic_put(struct mqd_reactor *reactor, uint64_t token, const uint8_t topic_id[16], const char *name, const uint32_t *slots, uint32_t partition_count);

@@ -147,8 +147,10 @@ void mqd_owner_dir_full(struct mqd_reactor *r, const struct mqd_owned *owned, in
 {
     struct mqd_event event = {.kind = MQD_EVENT_LOG_DIR_FULL, .slot = owned->slot, .error = error, .log_dir = owned->log_dir};
     snprintf(event.text, sizeof event.text, "%.180s", text);
-    r->log_dirs[owned->log_dir].full = true;
-    mqd_reactor_emit(r, &event);
+    struct mqd_log_directory *dir = &r->log_dirs[owned->log_dir];
+    dir->full = true;
+    if (!dir->full_told)
+        dir->full_told = mqd_reactor_emit(r, &event);
 }
 
 static void write_failed(struct mqd_reactor *r, struct mqd_owned *owned, int error)

@@ -45,7 +45,7 @@
 #define MQD_HELD_BYTES_MAX (1u << 20) /* nor one whose requests and finished replies, waiting for an earlier one, take more than this */
 #define MQD_READS_PER_TURN 64         /* fairness: a turn ends after so many reads, the rest stays ready */
 #define MQD_COMMAND_COUNT_MAX 4096
-#define MQD_EVENT_COUNT_MAX 8192
+#define MQD_EVENT_COUNT_MAX (3 * MQD_COMMAND_COUNT_MAX)
 #define MQD_SYNCFS_PARTITION_COUNT 24 /* more dirty partitions than this on one file system: one syncfs instead of many fdatasync */
 #define MQD_BACKGROUND_FLUSH_BYTES (64ll << 20)
 #define MQD_BACKGROUND_FLUSH_MS 5000
@@ -135,6 +135,7 @@ struct mqd_owned {
 struct mqd_log_directory {
     char *path;
     bool failed, full;
+    bool full_told;            /* the main thread knows that it is */
     int fd; /* for syncfs */
     bool syncfs_running;
     struct mqd_node to_sync;   /* owned partitions that want a flush */
@@ -276,6 +277,7 @@ struct mqd_reactor {
     pthread_mutex_t mutex;
     struct mqd_command *commands; /* ring */
     uint32_t command_head, command_count;
+    uint32_t unanswered_count; /* commands whose MQD_EVENT_DONE was not taken yet; those in the ring among them */
     uint32_t command_waiting; /* by mqd_atomic.h */
     int command_fd;
     struct mqd_event *events; /* ring */

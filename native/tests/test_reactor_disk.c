@@ -162,15 +162,15 @@ BOTH(a_full_disk_refuses_and_goes_on_when_there_is_room)
     bench_stop(b);
 }
 
-/* The event of this command, and how often a log directory was said to have failed before it. */
-static struct mqd_event done_counting(struct bench *b, uint64_t token, uint32_t *failed_count)
+/* The event of this command, and how often there was one of `kind` before it. */
+static struct mqd_event done_counting(struct bench *b, uint64_t token, enum mqd_event_kind kind, uint32_t *kind_count)
 {
     struct mqd_event event;
     for (;;) {
         while (mqd_reactor_next_event(b->reactors[0], &event)) {
             if (event.kind == MQD_EVENT_DONE && event.token == token)
                 return event;
-            *failed_count += event.kind == MQD_EVENT_LOG_DIR_FAILED;
+            *kind_count += event.kind == kind;
         }
         struct pollfd wait = {mqd_reactor_event_fd(b->reactors[0]), POLLIN, 0};
         CHECK_OR(poll(&wait, 1, LIMIT_MS) == 1, abort());
@@ -186,6 +186,25 @@ static void close_fenced(struct bench *b, uint32_t slot)
 }
 
 /* What was written in part could not be cut off either: more space makes nothing of that good. */
+BOTH(a_full_disk_is_told_once_until_there_is_room)
+{
+    struct bench *b = bench_start(backend, watch);
+    struct client client = client_open(b, 0);
+    for (int round = 0; round < 2; round++) {
+        struct part both[] = {part(0, 4), part(2, 4)};
+        uint32_t told = 0;
+        faults("write:ENOSPC:.log");
+        struct produced out = client_produce(&client, -1, both, 2);
+        CHECK(out.error[0] == 56 && out.error[1] == 56);
+        faults("");
+        CHECK_EQUAL(mqd_reactor_log_dir_full(b->reactors[0], ++b->token, 0, 0), 0);
+        done_counting(b, b->token, MQD_EVENT_LOG_DIR_FULL, &told);
+        CHECK_EQUAL(told, 1);
+    }
+    client_close(&client);
+    bench_stop(b);
+}
+
 BOTH(a_disk_too_full_to_cut_back_a_write_has_failed)
 {
     struct bench *b = bench_start(backend, watch);
@@ -199,7 +218,7 @@ BOTH(a_disk_too_full_to_cut_back_a_write_has_failed)
     CHECK_EQUAL(error_of(&client), 56);
     faults("");
     CHECK_EQUAL(mqd_reactor_log_dir_full(b->reactors[0], ++b->token, 0, 0), 0); /* there is room again */
-    done_counting(b, b->token, &failed_count);
+    done_counting(b, b->token, MQD_EVENT_LOG_DIR_FAILED, &failed_count);
     CHECK_EQUAL(failed_count, 1);
     for (uint32_t slot = 0; slot < 4; slot += 2) {
         CHECK_EQUAL(mqd_slot_view(b->control, slot, &view), 0);
@@ -234,7 +253,7 @@ BOTH(a_roll_that_fails_to_flush_fences)
         send_produce(&client, 0, i, 1, LIMIT_MS);
         CHECK_EQUAL(error_of(&client), 0);
         CHECK_EQUAL(mqd_reactor_roll(b->reactors[0], ++b->token, 0), 0);
-        struct mqd_event event = done_counting(b, b->token, &failed_count);
+        struct mqd_event event = done_counting(b, b->token, MQD_EVENT_LOG_DIR_FAILED, &failed_count);
         CHECK(mqd_load_acquire(&mqd_control_partition(b->control, 0)->segments_generation) > generation);
         CHECK_EQUAL(event.error, failed_count ? EIO : 0);
         if (event.error)

@@ -20,7 +20,7 @@ BOTH(answers_to_commands_have_room_whatever_else_is_told)
     uint32_t left[MQD_EVENT_RELAY_ENDED + 1] = {0};
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         flood(b, kinds[i], i < 2 ? FLOOD : 100);
-        if (i == 4)
+        if (i == 3)
             flood(b, MQD_EVENT_TRUNCATED, FLOOD);
     }
     enum { COMMANDS = 1000 };
@@ -38,7 +38,31 @@ BOTH(answers_to_commands_have_room_whatever_else_is_told)
         }
     }
     CHECK(left[MQD_EVENT_LOG] >= 1000);
-    CHECK_EQUAL(left[MQD_EVENT_FETCHER_ENDED], 100); /* nobody tells it again: log starts give way */
+    CHECK_EQUAL(left[MQD_EVENT_FETCHER_ENDED], 100); /* nobody tells it again: all else gives way */
     CHECK_EQUAL(left[MQD_EVENT_RELAY_WANTED], 100);
+    bench_stop(b);
+}
+
+/* Until their answers are taken: else these would be more than there is room for. */
+BOTH(no_more_commands_are_taken_than_answers_have_room)
+{
+    enum { COUNT_MAX = 4096, TRIES_AFTER = 50 };
+    struct bench *b = bench_start(backend, NULL);
+    uint32_t taken = 0, refused = 0, answered = 0;
+    while (taken <= 2 * COUNT_MAX && refused < TRIES_AFTER) /* the reactor carries them out meanwhile */
+        if (mqd_reactor_log_dir(b->reactors[0], ++b->token, 0, log_root) == 0)
+            taken++;
+        else
+            refused++, usleep(10000);
+    CHECK_EQUAL(taken, COUNT_MAX);
+    while (answered < COUNT_MAX) {
+        struct mqd_event event;
+        struct pollfd wait = {mqd_reactor_event_fd(b->reactors[0]), POLLIN, 0};
+        CHECK(poll(&wait, 1, LIMIT_MS) == 1);
+        while (mqd_reactor_next_event(b->reactors[0], &event))
+            answered += event.kind == MQD_EVENT_DONE;
+    }
+    CHECK_EQUAL(mqd_reactor_log_dir(b->reactors[0], ++b->token, 0, log_root), 0);
+    CHECK_EQUAL(bench_done(b, 0, b->token).error, 0);
     bench_stop(b);
 }
