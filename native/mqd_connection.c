@@ -19,7 +19,7 @@
 #define LARGE_FRAME_BYTES 32768
 #define READ_BYTES_MIN 16384
 #define PARTIAL_BYTES_MIN 64
-#define EVICT_MS 200       /* while others wait for room in the arena */
+#define EVICT_MS 200       /* while others wait for room in the arena, or for memory */
 #define RELIEVE_MS 10
 #define GONE_MS 2000       /* a stop of those who answer that is shorter costs nothing that was sent */
 #define WINDOW_SHARE 16    /* this part of the arena is not for large frames */
@@ -125,10 +125,36 @@ static bool partials_have_room(const struct mqd_reactor *r, uint32_t capacity)
     return r->partial_bytes + capacity <= r->options.heap_bytes_max - r->options.heap_bytes_max / 4;
 }
 
+/* The rest of a request that it has begun is awaited for so long. Not who is not read, or has more in its socket: its rest may be there. */
+static int64_t awaited_ms(const struct mqd_reactor *r, const struct mqd_connection *c)
+{
+    return c && c->partial_capacity && !c->readable && !mqd_list_linked(&c->stall_node) && mqd_connection_may_read(r, c) ? r->now_ms - c->last_active_ms : 0;
+}
+
+/* Halves hold all that is theirs, and another comes, perhaps of a request whose rest is a moment behind: those that are awaited longest leave, about in that
+ * order, but nobody who has sent something just now. */
+static void shed_halves(struct mqd_reactor *r, uint32_t capacity)
+{
+    int64_t age_ms = 0;
+    for (uint32_t i = 0; i < r->connection_capacity; i++) {
+        int64_t own_ms = awaited_ms(r, r->connections[i]);
+        age_ms = own_ms > age_ms ? own_ms : age_ms;
+    }
+    for (; age_ms >= EVICT_MS; age_ms /= 2)
+        for (uint32_t i = 0; i < r->connection_capacity; i++) {
+            if (partials_have_room(r, capacity))
+                return;
+            if (awaited_ms(r, r->connections[i]) >= age_ms)
+                mqd_connection_fail(r, r->connections[i], "others need the memory of its half-received request (queued.max.request.bytes)");
+        }
+}
+
 static bool partial_keep(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *bytes, uint32_t size_bytes, uint32_t capacity)
 {
     if (c->partial_capacity < capacity) {
         partial_drop(r, c);
+        if (!partials_have_room(r, capacity))
+            shed_halves(r, capacity);
         if (!partials_have_room(r, capacity) || !mqd_heap_take(r, capacity)) {
             mqd_connection_fail(r, c, "no memory for another half-received request (queued.max.request.bytes)");
             return false;

@@ -103,3 +103,27 @@ BOTH(who_leaves_while_there_is_no_room_is_seen_when_there_is)
     frame_free(&frame);
     bench_stop(b);
 }
+
+/* As most do that come from afar. Those whose rest does not come make room for it. */
+BOTH(a_request_in_two_pieces_has_room_though_halves_have_taken_their_share)
+{
+    struct bench *b = bench_start(backend, small_heap);
+    struct client halves[COUNT];
+    send_halves(b, halves, HALF_BYTES_MAX);
+    usleep(500000); /* from now on they are idle */
+    struct client other = client_open(b, 0);
+    struct frame frame = {0};
+    struct part part = {0, {.mark = 2, .body_bytes = 30000}};
+    put_produce(&frame, 5, -1, LIMIT_MS, &part, 1);
+    uint32_t first_bytes = frame.size_bytes - 1000;
+    send_half(b, &other, frame.bytes, first_bytes);
+    CHECK_EQUAL(send(other.fd, frame.bytes + first_bytes, frame.size_bytes - first_bytes, MSG_NOSIGNAL), frame.size_bytes - first_bytes);
+    CHECK_EQUAL(client_receive(&other), 1);
+    CHECK_EQUAL(take_produced(&other).error[0], 0);
+    CHECK(mqd_worker_connection_count(b->control, 0) > HEAP_BYTES / 2 / 32768); /* no more of them left than had to */
+    frame_free(&frame);
+    for (int i = 0; i < COUNT; i++)
+        client_close(&halves[i]);
+    client_close(&other);
+    bench_stop(b);
+}
