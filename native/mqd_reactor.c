@@ -286,7 +286,7 @@ static int64_t sleep_ns(struct mqd_reactor *r)
     int64_t relay_ms = r->relays ? mqd_relays_next_ms(r) : -1;
     if (relay_ms >= 0 && relay_ms * 1000000 < until_ns)
         until_ns = relay_ms * 1000000;
-    int64_t limit_ns = !r->serving && r->options.handoff_fd >= 0 ? SERVE_LOOK_NS : r->stop ? 1000000 : mqd_forward_pending(r) ? 100000 : !mqd_list_empty(&r->stalled) || !mqd_list_empty(&r->asking_later) || !mqd_list_empty(&r->control_queue) || !mqd_list_empty(&r->check_queue) ? 20000000 : INT64_MAX;
+    int64_t limit_ns = r->stop ? 1000000 : mqd_forward_pending(r) ? 100000 : !r->serving && r->options.handoff_fd >= 0 ? SERVE_LOOK_NS : !mqd_list_empty(&r->stalled) || !mqd_list_empty(&r->asking_later) || !mqd_list_empty(&r->control_queue) || !mqd_list_empty(&r->check_queue) ? 20000000 : INT64_MAX;
     int64_t ns = until_ns - r->now_ns;
     return ns < 0 ? 0 : ns < limit_ns ? ns : limit_ns;
 }
