@@ -14,8 +14,9 @@
  *   K2  descriptors of one link are taken in the order they were sent; no link waits for more than one round of the others.
  *   K3  a corrupt link (R1 of mqd_ring.h) is empty for drain and full for send; the others go on.
  *   K4  a producer that died between P1 and the end of P3 leaves a sleeper beside a full ring, perhaps one whose flag says that it is
- *       awake, so that nobody else wakes it either: its successor writes the eventfd of whoever has something unread of it
- *       (wake_forgotten), and who sleeps without a limit looks when he hears of the death.
+ *       awake, so that nobody else wakes it either; and who had taken what was published, and slept again before the flag was taken,
+ *       sleeps so beside an empty one. So its successor writes the eventfds of all (wake_forgotten), and who sleeps without a limit
+ *       looks when he hears of the death.
  * One thread per endpoint.
  */
 #define _GNU_SOURCE
@@ -97,11 +98,11 @@ static void wake(struct mqd_endpoint *endpoint, uint32_t to)
         notify(endpoint, to);
 }
 
-/* K4. Whatever the flag says: the predecessor may have taken it. */
+/* K4. Whatever the flags and rings say. */
 static void wake_forgotten(struct mqd_endpoint *endpoint)
 {
     for (uint32_t peer = 0; peer < endpoint->count; peer++)
-        if (peer != endpoint->self && mqd_ring_free_count(&endpoint->out[peer]) < MQD_LINK_DESCRIPTOR_COUNT)
+        if (peer != endpoint->self)
             notify(endpoint, peer);
 }
 

@@ -35,6 +35,7 @@ class Wire:
             self.control.set_endpoint_state(endpoint, native.ProcessState.RUNNING, 1)
         self.arenas: list[mmap.mmap | None] = [mmap.mmap(-1, 1 << 20), mmap.mmap(-1, 1 << 20), mmap.mmap(-1, ARENA_BYTES), None]
         self.ends = [native.Endpoint(self.control, links, endpoint, ENDPOINTS, self.eventfds) for endpoint in range(3)]
+        os.eventfd_read(self.eventfds[ACCEPTOR])  # whoever opens wakes all others
         self.link = Link(broker.broker, self.control, self.ends[ACCEPTOR], self.eventfds[ACCEPTOR], self.arenas[ACCEPTOR], self.arenas, 2)
         self.link.start(asyncio.get_running_loop())
 
