@@ -8,6 +8,7 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -21,6 +22,9 @@
 #define PARTIAL_BYTES_MIN 64
 #define EVICT_MS 200       /* while others wait for room in the arena, or for memory */
 #define RELIEVE_MS 10
+#define PROBE_S 5
+#define PROBE_COUNT 6
+#define HANGUP_PROBED 2
 #define GONE_MS 2000       /* a stop of those who answer that is shorter costs nothing that was sent */
 #define WINDOW_SHARE 16    /* this part of the arena is not for large frames */
 #define FRAME_BYTES_MIN 8 /* api key, version, correlation id */
@@ -470,9 +474,22 @@ static bool gone(const struct mqd_reactor *r, const struct mqd_connection *c)
     return c->broken && !c->local && r->now_ms - c->last_active_ms >= GONE_MS && !mqd_connection_may_read(r, c) && !writes(c);
 }
 
+/* It has said that it sends no more, and its answers take long. Who still takes these answers to the kernel's probes; who has closed does so no more after a minute, and is `broken` then. */
+static void probe(struct mqd_connection *c)
+{
+    int on = 1, seconds = PROBE_S, count = PROBE_COUNT;
+    setsockopt(c->fd, IPPROTO_TCP, TCP_KEEPIDLE, &seconds, sizeof seconds);
+    setsockopt(c->fd, IPPROTO_TCP, TCP_KEEPINTVL, &seconds, sizeof seconds);
+    setsockopt(c->fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
+    setsockopt(c->fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    c->hangup = HANGUP_PROBED;
+}
+
 /* Once a second. */
 static void look_again(struct mqd_reactor *r, struct mqd_connection *c)
 {
+    if (c->hangup && c->hangup != HANGUP_PROBED && !c->local && !mqd_connection_may_read(r, c))
+        probe(c);
     if (gone(r, c))
         mqd_connection_close(r, c, "the client is gone");
     else

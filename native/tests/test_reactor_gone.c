@@ -71,3 +71,21 @@ BOTH(what_had_come_is_written_though_its_client_is_gone_and_the_worker_of_what_c
     client_close(&other);
     bench_stop(b);
 }
+
+/* It left nothing unread, so nothing tells at once that it takes no answers. Its kernel remembers it for a second here, else for a minute. */
+BOTH(who_has_closed_is_not_kept_as_one_who_only_sends_no_more)
+{
+    struct bench *b = bench_start(backend, NULL);
+    struct client closes = client_open(b, 0), stays = client_open(b, 0);
+    int seconds = 1;
+    CHECK_EQUAL(setsockopt(closes.fd, IPPROTO_TCP, TCP_LINGER2, &seconds, sizeof seconds), 0);
+    fill(b, &closes, false);
+    client_close(&closes);
+    fill(b, &stays, false);
+    CHECK_EQUAL(shutdown(stays.fd, SHUT_WR), 0);
+    CHECK(connections_left(b, 1));
+    struct pollfd wait = {stays.fd, POLLIN, 0};
+    CHECK_EQUAL(poll(&wait, 1, 0), 0);
+    client_close(&stays);
+    bench_stop(b);
+}
