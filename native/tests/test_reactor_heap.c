@@ -33,13 +33,13 @@ static void send_half(struct bench *b, struct client *client, const void *bytes,
         usleep(100);
 }
 
-/* Of the last `CRUMB_COUNT` only half a length word comes: what little is left is taken by these. */
-static void send_halves(struct bench *b, struct client *halves, uint32_t size_bytes)
+/* Of the last `crumb_count` only half a length word comes: what little is left is taken by these. */
+static void send_halves(struct bench *b, struct client *halves, int count, int crumb_count, uint32_t size_bytes)
 {
     static const uint8_t bytes[HALF_BYTES_MAX] = {0, 0, 0x7f, 0xf8};
-    for (int i = 0; i < COUNT; i++) {
+    for (int i = 0; i < count; i++) {
         halves[i] = client_open(b, 0);
-        send_half(b, &halves[i], bytes, i < COUNT - CRUMB_COUNT ? size_bytes : 2);
+        send_half(b, &halves[i], bytes, i < count - crumb_count ? size_bytes : 2);
     }
 }
 
@@ -47,7 +47,7 @@ BOTH(a_length_word_takes_no_memory_for_what_it_promises)
 {
     struct bench *b = bench_start(backend, small_heap);
     struct client other = client_open(b, 0), halves[COUNT];
-    send_halves(b, halves, 4);
+    send_halves(b, halves, COUNT, CRUMB_COUNT, 4);
     others_are_served(b, &other);
     struct frame rest = {0}; /* in pieces that grow: its last ones lie in larger memory than its first */
     struct part part = {0, {.mark = 2, .body_bytes = 30000}};
@@ -71,7 +71,7 @@ BOTH(halves_leave_room_for_what_is_whole)
 {
     struct bench *b = bench_start(backend, small_heap);
     struct client other = client_open(b, 0), halves[COUNT];
-    send_halves(b, halves, HALF_BYTES_MAX);
+    send_halves(b, halves, COUNT, CRUMB_COUNT, HALF_BYTES_MAX);
     others_are_served(b, &other);
     CHECK(counted(b, MQD_COUNT_PROTOCOL_ERRORS) > 0 && mqd_worker_connection_count(b->control, 0) > HEAP_BYTES / 2 / 32768);
     for (int i = 0; i < COUNT; i++)
@@ -86,18 +86,19 @@ BOTH(halves_leave_room_for_what_is_whole)
 BOTH(who_leaves_while_there_is_no_room_is_seen_when_there_is)
 {
     struct bench *b = bench_start(backend, small_heap);
-    struct client asks = client_open(b, 0), halves[COUNT];
+    enum { SHARE_BYTES = HEAP_BYTES / 4 * 3, TAKEN_BYTES = 32764, HALF_COUNT = SHARE_BYTES / TAKEN_BYTES, REST_COUNT = SHARE_BYTES % TAKEN_BYTES / 64 }; /* all that is for halves, and no more */
+    struct client asks = client_open(b, 0), halves[HALF_COUNT + REST_COUNT];
     struct frame frame = {0};
     frame_end(&frame, frame_begin(&frame, 10, 1, 5)); /* FindCoordinator */
     CHECK(client_send(&asks, &frame));
     bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
-    send_halves(b, halves, HALF_BYTES_MAX);
+    send_halves(b, halves, HALF_COUNT + REST_COUNT, REST_COUNT, HALF_BYTES_MAX);
     uint64_t bytes_in = counted(b, MQD_COUNT_BYTES_IN);
     CHECK(client_send(&asks, &frame));
     client_close(&asks);
     usleep(20000); /* not read, as far as that can be seen */
     CHECK_EQUAL(counted(b, MQD_COUNT_BYTES_IN), bytes_in);
-    for (int i = 0; i < COUNT; i++)
+    for (int i = 0; i < HALF_COUNT + REST_COUNT; i++)
         client_close(&halves[i]);
     CHECK(connections_left(b, 0));
     frame_free(&frame);
@@ -109,7 +110,7 @@ BOTH(a_request_in_two_pieces_has_room_though_halves_have_taken_their_share)
 {
     struct bench *b = bench_start(backend, small_heap);
     struct client halves[COUNT];
-    send_halves(b, halves, HALF_BYTES_MAX);
+    send_halves(b, halves, COUNT, CRUMB_COUNT, HALF_BYTES_MAX);
     usleep(500000); /* from now on they are idle */
     struct client other = client_open(b, 0);
     struct frame frame = {0};
