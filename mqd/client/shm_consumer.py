@@ -17,13 +17,14 @@ import time
 import uuid
 import weakref
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
 from mqd.client.attachment import Attachment
 from mqd.client.committing import Commits
 from mqd.client.config import Choice, Settings
+from mqd.client.consumer_assignment import ConsumerAssignment
 from mqd.client.consumer_config import ConsumerConfig
 from mqd.client.consumer_offsets import CLOSE_S, INFINITY, ConsumerOffsets, deadline_of
 from mqd.client.consumer_statistics import ConsumerStatistics
@@ -35,8 +36,8 @@ from mqd.client.group_core import GroupCore
 from mqd.client.group_runner import GroupRunner
 from mqd.client.inbox import Inbox
 from mqd.client.joining import classic_core, new_core, subscribed
-from mqd.client.messages import OFFSET_INVALID, GroupMetadata, KafkaError, KafkaException, Message, TopicPartition, broker_error, failure, local_error
-from mqd.client.offsets import Key, PartitionResult
+from mqd.client.messages import GroupMetadata, KafkaError, KafkaException, Message, TopicPartition, broker_error, failure, local_error
+from mqd.client.offsets import Key
 from mqd.client.opening import opener
 from mqd.client.partitions import Part, Parts, Phase
 from mqd.client.reading import BlockPool, PartitionReader
@@ -77,6 +78,10 @@ class ShmConsumer:
         self._offsets = ConsumerOffsets(self, commits)
         for name in ("commit", "store_offsets", "committed", "get_watermark_offsets", "offsets_for_times", "list_topics", "cluster_id"):
             setattr(self, name, getattr(self._offsets, name))
+        assignment = ConsumerAssignment(self, self._fetcher)
+        for name in ("assign", "incremental_assign", "unassign", "incremental_unassign", "assignment", "seek", "pause", "resume", "position"):
+            setattr(self, name, getattr(assignment, name))
+        self._remove = assignment.remove
         self._runner: GroupRunner | None = None
         self._rebalancer = Rebalancer(self)
         self._subscription: list[str] = []
@@ -361,97 +366,6 @@ class ShmConsumer:
         part = self.parts.get(key)
         if part is not None:
             part.committed = offset
-
-    # -- the assignment ---------------------------------------------------------------------------------------------------------
-
-    def assign(self, partitions: list[TopicPartition]) -> None:
-        self._require_open()
-        self._rebalancer.on_application_assigns()
-        self._remove([part for part in self.parts])
-        self._add(partitions)
-
-    def incremental_assign(self, partitions: list[TopicPartition]) -> None:
-        self._require_open()
-        self._rebalancer.on_application_assigns()
-        for one in partitions:
-            if (one.topic, one.partition) in self.parts:
-                raise failure(KafkaError._CONFLICT, f"{one.topic} [{one.partition}] is assigned already")
-        self._add(partitions)
-
-    def unassign(self) -> None:
-        self._require_open()
-        self._rebalancer.on_application_assigns()
-        self._remove([part for part in self.parts])
-
-    def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
-        self._require_open()
-        self._rebalancer.on_application_assigns()
-        parts = [self._part(one) for one in partitions]
-        self._remove(parts)
-
-    def _add(self, partitions: Iterable[TopicPartition]) -> None:
-        added = []
-        for one in partitions:
-            if one.partition < 0:
-                raise failure(KafkaError._INVALID_ARG, f"{one.topic}: a partition number is needed")
-            if (one.topic, one.partition) in self.parts or any(part.key == (one.topic, one.partition) for part in added):
-                raise failure(KafkaError._INVALID_ARG, f"{one.topic} [{one.partition}] is there twice")
-            added.append(Part(one.topic, one.partition, one.offset))
-        for part in added:
-            self.parts.add(part)
-        self._fetcher.start(added)
-
-    def _remove(self, parts: list[Part]) -> None:
-        for part in parts:
-            self._drop_chunk_of(part)
-        if not self._rebalancer.is_lost:
-            self._offsets.commit_before_leaving(parts)
-        self.parts.remove([part.key for part in parts])
-
-    def _part(self, partition: TopicPartition) -> Part:
-        part = self.parts.get((partition.topic, partition.partition))
-        if part is None:
-            raise failure(KafkaError._INVALID_ARG, f"{partition.topic} [{partition.partition}] is not assigned")
-        return part
-
-    def assignment(self) -> list[TopicPartition]:
-        self._require_open()
-        return sorted(TopicPartition(part.topic, part.index, part.position if part.position >= 0 else part.start) for part in self.parts)
-
-    def seek(self, partition: TopicPartition) -> None:
-        self._require_open()
-        part = self.parts.get((partition.topic, partition.partition))
-        if part is None:
-            raise failure(KafkaError._STATE, f"Failed to seek to offset {partition.offset}: {partition.topic} [{partition.partition}] is not assigned")
-        self._drop_chunk_of(part)
-        part.start, part.sought, part.position, part.told = partition.offset, partition.offset, OFFSET_INVALID, 0
-        self._fetcher.events = type(self._fetcher.events)(event for event in self._fetcher.events if (event.topic(), event.partition()) != part.key)
-        self._fetcher.start([part])
-
-    def pause(self, partitions: list[TopicPartition]) -> None:
-        self._require_open()
-        for one in partitions:
-            part = self.parts.get((one.topic, one.partition))
-            if part is not None:  # as confluent_kafka: a rebalance may have taken it since the caller looked
-                self._drop_chunk_of(part)
-                part.paused = True
-
-    def resume(self, partitions: list[TopicPartition]) -> None:
-        self._require_open()
-        for one in partitions:
-            part = self.parts.get((one.topic, one.partition))
-            if part is not None:
-                part.paused = False
-
-    def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        self._require_open()
-        self._settle()
-        results: list[TopicPartition] = []
-        for one in partitions:
-            part = self.parts.get((one.topic, one.partition))
-            error = local_error(KafkaError._UNKNOWN_PARTITION) if part is None else None
-            results.append(PartitionResult(one.topic, one.partition, part.position if part is not None else OFFSET_INVALID, error=error))
-        return results
 
     # -- the group --------------------------------------------------------------------------------------------------------------
 
