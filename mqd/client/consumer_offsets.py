@@ -67,7 +67,7 @@ class ConsumerOffsets:
         stored = self._stored(part for part in self._parts if not part.is_unknown)
         if stored:
             self.commits.add(stored, self._config["on_commit"], self._timeout_s)
-        if again:
+        if again or any(part.stored >= 0 and part.stored != part.committed and part.key not in stored for part in self._parts):  # what is left out now has nothing else that would bring it about
             self.expect()
 
     def commit_before_leaving(self, parts: list[Part]) -> None:

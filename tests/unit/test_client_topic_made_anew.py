@@ -198,6 +198,28 @@ def test_commit_leaves_out_what_is_gone(knows_ids: bool) -> None:
     world.consumer.close()
 
 
+def test_an_automatic_commit_that_is_due_when_the_broker_does_not_know_it_for_a_moment_is_made_later() -> None:
+    """Also where nothing is being handed out that would bring about another."""
+    world = ConsumerWorld(5, auto_commit_interval_ms=3_600_000, fetch_error_backoff_ms=1)
+    consumer: Any = world.consumer
+    while consumer.consume_batch(100, 30).next_offset < 5:
+        pass
+    part = hears_that_it_is_gone(world)
+    consumer._offsets.due = 0.0
+    with pytest.raises(KafkaException):
+        consumer.consume_batch(100, 0)
+    assert consumer.consume_batch(100, 0) is None
+    assert not world.commits and 0.0 < consumer._offsets.due < float("inf")
+    part.retry_at = 0.0
+    while part.phase is not Phase.ACTIVE:
+        consumer.consume_batch(100, 0.01)
+    consumer._offsets.due = 0.0
+    consumer.consume_batch(100, 0)
+    settled(world)
+    assert world.commits == [{0: 5}]
+    consumer.close()
+
+
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
 @pytest.mark.parametrize(("looks", "knows_ids"), [(True, True), (True, False), (False, True)])
 def test_a_rebalance_that_comes_before_the_consumer_has_heard_commits_nothing_of_the_old_one(strategy: str, looks: bool, knows_ids: bool) -> None:
