@@ -71,8 +71,8 @@ class ConsumerOffsets:
             self.expect()
 
     def commit_before_leaving(self, parts: list[Part]) -> None:
-        """Of partitions that go; waits for the outcome, which on_commit is told. What the broker did not know for a moment has no other chance; told its id, it refuses what is gone."""
-        stored = self._stored(part for part in parts if not part.is_unknown or self.commits.by_id) if self._interval_s < INFINITY else {}
+        """Of partitions that go; waits for the outcome, which on_commit is told."""
+        stored = self._stored(part for part in parts if self._may_say(part)) if self._interval_s < INFINITY else {}
         if stored:
             commit = self.commits.add(stored, self._config["on_commit"], min(CLOSE_S, self._timeout_s))
             self._consumer.until(lambda: commit.outcome is not None, commit.deadline)
@@ -87,6 +87,10 @@ class ConsumerOffsets:
 
     def _stored(self, parts: Iterable[Part]) -> dict[Key, Committed]:
         return {part.key: _stored_of(part) for part in parts if part.stored >= 0 and part.stored != part.committed and not self._is_another(part)}
+
+    def _may_say(self, part: Part) -> bool:
+        """Whether a commit that may be its last chance says it. What the broker did not know for a moment has no other; told its id, it refuses what is gone."""
+        return not part.is_unknown or self.commits.by_id
 
     def _is_another(self, part: Part) -> bool:
         """Its topic was deleted and made anew, and the new one has not been begun."""
@@ -128,7 +132,7 @@ class ConsumerOffsets:
                     raise failure(KafkaError._INVALID_ARG, f"{one.topic} [{one.partition}]: offset {one.offset} cannot be committed")
             keys = [(one.topic, one.partition) for one in given]
             return {key: Committed(one.offset, _epoch(one.leader_epoch), one.metadata, self._topic_id(key)) for key, one in zip(keys, given, strict=True) if one.offset >= 0}
-        return {part.key: _stored_of(part) for part in self._parts if part.stored >= 0 and not part.is_unknown and not self._is_another(part)}
+        return {part.key: _stored_of(part) for part in self._parts if part.stored >= 0 and self._may_say(part) and not self._is_another(part)}
 
     def _topic_id(self, key: Key) -> bytes:
         """Of the topic that is read; of what is not assigned the application knows the name alone."""

@@ -187,14 +187,30 @@ def test_a_commit_of_what_was_handed_out_before_anything_is_heard_is_refused_by_
 
 
 @pytest.mark.parametrize("knows_ids", [True, False])
-def test_commit_leaves_out_what_is_gone(knows_ids: bool) -> None:
+def test_commit_says_what_the_broker_did_not_know_for_a_moment_if_it_is_told_ids(knows_ids: bool) -> None:
+    """In on_revoke it is the last chance. By its name alone it might be taken for another topic's."""
     world = ConsumerWorld(5, 5, enable_auto_commit=False)
     if not knows_ids:
         by_name_only(world)
     assert {(message := next_record(world)).partition() for _ in range(10)} == {0, 1} and message.error() is None
     hears_that_it_is_gone(world)
     world.consumer.commit(asynchronous=False)
-    assert world.commits == [{1: 5}]
+    assert world.commits == [{0: 5, 1: 5} if knows_ids else {1: 5}]
+    world.consumer.close()
+
+
+@pytest.mark.parametrize("knows_ids", [True, False])
+def test_commit_of_what_is_gone_alone_is_told_so(knows_ids: bool) -> None:
+    world = ConsumerWorld(5, enable_auto_commit=False)
+    if not knows_ids:
+        by_name_only(world)
+    assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
+    world.make_anew(NEW, 100)
+    hears_that_it_is_gone(world)
+    with pytest.raises(KafkaException) as raised:
+        world.consumer.commit(asynchronous=False)
+    assert raised.value.args[0].code() == (ErrorCode.UNKNOWN_TOPIC_ID if knows_ids else KafkaError._NO_OFFSET)
+    assert not world.commits and world.refused == ([{0: 5}] if knows_ids else [])
     world.consumer.close()
 
 
