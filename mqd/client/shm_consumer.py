@@ -148,8 +148,8 @@ class ShmConsumer:
         return self.consume(count)
 
     def _gather(self, found: list[Message], count: int, deadline: float) -> None:
-        """Appends to `found` what comes until `deadline`; ends early when the group, on_commit or interrupt() wants something, or a topic is another. The application has not been given `found` yet: what is committed
-        meanwhile ends before it, no partition goes, none of the user's functions is called. When anything is raised, all of it is read again."""
+        """Appends to `found` what comes until `deadline`; ends early when the group or interrupt() wants something, a topic is another, or there is nothing at hand and on_commit is to be called. The
+        application has not been given `found` yet: what is committed meanwhile ends before it, no partition goes, none of the user's functions is called. When anything is raised, all of it is read again."""
         ended: dict[tuple[Part | None, bytes | None], Message] = {}  # the last record of every chunk but this one
         try:
             while len(found) < count and not self._has_begun(found):
@@ -160,7 +160,7 @@ class ShmConsumer:
                     continue
                 self._inbox.attention = False
                 self._serve_answers()
-                if self._inbox.operations or self._offsets.commits.finished:
+                if self._inbox.operations:
                     break
                 if time.monotonic() >= self._offsets.due:
                     self._offsets.commit_automatically(again=True)
@@ -170,7 +170,7 @@ class ShmConsumer:
                 elif self._read_chunk():
                     if last is not None:
                         ended[before] = last
-                elif not self._fetcher.events and (self._interrupted or self._has_begun(found) or not self._wait(deadline)):
+                elif not self._fetcher.events and (self._interrupted or self._offsets.commits.finished or self._has_begun(found) or not self._wait(deadline)):
                     break
         except BaseException:
             self._last = None

@@ -12,10 +12,12 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from mqd.client import consumer as client_consumer
 from mqd.client import requests
 from mqd.client.async_consumer import AsyncConsumer
+from mqd.client.committing import Commit
 from mqd.client.config import read
 from mqd.client.messages import Message
 from mqd.client.reading import Problem
 from mqd.client.rebalancing import Call
+from mqd.client.shm_consumer import POLL_RECORDS
 from mqd.client.tcp_consumer import TcpConsumer
 from mqd.protocol.errors import ErrorCode
 from tests.unit.client_consumer import TOPIC, ConsumerWorld, places
@@ -79,19 +81,40 @@ def test_a_commit_that_ends_within_consume_is_told_by_the_next_call(make: Callab
         return response
 
     world.broker.answers[requests.OFFSET_COMMIT] = answer
-    read_on: list[bool] = []
+    waits = consumer._fetcher.wait
+    waited_with: list[bool] = []
+    consumer._fetcher.wait = lambda until: (waited_with.append(bool(committing.finished)), waits(until))
 
     def at_end() -> None:
-        read_on.append(bool(committing.finished))
         if not world.commits and not committing.is_busy and len(world.readers) == 2 and all(reader.position >= 3 for reader in world.readers.values()):
             consumer._offsets.due = 0.0
             consumer._inbox.notice()
 
     world.at_end = at_end
     assert sorted(places(consumer.consume(100, 60))) == [(0, 2), (1, 0), (1, 1), (1, 2)]
-    assert not told and not any(read_on) and world.commits == [{0: 2}]
+    assert not told and not any(waited_with) and world.commits == [{0: 2}]
     consumer.poll(0)
     assert told == [code]
+
+
+def test_a_commit_that_ends_within_consume_does_not_keep_it_from_what_is_there(make: Callable[..., ConsumerWorld]) -> None:
+    told: list[int] = []
+    world = make(3 * POLL_RECORDS, enable_auto_commit=False)
+    consumer: Any = world.consumer
+    assert len(consumer.consume(1, 10)) == 1
+    reader = world.readers[0]
+    looks = reader.lag_end
+
+    def ends() -> int:
+        """As the second chunk is read."""
+        if reader.position == POLL_RECORDS:
+            consumer._offsets.commits.finish(Commit({}, lambda *_: told.append(1), 0.0), None)
+        return looks()
+
+    reader.lag_end = ends  # type: ignore[method-assign]
+    assert len(consumer.consume(3 * POLL_RECORDS - 1, 60)) == 3 * POLL_RECORDS - 1 and not told
+    consumer.poll(0)
+    assert told == [1]
 
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, KafkaException])
