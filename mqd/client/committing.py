@@ -26,6 +26,7 @@ QUEUE_MAX = 10_000
 AGAIN_S = 0.1
 _GONE = int(ErrorCode.ILLEGAL_GENERATION)
 _AGAIN = COORDINATOR_AWAY | STALE | {ErrorCode.UNSTABLE_OFFSET_COMMIT}
+_UNKNOWN = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
 _AGAIN_LOCAL = frozenset({KafkaError._TRANSPORT, KafkaError._TIMED_OUT})
 
 OnCommit = Callable[[KafkaError | None, list[PartitionResult]], None]
@@ -129,6 +130,15 @@ class Commits:
             if not code and key not in commit.gone:
                 self._on_committed(key, commit.offsets[key].offset)
         self._end(commit, broker_error(bad, "commit") if bad else None)  # of some is of the commit, as in librdkafka: nobody need look at each partition to hear of it
+        if unknown := {topic for (topic, _), code in codes.items() if code in _UNKNOWN}:
+            self._look_again(unknown)
+
+    def _look_again(self, topics: set[str]) -> None:
+        """Who reads them may not hear in another way that they are gone, and would go on naming the old ids."""
+        with self._attachment.lock:
+            known = topics.intersection(self._attachment.metadata.topics)
+            if known:
+                self._attachment.metadata.refresh(known)
 
     def _again_or_end(self, commit: Commit, error: KafkaError, is_worth_it: bool) -> None:
         if not is_worth_it or time.monotonic() >= commit.deadline:

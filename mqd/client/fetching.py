@@ -10,7 +10,7 @@ read to their end (parking.py), which the broker answers when one of them has gr
     F5  a partition without a replica on this host that has what is wanted is read from its leader (remote_reading.py) until its replicas, or who of them is in sync, change; then this
         host's is tried first again. A replica here that is in sync is read up to its own high watermark, wherever its leader is (KIP-392)
     F6  an offset is one of a topic id: of a topic that was deleted and made anew under its name, what the group has committed since counts, else auto.offset.reset;
-        before both a seek() after which nothing has been read yet
+        before both a seek() after which nothing has been read yet. Who is read from another host is read by name: new metadata tell of it, which are asked for when an offset is out of range there
 Concurrency: the application's thread, but the answers' way into the inbox.
 """
 
@@ -305,7 +305,10 @@ class Fetcher:
         """Kafka's error of a partition that was read."""
         error = broker_error(code, f"{part.topic} [{part.index}]")
         if code == OUT_OF_RANGE:
-            self.reset(part, error)
+            if part.reader.is_remote:
+                self._ask_topic(part)
+            else:
+                self.reset(part, error)
             self.advance()
             return
         if code == NO_REPLICA and not part.reader.is_remote:
@@ -319,6 +322,24 @@ class Fetcher:
         if code in UNKNOWN or code not in _LATER:
             self._tell(part, error)
         self._again(part, error, soon=code in _LATER)
+
+    def _ask_topic(self, part: Part) -> None:
+        """Out of range for a reader that asks by name: of another topic, maybe (F6)."""
+        part.serial, part.start, self._starting = part.serial + 1, part.fetched, True
+        self._ask(requests.METADATA, 1 << 14, requests.metadata([part.topic], False), [part], self._on_topic)
+
+    def _on_topic(self, part: Part, response: Any) -> None:
+        try:
+            with self._control.lock:
+                self._control.metadata.learn(response)
+        except KafkaException as problem:
+            self._again(part, problem.args[0])
+            return
+        info = self._control.metadata.topics.get(part.topic)
+        if info is not None and not info.error and info.topic_id == part.topic_id:
+            self.reset(part, broker_error(OUT_OF_RANGE, f"{part.topic} [{part.index}]"))
+        else:
+            part.phase = Phase.TOPIC
 
     def _at_end(self, part: Part, end: int) -> None:
         part.sought = None

@@ -48,6 +48,13 @@ class MetadataCache:
                 self._wanted[name] = self._wanted.get(name, False) or allow_auto_create
         self._ask()
 
+    def learn(self, response: Any) -> None:
+        """The answer to a question of somebody else's about some topics. Raises KafkaException: it is not sound."""
+        cluster, topics = requests.read_metadata(response)
+        self._take([topic.name for topic in topics], cluster, topics)
+        self.version += 1
+        self._attachment.changed.notify_all()
+
     def expire(self) -> None:
         """What is known may be wrong: asked again, used until then."""
         if self.topics:

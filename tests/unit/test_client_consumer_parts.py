@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from types import SimpleNamespace
@@ -185,6 +186,7 @@ class Control:
     def __init__(self) -> None:
         self.sent: deque = deque()
         self.api = SimpleNamespace(pick=lambda key, at_most=0: at_most)
+        self.lock, self.metadata = threading.RLock(), SimpleNamespace(topics={})
 
     def send(self, _key: int, _version: int, message: Any, on_response: Any, *_timeout: float) -> None:
         self.sent.append((message, on_response))

@@ -14,6 +14,7 @@ from mqd.client import requests
 from mqd.client.group_events import Assign, Partition, Revoke
 from mqd.client.messages import OFFSET_INVALID, Message
 from mqd.client.partitions import Phase
+from mqd.client.reading import Problem
 from mqd.protocol.errors import ErrorCode
 from tests.unit.client_consumer import TOPIC, ConsumerWorld, places
 
@@ -111,6 +112,52 @@ def test_who_is_read_from_another_host_hears_of_it_from_the_metadata(world: Cons
     world.make_anew(NEW, 100)
     world.readers[0].problem = None
     look_again(world)
+    message = next_record(world)
+    assert (message.value(), message.offset()) == (NEW, 0)
+
+
+def read_elsewhere(world: ConsumerWorld) -> Any:
+    """As from another host, whose reader asks by name."""
+    part: Any = world.consumer.parts.get((TOPIC, 0))
+    part.remote_view = world.consumer._fetcher._view_of(part)
+    world.readers[0].is_remote = True
+    return part
+
+
+@pytest.mark.parametrize("world", [{"auto_offset_reset": "earliest"}], indirect=True)
+def test_who_is_read_from_another_host_hears_of_it_when_its_offset_is_beyond_the_new_ones_end(world: ConsumerWorld) -> None:
+    consumer = world.consumer
+    assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
+    part = read_elsewhere(world)
+    world.make_anew(NEW, 3)
+    old = world.readers[0]
+    old.topic_id, old.end, old.problem = NEW, 3, Problem("range")
+    found = [next_record(world) for _ in range(3)]
+    assert [(message.value(), message.offset()) for message in found] == [(NEW, 0), (NEW, 1), (NEW, 2)] and part.topic_id == NEW
+    consumer.commit(asynchronous=False)
+    assert world.commits == [{0: 3}] and not world.refused
+    look_again(world)
+    assert consumer.poll(0) is None and position(world) == 3
+
+
+@pytest.mark.parametrize("world", [{"auto_offset_reset": "earliest"}], indirect=True)
+def test_who_is_read_from_another_host_begins_where_the_reset_says_in_the_topic_that_was_there_before(world: ConsumerWorld) -> None:
+    assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
+    part = read_elsewhere(world)
+    world.readers[0].problem = Problem("range")
+    assert next_record(world).offset() == 0 and part.reader is world.readers[0] and part.reader.is_remote
+
+
+@pytest.mark.parametrize("world", [{"auto_offset_reset": "earliest"}], indirect=True)
+def test_who_is_read_from_another_host_hears_of_it_when_a_commit_is_refused(world: ConsumerWorld) -> None:
+    consumer = world.consumer
+    assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
+    read_elsewhere(world)
+    world.make_anew(NEW, 100)
+    world.readers[0].problem = None
+    with pytest.raises(KafkaException):
+        consumer.commit(asynchronous=False)
+    assert consumer.control.wait_for(lambda: consumer.control.metadata.topics[TOPIC].topic_id == NEW, 30)
     message = next_record(world)
     assert (message.value(), message.offset()) == (NEW, 0)
 
