@@ -17,7 +17,8 @@ import time
 import uuid
 import weakref
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Container, Iterator
 from itertools import islice
 from typing import Any
 
@@ -278,9 +279,10 @@ class ShmConsumer:
         first = {(message.topic(), message.partition()): message.offset() for message in reversed(messages) if message.error() is None}
         parts = [part for part in map(self.parts.get, first) if part is not None and part.key not in self._begun]
         for part in parts:
-            part.start = first[part.key]
-        events = (message for message in reversed(messages) if message.error() is not None)  # of an end, behind the records, there will be another; an error is told once
-        self._fetcher.events.extendleft(event for event in events if event.error().code() != KafkaError._PARTITION_EOF or (event.topic(), event.partition()) not in first)
+            part.start, part.told = first[part.key], 0
+        again = {part.key for part in parts}
+        had = [event for event in messages if event.error() is not None and not _comes_again(event, first if event.error().code() == KafkaError._PARTITION_EOF else again)]
+        self._fetcher.events = deque([*had, *(event for event in self._fetcher.events if not _comes_again(event, again))])
         self._fetcher.start(parts)
         return parts
 
@@ -482,6 +484,11 @@ class ShmConsumer:
             self.remote.close()
             self._data.close()
             self.control.close()
+
+
+def _comes_again(event: Message, read_again: Container[Key]) -> bool:
+    """An end, or an error that still holds, is told behind the records of these partitions: once, and in its place. One without an offset is of the topic."""
+    return event.offset() is not None and (event.topic(), event.partition()) in read_again
 
 
 _all: weakref.WeakSet[ShmConsumer] = weakref.WeakSet()

@@ -15,6 +15,7 @@ from mqd.client.async_consumer import AsyncConsumer
 from mqd.client.committing import Commit
 from mqd.client.config import read
 from mqd.client.messages import Message
+from mqd.client.partitions import Phase
 from mqd.client.reading import Problem
 from mqd.client.rebalancing import Call
 from mqd.client.shm_consumer import POLL_RECORDS
@@ -137,31 +138,59 @@ def test_consume_that_raises_has_handed_out_nothing(make: Callable[..., Consumer
     assert sorted(places(consumer.consume(100, 0))) == rest
 
 
-def test_an_error_that_consume_had_when_it_raised_is_told_by_the_next_call_and_an_end_behind_its_records(make: Callable[..., ConsumerWorld], monkeypatch: pytest.MonkeyPatch) -> None:
-    world = make(3, 2, enable_auto_commit=False, enable_partition_eof=True, fetch_error_backoff_ms=3_600_000)
-    consumer = world.consumer
+@pytest.mark.parametrize("holds", [True, False])
+@pytest.mark.parametrize("in_gathered", [True, False])
+def test_an_error_of_what_consume_had_when_it_raised_comes_again_behind_the_records_if_it_holds(
+    make: Callable[..., ConsumerWorld], monkeypatch: pytest.MonkeyPatch, in_gathered: bool, holds: bool
+) -> None:
+    """As does an end. `in_gathered`: consume() had taken it already."""
+    world = make(3, 2, enable_auto_commit=False, enable_partition_eof=True, fetch_error_backoff_ms=1)
+    consumer: Any = world.consumer
     told: Any = consumer._fetcher.events
 
-    def fail() -> None:
-        if world.readers[0].problem is None and len(world.readers) == 2 and all(reader.position >= reader.end for reader in world.readers.values()):
-            world.readers[0].problem = Problem("gone", int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+    def broken() -> None:
+        if world.readers[0].position == 3:
+            world.readers[0].problem = Problem("corrupt", 0, "")
 
     def interrupted() -> None:
-        if consumer.parts.get((TOPIC, 0)).told and not told:
+        if consumer.parts.get((TOPIC, 0)).told and bool(told) != in_gathered:
             raise KeyboardInterrupt
 
-    world.at_end = fail
+    world.at_end = broken
+    monkeypatch.setattr(consumer._offsets.commits, "advance", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        consumer.consume(100, 60)
+    monkeypatch.undo()
+    world.readers[0].problem = None
+    if not holds:
+        world.at_end = lambda: None
+    found = [(message.partition(), message.offset(), message.error() and message.error().code()) for message in (consumer.poll(60) for _ in range(7)) if message is not None]
+    ours = [(offset, code) for partition, offset, code in found if partition == 0]
+    assert ours == [(0, None), (1, None), (2, None), (3, KafkaError._BAD_MSG if holds else KafkaError._PARTITION_EOF)]
+    assert [(offset, code) for partition, offset, code in found if partition == 1] == [(0, None), (1, None), (2, KafkaError._PARTITION_EOF)]
+
+
+def test_an_error_of_a_partition_without_records_that_consume_had_when_it_raised_is_told_by_the_next_call(make: Callable[..., ConsumerWorld], monkeypatch: pytest.MonkeyPatch) -> None:
+    world = make(3, 0, enable_auto_commit=False, fetch_error_backoff_ms=3_600_000)
+    consumer: Any = world.consumer
+    told: Any = consumer._fetcher.events
+
+    def broken() -> None:
+        if len(world.readers) == 2 and consumer.parts.get((TOPIC, 1)).phase is Phase.ACTIVE:
+            world.readers[1].problem = Problem("corrupt", 0, "")
+
+    def interrupted() -> None:
+        if consumer.parts.get((TOPIC, 1)).told and not told and world.readers[0].position == 3:
+            raise KeyboardInterrupt
+
+    world.at_end = broken
     monkeypatch.setattr(consumer._offsets.commits, "advance", interrupted)
     with pytest.raises(KeyboardInterrupt):
         consumer.consume(100, 60)
     monkeypatch.undo()
     world.at_end = lambda: None
-    world.readers[0].problem = None
-    found = [(message.partition(), message.offset(), message.error() and message.error().code()) for message in (consumer.poll(60) for _ in range(8)) if message is not None]
-    assert [code for _, _, code in found if code not in (None, KafkaError._PARTITION_EOF)] == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
-    for index, end in enumerate(world.ends):
-        ours = [(offset, code) for partition, offset, code in found if partition == index and code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
-        assert ours == [*((offset, None) for offset in range(end)), (end, KafkaError._PARTITION_EOF)]
+    found = [(message.partition(), message.error() and message.error().code()) for message in (consumer.poll(60) for _ in range(4))]
+    assert sorted(found, key=str) == [(0, None)] * 3 + [(1, KafkaError._BAD_MSG)]
 
 
 def test_what_was_read_ahead_is_read_again_also_while_its_partition_is_tried_again(make: Callable[..., ConsumerWorld]) -> None:
