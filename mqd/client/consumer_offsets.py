@@ -36,6 +36,11 @@ def _stored_of(part: Part) -> Committed:
     return Committed(part.stored, part.stored_epoch, part.stored_metadata, part.topic_id or requests.NO_TOPIC_ID)
 
 
+def _gone(message: Message) -> KafkaError:
+    """As the broker says it that is told the topic's id."""
+    return broker_error(int(ErrorCode.UNKNOWN_TOPIC_ID), f"{message.topic()} [{message.partition()}]: the topic of this record is gone")
+
+
 class ConsumerOffsets:
     """`consumer`: a ShmConsumer."""
 
@@ -52,6 +57,8 @@ class ConsumerOffsets:
     def moved(self, part: Part, position: int, leader_epoch: int | None) -> None:
         """The application has been given everything before `position`."""
         part.position, part.leader_epoch = position, _epoch(leader_epoch)
+        if part.given_end is not None:
+            part.given_end = max(part.given_end, position)
         if self.auto_store:
             part.stored, part.stored_epoch, part.stored_metadata = position, part.leader_epoch, None
 
@@ -106,7 +113,7 @@ class ConsumerOffsets:
         wanted = self._wanted(message, offsets)
         on_commit = self._config["on_commit"]
         if not wanted:
-            error = local_error(KafkaError._NO_OFFSET)
+            error = local_error(KafkaError._NO_OFFSET) if message is None else _gone(message)
             if not asynchronous:
                 raise KafkaException(error)
             self.commits.finish(Commit({}, on_commit, 0.0), error)
@@ -121,10 +128,13 @@ class ConsumerOffsets:
         return list(results)
 
     def _wanted(self, message: Message | None, given: list[TopicPartition] | None) -> dict[Key, Committed]:
+        """What a commit is to say. Nothing of a message that is of a topic which is gone."""
         if message is not None:
             if message.error() is not None:
                 raise KafkaException(message.error())
             key = message.topic(), message.partition()
+            if self._is_of_old(message):
+                return {}
             return {key: Committed(message.offset() + 1, _epoch(message.leader_epoch()), None, self._topic_id(key))}
         if given is not None:
             for one in given:
@@ -133,6 +143,11 @@ class ConsumerOffsets:
             keys = [(one.topic, one.partition) for one in given]
             return {key: Committed(one.offset, _epoch(one.leader_epoch), one.metadata, self._topic_id(key)) for key, one in zip(keys, given, strict=True) if one.offset >= 0}
         return {part.key: _stored_of(part) for part in self._parts if part.stored >= 0 and self._may_say(part) and not self._is_another(part)}
+
+    def _is_of_old(self, message: Message) -> bool:
+        """Of the topic that had this one's name before: of this one the application has not been given it."""
+        part = self._parts.get((message.topic(), message.partition()))
+        return part is not None and part.given_end is not None and message.offset() >= part.given_end
 
     def _topic_id(self, key: Key) -> bytes:
         """Of the topic that is read; of what is not assigned the application knows the name alone."""
@@ -146,6 +161,8 @@ class ConsumerOffsets:
             raise failure(KafkaError._INVALID_ARG, "enable.auto.offset.store must be false for store_offsets")
         self._consumer.enter()
         given = self._wanted(message, offsets)
+        if message is not None and not given:
+            raise KafkaException(_gone(message))
         missing = [f"{topic} [{index}]" for topic, index in given if (topic, index) not in self._parts]
         for key, one in given.items():
             part = self._parts.get(key)

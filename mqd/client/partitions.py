@@ -27,8 +27,8 @@ class Phase(enum.IntEnum):
 
 class Part:
     __slots__ = (
-        "committed", "eof_told", "fetched", "index", "is_unknown", "leader_epoch", "paused", "phase", "position", "reader", "remote_view", "retry_at", "serial", "sought", "start", "stored",
-        "stored_epoch", "stored_metadata", "timestamp", "told", "topic", "topic_id", "unknown_since",
+        "committed", "eof_told", "fetched", "given_end", "index", "is_unknown", "leader_epoch", "paused", "phase", "position", "reader", "remote_view", "retry_at", "serial", "sought",
+        "start", "stored", "stored_epoch", "stored_metadata", "timestamp", "told", "topic", "topic_id", "unknown_since",
     )  # fmt: skip
 
     def __init__(self, topic: str, index: int, start: int = OFFSET_INVALID, topic_id: bytes | None = None) -> None:
@@ -45,6 +45,7 @@ class Part:
         self.serial = 0
         self.unknown_since: float | None = None
         self.sought: int | None = None  # where the application wants to begin, while nothing has been read since it said so
+        self.given_end: int | None = None  # behind all that the application was ever given of a topic that was made anew; None: it was not
         self.is_unknown = False  # so said the broker when it was read last: its topic may be gone
         self.told = 0  # the error the application was last told
 
@@ -59,6 +60,7 @@ class Part:
         self.fetched = self.position = self.stored = self.committed = self.eof_told = OFFSET_INVALID
         self.stored_epoch = self.leader_epoch = -1
         self.stored_metadata = None
+        self.given_end = 0
         self.is_unknown = False
         self.told = 0
 

@@ -233,6 +233,56 @@ def test_a_commit_of_what_was_handed_out_before_anything_is_heard_is_refused_by_
     assert world.commits == [{0: 1}]
 
 
+def begun_anew(world: ConsumerWorld) -> Message:
+    """Five records have been handed out when it is; returns the last one."""
+    records = [next_record(world) for _ in range(5)]
+    world.make_anew(NEW, 100)
+    look_again(world)
+    part: Any = world.consumer.parts.get((TOPIC, 0))
+    world.consumer._fetcher._on_error(part, int(ErrorCode.UNKNOWN_TOPIC_ID))
+    while not world.consumer.until(lambda: part.topic_id == NEW, time.monotonic() + 0.01):
+        pass
+    return records[-1]
+
+
+@pytest.mark.parametrize("given", [0, 1, 3])
+@pytest.mark.parametrize("knows_ids", [True, False])
+def test_a_record_of_the_old_one_cannot_be_committed_for_the_new_one(knows_ids: bool, given: int) -> None:
+    """Nor when `given` records of the new one have been handed out; those can."""
+    told: list[int] = []
+    world = ConsumerWorld(5, enable_auto_commit=False, fetch_error_backoff_ms=1, auto_offset_reset="earliest", on_commit=lambda error, _: told.append(error and error.code()))
+    consumer = world.consumer
+    if not knows_ids:
+        by_name_only(world)
+    old = begun_anew(world)
+    new = [next_record(world) for _ in range(given)]
+    with pytest.raises(KafkaException) as raised:
+        consumer.commit(message=old, asynchronous=False)
+    assert raised.value.args[0].code() == ErrorCode.UNKNOWN_TOPIC_ID
+    consumer.commit(message=old)
+    consumer.poll(0)
+    assert told == [ErrorCode.UNKNOWN_TOPIC_ID] and not world.commits
+    consumer.seek(TopicPartition(TOPIC, 0, 0))
+    for message in new:
+        assert message.value() == NEW
+        consumer.commit(message=message, asynchronous=False)
+    assert world.commits == [{0: message.offset() + 1} for message in new]
+    consumer.close()
+
+
+def test_a_record_of_the_old_one_cannot_be_stored_for_the_new_one() -> None:
+    world = ConsumerWorld(5, enable_auto_commit=False, enable_auto_offset_store=False, fetch_error_backoff_ms=1, auto_offset_reset="earliest")
+    consumer = world.consumer
+    old = begun_anew(world)
+    with pytest.raises(KafkaException) as raised:
+        consumer.store_offsets(old)
+    assert raised.value.args[0].code() == ErrorCode.UNKNOWN_TOPIC_ID
+    consumer.store_offsets(next_record(world))
+    consumer.commit(asynchronous=False)
+    assert world.commits == [{0: 1}]
+    consumer.close()
+
+
 @pytest.mark.parametrize("knows_ids", [True, False])
 def test_commit_says_what_the_broker_did_not_know_for_a_moment_if_it_is_told_ids(knows_ids: bool) -> None:
     """In on_revoke it is the last chance. By its name alone it might be taken for another topic's."""
@@ -351,6 +401,9 @@ def test_consume_ends_when_a_topic_of_which_it_has_records_is_another() -> None:
     world.at_end = made_anew_at_its_end(world)
     found = [message for message in consumer.consume(1000, 60) if message.error() is None]
     assert sorted(places(found)) == [*((0, offset) for offset in range(50, 60)), (1, 0)] and NEW not in {message.value() for message in found}
+    with pytest.raises(KafkaException):
+        consumer.commit(message=[message for message in found if message.partition() == 0][-1], asynchronous=False)
+    assert not world.commits
     assert places([next_record(world) for _ in range(2)]) == [(0, 0), (0, 1)]
     consumer.close()
 
