@@ -10,7 +10,7 @@ read to their end (parking.py), which the broker answers when one of them has gr
     F5  a partition without a replica on this host that has what is wanted is read from its leader (remote_reading.py) until its replicas, or who of them is in sync, change; then this
         host's is tried first again. A replica here that is in sync is read up to its own high watermark, wherever its leader is (KIP-392)
     F6  an offset is one of a topic id: of a topic that was deleted and made anew under its name, what the group has committed since counts, else auto.offset.reset;
-        before both a seek() after which nothing has been read yet. Who is read from another host is read by name: new metadata tell of it, which are asked for when an offset is out of range there
+        before both a seek(), or an offset that was assigned, after which nothing has been read yet. Who is read from another host is read by name: new metadata tell of it, which are asked for when an offset is out of range there
 Concurrency: the application's thread, but the answers' way into the inbox.
 """
 

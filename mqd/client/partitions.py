@@ -44,7 +44,7 @@ class Part:
         self.remote_view: object = None  # its replicas, as they were when this host had none to read from; None: it is read here
         self.serial = 0
         self.unknown_since: float | None = None
-        self.sought: int | None = None  # where the application wants to begin, while nothing has been read since it said so
+        self.sought = None if start == OFFSET_INVALID else start  # where the application wants to begin, while nothing has been read since it said so
         self.given_end: int | None = None  # behind all that the application was ever given of a topic that was made anew; None: it was not
         self.is_unknown = False  # so said the broker when it was read last: its topic may be gone
         self.told = 0  # the error the application was last told

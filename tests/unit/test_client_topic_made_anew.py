@@ -514,6 +514,17 @@ def test_a_seek_that_begins_in_the_old_one_because_nobody_has_heard_is_still_one
     assert (message.value(), message.offset()) == (NEW, 30)
 
 
+@pytest.mark.parametrize("incremental", [True, False])
+def test_an_offset_that_is_assigned_is_one_in_the_new_topic_though_nobody_has_heard(world: ConsumerWorld, incremental: bool) -> None:
+    """As one that is sought."""
+    assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
+    world.consumer.unassign()
+    world.make_anew(NEW, 100)
+    (world.consumer.incremental_assign if incremental else world.consumer.assign)([TopicPartition(TOPIC, 0, 30)])
+    message = next_record(world)
+    assert (message.value(), message.offset()) == (NEW, 30)
+
+
 @pytest.mark.parametrize("world", [{"auto_offset_reset": "earliest"}], indirect=True)
 @pytest.mark.parametrize("has_read", [True, False])
 def test_a_seek_that_has_been_carried_out_in_the_old_one_says_nothing_of_the_new_one(world: ConsumerWorld, has_read: bool) -> None:
