@@ -10,7 +10,8 @@ read to their end (parking.py), which the broker answers when one of them has gr
     F5  a partition without a replica on this host that has what is wanted is read from its leader (remote_reading.py) until its replicas, or who of them is in sync, change; then this
         host's is tried first again. A replica here that is in sync is read up to its own high watermark, wherever its leader is (KIP-392)
     F6  an offset is one of a topic id: of a topic that was deleted and made anew under its name, what the group has committed since counts, else auto.offset.reset;
-        before both a seek(), or an offset that was assigned, after which nothing has been read yet. Who is read from another host is read by name: new metadata tell of it, which are asked for when an offset is out of range there
+        before both a seek(), or an offset that was assigned, after which nothing has been read yet. Metadata tell of it whose reader does not: who is paused, and who is
+        read from another host, by name, for whom they are asked for when an offset is out of range there
 Concurrency: the application's thread, but the answers' way into the inbox.
 """
 
@@ -170,12 +171,12 @@ class Fetcher:
     def on_metadata(self) -> None:
         """They are new: who is read elsewhere may have a replica here by now."""
         for part in self._parts:
-            if part.remote_view is None or part.phase is not Phase.ACTIVE:
+            if part.phase is not Phase.ACTIVE or (part.remote_view is None and not part.paused):
                 continue
             info = self._control.metadata.topics.get(part.topic)
-            if info is not None and not info.error and info.topic_id != part.topic_id:  # the reader asks by name, and does not notice
+            if info is not None and not info.error and info.topic_id != part.topic_id:  # the reader asks by name, or is not asked, and does not notice
                 part.phase, part.start, self._starting = Phase.TOPIC, part.fetched, True
-            elif part.remote_view != self._view_of(part):
+            elif part.remote_view is not None and part.remote_view != self._view_of(part):
                 self._activate(part, part.fetched)
 
     def _ask(self, api_key: int, version_max: int, message: object, parts: list[Part], handler: Callable[..., None]) -> None:

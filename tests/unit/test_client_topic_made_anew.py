@@ -541,3 +541,23 @@ def test_a_seek_that_has_been_carried_out_in_the_old_one_says_nothing_of_the_new
     world.make_anew(NEW, 100)
     message = next_record(world)
     assert (message.value(), message.offset()) == (NEW, 0)
+
+
+@pytest.mark.parametrize("world", [{"auto_offset_reset": "earliest"}], indirect=True)
+def test_what_is_paused_hears_of_it_from_the_metadata_and_stays_paused(world: ConsumerWorld) -> None:
+    """Nobody asks its reader; a commit of what the application says would name the old one."""
+    consumer = world.consumer
+    assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
+    consumer.pause([TopicPartition(TOPIC, 0)])
+    world.make_anew(NEW, 100)
+    look_again(world)
+    part: Any = consumer.parts.get((TOPIC, 0))
+    while part.phase is not Phase.ACTIVE:
+        assert consumer.poll(0.01) is None
+    assert part.topic_id == NEW
+    consumer.commit(offsets=[TopicPartition(TOPIC, 0, 7)], asynchronous=False)
+    assert world.commits == [{0: 7}] and not world.refused
+    assert consumer.poll(0) is None
+    consumer.resume([TopicPartition(TOPIC, 0)])
+    message = next_record(world)
+    assert (message.value(), message.offset()) == (NEW, 0)
