@@ -343,7 +343,8 @@ class Fetcher:
             part.phase = Phase.TOPIC
 
     def _at_end(self, part: Part, end: int) -> None:
-        part.sought = None
+        if end == part.fetched:  # not when it waits behind it
+            part.sought = None
         if self._config["enable.partition.eof"] and part.eof_told != end:
             part.eof_told = end
             error = local_error(KafkaError._PARTITION_EOF, f"Fetch from broker reached end of partition at offset {end}")

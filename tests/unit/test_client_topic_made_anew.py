@@ -544,6 +544,20 @@ def test_a_seek_that_has_been_carried_out_in_the_old_one_says_nothing_of_the_new
 
 
 @pytest.mark.parametrize("world", [{"auto_offset_reset": "earliest"}], indirect=True)
+def test_a_seek_beyond_the_end_of_the_old_one_has_not_been_carried_out_in_that(world: ConsumerWorld) -> None:
+    assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
+    world.consumer.seek(TopicPartition(TOPIC, 0, 30))
+    looked: list[int] = []
+    world.at_end = lambda: looked.append(1)
+    while not looked:
+        assert world.consumer.poll(0.01) is None
+    assert world.consumer.poll(0) is None
+    world.make_anew(NEW, 100)
+    message = next_record(world)
+    assert (message.value(), message.offset()) == (NEW, 30)
+
+
+@pytest.mark.parametrize("world", [{"auto_offset_reset": "earliest"}], indirect=True)
 def test_what_is_paused_hears_of_it_from_the_metadata_and_stays_paused(world: ConsumerWorld) -> None:
     """Nobody asks its reader; a commit of what the application says would name the old one."""
     consumer = world.consumer
