@@ -4,7 +4,8 @@
     C2  every commit ends once: `outcome` is set, then its callback is called (by whoever serves callbacks)
     C3  what was asked for of a partition that has gone since (gone()) is not tried any more: this member may be in the group again, with an epoch that counts, and the partition's next
         owner further on. What is under way then names the epoch in which the partition was this member's
-    C4  an offset is one of a topic id: where it is known it is what the broker is told, so that what has the topic's name by now is not committed for
+    C4  an offset is one of a topic id: where it is known it is what the broker is told, so that what has the topic's name by now is not committed for. A request names all of its topics
+        by id, or all by name: one partition that is not assigned, of which the id is not known, makes it one by name
 Bounds: QUEUE_MAX commits wait; further ones are refused with _QUEUE_FULL. A commit that has not come through after its time-out ends with the last error.
 """
 
