@@ -5,43 +5,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from mqd.client.appending import PART_MAX, Refused, appended_before
 from mqd.client.delivering import CallReport
 from mqd.client.messages import KafkaError, KafkaException, local_error
 from mqd.client.staging import Chunk, Stage
-from mqd.native import NativeError
 
 if TYPE_CHECKING:
     from mqd.client.shm_producer import ShmProducer
-    from mqd.native_client import Columns
-    from mqd.native_client import Producer as NativeProducer
-
-PART_MAX = 8192  # records at a time: others want the lock, too
-
-
-class Refused(Exception):
-    """The C core will never take the first of these records; `error` is what its report says."""
-
-    def __init__(self, error: KafkaError) -> None:
-        super().__init__(error.str())
-        self.error = error
-
-
-def append_counted(native: NativeProducer, topic: int, records: Columns, batch_of: Any) -> tuple[int, BaseException | None]:
-    """As native.append, and what was raised behind it: Ctrl-C, for whose handler it is late: the C core has the records. The caller raises that when they are accounted for."""
-    before = native.outstanding_records
-    try:
-        return native.append(topic, records, batch_of), None
-    except NativeError:
-        raise
-    except BaseException as interrupted:
-        interrupted.appended = native.outstanding_records - before  # type: ignore[attr-defined]
-        return interrupted.appended, interrupted  # type: ignore[attr-defined]
-
-
-def appended_before(problem: BaseException) -> int:
-    """How many records the append() that ended with it has put into the C core."""
-    return getattr(problem, "appended", 0)
-
 
 class BatchCall:
     """A call of produce_batch under way: `taken` of its records so far; `error` when it cannot go on."""
@@ -70,7 +40,7 @@ class BatchCall:
                 producer.close_open_batches()  # somebody waits for the room of what lingers
                 break
             try:
-                done = producer.append(stage, self._records.part(self.taken, end), self._report, self.taken)
+                done = producer.appender.append(stage, self._records.part(self.taken, end), self._report, self.taken)
             except Refused as refused:
                 self.error = refused.error
                 break

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from mqd.client.batch_call import Refused
+from mqd.client.appending import Refused
 from mqd.client.columns import Column
 from mqd.client.delivering import Delivery
 from mqd.client.messages import KafkaError, local_error
@@ -162,7 +162,7 @@ class Compressor:
         producer = self._producer
         while self._ready and producer.held is None:
             batch, data = self._ready[0]
-            number = producer.append_batch(batch.stage, batch.partition, data)
+            number = producer.appender.append_batch(batch.stage, batch.partition, data)
             if not number:
                 return
             self._ready.popleft()

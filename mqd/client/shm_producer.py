@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 
 from mqd.client import closing, columns
+from mqd.client.appending import Appender, Refused, appended_before
 from mqd.client.attachment import Attachment
-from mqd.client.batch_call import PART_MAX, BatchCall, Refused, append_counted, appended_before
+from mqd.client.batch_call import BatchCall
 from mqd.client.compressing import Compressor
 from mqd.client.config import Choice, ProducerConfig, Settings
 from mqd.client.delivering import CallReport, Delivery, ErrorEvent, Events
@@ -33,10 +34,10 @@ from mqd.client.messages import KafkaError, KafkaException, encode_headers, fail
 from mqd.client.opening import opener
 from mqd.client.partitioner import number_of
 from mqd.client.requests import PRODUCE
-from mqd.client.staging import STAGE_MAX, Chunk, Entry, Stage, checked, chunk_of, native_columns
+from mqd.client.staging import STAGE_MAX, Chunk, Entry, Stage, checked, chunk_of
 from mqd.client.statistics import Statistics
 from mqd.client.transactional import Transactions
-from mqd.native import E_INVALID, NativeError
+from mqd.native import NativeError
 from mqd.native_client import INT64_MAX, ProducerOptions
 from mqd.native_client import Producer as NativeProducer
 
@@ -75,7 +76,6 @@ class ShmProducer:
         self._bytes_max: int = config["message.max.bytes"]
         self._on_delivery = config["on_delivery"]
         self._partitioner = number_of(config["partitioner"])
-        self._batch_of = np.empty(PART_MAX, np.uint64)
         data_bytes = settings.own["mqd.buffer.bytes"] or min(max(_DATA_BYTES, _LARGEST_RECORDS * config["message.max.bytes"]), _DATA_BYTES_MAX)
         self.attachment = Attachment(
             opener(settings, choice, config["client.id"], data_bytes), client_id=config["client.id"], request_timeout_s=config["socket.timeout.ms"] / 1000,
@@ -90,6 +90,7 @@ class ShmProducer:
         self.identity = Identity(self)
         self.transactions = Transactions(self)
         self.compressor = Compressor(self)
+        self.appender = Appender(self)
         self.statistics = Statistics(self)
         self.produce = self._make_produce()
         self.attachment.subscribe(self)
@@ -222,7 +223,7 @@ class ShmProducer:
             count = min(len(stage.entries), STAGE_MAX)
             chunk = chunk_of(stage, count)
             try:
-                done = self.append(stage, chunk, chunk.rows)
+                done = self.appender.append(stage, chunk, chunk.rows)
             except Refused as refused:
                 self.fail_entries(stage, 1, refused.error)
                 continue
@@ -233,38 +234,6 @@ class ShmProducer:
             stage.release(done)
             if not done:
                 return
-
-    def append(self, stage: Stage, chunk: Chunk, rows: Any, first_index: int = 0) -> int:
-        """Records into the C core; how many it took, fewer when it is full. `rows`: see Delivery, their indices begin at first_index. Raises Refused when the first record is
-        one that it will never take. Lock held."""
-        if self.compressor.enabled:
-            return self.compressor.append(stage, chunk, rows, first_index)
-        count = chunk.values.count
-        batch_of = self._batch_of[:count]
-        self.fates.before_append(rows)
-        try:
-            done, interrupted = append_counted(self.native, stage.number, native_columns(chunk), batch_of)
-        except NativeError as error:
-            if error.code != E_INVALID:
-                return 0  # the attachment has ended: the driver knows, or will
-            partition = chunk.partition if chunk.partitions is None else int(chunk.partitions[0])
-            wrong = KafkaError._UNKNOWN_PARTITION if partition >= stage.partition_count else KafkaError.MSG_SIZE_TOO_LARGE
-            raise Refused(local_error(wrong)) from None
-        if done:
-            self.transactions.wrote()
-            self.fates.appended(stage.number, batch_of[:done], rows, first_index)
-        if interrupted is not None:
-            raise interrupted
-        return done
-
-    def append_batch(self, stage: Stage, partition: int, batch: bytes) -> int:
-        """A whole batch into the C core; its number, 0 = no room now."""
-        try:
-            return self.native.append_batch(stage.number, partition, batch)
-        except NativeError as error:
-            if error.code == E_INVALID:
-                raise
-            return 0  # the attachment has ended: the driver knows, or will
 
     def close_open_batches(self) -> None:
         self._send(True)
