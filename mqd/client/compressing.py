@@ -1,9 +1,9 @@
-"""Batches that are compressed: built here, record by record columns, compressed when they are closed, and given to the C core whole.
+"""Batches that are compressed: built here, record by record columns, closed, compressed, and given to the C core whole.
 
 The C core compresses nothing (cramjam does), so it cannot build these batches in place: a partition's records wait here as pieces of columns until batch.size,
 batch.num.messages or linger.ms closes their batch.
 
-1. A record is in one piece of one open batch, or in a closed one that waits for room (`_ready`), or in the C core. `records` counts the first two.
+1. A record is in one piece of one open batch, or in a closed one that is to be encoded, or waits for room (`_ready`), or in the C core. `records` counts the first two.
 2. While a closed batch waits for room nothing more is taken: order in a partition.
 3. Data is copied in: the caller's memory is his again.
 Concurrency: with the attachment's lock held.
@@ -34,16 +34,17 @@ _NEVER = float("inf")
 _ANYWHERE = {"random", "consistent_random", "murmur2_random", "fnv1a_random"}
 
 
-class _Open:
-    """A partition's batch that still takes records."""
+class _Batch:
+    """A partition's batch, which takes records until it is closed. `data`: it, encoded; None until that is done."""
 
-    __slots__ = ("count", "opened", "parts", "partition", "pieces", "size_bytes", "stage")
+    __slots__ = ("count", "data", "opened", "parts", "partition", "pieces", "size_bytes", "stage")
 
     def __init__(self, stage: Any, partition: int) -> None:
         self.stage, self.partition = stage, partition
         self.pieces: list[Chunk] = []
         self.parts: list[tuple[Any, Any, int]] = []
         self.count = self.size_bytes = 0
+        self.data: bytes | None = None
         self.opened = time.monotonic()
 
 
@@ -59,8 +60,8 @@ class Compressor:
         self._anywhere = config["partitioner"] in _ANYWHERE
         self._batch_bytes, self._batch_records = config["batch.size"], config["batch.num.messages"]
         self._linger_s = config["linger.ms"] / 1000
-        self._open: dict[tuple[int, int], _Open] = {}
-        self._ready: collections.deque[tuple[_Open, bytes]] = collections.deque()
+        self._open: dict[tuple[int, int], _Batch] = {}
+        self._ready: collections.deque[_Batch] = collections.deque()
         self._sticky: dict[int, int] = {}
         self.records = 0
 
@@ -74,13 +75,21 @@ class Compressor:
         count = chunk.values.count
         partitions = self._partitions(stage, chunk)
         first = int(partitions[0])
+        pieces: list[tuple[int, Chunk, Any]] = []
         if (partitions == first).all():
-            self._add(stage, first, _copied(chunk), rows, range(first_index, first_index + count))
+            pieces.append((first, _copied(chunk), range(first_index, first_index + count)))
         else:
             for partition in np.unique(partitions).tolist():
                 chosen = np.flatnonzero(partitions == partition)
-                self._add(stage, partition, _gathered(chunk, chosen), rows, (chosen + first_index).tolist())
+                pieces.append((partition, _gathered(chunk, chosen), (chosen + first_index).tolist()))
         self._producer.transactions.wrote()
+        for partition, piece, indices in pieces:
+            self._add(stage, partition, piece, rows, indices)
+        try:
+            self._give()
+        except BaseException as interrupted:  # Ctrl-C while a batch is compressed: the records are here, all of them
+            interrupted.appended = count  # type: ignore[attr-defined]
+            raise
         return count
 
     def _partitions(self, stage: Any, chunk: Chunk) -> np.ndarray:
@@ -111,7 +120,7 @@ class Compressor:
         while start < count:
             batch = self._open.get((stage.number, partition))
             if batch is None:
-                batch = self._open[stage.number, partition] = _Open(stage, partition)
+                batch = self._open[stage.number, partition] = _Batch(stage, partition)
             end = self._fitting(batch, piece, start)
             part = piece if end - start == count else piece.part(start, end)
             batch.pieces.append(part)
@@ -123,7 +132,7 @@ class Compressor:
                 self._close(batch)
             start = end
 
-    def _fitting(self, batch: _Open, piece: Chunk, start: int) -> int:
+    def _fitting(self, batch: _Batch, piece: Chunk, start: int) -> int:
         """How far into the piece the batch goes; one record at least."""
         end = min(piece.values.count, start + self._batch_records - batch.count)
         room = self._batch_bytes - batch.size_bytes
@@ -137,13 +146,12 @@ class Compressor:
 
     # -- closing -----------------------------------------------------------------------------------------------------------------
 
-    def _close(self, batch: _Open) -> None:
-        data = self._encode(batch)  # takes time: when Ctrl-C comes, the batch is open as before
+    def _close(self, batch: _Batch) -> None:
+        """It is encoded when it is given: that takes time, and Ctrl-C may end it when nobody knows yet where the records are."""
         del self._open[batch.stage.number, batch.partition]
-        self._ready.append((batch, data))
-        self._give()
+        self._ready.append(batch)
 
-    def _encode(self, batch: _Open) -> bytes:
+    def _encode(self, batch: _Batch) -> bytes:
         columns = _joined(batch.pieces)
         buffer = bytearray(_HEADER_BYTES + batch.size_bytes + 16)
         size, taken = records_encode(columns, buffer)
@@ -161,8 +169,11 @@ class Compressor:
         """Closed batches to the C core, as far as it has room."""
         producer = self._producer
         while self._ready and producer.held is None:
-            batch, data = self._ready[0]
-            number = producer.appender.append_batch(batch.stage, batch.partition, data)
+            batch = self._ready[0]
+            if batch.data is None:
+                batch.data = self._encode(batch)
+                continue  # a signal's handler may have given it meanwhile
+            number = producer.appender.append_batch(batch.stage, batch.partition, batch.data)
             if not number:
                 return
             self._ready.popleft()
@@ -173,13 +184,13 @@ class Compressor:
         """Closes what has lingered; returns when the next will have."""
         if not self._open and not self._ready:
             return _NEVER
-        self._give()
         due = _NEVER
         for batch in list(self._open.values()):
             if everything or batch.opened + self._linger_s <= now:
                 self._close(batch)
             else:
                 due = min(due, batch.opened + self._linger_s)
+        self._give()
         return due
 
     def drop_all(self, error: KafkaError) -> None:
@@ -188,10 +199,10 @@ class Compressor:
 
     def expire(self, opened_by: float, error: KafkaError) -> int:
         """As drop_all, but for batches that were opened then or before; how many records."""
-        expired = [batch for batch in (*(batch for batch, _ in self._ready), *self._open.values()) if batch.opened <= opened_by]
+        expired = [batch for batch in (*self._ready, *self._open.values()) if batch.opened <= opened_by]
         if not expired:
             return 0
-        self._ready = collections.deque(entry for entry in self._ready if entry[0].opened > opened_by)
+        self._ready = collections.deque(batch for batch in self._ready if batch.opened > opened_by)
         self._open = {place: batch for place, batch in self._open.items() if batch.opened > opened_by}
         count = sum(batch.count for batch in expired)
         self.records -= count

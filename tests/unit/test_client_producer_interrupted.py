@@ -1,0 +1,100 @@
+"""A shared-memory producer whose application Ctrl-C interrupts: each record is written once and reported once, and no transaction ends without what was produced into it.
+
+By a C core and a broker that the test plays; Ctrl-C is raised by what stands at the place that it meets, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from mqd.client import compressing, requests
+from mqd.client.shm_producer import ShmProducer
+from tests.unit.client_broker import FakeBroker
+from tests.unit.client_native import FakeProducer, Reports, coordinating_broker, making
+
+
+@pytest.fixture
+def broker() -> FakeBroker:
+    return coordinating_broker()
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch, broker: FakeBroker) -> Iterator[Callable[..., tuple[ShmProducer, FakeProducer]]]:
+    with making(monkeypatch, broker) as make:
+        yield make
+
+
+@pytest.fixture
+def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """interrupt(owner, name): its next call is Ctrl-C, before it does anything; behind=True: when it has done it."""
+
+    def interrupt(owner: Any, name: str, behind: bool = False) -> None:
+        usual = getattr(owner, name)
+
+        def interrupted(*arguments: Any) -> None:
+            monkeypatch.setattr(owner, name, usual)
+            if behind:
+                usual(*arguments)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(owner, name, interrupted)
+
+    return interrupt
+
+
+def _ends(broker: FakeBroker) -> list[bool]:
+    return [request.committed for key, request in broker.seen if key == requests.END_TXN]
+
+
+def _begun(producer: ShmProducer, broker: FakeBroker) -> None:
+    """A transaction is open, in a topic that is known."""
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    producer.produce("events", b"known", partition=1)
+    producer.commit_transaction(10)
+    producer.begin_transaction()
+    broker.seen.clear()
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_transaction_whose_batch_is_interrupted_while_it_is_compressed_ends_with_its_records(make, broker: FakeBroker, interrupt, commits: bool) -> None:
+    """They were written, and became part of the next transaction."""
+    producer, native = make(transactional_id="t", compression_type="lz4", linger_ms=60_000, batch_num_messages=10)
+    _begun(producer, broker)
+    interrupt(compressing, "compress")
+    with pytest.raises(KeyboardInterrupt) as raised:
+        producer.produce_batch("events", [b"y" * 50] * 10, partition=0)
+    assert raised.value.taken == 10 and producer.flush(10) == 0  # type: ignore[attr-defined]
+    assert len(native.written[0]) == 10
+    (producer.commit_transaction if commits else producer.abort_transaction)(10)
+    assert _ends(broker) == [commits]
+
+
+def test_records_of_a_full_batch_whose_compression_is_interrupted_are_written_once(make, interrupt) -> None:
+    producer, native = make(compression_type="lz4", linger_ms=60_000, batch_num_messages=10)
+    producer.produce("events", b"known", partition=1)
+    assert producer.flush(10) == 0
+    reports = Reports()
+    for number in range(25):
+        producer.produce("events", b"%d" % number * 50, partition=0, on_delivery=reports)
+    interrupt(compressing, "compress")
+    with pytest.raises(KeyboardInterrupt):
+        producer.flush(10)
+    assert producer.flush(10) == 0
+    assert len(native.written[0]) == 25 and [message.value() for message in reports.messages] == [b"%d" % number * 50 for number in range(25)]
+
+
+@pytest.mark.parametrize("partition", [0, list(range(3)) * 8 + [0]])
+def test_a_batch_whose_compression_is_interrupted_says_that_all_was_taken(make, interrupt, partition: Any) -> None:
+    producer, native = make(compression_type="lz4", linger_ms=60_000, batch_num_messages=5)
+    producer.produce("events", b"known", partition=1)
+    assert producer.flush(10) == 0
+    interrupt(compressing, "compress")
+    reports: list[int] = []
+    with pytest.raises(KeyboardInterrupt) as raised:
+        producer.produce_batch("events", [b"y" * 50] * 25, partition=partition, on_delivery=lambda error, delivery: reports.append(delivery.count))
+    assert raised.value.taken == 25 and producer.flush(10) == 0  # type: ignore[attr-defined]
+    assert sum(map(len, native.written.values())) == 26 and sum(reports) == 25
