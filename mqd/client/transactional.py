@@ -15,7 +15,6 @@ Errors as librdkafka's: txn_requires_abort(), fatal(), retriable() of the KafkaE
 from __future__ import annotations
 
 import enum
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -71,7 +70,7 @@ class Transactions:
         self._wrote = False
         self._gone_since = _NEVER  # a topic of the offsets to commit is unknown, whichever call met that
         self._commit_asked = False  # the coordinator may have decided to commit
-        self._ender = -1  # the thread that ended a transaction last
+        self._ends: set[object] = set()  # calls that are ending a transaction
         self._joined: set[str] = set()  # topics, version 1
         self._joining: set[str] = set()
         self._groups: set[str] = set()
@@ -111,7 +110,7 @@ class Transactions:
 
     def on_close(self, alone_s: float) -> None:
         """Aborts what is open. Without a broker it waits for one for `alone_s` at most."""
-        was_left = self.state is State.ENDING and self._ender == threading.get_ident()  # by Ctrl-C; another thread's commit is not to be crossed by an abort
+        was_left = self.state is State.ENDING and not self._ends  # by Ctrl-C; a commit under way, in another thread or below this signal's handler, is not to be crossed by an abort
         if self.enabled and (was_left or self.state in (State.OPEN, State.BROKEN, State.UNDECIDED)):
             timeout = self._producer.config["transaction.timeout.ms"] / 1000
             try:
@@ -185,10 +184,17 @@ class Transactions:
         self._end(False, deadline)
 
     def _begin_end(self) -> None:
-        self._ender = threading.get_ident()
         self.state = State.ENDING
 
     def _end(self, commit: bool, deadline: float) -> None:
+        this = object()
+        try:
+            self._ends.add(this)
+            self._carry_out_end(commit, deadline)
+        finally:
+            self._ends.discard(this)
+
+    def _carry_out_end(self, commit: bool, deadline: float) -> None:
         try:
             with self._producer.attachment.lock:
                 self._close_gate()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from mqd.client import compressing, requests
+from mqd.client.messages import KafkaError, KafkaException
 from mqd.client.shm_producer import ShmProducer
 from tests.unit.client_broker import FakeBroker
 from tests.unit.client_native import FakeProducer, Reports, coordinating_broker, making
@@ -98,3 +99,24 @@ def test_a_batch_whose_compression_is_interrupted_says_that_all_was_taken(make, 
         producer.produce_batch("events", [b"y" * 50] * 25, partition=partition, on_delivery=lambda error, delivery: reports.append(delivery.count))
     assert raised.value.taken == 25 and producer.flush(10) == 0  # type: ignore[attr-defined]
     assert sum(map(len, native.written.values())) == 26 and sum(reports) == 25
+
+
+def test_close_in_a_signals_handler_does_not_wait_for_the_commit_that_the_handler_interrupted(make, broker: FakeBroker) -> None:
+    """The commit can go on only when the handler is through: an abort in between waited for ever."""
+    producer, _ = make(transactional_id="t")
+    _begun(producer, broker)
+    producer.produce("events", b"x", partition=0)
+    assert producer.flush(10) == 0
+    aborts: list[float] = []
+    producer.transactions.abort = aborts.append  # type: ignore[method-assign]
+
+    def end(_request: Any) -> None:
+        """No answer; instead the handler runs in the thread that waits for one."""
+        producer.transactions.on_close(1.0)
+
+    broker.answers[requests.END_TXN] = end
+    with pytest.raises(KafkaException) as raised:
+        producer.commit_transaction(0.1)
+    assert raised.value.args[0].code() == KafkaError._TIMED_OUT and _ends(broker) == [True] and aborts == []
+    producer.transactions.on_close(1.0)
+    assert len(aborts) == 1, "nobody is ending it any more"
