@@ -6,7 +6,7 @@
 1. A record is produced only while OPEN, and reaches the C core only while OPEN: a transaction that ended left nothing behind in a stage.
 2. Version 2: a partition joins by being written; the end gives the next epoch, under which everything is numbered from 0.
    Version 1: all partitions of a topic join before the first record goes to it: an empty marker in each is the price of asking once.
-3. After an abort the sequences of what was given up are missing: version 1 asks for the next epoch, version 2 has it anyway.
+3. After an abort, also one that came too late, the sequences of what was given up are missing: version 1 asks for the next epoch, version 2 has it anyway.
 4. Requests whose answer was lost are asked again: all of them may be.
 
 Errors as librdkafka's: txn_requires_abort(), fatal(), retriable() of the KafkaError. Methods block their caller; the driver goes on.
@@ -70,6 +70,8 @@ class Transactions:
         self._wrote = False
         self._gone_since = _NEVER  # a topic of the offsets to commit is unknown, whichever call met that
         self._commit_asked = False  # the coordinator may have decided to commit
+        self._renews = False  # an abort has begun: the C core may count anew, records are missing; version 1 needs another epoch however the transaction ends
+        self._ended: bool | None = None  # version 1: the coordinator has ended it, by a commit (True) or an abort; the next identity alone is wanting
         self._ends: set[object] = set()  # calls that are ending a transaction
         self._joined: set[str] = set()  # topics, version 1
         self._joining: set[str] = set()
@@ -141,6 +143,7 @@ class Transactions:
         with self._producer.attachment.lock:
             self._require(State.READY)
             self._broken_by, self._wrote, self._commit_asked, self._gone_since = None, False, False, _NEVER
+            self._renews, self._ended = False, None
             self._joined.clear()
             self._joining.clear()
             self._groups.clear()
@@ -219,19 +222,27 @@ class Transactions:
 
     def _end_transaction(self, commit: bool, deadline: float) -> tuple[int, int] | None:
         """Returns the next identity, None = the old one goes on."""
-        dirty = not commit  # records may have been dropped with their sequences
         if not (self._wrote or self._joined):
             return None
+        self._renews |= not commit  # before the C core hears of it: it forgets the sequences
         if not commit and not self._drained(deadline):
             raise failure(KafkaError._TIMED_OUT, "the broker has not answered what was sent: call abort_transaction() again", retriable=True)
+        if self._ended is None:
+            response = self._ask_end(commit, deadline)
+            if self._version_2:
+                return response.producer_id, response.producer_epoch
+            self._ended = commit
+        elif self._ended and not commit:
+            raise _too_late()
+        return self._init_identity(self._producer_id, self._producer_epoch, deadline) if self._renews else None
+
+    def _ask_end(self, commit: bool, deadline: float) -> Any:
         self._commit_asked |= commit
         expected = _COMMITTED if self._commit_asked and not commit else 0
         response = self._ask(requests.END_TXN, None, lambda: EndTxnRequest(**self._names(), committed=commit), deadline, expected)
         if response.error_code:
-            raise _CommittedError(local_error(KafkaError._STATE, "the coordinator has decided to commit the transaction: call commit_transaction() again"))
-        if self._version_2:
-            return response.producer_id, response.producer_epoch
-        return self._init_identity(self._producer_id, self._producer_epoch, deadline) if dirty else None
+            raise _too_late()
+        return response
 
     def _drained(self, deadline: float) -> bool:
         """Is everything that was sent answered? Only then can no late record join the next transaction."""
@@ -362,6 +373,10 @@ class Transactions:
         if self.state is State.BROKEN and self._broken_by is not None:
             raise failure(self._broken_by.code(), f"the transaction has failed: {self._broken_by.str()}", abort=True)
         raise failure(KafkaError._STATE, f"Local: Erroneous state: {self.state.value}")
+
+
+def _too_late() -> _CommittedError:
+    return _CommittedError(local_error(KafkaError._STATE, "the coordinator has decided to commit the transaction: call commit_transaction() again"))
 
 
 def _deadline(timeout: float) -> float:

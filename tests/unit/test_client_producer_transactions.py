@@ -440,3 +440,90 @@ def test_a_commit_in_another_thread_is_not_crossed_by_an_abort_of_close(make, br
     assert asked.wait(10) and producer.close()
     committing.join()
     assert [request.committed for key, request in broker.seen if key == requests.END_TXN] == [True] and raised == [KafkaError._DESTROY]
+
+
+class _VersionOne:
+    """A coordinator of version 1 by its rules: InitProducerId gives the next epoch, EndTxn of an older one is fenced, and an abort behind a commit is refused. `silent`: keys of requests that are carried
+    out and not answered."""
+
+    def __init__(self, broker: FakeBroker) -> None:
+        self.epoch, self.committed, self.silent = -1, False, set[int]()
+        broker.transaction_version = 1
+        broker.answers[requests.ADD_PARTITIONS_TO_TXN] = lambda request: AddPartitionsToTxnResponse()
+        broker.answers[requests.INIT_PRODUCER_ID] = self._init
+        broker.answers[requests.END_TXN] = self._end
+
+    def _init(self, request: Any) -> InitProducerIdResponse | None:
+        if request.producer_epoch in (-1, self.epoch):  # else it has the next one already: the answer was lost
+            self.epoch += 1
+        return None if requests.INIT_PRODUCER_ID in self.silent else InitProducerIdResponse(producer_id=7, producer_epoch=self.epoch)
+
+    def _end(self, request: Any) -> EndTxnResponse | None:
+        code = 0
+        if request.producer_epoch != self.epoch:
+            code = ErrorCode.PRODUCER_FENCED
+        elif self.committed and not request.committed:
+            code = ErrorCode.INVALID_TXN_STATE
+        else:
+            self.committed = request.committed
+        return None if requests.END_TXN in self.silent else EndTxnResponse(error_code=code)
+
+
+def _times_out(ends: Callable[[float], None]) -> None:
+    with pytest.raises(KafkaException) as raised:
+        ends(0.2)
+    assert raised.value.args[0].retriable()
+
+
+def test_version_1_has_another_epoch_also_when_the_abort_came_too_late(make, broker: FakeBroker) -> None:
+    """The C core counts from 0 again since the abort, and under the same epoch the next transaction's records did not fit."""
+    coordinator = _VersionOne(broker)
+    producer, native = make(transactional_id="t")
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    producer.produce("events", b"x", partition=0)
+    assert producer.flush(10) == 0
+    coordinator.silent = {requests.END_TXN}
+    _times_out(producer.commit_transaction)
+    coordinator.silent = set()
+    with pytest.raises(KafkaException) as refused:
+        producer.abort_transaction(10)
+    assert refused.value.args[0].code() == KafkaError._STATE and native.identities[-1] == (7, 0), "the sequences begin anew"
+    producer.commit_transaction(10)
+    assert native.identities[-1] == (7, 1)
+    producer.begin_transaction()
+    producer.produce("events", b"y", partition=0)
+    producer.commit_transaction(10)
+    assert native.identities[-1] == (7, 1), "a commit alone needs none"
+
+
+@pytest.mark.parametrize("ends_by_abort", [True, False])
+def test_a_lost_answer_of_the_next_epoch_does_not_end_a_transaction_of_version_1_twice(make, broker: FakeBroker, ends_by_abort: bool) -> None:
+    """The coordinator fenced the second time, under the epoch before."""
+    coordinator = _VersionOne(broker)
+    producer, native = make(transactional_id="t")
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    producer.produce("events", b"x", partition=0)
+    assert producer.flush(10) == 0
+    if not ends_by_abort:
+        coordinator.silent = {requests.END_TXN}
+        _times_out(producer.commit_transaction)
+        coordinator.silent = set()
+        with pytest.raises(KafkaException):
+            producer.abort_transaction(10)
+    coordinator.silent = {requests.INIT_PRODUCER_ID}
+    _times_out(producer.abort_transaction if ends_by_abort else producer.commit_transaction)
+    coordinator.silent = set()
+    if not ends_by_abort:
+        with pytest.raises(KafkaException) as refused:
+            producer.abort_transaction(10)
+        assert refused.value.args[0].code() == KafkaError._STATE
+    (producer.abort_transaction if ends_by_abort else producer.commit_transaction)(10)
+    assert producer.fatal is None and native.identities[-1] == (7, 1)
+    coordinator.committed = False
+    producer.begin_transaction()
+    producer.produce("events", b"y", partition=0)
+    assert producer.flush(10) == 0
+    producer.abort_transaction(10)
+    assert native.identities[-1] == (7, 2)
