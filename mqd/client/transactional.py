@@ -102,9 +102,9 @@ class Transactions:
 
     def failed(self, error: KafkaError) -> None:
         """A record of the transaction will not be written."""
-        if self.enabled and self.state in (State.OPEN, State.ENDING) and self._broken_by is None:
+        if self.enabled and self.state in (State.OPEN, State.ENDING, State.UNDECIDED) and self._broken_by is None:
             self._broken_by = error
-            if self.state is State.OPEN:
+            if self.state is not State.ENDING:
                 self.state = State.BROKEN
             self._close_gate()
             for stage in self._producer.stages.values():
@@ -206,10 +206,11 @@ class Transactions:
             identity = self._end_transaction(commit, deadline)
         except BaseException as problem:
             with self._producer.attachment.lock:
+                self._close_gate()  # Ctrl-C may have come before it was
                 if isinstance(problem, _CommittedError):
                     self.state = State.UNDECIDED
                 elif not isinstance(problem, KafkaException) or problem.args[0].retriable():  # its outcome is open (Ctrl-C, too): the same method again
-                    self.state = State.UNDECIDED if commit else State.BROKEN
+                    self.state = State.UNDECIDED if commit and self._broken_by is None else State.BROKEN
                 elif self._producer.fatal is None:
                     self.state = State.BROKEN
                     self._broken_by = problem.args[0]

@@ -120,3 +120,43 @@ def test_close_in_a_signals_handler_does_not_wait_for_the_commit_that_the_handle
     assert raised.value.args[0].code() == KafkaError._TIMED_OUT and _ends(broker) == [True] and aborts == []
     producer.transactions.on_close(1.0)
     assert len(aborts) == 1, "nobody is ending it any more"
+
+
+def _commit_interrupted_before_anything(producer: ShmProducer, meanwhile: Callable[[], None]) -> None:
+    """Ctrl-C when nothing keeps other threads from producing yet; one does."""
+    usual = producer.transactions._close_gate
+
+    def interrupted() -> None:
+        producer.transactions._close_gate = usual  # type: ignore[method-assign]
+        meanwhile()
+        raise KeyboardInterrupt
+
+    producer.transactions._close_gate = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        producer.commit_transaction(10)
+
+
+def test_nothing_is_produced_into_a_transaction_whose_commit_was_interrupted_at_its_very_beginning(make, broker: FakeBroker) -> None:
+    producer, native = make(transactional_id="t", linger_ms=60_000)
+    _begun(producer, broker)
+    producer.produce("events", b"x", partition=0)
+    stage = producer.stages["events"]
+    _commit_interrupted_before_anything(producer, lambda: setattr(stage, "limit", 10))
+    with pytest.raises(KafkaException) as raised:
+        producer.produce("events", b"late", partition=0)
+    assert raised.value.args[0].code() == KafkaError._STATE
+    producer.commit_transaction(10)
+    assert native.written[0] == [b"x"] and _ends(broker) == [True]
+
+
+def test_a_commit_that_was_interrupted_does_not_end_without_a_record_that_failed_since(make, broker: FakeBroker) -> None:
+    """One that another thread produced in that moment."""
+    producer, native = make(transactional_id="t", linger_ms=60_000, delivery_timeout_ms=100)
+    _begun(producer, broker)
+    reports = Reports()
+    _commit_interrupted_before_anything(producer, lambda: producer.stages["events"].entries.append(producer._entry_of(producer.stages["events"], b"late", None, 0, reports, 0, None)))
+    with pytest.raises(KafkaException) as raised:
+        producer.commit_transaction(10)
+    assert raised.value.args[0].txn_requires_abort() and reports.errors == [KafkaError._MSG_TIMED_OUT] and True not in _ends(broker)
+    producer.abort_transaction(10)
+    producer.begin_transaction()
