@@ -14,7 +14,9 @@ _ALONE_S = 5.0
 
 
 def close(producer: ShmProducer) -> None:
-    """Aborts an open transaction, flushes, ends the producer. A callback that raises keeps no other from being called; what the first one raised is raised at the end."""
+    """Aborts an open transaction, flushes, ends the producer. A callback that raises keeps no other from being called; what the first one raised is raised at the end.
+
+    When the producer has ended, what reports raise is logged: those of records that reports produced once more, and the usual one produces again, which is refused."""
     raised: list[Exception] = []
     if producer.fatal is None:
         producer.transactions.on_close(_ALONE_S)
@@ -22,7 +24,10 @@ def close(producer: ShmProducer) -> None:
     producer.drop()
     _serve(producer, raised)  # before the end: these reports may poll(), and produce once more
     producer.end(reported=True)
-    _serve(producer, raised)
+    raised_late: list[Exception] = []
+    _serve(producer, raised_late)
+    if raised_late:
+        _log.warning("%s: a report of a record that was given up when its producer ended raised", producer.config["client.id"], exc_info=raised_late[0])
     if raised:
         raise raised[0]
 
