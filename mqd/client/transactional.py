@@ -68,7 +68,7 @@ class Transactions:
         self._producer_id, self._producer_epoch = -1, -1
         self._version_2 = producer.attachment.api.transactions_v2
         self._wrote = False
-        self._gone_since = _NEVER  # a topic of the offsets to commit is unknown, whichever call met that
+        self._gone_since: dict[str, float] = {}  # topics of the offsets to commit that are unknown, whichever call met that first (time.monotonic)
         self._commit_asked = False  # the coordinator may have decided to commit
         self._renews = False  # an abort has begun: the C core may count anew, records are missing; version 1 needs another epoch however the transaction ends
         self._ended: bool | None = None  # version 1: the coordinator has ended it, by a commit (True) or an abort; the next identity alone is wanting
@@ -142,8 +142,9 @@ class Transactions:
         self._require_enabled()
         with self._producer.attachment.lock:
             self._require(State.READY)
-            self._broken_by, self._wrote, self._commit_asked, self._gone_since = None, False, False, _NEVER
+            self._broken_by, self._wrote, self._commit_asked = None, False, False
             self._renews, self._ended = False, None
+            self._gone_since.clear()
             self._joined.clear()
             self._joining.clear()
             self._groups.clear()
@@ -304,17 +305,30 @@ class Transactions:
                     raise
             code = _first_error(response) if response is not None else 0
             is_gone = code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and api_key == requests.TXN_OFFSET_COMMIT
-            if api_key == requests.TXN_OFFSET_COMMIT and (problem is None or problem.code() != KafkaError._TIMED_OUT):
-                self._gone_since = min(self._gone_since, time.monotonic()) if is_gone else _NEVER
+            is_given_up = api_key == requests.TXN_OFFSET_COMMIT and self._is_given_up(response, problem)
             if response is not None and code in (0, expected):
                 return response
-            if (problem is None and code not in _WAIT_RETRIES) or (is_gone and time.monotonic() - self._gone_since >= _GONE_S):
+            if (problem is None and code not in _WAIT_RETRIES) or is_given_up:
                 raise KafkaException(self._error_of(code, api_key))
             retry_s = _GONE_RETRY_S if is_gone else _RETRY_S
             if time.monotonic() + retry_s >= deadline:
                 reason = problem.str() if problem is not None else broker_error(code).str()
                 raise failure(KafkaError._TIMED_OUT, f"no outcome in time ({reason}): call it again", retriable=True)
             attachment.wait_for(lambda: False, retry_s)
+
+    def _is_given_up(self, response: Any, problem: KafkaError | None) -> bool:
+        """After a TxnOffsetCommit: has one of its topics been unknown for too long?"""
+        if response is None:
+            if problem is not None and problem.code() != KafkaError._TIMED_OUT:
+                self._gone_since.clear()
+            return False
+        now = time.monotonic()
+        for topic in response.topics:
+            if any(partition.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION for partition in topic.partitions):
+                self._gone_since.setdefault(topic.name, now)
+            else:
+                self._gone_since.pop(topic.name, None)
+        return any(now - self._gone_since.get(topic.name, now) >= _GONE_S for topic in response.topics)
 
     def _error_of(self, code: int, api_key: int) -> KafkaError:
         """What an error code makes of the transaction and the producer."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -270,6 +271,26 @@ def test_offsets_of_a_deleted_topic_are_given_up_also_when_each_call_is_short(ma
                 break
         assert raised.value.args[0].txn_requires_abort() and calls > 1
         producer.abort_transaction(10)
+
+
+def test_the_time_of_a_topic_that_was_deleted_is_not_one_of_a_topic_that_comes_late(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    later = 0.0
+    monkeypatch.setattr(transactional, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + later))
+    monkeypatch.setattr(transactional, "_GONE_S", 600.0)
+    _offset_answers(broker, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    producer, _ = make(transactional_id="t")
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    with pytest.raises(KafkaException) as raised:
+        producer.send_offsets_to_transaction([TopicPartition("deleted", 0, 5)], GroupMetadata("g"), 0.1)
+    assert raised.value.args[0].retriable()
+    later = 1000.0
+    _offset_answers(broker, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 0)
+    producer.send_offsets_to_transaction([TopicPartition("late", 0, 5)], GroupMetadata("g"), 60)
+    _offset_answers(broker, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    with pytest.raises(KafkaException) as raised:
+        producer.send_offsets_to_transaction([TopicPartition("deleted", 0, 5)], GroupMetadata("g"), 60)
+    assert raised.value.args[0].txn_requires_abort()
 
 
 def test_offsets_of_a_topic_that_comes_late_are_committed(make, broker: FakeBroker) -> None:
