@@ -15,8 +15,6 @@ from mqd.native import E_INVALID, NativeError
 
 if TYPE_CHECKING:
     from mqd.client.shm_producer import ShmProducer
-    from mqd.native_client import Columns
-    from mqd.native_client import Producer as NativeProducer
 
 PART_MAX = 8192  # records at a time: others want the lock, too
 
@@ -29,21 +27,13 @@ class Refused(Exception):
         self.error = error
 
 
-def append_counted(native: NativeProducer, topic: int, records: Columns, batch_of: Any) -> tuple[int, BaseException | None]:
-    """As native.append, and what was raised behind it: Ctrl-C, for whose handler it is late: the C core has the records. The caller raises that when they are accounted for."""
-    before = native.outstanding_records
-    try:
-        return native.append(topic, records, batch_of), None
-    except NativeError:
-        raise
-    except BaseException as interrupted:
-        interrupted.appended = native.outstanding_records - before  # type: ignore[attr-defined]
-        return interrupted.appended, interrupted  # type: ignore[attr-defined]
+class Taken:
+    """How many records of a call to append() are in the C core, or with the compressor: its caller's, who looks also when that raises."""
 
+    __slots__ = ("count",)
 
-def appended_before(problem: BaseException) -> int:
-    """How many records the append() that ended with it has put into the C core."""
-    return getattr(problem, "appended", 0)
+    def __init__(self) -> None:
+        self.count = 0
 
 
 class Appender:
@@ -51,29 +41,31 @@ class Appender:
         self._producer = producer
         self._batch_of = np.empty(PART_MAX, np.uint64)
 
-    def append(self, stage: Stage, chunk: Chunk, rows: Any, first_index: int = 0) -> int:
-        """Records into the C core; how many it took, fewer when it is full. `rows`: see Delivery, their indices begin at first_index. Raises Refused when the first record is
+    def append(self, stage: Stage, chunk: Chunk, rows: Any, taken: Taken, first_index: int = 0) -> None:
+        """Records into the C core, counted in `taken`; fewer when it is full. `rows`: see Delivery, their indices begin at first_index. Raises Refused when the first record is
         one that it will never take."""
         producer = self._producer
         if producer.compressor.enabled:
-            return producer.compressor.append(stage, chunk, rows, first_index)
-        count = chunk.values.count
-        batch_of = self._batch_of[:count]
+            producer.compressor.append(stage, chunk, rows, taken, first_index)
+            return
+        batch_of = self._batch_of[: chunk.values.count]
         producer.fates.before_append(rows)
+        before, interrupted = producer.native.outstanding_records, None
         try:
-            done, interrupted = append_counted(producer.native, stage.number, native_columns(chunk), batch_of)
+            taken.count = producer.native.append(stage.number, native_columns(chunk), batch_of)
         except NativeError as error:
             if error.code != E_INVALID:
-                return 0  # the attachment has ended: the driver knows, or will
+                return  # the attachment has ended: the driver knows, or will
             partition = chunk.partition if chunk.partitions is None else int(chunk.partitions[0])
             wrong = KafkaError._UNKNOWN_PARTITION if partition >= stage.partition_count else KafkaError.MSG_SIZE_TOO_LARGE
             raise Refused(local_error(wrong)) from None
-        if done:
+        except BaseException as problem:  # Ctrl-C, for whose handler it may be late: the C core has the records
+            taken.count, interrupted = producer.native.outstanding_records - before, problem
+        if taken.count:
             producer.transactions.wrote()
-            producer.fates.appended(stage.number, batch_of[:done], rows, first_index)
+            producer.fates.appended(stage.number, batch_of[: taken.count], rows, first_index)
         if interrupted is not None:
             raise interrupted
-        return done
 
     def append_batch(self, stage: Stage, partition: int, batch: bytes) -> int:
         """A whole batch into the C core; its number, 0 = no room now."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from mqd.client.appending import PART_MAX, Refused, appended_before
+from mqd.client.appending import PART_MAX, Refused, Taken
 from mqd.client.delivering import CallReport
 from mqd.client.messages import KafkaError, KafkaException, local_error
 from mqd.client.staging import Chunk, Stage
@@ -39,16 +39,17 @@ class BatchCall:
             if end <= self.taken:
                 producer.close_open_batches()  # somebody waits for the room of what lingers
                 break
+            taken = Taken()
             try:
-                done = producer.appender.append(stage, self._records.part(self.taken, end), self._report, self.taken)
+                producer.appender.append(stage, self._records.part(self.taken, end), self._report, taken, self.taken)
             except Refused as refused:
                 self.error = refused.error
                 break
-            except BaseException as interrupted:
-                self.taken += appended_before(interrupted)
+            except BaseException:
+                self.taken += taken.count
                 raise
-            self.taken += done
-            if not done:
+            self.taken += taken.count
+            if not taken.count:
                 break
         producer.send_due()
         return self.finished

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from mqd.client.appending import Refused
+from mqd.client.appending import Refused, Taken
 from mqd.client.columns import Column
 from mqd.client.delivering import Delivery
 from mqd.client.messages import KafkaError, local_error
@@ -65,13 +65,13 @@ class Compressor:
         self._sticky: dict[int, int] = {}
         self.records = 0
 
-    def append(self, stage: Any, chunk: Chunk, rows: Any, first_index: int) -> int:
+    def append(self, stage: Any, chunk: Chunk, rows: Any, taken: Taken, first_index: int) -> None:
         """All records of the chunk up to one of a partition that is not there, or none when closed batches wait for room, or a broker: a batch that is open for minutes would
         end with its first record's time. Raises Refused when the first is of such a partition."""
         chunk = _up_to_unknown(chunk, stage.partition_count)
         self._give()
         if self._ready or not self._producer.attachment.attached:
-            return 0
+            return
         count = chunk.values.count
         partitions = self._partitions(stage, chunk)
         first = int(partitions[0])
@@ -85,12 +85,8 @@ class Compressor:
         self._producer.transactions.wrote()
         for partition, piece, indices in pieces:
             self._add(stage, partition, piece, rows, indices)
-        try:
-            self._give()
-        except BaseException as interrupted:  # Ctrl-C while a batch is compressed: the records are here, all of them
-            interrupted.appended = count  # type: ignore[attr-defined]
-            raise
-        return count
+        taken.count = count
+        self._give()  # where Ctrl-C may come while a batch is compressed: the records are here, all of them
 
     def _partitions(self, stage: Any, chunk: Chunk) -> np.ndarray:
         count, partition_count = chunk.values.count, stage.partition_count

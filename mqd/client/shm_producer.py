@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from mqd.client import closing, columns
-from mqd.client.appending import Appender, Refused, appended_before
+from mqd.client.appending import Appender, Refused, Taken
 from mqd.client.attachment import Attachment
 from mqd.client.batch_call import BatchCall
 from mqd.client.compressing import Compressor
@@ -221,18 +221,18 @@ class ShmProducer:
         """As much of a stage as goes. Lock held."""
         while stage.entries and self.held is None and stage.number >= 0 and self.transactions.may_write(stage):
             count = min(len(stage.entries), STAGE_MAX)
-            chunk = chunk_of(stage, count)
+            chunk, taken = chunk_of(stage, count), Taken()
             try:
-                done = self.appender.append(stage, chunk, chunk.rows)
+                self.appender.append(stage, chunk, chunk.rows, taken)
             except Refused as refused:
                 self.fail_entries(stage, 1, refused.error)
                 continue
-            except BaseException as interrupted:
-                stage.release(appended_before(interrupted))
+            except BaseException:
+                stage.release(taken.count)
                 self._arm(stage)
                 raise
-            stage.release(done)
-            if not done:
+            stage.release(taken.count)
+            if not taken.count:
                 return
 
     def close_open_batches(self) -> None:

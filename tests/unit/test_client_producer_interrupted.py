@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mqd.client import compressing, requests
+from mqd.client import appending, compressing, requests
 from mqd.client.messages import KafkaError, KafkaException
 from mqd.client.shm_producer import ShmProducer
 from tests.unit.client_broker import FakeBroker
@@ -160,3 +160,32 @@ def test_a_commit_that_was_interrupted_does_not_end_without_a_record_that_failed
     assert raised.value.args[0].txn_requires_abort() and reports.errors == [KafkaError._MSG_TIMED_OUT] and True not in _ends(broker)
     producer.abort_transaction(10)
     producer.begin_transaction()
+
+
+def test_a_handler_that_raises_the_same_exception_again_loses_no_records(make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the first one had interrupted when records were taken counted for the second, when none were."""
+    producer, native = make(linger_ms=60_000)
+    producer.produce("events", b"known", partition=1)
+    assert producer.flush(10) == 0
+    stop, usual, usual_columns = KeyboardInterrupt(), native.append, appending.native_columns
+
+    def stopped_behind(*arguments: Any) -> int:
+        native.append = usual  # type: ignore[method-assign]
+        usual(*arguments)
+        raise stop
+
+    def stopped_before(*_arguments: Any) -> Any:
+        monkeypatch.setattr(appending, "native_columns", usual_columns)
+        raise stop
+
+    native.append = stopped_behind  # type: ignore[method-assign]
+    values = [b"%d" % number for number in range(8)]
+    for place, some in ((None, values[:3]), (stopped_before, values[3:])):
+        for value in some:
+            producer.produce("events", value, partition=0)
+        if place is not None:
+            monkeypatch.setattr(appending, "native_columns", place)
+        with pytest.raises(KeyboardInterrupt):
+            producer.flush(10)
+        assert producer.flush(10) == 0
+    assert native.written[0] == values
