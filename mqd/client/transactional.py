@@ -71,7 +71,8 @@ class Transactions:
         self._gone_since: dict[str, float] = {}  # topics of the offsets to commit that are unknown, whichever call met that first (time.monotonic)
         self._commit_asked = False  # the coordinator may have decided to commit
         self._renews = False  # an abort has begun: the C core may count anew, records are missing; version 1 needs another epoch however the transaction ends
-        self._ended: bool | None = None  # version 1: the coordinator has ended it, by a commit (True) or an abort; the next identity alone is wanting
+        self._ended: bool | None = None  # the coordinator has ended it, by a commit (True) or an abort: it is not asked again
+        self._next: tuple[int, int] | None = None  # the identity after it; None = not known yet, or the old one goes on
         self._ends: set[object] = set()  # calls that are ending a transaction
         self._joined: set[str] = set()  # topics, version 1
         self._joining: set[str] = set()
@@ -143,7 +144,7 @@ class Transactions:
         with self._producer.attachment.lock:
             self._require(State.READY)
             self._broken_by, self._wrote, self._commit_asked = None, False, False
-            self._renews, self._ended = False, None
+            self._renews, self._ended, self._next = False, None, None
             self._gone_since.clear()
             self._joined.clear()
             self._joining.clear()
@@ -204,11 +205,18 @@ class Transactions:
                 self._close_gate()
             if not commit:
                 self._producer.purge()
-            identity = self._end_transaction(commit, deadline)
+            self._end_transaction(commit, deadline)
+            with self._producer.attachment.lock:
+                if self._next is not None:
+                    self._take(*self._next)
+                self._close_gate()
+                self.state = State.READY
         except BaseException as problem:
             with self._producer.attachment.lock:
                 self._close_gate()  # Ctrl-C may have come before it was
-                if isinstance(problem, _CommittedError):
+                if self.state is not State.ENDING:
+                    pass  # Ctrl-C came when all was done
+                elif isinstance(problem, _CommittedError):
                     self.state = State.UNDECIDED
                 elif not isinstance(problem, KafkaException) or problem.args[0].retriable():  # its outcome is open (Ctrl-C, too): the same method again
                     self.state = State.UNDECIDED if commit and self._broken_by is None else State.BROKEN
@@ -216,27 +224,23 @@ class Transactions:
                     self.state = State.BROKEN
                     self._broken_by = problem.args[0]
             raise
-        with self._producer.attachment.lock:
-            if identity is not None:
-                self._take(*identity)
-            self.state = State.READY
-            self._close_gate()
 
-    def _end_transaction(self, commit: bool, deadline: float) -> tuple[int, int] | None:
-        """Returns the next identity, None = the old one goes on."""
+    def _end_transaction(self, commit: bool, deadline: float) -> None:
+        """With the coordinator: what of it is not done yet."""
         if not (self._wrote or self._joined):
-            return None
+            return
         self._renews |= not commit  # before the C core hears of it: it forgets the sequences
         if not commit and not self._drained(deadline):
             raise failure(KafkaError._TIMED_OUT, "the broker has not answered what was sent: call abort_transaction() again", retriable=True)
         if self._ended is None:
             response = self._ask_end(commit, deadline)
             if self._version_2:
-                return response.producer_id, response.producer_epoch
+                self._next = response.producer_id, response.producer_epoch
             self._ended = commit
         elif self._ended and not commit:
             raise _too_late()
-        return self._init_identity(self._producer_id, self._producer_epoch, deadline) if self._renews else None
+        if self._renews and self._next is None:
+            self._next = self._init_identity(self._producer_id, self._producer_epoch, deadline)
 
     def _ask_end(self, commit: bool, deadline: float) -> Any:
         self._commit_asked |= commit

@@ -189,3 +189,33 @@ def test_a_handler_that_raises_the_same_exception_again_loses_no_records(make, m
             producer.flush(10)
         assert producer.flush(10) == 0
     assert native.written[0] == values
+
+
+@pytest.mark.parametrize("commits", [True, False])
+@pytest.mark.parametrize(("owner", "name", "behind"), [("transactions", "_take", False), ("native", "set_identity", True), ("producer", "hold", True), ("transactions", "_take", True)])
+def test_an_end_of_a_transaction_that_is_interrupted_behind_the_coordinators_answer_can_be_repeated(
+    make, broker: FakeBroker, interrupt, owner: str, name: str, behind: bool, commits: bool,
+) -> None:  # fmt: skip
+    """The coordinator is not asked again: under the next epoch it has no such transaction."""
+    producer, native = make(transactional_id="t")
+    _begun(producer, broker)
+    producer.produce("events", b"x", partition=0)
+    assert producer.flush(10) == 0
+    target = {"transactions": producer.transactions, "native": native, "producer": producer}[owner]
+    usual = broker.answers[requests.END_TXN]
+
+    def end(request: Any) -> Any:
+        interrupt(target, name, behind)
+        return usual(request)
+
+    broker.answers[requests.END_TXN] = end
+    ends = producer.commit_transaction if commits else producer.abort_transaction
+    with pytest.raises(KeyboardInterrupt):
+        ends(10)
+    with pytest.raises(KafkaException):
+        producer.produce("events", b"late", partition=0)
+    ends(10)
+    assert _ends(broker) == [commits] and native.identities[-1] == (100, 2)
+    producer.begin_transaction()
+    producer.produce("events", b"y", partition=0)
+    assert producer.flush(10) == 0 and native.written[0] == [b"x", b"y"]

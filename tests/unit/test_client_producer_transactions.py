@@ -425,7 +425,7 @@ def _interrupted(_self: Any = None, *_arguments: Any) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(("target", "asked"), [("producer.purge", [False]), ("transactions._close_gate", [False]), ("transactions._take", [False, False])])
+@pytest.mark.parametrize(("target", "asked"), [("producer.purge", [False]), ("transactions._close_gate", [False]), ("transactions._take", [False])])
 def test_a_producer_that_is_closed_after_an_interrupted_abort_aborts(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, target: str, asked: list[bool]) -> None:
     """Wherever Ctrl-C met it: before the coordinator was asked, or behind its answer."""
     producer, _ = make(transactional_id="t")
