@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mqd.client.delivering import Part
 from mqd.client.messages import KafkaError, local_error
 from mqd.client.staging import Chunk, Stage, native_columns
 from mqd.native import E_INVALID, NativeError
@@ -49,23 +50,30 @@ class Appender:
             producer.compressor.append(stage, chunk, rows, taken, first_index)
             return
         batch_of = self._batch_of[: chunk.values.count]
+        parts: list[tuple[int, Part]] = []
         producer.fates.before_append(rows)
-        before, interrupted = producer.native.outstanding_records, None
+        before = producer.native.outstanding_records
         try:
             taken.count = producer.native.append(stage.number, native_columns(chunk), batch_of)
+            self._account(stage, batch_of[: taken.count], rows, first_index, parts)
         except NativeError as error:
-            if error.code != E_INVALID:
-                return  # the attachment has ended: the driver knows, or will
-            partition = chunk.partition if chunk.partitions is None else int(chunk.partitions[0])
-            wrong = KafkaError._UNKNOWN_PARTITION if partition >= stage.partition_count else KafkaError.MSG_SIZE_TOO_LARGE
-            raise Refused(local_error(wrong)) from None
-        except BaseException as problem:  # Ctrl-C, for whose handler it may be late: the C core has the records
-            taken.count, interrupted = producer.native.outstanding_records - before, problem
-        if taken.count:
-            producer.transactions.wrote()
-            producer.fates.appended(stage.number, batch_of[: taken.count], rows, first_index)
-        if interrupted is not None:
-            raise interrupted
+            if error.code == E_INVALID:
+                partition = chunk.partition if chunk.partitions is None else int(chunk.partitions[0])
+                wrong = KafkaError._UNKNOWN_PARTITION if partition >= stage.partition_count else KafkaError.MSG_SIZE_TOO_LARGE
+                raise Refused(local_error(wrong)) from None
+            # else the attachment has ended: the driver knows, or will
+        except BaseException:  # Ctrl-C, for whose handler it may be late: the C core has the records
+            taken.count = producer.native.outstanding_records - before
+            self._account(stage, batch_of[: taken.count], rows, first_index, parts)
+            raise
+
+    def _account(self, stage: Stage, batch_of: np.ndarray, rows: Any, first_index: int, parts: list[tuple[int, Part]]) -> None:
+        """May be called again with the same `parts`, which are empty at first, when it was interrupted."""
+        if len(batch_of):
+            self._producer.transactions.wrote()
+            if not parts:
+                parts.extend(self._producer.fates.parts(batch_of, rows, first_index))
+            self._producer.fates.appended(stage.number, parts)
 
     def append_batch(self, stage: Stage, partition: int, batch: bytes) -> int:
         """A whole batch into the C core; its number, 0 = no room now."""

@@ -15,6 +15,9 @@ from mqd.client.messages import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME
 from mqd.client.staging import Entry
 
 
+Part = tuple[Any, Any, int]  # records of a batch, see Delivery
+
+
 class Batch:
     """A batch in the C core, as long as its fate is open. `parts`: (what, indices, count) in the order of its records; see Delivery."""
 
@@ -24,7 +27,7 @@ class Batch:
         self.created = created
         self.topic = topic  # number in the C core
         self.attempts = 0
-        self.parts: list[tuple[Any, Any, int]] = []
+        self.parts: list[Part] = []
 
 
 class CallReport:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mqd.client.delivering import Batch, CallReport, Delivery
+from mqd.client.delivering import Batch, CallReport, Delivery, Part
 from mqd.client.messages import KafkaError, broker_error, local_error
 from mqd.native import NativeError
 from mqd.native_client import Delivery as NativeDelivery
@@ -85,34 +85,36 @@ class Fates:
             self._tracking = True
             self._producer.close_open_batches()
 
-    def appended(self, topic: int, batch_of: np.ndarray, rows: Any, first_index: int) -> None:
-        """Records went to these batches. rows None: nobody waits for them."""
+    def parts(self, batch_of: np.ndarray, rows: Any, first_index: int) -> list[tuple[int, Part]]:
+        """Records that went to these batches, as (batch, part of it). rows None: nobody waits for them."""
         count = len(batch_of)
         if (batch_of == batch_of[0]).all():
-            self._add(topic, int(batch_of[0]), rows, range(first_index, first_index + count), count)
-        elif not self._tracking:
-            for number in np.unique(batch_of).tolist():
-                self._add(topic, number, None, None, 0)
-        else:
-            order = np.argsort(batch_of, kind="stable")
-            ordered = batch_of[order]
-            starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
-            ends = np.append(starts[1:], count)
-            for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-                indices = order[start:end] + first_index
-                self._add(topic, int(ordered[start]), rows, indices if isinstance(rows, CallReport) else indices.tolist(), end - start)
+            return [(int(batch_of[0]), (rows, None if rows is None else range(first_index, first_index + count), count))]
+        if not self._tracking:
+            return [(number, (None, None, 0)) for number in np.unique(batch_of).tolist()]
+        order = np.argsort(batch_of, kind="stable")
+        ordered = batch_of[order]
+        starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+        ends = np.append(starts[1:], count)
+        found: list[tuple[int, Part]] = []
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+            indices = None if rows is None else order[start:end] + first_index
+            found.append((int(ordered[start]), (rows, indices if rows is None or isinstance(rows, CallReport) else indices.tolist(), end - start)))
+        return found
 
-    def appended_whole(self, topic: int, number: int, parts: list[tuple[Any, Any, int]], opened: float) -> None:
+    def appended(self, topic: int, parts: list[tuple[int, Part]]) -> None:
+        """They are in the C core. Again with the same parts, when Ctrl-C has ended that: what is done already is not done twice."""
+        for number, part in parts:
+            batch = self.batches.get(number)
+            if batch is None:
+                batch = self.batches[number] = Batch(time.monotonic(), topic)
+            if self._tracking and not (batch.parts and batch.parts[-1] is part):
+                batch.parts.append(part)
+
+    def appended_whole(self, topic: int, number: int, parts: list[Part], opened: float) -> None:
         """A batch that was built elsewhere since `opened` (time.monotonic)."""
         batch = self.batches[number] = Batch(opened, topic)
         batch.parts = parts
-
-    def _add(self, topic: int, number: int, rows: Any, indices: Any, count: int) -> None:
-        batch = self.batches.get(number)
-        if batch is None:
-            batch = self.batches[number] = Batch(time.monotonic(), topic)
-        if self._tracking:
-            batch.parts.append((rows, indices, count) if rows is not None else (None, None, count))
 
     # -- outcomes ---------------------------------------------------------------------------------------------------------------
 

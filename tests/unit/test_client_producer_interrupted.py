@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mqd.client import appending, compressing, requests
@@ -219,3 +220,34 @@ def test_an_end_of_a_transaction_that_is_interrupted_behind_the_coordinators_ans
     producer.begin_transaction()
     producer.produce("events", b"y", partition=0)
     assert producer.flush(10) == 0 and native.written[0] == [b"x", b"y"]
+
+
+@pytest.mark.parametrize(("owner", "name", "behind"), [
+    ("transactions", "wrote", False), ("transactions", "wrote", True), ("fates", "parts", False), ("fates", "parts", True), ("fates", "appended", False), ("fates", "appended", True),
+])  # fmt: skip
+@pytest.mark.parametrize("partition", [0, -1])
+def test_records_whose_accounting_is_interrupted_are_written_once_and_reported_once(make, broker: FakeBroker, interrupt, owner: str, name: str, behind: bool, partition: int) -> None:
+    producer, native = make(transactional_id="t", linger_ms=60_000)
+    _begun(producer, broker)
+    reports = Reports()
+    for number in range(6):
+        producer.produce("events", b"%d" % number, partition=partition if partition >= 0 else number % 3, on_delivery=reports)
+    interrupt(getattr(producer, owner), name, behind)
+    with pytest.raises(KeyboardInterrupt):
+        producer.flush(10)
+    producer.commit_transaction(10)
+    values = sorted(b"%d" % number for number in range(6))
+    assert sorted(message.value() for message in reports.messages) == values and set(reports.errors) == {0} and _ends(broker) == [True]
+    assert sorted([*sum(native.written.values(), [])]) == [*values, b"known"]
+
+
+def test_a_part_of_a_batch_is_accounted_for_once(make) -> None:
+    """Ctrl-C between two batches of one call: what is done is not done twice."""
+    producer, _ = make()
+    fates, rows = producer.fates, [Reports()] * 4
+    fates.before_append(rows)
+    parts = fates.parts(np.array([1, 2, 1, 2], np.uint64), rows, 0)
+    fates.appended(0, parts[:1])
+    fates.appended(0, parts)
+    assert [(number, batch.parts) for number, batch in fates.batches.items()] == [(1, [(rows, [0, 2], 2)]), (2, [(rows, [1, 3], 2)])]
+    fates.batches.clear()
