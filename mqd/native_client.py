@@ -212,7 +212,7 @@ class Columns(msgspec.Struct, kw_only=True, gc=False):
 class Producer:
     """Batches on an attachment. Order of life of a batch, retry and drop: native/mqd_client.h."""
 
-    __slots__ = ("_client", "_deliveries", "_pointer", "_put")
+    __slots__ = ("_client", "_deliveries", "_pointer", "_put", "_told")
 
     DELIVERIES_MAX = 512  # of one call
 
@@ -229,6 +229,7 @@ class Producer:
             raise failure()
         self._client = client
         self._deliveries = ffi.new("struct mqd_delivery[]", self.DELIVERIES_MAX)
+        self._told = 0  # of _deliveries, and not returned yet
         self._put = lib.mqd_producer_put
 
     @property
@@ -296,10 +297,13 @@ class Producer:
         return lib.mqd_producer_next_send_us(self.pointer)
 
     def deliveries(self) -> list[Delivery]:
-        """Up to DELIVERIES_MAX outcomes, oldest first."""
+        """Up to DELIVERIES_MAX outcomes, oldest first. When Ctrl-C ends a call, the next one returns what it had."""
         out = self._deliveries
-        count = lib.mqd_producer_deliveries(self.pointer, out, self.DELIVERIES_MAX)
-        return [Delivery(d.batch, d.topic, d.partition, d.base_offset, d.timestamp_ms, d.record_count, d.error) for d in out[0:count]]
+        if not self._told:
+            self._told = lib.mqd_producer_deliveries(self.pointer, out, self.DELIVERIES_MAX)
+        found = [Delivery(d.batch, d.topic, d.partition, d.base_offset, d.timestamp_ms, d.record_count, d.error) for d in out[0 : self._told]]
+        self._told = 0
+        return found
 
     def retry(self, batch: int) -> None:
         check(lib.mqd_producer_retry(self.pointer, batch))

@@ -61,6 +61,7 @@ class Fates:
         config = producer.config
         self._producer = producer
         self.batches: dict[int, Batch] = {}
+        self._told: collections.deque[NativeDelivery] = collections.deque()  # by the C core, and not dealt with yet
         self.records_written = 0
         self.records_failed = 0
         self.batches_retried = 0
@@ -119,22 +120,32 @@ class Fates:
     # -- outcomes ---------------------------------------------------------------------------------------------------------------
 
     def take_deliveries(self, now: float) -> None:
-        deliveries = self._producer.native.deliveries()
-        while deliveries:
-            for told in deliveries:
-                batch = self.batches.get(told.batch)
-                if batch is None:
-                    continue
-                if told.error:
-                    self._failed(batch, told, now)
-                    continue
-                del self.batches[told.batch]
-                self.records_written += told.record_count
-                if batch.parts and not self._only_errors:
-                    self._report(batch, told.partition, told.base_offset, told.timestamp_ms, None)
-            deliveries = self._producer.native.deliveries()
+        while self._told or self._ask_core():
+            told = self._told.popleft()
+            try:
+                self._settle(told, now)
+            except BaseException:  # Ctrl-C: the C core tells it once
+                self._told.appendleft(told)
+                self._producer.attachment.wake()
+                raise
         # whoever waits for room or an outcome looks after every turn, if he drives; if not:
         self._producer.attachment.changed.notify_all()
+
+    def _ask_core(self) -> bool:
+        self._told.extend(self._producer.native.deliveries())
+        return bool(self._told)
+
+    def _settle(self, told: NativeDelivery, now: float) -> None:
+        batch = self.batches.get(told.batch)
+        if batch is None:
+            return
+        if told.error:
+            self._failed(batch, told, now)
+            return
+        if batch.parts and not self._only_errors:
+            self._report(batch, told.partition, told.base_offset, told.timestamp_ms, None)
+        del self.batches[told.batch]
+        self.records_written += told.record_count
 
     def _report(self, batch: Batch, partition: int, base_offset: int, timestamp_ms: int, error: KafkaError | None) -> None:
         if any(rows is not None for rows, _, _ in batch.parts):

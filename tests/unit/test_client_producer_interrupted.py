@@ -251,3 +251,23 @@ def test_a_part_of_a_batch_is_accounted_for_once(make) -> None:
     fates.appended(0, parts)
     assert [(number, batch.parts) for number, batch in fates.batches.items()] == [(1, [(rows, [0, 2], 2)]), (2, [(rows, [1, 3], 2)])]
     fates.batches.clear()
+
+
+def test_outcomes_that_ctrl_c_leaves_undealt_with_are_reported(make, interrupt) -> None:
+    """They were lost: flush() returned 0 without their reports, and later the records had timed out, though they were written."""
+    producer, native = make()
+    producer.produce("events", b"known", partition=0)
+    assert producer.flush(10) == 0
+    native.fate = lambda batch: None
+    reports = Reports()
+    for number in range(3):
+        producer.produce("events", b"%d" % number, partition=number, on_delivery=reports)
+    assert producer.flush(0.05) == 3
+    with producer.attachment.lock:
+        for batch in list(native.batches.values()):
+            native.answer(batch, 0)
+        interrupt(producer.fates, "_report")
+        with pytest.raises(KeyboardInterrupt):
+            producer.fates.take_deliveries(0.0)
+    assert producer.flush(10) == 0
+    assert [message.value() for message in reports.messages] == [b"0", b"1", b"2"] and reports.errors == [0] * 3 and not producer.fates.batches

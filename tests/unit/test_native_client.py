@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from mqd.native import E_INVALID, NativeError
-from mqd.native_client import Client, Columns, Partitioner, partition_for, records_encode
+from mqd import native_client
+from mqd.native import E_INVALID, NativeError, ffi
+from mqd.native_client import Client, Columns, Delivery, Partitioner, Producer, partition_for, records_encode
 from mqd.protocol.records import Record, encode_batch
 
 
@@ -102,3 +105,25 @@ def test_without_a_broker_the_cause_is_told(tmp_path) -> None:
     assert caught.value.errno == errno.ENOENT
     with pytest.raises(NativeError, match="has to have 1 to 107 bytes"):
         Client("/" + "x" * 200)
+
+
+def test_outcomes_that_ctrl_c_kept_from_being_returned_are_returned_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The C core tells each once."""
+    left = [3, 0]
+
+    def deliveries(_pointer: Any, out: Any, _count: int) -> int:
+        for index in range(count := left.pop(0)):
+            out[index].batch = index + 1
+        return count
+
+    def interrupted(*_arguments: Any) -> Delivery:
+        monkeypatch.setattr(native_client, "Delivery", Delivery)
+        raise KeyboardInterrupt
+
+    producer = Producer.__new__(Producer)
+    producer._pointer, producer._told, producer._deliveries = object(), 0, ffi.new("struct mqd_delivery[]", Producer.DELIVERIES_MAX)
+    monkeypatch.setattr(native_client, "lib", SimpleNamespace(mqd_producer_deliveries=deliveries))
+    monkeypatch.setattr(native_client, "Delivery", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        producer.deliveries()
+    assert [told.batch for told in producer.deliveries()] == [1, 2, 3] and producer.deliveries() == []
