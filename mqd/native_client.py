@@ -212,7 +212,7 @@ class Columns(msgspec.Struct, kw_only=True, gc=False):
 class Producer:
     """Batches on an attachment. Order of life of a batch, retry and drop: native/mqd_client.h."""
 
-    __slots__ = ("_client", "_deliveries", "_pointer", "_put", "_told")
+    __slots__ = ("_client", "_deliveries", "_number", "_pointer", "_put", "_told")
 
     DELIVERIES_MAX = 512  # of one call
 
@@ -230,6 +230,7 @@ class Producer:
         self._client = client
         self._deliveries = ffi.new("struct mqd_delivery[]", self.DELIVERIES_MAX)
         self._told = 0  # of _deliveries, and not returned yet
+        self._number = ffi.new("uint64_t *")
         self._put = lib.mqd_producer_put
 
     @property
@@ -278,14 +279,19 @@ class Producer:
         return check(taken)
 
     def append_batch(self, topic: int, partition: int, batch: Any) -> int:
-        """A whole encoded batch, e.g. a compressed one. Its number, 0 = full."""
-        memory, number = bytes_of(batch, writable=False), ffi.new("uint64_t *")
-        if lib.mqd_producer_append_batch(self.pointer, topic, partition, memory, len(memory), number) == 0:
-            return number[0]
+        """A whole encoded batch, e.g. a compressed one. Its number, 0 = full. When Ctrl-C ends a call that took it (outstanding_records says so), `batch_number` is its number."""
+        memory = bytes_of(batch, writable=False)
+        if lib.mqd_producer_append_batch(self.pointer, topic, partition, memory, len(memory), self._number) == 0:
+            return self._number[0]
         error = failure()
         if error.code != E_FULL:
             raise error
         return 0
+
+    @property
+    def batch_number(self) -> int:
+        """Of the last batch that append_batch took."""
+        return self._number[0]
 
     def send(self, now_us: int, everything: bool = False) -> None:
         """now_us: time.monotonic_ns() // 1000."""

@@ -169,12 +169,23 @@ class Compressor:
             if batch.data is None:
                 batch.data = self._encode(batch)
                 continue  # a signal's handler may have given it meanwhile
-            number = producer.appender.append_batch(batch.stage, batch.partition, batch.data)
-            if not number:
-                return
-            self._ready.popleft()
+            before = producer.native.outstanding_records
+            try:
+                number = producer.appender.append_batch(batch.stage, batch.partition, batch.data)
+                if not number:
+                    return
+                self._account(batch, number)
+            except BaseException:  # Ctrl-C, for whose handler it may be late: the C core has the batch
+                if producer.native.outstanding_records > before:
+                    self._account(batch, producer.native.batch_number)
+                raise
+
+    def _account(self, batch: _Batch, number: int) -> None:
+        """The C core has it. May be called again when it was interrupted."""
+        self._producer.fates.appended_whole(batch.stage.number, number, batch.parts, batch.opened)
+        if self._ready and self._ready[0] is batch:
             self.records -= batch.count
-            producer.fates.appended_whole(batch.stage.number, number, batch.parts, batch.opened)
+            self._ready.popleft()
 
     def on_turn(self, now: float, everything: bool) -> float:
         """Closes what has lingered; returns when the next will have."""

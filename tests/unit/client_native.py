@@ -38,7 +38,7 @@ class FakeProducer:
         self.partition_counts: list[int] = []
         self.written: dict[int, list[bytes | None]] = {}
         self.identities: list[tuple[int, int]] = []
-        self.moves = 0
+        self.moves = self.batch_number = 0
         self.closed = False
         self._numbers = itertools.count(1)
         self._told: list[Delivery] = []
@@ -86,7 +86,7 @@ class FakeProducer:
         number = next(self._numbers)
         batch = self.batches[number] = FakeBatch(number, topic, partition)
         batch.values = [None] * int.from_bytes(data[57:61], "big")
-        batch.state = "queued"
+        batch.state, self.batch_number = "queued", number
         return number
 
     def send(self, now_us: int, everything: bool = False) -> None:

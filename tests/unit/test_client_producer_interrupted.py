@@ -271,3 +271,18 @@ def test_outcomes_that_ctrl_c_leaves_undealt_with_are_reported(make, interrupt) 
             producer.fates.take_deliveries(0.0)
     assert producer.flush(10) == 0
     assert [message.value() for message in reports.messages] == [b"0", b"1", b"2"] and reports.errors == [0] * 3 and not producer.fates.batches
+
+
+@pytest.mark.parametrize(("owner", "name"), [("native", "append_batch"), ("appender", "append_batch"), ("fates", "appended_whole")])
+def test_a_compressed_batch_that_the_core_took_when_ctrl_c_came_is_written_once(make, interrupt, owner: str, name: str) -> None:
+    producer, native = make(compression_type="lz4", linger_ms=60_000)
+    producer.produce("events", b"known", partition=1)
+    assert producer.flush(10) == 0
+    reports = Reports()
+    for number in range(3):
+        producer.produce("events", b"%d" % number * 500, partition=0, on_delivery=reports)
+    interrupt(native if owner == "native" else getattr(producer, owner), name, behind=True)
+    with pytest.raises(KeyboardInterrupt):
+        producer.flush(10)
+    assert producer.flush(10) == 0 and producer.compressor.records == 0
+    assert len(native.written[0]) == 3 and reports.errors == [0] * 3
