@@ -29,7 +29,7 @@ static uint32_t places_for(const struct mqd_event *event)
         return MQD_EVENT_COUNT_MAX;
     case MQD_EVENT_LOG: case MQD_EVENT_ROLLED: case MQD_EVENT_PROPOSE_IN_SYNC: case MQD_EVENT_LOG_START:
         return NEWS_COUNT_MAX / 4;
-    case MQD_EVENT_FETCHER_ENDED: case MQD_EVENT_RELAY_ENDED: case MQD_EVENT_LOG_DIR_FAILED:
+    case MQD_EVENT_FETCHER_ENDED: case MQD_EVENT_RELAY_ENDED: case MQD_EVENT_LOG_DIR_FAILED: case MQD_EVENT_LOG_DIR_FULL:
         return NEWS_COUNT_MAX;
     default:
         return NEWS_COUNT_MAX - LAST_NEWS_COUNT;

@@ -132,7 +132,7 @@ static bool partials_have_room(const struct mqd_reactor *r, uint32_t capacity)
 /* The rest of a request that it has begun is awaited for so long. Not who is not read, or has more in its socket: its rest may be there. */
 static int64_t awaited_ms(const struct mqd_reactor *r, const struct mqd_connection *c)
 {
-    return c && c->partial_capacity && !c->readable && !mqd_list_linked(&c->stall_node) && mqd_connection_may_read(r, c) ? r->now_ms - c->last_active_ms : 0;
+    return c && c->fd >= 0 && c->partial_capacity && !c->readable && !mqd_list_linked(&c->stall_node) ? r->now_ms - c->last_active_ms : 0;
 }
 
 /* Halves hold all that is theirs, and another comes, perhaps of a request whose rest is a moment behind: those that are awaited longest leave, about in that
@@ -157,8 +157,6 @@ static bool partial_keep(struct mqd_reactor *r, struct mqd_connection *c, const 
 {
     if (c->partial_capacity < capacity) {
         partial_drop(r, c);
-        if (!partials_have_room(r, capacity))
-            shed_halves(r, capacity);
         if (!partials_have_room(r, capacity) || !mqd_heap_take(r, capacity)) {
             mqd_connection_fail(r, c, "no memory for another half-received request (queued.max.request.bytes)");
             return false;
@@ -338,12 +336,20 @@ static uint32_t capacity_for(uint32_t size_bytes, uint32_t total)
     return capacity < total ? capacity : total;
 }
 
+static bool keep(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *bytes, uint32_t size_bytes, uint32_t capacity)
+{
+    uint32_t more = capacity > c->partial_capacity ? capacity - c->partial_capacity : 0;
+    if (more && !partials_have_room(r, more))
+        shed_halves(r, more);
+    return partial_keep(r, c, bytes, size_bytes, capacity);
+}
+
 /* What remains after the whole frames of a window. */
 static void keep_rest(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *rest, uint32_t rest_bytes)
 {
     if (rest_bytes < 4) {
         if (rest_bytes)
-            partial_keep(r, c, rest, rest_bytes, PARTIAL_BYTES_MIN);
+            keep(r, c, rest, rest_bytes, PARTIAL_BYTES_MIN);
         return;
     }
     uint32_t total = 4 + read_length(rest);
@@ -352,13 +358,13 @@ static void keep_rest(struct mqd_reactor *r, struct mqd_connection *c, const uin
         return;
     }
     /* A large frame that met a full arena waits with what it has; the rest of it stays in the socket. */
-    partial_keep(r, c, rest, rest_bytes, total > LARGE_FRAME_BYTES ? rest_bytes : capacity_for(rest_bytes, total));
+    keep(r, c, rest, rest_bytes, total > LARGE_FRAME_BYTES ? rest_bytes : capacity_for(rest_bytes, total));
 }
 
 /* Whole frames beyond the connection's bounds wait until their turn comes. */
 static void keep_frames(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frames, uint32_t size_bytes)
 {
-    if (partial_keep(r, c, frames, size_bytes, size_bytes))
+    if (keep(r, c, frames, size_bytes, size_bytes))
         c->readable = 1; /* there is something to be read, here if not in the socket */
 }
 

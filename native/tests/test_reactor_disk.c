@@ -404,7 +404,7 @@ BOTH(a_roll_that_is_undone_leaves_the_flush_under_way_its_file)
     CHECK_EQUAL(view.positions.durable_offset, 1);
     faults("");
     CHECK_EQUAL(mqd_reactor_log_dir_full(b->reactors[0], ++b->token, 0, 0), 0);
-    done_counting(b, b->token, &failed_count);
+    done_counting(b, b->token, MQD_EVENT_LOG_DIR_FAILED, &failed_count);
     CHECK_EQUAL(failed_count, 0);
     send_produce(&second, 0, 3, -1, LIMIT_MS);
     CHECK_EQUAL(error_of(&second), 0);

@@ -2,6 +2,8 @@
 /* What the reactor tells the main thread, which takes nothing for long. */
 #include "mqd_counter_test.h"
 
+#include "../mqd_file_watch.h"
+
 enum { FLOOD = 20000 }; /* more than MQD_EVENT_COUNT_MAX */
 
 bool mqd_reactor_emit(struct mqd_reactor *r, const struct mqd_event *event);
@@ -64,5 +66,24 @@ BOTH(no_more_commands_are_taken_than_answers_have_room)
     }
     CHECK_EQUAL(mqd_reactor_log_dir(b->reactors[0], ++b->token, 0, log_root), 0);
     CHECK_EQUAL(bench_done(b, 0, b->token).error, 0);
+    bench_stop(b);
+}
+
+/* It is told once; and nobody writes there until it has been answered. */
+BOTH(a_full_disk_is_told_though_thousands_of_other_events_wait)
+{
+    struct bench *b = bench_start(backend, NULL);
+    struct client client = client_open(b, 0);
+    struct part part = {0, {.mark = 1, .record_count = 1}};
+    struct mqd_event event;
+    uint32_t told = 0;
+    flood(b, MQD_EVENT_TRUNCATED, FLOOD);
+    CHECK_EQUAL(mqd_file_watch(NULL, "write:ENOSPC:.log"), 0);
+    CHECK_EQUAL(client_produce(&client, -1, &part, 1).error[0], 56);
+    CHECK_EQUAL(mqd_file_watch(NULL, NULL), 0);
+    while (mqd_reactor_next_event(b->reactors[0], &event))
+        told += event.kind == MQD_EVENT_LOG_DIR_FULL;
+    CHECK_EQUAL(told, 1);
+    client_close(&client);
     bench_stop(b);
 }

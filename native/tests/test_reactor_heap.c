@@ -128,3 +128,97 @@ BOTH(a_request_in_two_pieces_has_room_though_halves_have_taken_their_share)
     client_close(&other);
     bench_stop(b);
 }
+
+/* A long poll and a half behind it. False: not read, since there is no room for it. */
+static bool send_poll_and_half(struct bench *b, struct client *client, uint32_t half_bytes)
+{
+    static const uint8_t rest[HALF_BYTES_MAX];
+    struct frame frame = {0};
+    struct asked asked = {0, 0};
+    put_fetch(&frame, (struct fetch){.correlation_id = 1, .wait_ms = 10 * LIMIT_MS, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1}, &asked, 1);
+    uint8_t length[4] = {0, 0, (uint8_t)((half_bytes + 4) >> 8), (uint8_t)(half_bytes + 4)};
+    put_bytes(&frame, length, 4);
+    put_bytes(&frame, rest, half_bytes);
+    uint64_t bytes_in = counted(b, MQD_COUNT_BYTES_IN) + frame.size_bytes;
+    CHECK_OR(client_send(client, &frame), return false);
+    frame_free(&frame);
+    for (int ms = 0; ms < 300 && counted(b, MQD_COUNT_BYTES_IN) < bytes_in; ms++)
+        usleep(1000);
+    return counted(b, MQD_COUNT_BYTES_IN) >= bytes_in;
+}
+
+/* Nobody is read who has a request under way while the heap is nearly spent, but nothing more has come of these either. */
+BOTH(halves_behind_a_long_poll_make_room_too)
+{
+    struct bench *b = bench_start(backend, small_heap);
+    struct client halves[COUNT];
+    int count = 0;
+    for (uint32_t bytes = HALF_BYTES_MAX; bytes > 500; bytes /= 4) {
+        do
+            halves[count] = client_open(b, 0);
+        while (send_poll_and_half(b, &halves[count++], bytes) && count < COUNT - 4);
+    }
+    usleep(500000); /* from now on they are idle */
+    struct client other = client_open(b, 0);
+    struct frame frame = {0};
+    struct part part = {0, {.mark = 2, .body_bytes = 30000}};
+    put_produce(&frame, 5, -1, LIMIT_MS, &part, 1);
+    uint32_t first_bytes = frame.size_bytes - 1000;
+    send_half(b, &other, frame.bytes, first_bytes);
+    send(other.fd, frame.bytes + first_bytes, frame.size_bytes - first_bytes, MSG_NOSIGNAL);
+    CHECK_EQUAL(client_receive(&other), 1);
+    CHECK_EQUAL(take_produced(&other).error[0], 0);
+    frame_free(&frame);
+    for (int i = 0; i < count; i++)
+        client_close(&halves[i]);
+    client_close(&other);
+    bench_stop(b);
+}
+
+static int open_count(struct client *clients, int count)
+{
+    int found = 0;
+    for (int i = 0; i < count; i++) {
+        char byte;
+        found += recv(clients[i].fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;
+    }
+    return found;
+}
+
+static void heap_of_2_mb(struct bench *b)
+{
+    for (uint32_t worker = 0; worker < REACTORS; worker++)
+        b->options[worker].heap_bytes_max = 2 << 20;
+}
+
+/* A half-received large request leaves the arena for others and is more than halves may hold: it goes alone. */
+BOTH(a_large_half_that_has_no_room_takes_no_other_with_it)
+{
+    enum { SLOW_COUNT = 20, LARGE_BYTES = 2 << 20, SENT_BYTES = LARGE_BYTES - 100000 };
+    struct bench *b = bench_start(backend, heap_of_2_mb);
+    struct client slow[SLOW_COUNT], large = client_open(b, 0), second = client_open(b, 0);
+    static uint8_t bytes[LARGE_BYTES] = {0, 0, 0x7f, 0xf8};
+    for (int i = 0; i < SLOW_COUNT; i++) {
+        slow[i] = client_open(b, 0);
+        send_half(b, &slow[i], bytes, 8000);
+    }
+    const uint32_t total = LARGE_BYTES - 8;
+    bytes[0] = (uint8_t)(total >> 24), bytes[1] = (uint8_t)(total >> 16), bytes[2] = (uint8_t)(total >> 8), bytes[3] = (uint8_t)total;
+    for (uint32_t sent = 0; sent < SENT_BYTES;) {
+        ssize_t n = send(large.fd, bytes + sent, SENT_BYTES - sent, MSG_NOSIGNAL);
+        CHECK_OR(n > 0, break);
+        sent += (uint32_t)n;
+    }
+    usleep(500000); /* all of them are quiet */
+    CHECK_EQUAL(open_count(&large, 1), 1);
+    for (uint32_t sent = 0; sent < 90000; sent += 30000) /* needs a run as long */
+        CHECK_EQUAL(send(second.fd, bytes, 30000, MSG_NOSIGNAL), 30000);
+    struct pollfd gone = {large.fd, POLLIN, 0};
+    CHECK_EQUAL(poll(&gone, 1, LIMIT_MS), 1);
+    CHECK_EQUAL(open_count(slow, SLOW_COUNT), SLOW_COUNT);
+    for (int i = 0; i < SLOW_COUNT; i++)
+        client_close(&slow[i]);
+    client_close(&large);
+    client_close(&second);
+    bench_stop(b);
+}
