@@ -79,7 +79,7 @@ class ConsumerOffsets:
 
     def commit_before_leaving(self, parts: list[Part]) -> None:
         """Of partitions that go; waits for the outcome, which on_commit is told."""
-        stored = self._stored(part for part in parts if self._may_say(part)) if self._interval_s < INFINITY else {}
+        stored = self._with_unknown(self._stored(part for part in parts if not part.is_unknown), parts) if self._interval_s < INFINITY else {}
         if stored:
             commit = self.commits.add(stored, self._config["on_commit"], min(CLOSE_S, self._timeout_s))
             self._consumer.until(lambda: commit.outcome is not None, commit.deadline)
@@ -95,9 +95,12 @@ class ConsumerOffsets:
     def _stored(self, parts: Iterable[Part]) -> dict[Key, Committed]:
         return {part.key: _stored_of(part) for part in parts if part.stored >= 0 and part.stored != part.committed and not self._is_another(part)}
 
-    def _may_say(self, part: Part) -> bool:
-        """Whether a commit that may be its last chance says it. What the broker did not know for a moment has no other; told its id, it refuses what is gone."""
-        return not part.is_unknown or self.commits.by_id
+    def _with_unknown(self, known: dict[Key, Committed], parts: Iterable[Part]) -> dict[Key, Committed]:
+        """`known`, and what the broker did not know for a moment and has not been committed: this may be its last chance. Told its id, the broker refuses what is gone; by its name, which counts for all
+        of a request as soon as one id is missing, it might be taken for another topic's."""
+        if not self.commits.by_id or any(one.topic_id == requests.NO_TOPIC_ID for one in known.values()):
+            return known
+        return known | self._stored(part for part in parts if part.is_unknown and part.topic_id is not None)
 
     def _is_another(self, part: Part) -> bool:
         """Its topic was deleted and made anew, and the new one has not been begun."""
@@ -142,7 +145,7 @@ class ConsumerOffsets:
                     raise failure(KafkaError._INVALID_ARG, f"{one.topic} [{one.partition}]: offset {one.offset} cannot be committed")
             keys = [(one.topic, one.partition) for one in given]
             return {key: Committed(one.offset, _epoch(one.leader_epoch), one.metadata, self._topic_id(key)) for key, one in zip(keys, given, strict=True) if one.offset >= 0}
-        return {part.key: _stored_of(part) for part in self._parts if part.stored >= 0 and self._may_say(part) and not self._is_another(part)}
+        return self._with_unknown({part.key: _stored_of(part) for part in self._parts if part.stored >= 0 and not part.is_unknown and not self._is_another(part)}, self._parts)
 
     def _is_of_old(self, message: Message) -> bool:
         """Of the topic that had this one's name before: of this one the application has not been given it."""

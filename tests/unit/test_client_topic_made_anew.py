@@ -296,6 +296,34 @@ def test_commit_says_what_the_broker_did_not_know_for_a_moment_if_it_is_told_ids
     world.consumer.close()
 
 
+def test_commit_says_nothing_of_what_is_gone_and_was_committed() -> None:
+    """It would be refused, each time, and the commits of the others raise."""
+    world = ConsumerWorld(5, 5, enable_auto_commit=False)
+    assert {next_record(world).partition() for _ in range(10)} == {0, 1}
+    world.consumer.commit(asynchronous=False)
+    hears_that_it_is_gone(world)
+    world.consumer.commit(asynchronous=False)
+    assert world.commits == [{0: 5, 1: 5}, {1: 5}]
+    world.consumer.close()
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_commit_that_goes_by_name_says_nothing_of_what_the_broker_does_not_know(leaves: bool) -> None:
+    """As soon as one id is not known: what is gone might be taken for the topic made anew."""
+    world = ConsumerWorld(5, 5)
+    assert {next_record(world).partition() for _ in range(10)} == {0, 1}
+    hears_that_it_is_gone(world)
+    other = world.consumer.parts.get((TOPIC, 1))
+    assert other is not None
+    other.topic_id = None
+    if leaves:
+        world.consumer.unassign()
+    else:
+        world.consumer.commit(asynchronous=False)
+    assert world.commits == [{1: 5}]
+    world.consumer.close()
+
+
 @pytest.mark.parametrize("knows_ids", [True, False])
 def test_commit_of_what_is_gone_alone_is_told_so(knows_ids: bool) -> None:
     world = ConsumerWorld(5, enable_auto_commit=False)
