@@ -64,7 +64,7 @@ class ConsumerOffsets:
 
     def expect(self) -> None:
         """There will be something to commit."""
-        if self.due == INFINITY and self._interval_s < INFINITY:
+        if self.due == INFINITY and 0 < self._interval_s < INFINITY:  # 0: no timer; what leaves is committed
             self.due = time.monotonic() + self._interval_s
             self._control.wake_by(self.due)
 

@@ -339,6 +339,16 @@ def test_commit_of_what_is_gone_alone_is_told_so(knows_ids: bool) -> None:
     world.consumer.close()
 
 
+def test_without_an_interval_of_automatic_commits_what_leaves_is_committed() -> None:
+    """auto.commit.interval.ms=0: no timer, which was due at once, and again, in each turn of a poll() that waited."""
+    world = ConsumerWorld(5, auto_commit_interval_ms=0)
+    assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
+    assert world.consumer.poll(0) is None and world.consumer._offsets.due == float("inf") and not world.commits
+    world.consumer.unassign()
+    assert world.commits == [{0: 5}]
+    world.consumer.close()
+
+
 def test_an_automatic_commit_that_is_due_when_the_broker_does_not_know_it_for_a_moment_is_made_later() -> None:
     """Also where nothing is being handed out that would bring about another."""
     world = ConsumerWorld(5, auto_commit_interval_ms=3_600_000, fetch_error_backoff_ms=1)
