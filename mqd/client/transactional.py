@@ -168,36 +168,38 @@ class Transactions:
 
     def commit(self, timeout: float) -> None:
         self._require_enabled()
-        deadline = _deadline(timeout)
+        deadline, this = _deadline(timeout), object()
         with self._producer.attachment.lock:
             self._require(State.OPEN, State.UNDECIDED)
         left = self._producer.flush(_left(deadline))
-        with self._producer.attachment.lock:
-            self._require(State.OPEN, State.UNDECIDED)
-            if left:
-                raise failure(KafkaError._TIMED_OUT, f"{left} records are not delivered yet: call commit_transaction() again", retriable=True)
-            self._begin_end()
-        self._end(True, deadline)
+        try:
+            with self._producer.attachment.lock:
+                self._require(State.OPEN, State.UNDECIDED)
+                if left:
+                    raise failure(KafkaError._TIMED_OUT, f"{left} records are not delivered yet: call commit_transaction() again", retriable=True)
+                self._begin_end(this)
+            self._carry_out_end(True, deadline)
+        finally:
+            self._ends.discard(this)
 
     def abort(self, timeout: float) -> None:
         self._require_enabled()
-        deadline = _deadline(timeout)
-        with self._producer.attachment.lock:
-            if self.state not in (State.BROKEN, State.ENDING):
-                self._require(State.OPEN, State.UNDECIDED)
-            self._begin_end()
-        self._end(False, deadline)
-
-    def _begin_end(self) -> None:
-        self.state = State.ENDING
-
-    def _end(self, commit: bool, deadline: float) -> None:
-        this = object()
+        deadline, this = _deadline(timeout), object()
         try:
-            self._ends.add(this)
-            self._carry_out_end(commit, deadline)
+            with self._producer.attachment.lock:
+                if self.state is State.ENDING and self._ends:
+                    raise failure(KafkaError._STATE, "the transaction is being ended: by another thread, or below this signal's handler")
+                if self.state not in (State.BROKEN, State.ENDING):
+                    self._require(State.OPEN, State.UNDECIDED)
+                self._begin_end(this)
+            self._carry_out_end(False, deadline)
         finally:
             self._ends.discard(this)
+
+    def _begin_end(self, this: object) -> None:
+        """Both under the lock: an end that nobody is said to carry out was left by Ctrl-C."""
+        self._ends.add(this)
+        self.state = State.ENDING
 
     def _carry_out_end(self, commit: bool, deadline: float) -> None:
         try:
@@ -217,7 +219,7 @@ class Transactions:
                 if self.state is not State.ENDING:
                     pass  # Ctrl-C came when all was done
                 elif isinstance(problem, _CommittedError):
-                    self.state = State.UNDECIDED
+                    self.state, self._broken_by = State.UNDECIDED, None
                 elif not isinstance(problem, KafkaException) or problem.args[0].retriable():  # its outcome is open (Ctrl-C, too): the same method again
                     self.state = State.UNDECIDED if commit and self._broken_by is None else State.BROKEN
                 elif self._producer.fatal is None:
@@ -237,8 +239,8 @@ class Transactions:
             if self._version_2:
                 self._next = response.producer_id, response.producer_epoch
             self._ended = commit
-        elif self._ended and not commit:
-            raise _too_late()
+        elif self._ended is not commit:
+            raise _too_late() if self._ended else failure(KafkaError._STATE, "the transaction has been aborted")
         if self._renews and self._next is None:
             self._next = self._init_identity(self._producer_id, self._producer_epoch, deadline)
 
@@ -313,7 +315,7 @@ class Transactions:
             if response is not None and code in (0, expected):
                 return response
             if (problem is None and code not in _WAIT_RETRIES) or is_given_up:
-                raise KafkaException(self._error_of(code, api_key))
+                raise KafkaException(self._error_of(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if is_given_up and code in _WAIT_RETRIES else code, api_key))
             retry_s = _GONE_RETRY_S if is_gone else _RETRY_S
             if time.monotonic() + retry_s >= deadline:
                 reason = problem.str() if problem is not None else broker_error(code).str()

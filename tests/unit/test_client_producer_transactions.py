@@ -273,6 +273,52 @@ def test_offsets_of_a_deleted_topic_are_given_up_also_when_each_call_is_short(ma
         producer.abort_transaction(10)
 
 
+def test_offsets_of_a_deleted_topic_are_given_up_also_beside_others_whose_coordinator_loads(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That error comes first in the answer; it is no end of the producer."""
+    monkeypatch.setattr(transactional, "_GONE_S", 0.3)
+    response, codes = TxnOffsetCommitResponse, {"a": ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "deleted": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+    broker.answers[requests.TXN_OFFSET_COMMIT] = lambda request: response(topics=[
+        response.TopicResponse(name=topic.name, partitions=[response.PartitionResponse(partition_index=0, error_code=codes[topic.name])]) for topic in request.topics
+    ])  # fmt: skip
+    producer, _ = make(transactional_id="t")
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    with pytest.raises(KafkaException) as raised:
+        producer.send_offsets_to_transaction([TopicPartition("a", 0, 5), TopicPartition("deleted", 0, 5)], GroupMetadata("g"), 10)
+    assert raised.value.args[0].txn_requires_abort() and producer.fatal is None
+    producer.abort_transaction(10)
+
+
+def test_an_abort_does_not_cross_a_commit_of_another_thread(make, broker: FakeBroker) -> None:
+    """The commit returned, though the coordinator had aborted: close(), too, met it between two looks."""
+    producer, _ = make(transactional_id="t")
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    producer.produce("events", b"x", partition=0)
+    producer.flush(10)
+    transactions, raised = producer.transactions, []
+
+    def abort() -> None:
+        try:
+            transactions.abort(10)
+        except KafkaException as error:
+            raised.append(error.args[0].code())
+
+    end = transactions._end_transaction
+
+    def crossed(commit: bool, deadline: float) -> None:
+        transactions._end_transaction = end
+        other = threading.Thread(target=abort)
+        other.start()
+        other.join()
+        end(commit, deadline)
+
+    transactions._end_transaction = crossed
+    producer.commit_transaction(10)
+    assert raised == [KafkaError._STATE]
+    assert [request.committed for key, request in broker.seen if key == requests.END_TXN] == [True]
+
+
 def test_the_time_of_a_topic_that_was_deleted_is_not_one_of_a_topic_that_comes_late(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     later = 0.0
     monkeypatch.setattr(transactional, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + later))
