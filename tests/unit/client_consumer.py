@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, TopicPartition
 
 from mqd.client import requests
 from mqd.client.attachment import Attachment
@@ -21,6 +22,7 @@ from mqd.protocol.messages import FindCoordinatorResponse, ListOffsetsResponse, 
 from tests.unit.client_broker import FakeBroker
 
 TOPIC = "events"
+NEW = b"NEW".ljust(16, b"\2")  # id of the topic made anew
 
 
 class LogReader:
@@ -132,3 +134,30 @@ class ConsumerWorld:
 def places(messages: list[Message]) -> list[tuple[int, int]]:
     """(partition, offset) of each."""
     return [(message.partition(), message.offset()) for message in messages]
+
+
+def next_record(world: ConsumerWorld) -> Message:
+    """The next one; what is told before it is that the old topic is not there."""
+    while (message := world.consumer.poll(30)) is not None and message.error() is not None:
+        assert message.error().code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, ErrorCode.UNKNOWN_TOPIC_ID)
+    assert message is not None
+    return message
+
+
+def look_again(world: ConsumerWorld) -> None:
+    """The metadata are those of the broker from here on."""
+    control = world.consumer.control
+    with control.lock:
+        known = control.metadata.version
+        control.metadata.refresh([TOPIC])
+    while not world.consumer.until(lambda: control.metadata.version != known, time.monotonic() + 0.01):
+        pass
+
+
+def hears_that_it_is_gone(world: ConsumerWorld) -> Any:
+    """And tries it again in an hour."""
+    consumer = world.consumer
+    part: Any = consumer.parts.get((TOPIC, 0))
+    consumer._fetcher._on_error(part, int(ErrorCode.UNKNOWN_TOPIC_ID))
+    part.retry_at = time.monotonic() + 3600
+    return part
