@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
+
+import pytest
 
 from mqd.client import requests
 from mqd.client.config import Choice, read
@@ -170,31 +171,6 @@ def make_producer(monkeypatch: Any, broker: FakeBroker, **config: Any) -> tuple[
     return producer, producer.native  # type: ignore[return-value]
 
 
-@contextmanager
-def making(monkeypatch: Any, broker: FakeBroker) -> Iterator[Callable[..., tuple[ShmProducer, FakeProducer]]]:
-    """make(**config) as make_producer; what it makes ends with the block."""
-    made: list[ShmProducer] = []
-
-    def make(**config: Any) -> tuple[ShmProducer, FakeProducer]:
-        producer, native = make_producer(monkeypatch, broker, **config)
-        made.append(producer)
-        return producer, native
-
-    yield make
-    for producer in made:
-        producer.abandon()
-
-
-def coordinating_broker() -> FakeBroker:
-    """Has three partitions of "events", gives producer ids from 100 on and ends transactions."""
-    broker = FakeBroker({"events": 3})
-    numbers = itertools.count(100)
-    broker.answers[requests.INIT_PRODUCER_ID] = lambda request: InitProducerIdResponse(producer_id=next(numbers), producer_epoch=0)
-    broker.answers[requests.FIND_COORDINATOR] = lambda request: FindCoordinatorResponse(node_id=1)
-    broker.answers[requests.END_TXN] = lambda request: EndTxnResponse(producer_id=request.producer_id, producer_epoch=request.producer_epoch + 1)
-    return broker
-
-
 class Reports:
     """An on_delivery: codes of errors (0 = written) and messages, in the order of the calls. `raising`: how many of the first calls raise."""
 
@@ -208,3 +184,32 @@ class Reports:
         self.messages.append(message)
         if len(self.errors) <= self._raising:
             raise ValueError(f"report {len(self.errors)}")
+
+
+# Fixtures: a test module imports both.
+
+
+@pytest.fixture
+def broker() -> FakeBroker:
+    """Has three partitions of "events", gives producer ids from 100 on and ends transactions."""
+    broker = FakeBroker({"events": 3})
+    numbers = itertools.count(100)
+    broker.answers[requests.INIT_PRODUCER_ID] = lambda request: InitProducerIdResponse(producer_id=next(numbers), producer_epoch=0)
+    broker.answers[requests.FIND_COORDINATOR] = lambda request: FindCoordinatorResponse(node_id=1)
+    broker.answers[requests.END_TXN] = lambda request: EndTxnResponse(producer_id=request.producer_id, producer_epoch=request.producer_epoch + 1)
+    return broker
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch, broker: FakeBroker) -> Iterator[Callable[..., tuple[ShmProducer, FakeProducer]]]:
+    """make(**config) as make_producer; what it makes ends with the test."""
+    made: list[ShmProducer] = []
+
+    def make(**config: Any) -> tuple[ShmProducer, FakeProducer]:
+        producer, native = make_producer(monkeypatch, broker, **config)
+        made.append(producer)
+        return producer, native
+
+    yield make
+    for producer in made:
+        producer.abandon()

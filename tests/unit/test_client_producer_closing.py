@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -13,18 +12,7 @@ from mqd.client.messages import KafkaError, KafkaException, Message, local_error
 from mqd.client.shm_producer import ShmProducer
 from mqd.protocol.errors import ErrorCode
 from tests.unit.client_broker import FakeBroker
-from tests.unit.client_native import FakeProducer, Reports, coordinating_broker, making
-
-
-@pytest.fixture
-def broker() -> FakeBroker:
-    return coordinating_broker()
-
-
-@pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch, broker: FakeBroker) -> Iterator[Callable[..., tuple[ShmProducer, FakeProducer]]]:
-    with making(monkeypatch, broker) as make:
-        yield make
+from tests.unit.client_native import FakeProducer, Reports, broker, make  # noqa: F401 (fixtures)
 
 
 def _end_by_a_fatal_error(producer: ShmProducer, native: FakeProducer, reports: Reports) -> None:

@@ -6,7 +6,7 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,22 +16,10 @@ from mqd.client.config import read
 from mqd.client.fates import Verdict, judge
 from mqd.client.messages import KafkaError, KafkaException, Message
 from mqd.client.producer import Producer
-from mqd.client.shm_producer import ShmProducer
 from mqd.client.tcp_producer import TcpProducer
 from mqd.protocol.errors import ErrorCode
 from tests.unit.client_broker import FakeBroker
-from tests.unit.client_native import FakeProducer, Reports, coordinating_broker, making
-
-
-@pytest.fixture
-def broker() -> FakeBroker:
-    return coordinating_broker()
-
-
-@pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch, broker: FakeBroker) -> Iterator[Callable[..., tuple[ShmProducer, FakeProducer]]]:
-    with making(monkeypatch, broker) as make:
-        yield make
+from tests.unit.client_native import FakeProducer, Reports, broker, make  # noqa: F401 (fixtures)
 
 
 def test_a_retriable_error_is_tried_again_in_its_place(make) -> None:

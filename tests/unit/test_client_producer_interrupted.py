@@ -5,7 +5,7 @@ By a C core and a broker that the test plays; Ctrl-C is raised by what stands at
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,18 +15,7 @@ from mqd.client import appending, compressing, requests
 from mqd.client.messages import KafkaError, KafkaException
 from mqd.client.shm_producer import ShmProducer
 from tests.unit.client_broker import FakeBroker
-from tests.unit.client_native import FakeProducer, Reports, coordinating_broker, making
-
-
-@pytest.fixture
-def broker() -> FakeBroker:
-    return coordinating_broker()
-
-
-@pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch, broker: FakeBroker) -> Iterator[Callable[..., tuple[ShmProducer, FakeProducer]]]:
-    with making(monkeypatch, broker) as make:
-        yield make
+from tests.unit.client_native import Reports, broker, make  # noqa: F401 (fixtures)
 
 
 @pytest.fixture

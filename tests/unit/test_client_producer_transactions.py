@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,18 +17,15 @@ from mqd.protocol.api import decode_request
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import AddOffsetsToTxnResponse, AddPartitionsToTxnResponse, EndTxnResponse, InitProducerIdResponse, TxnOffsetCommitResponse
 from tests.unit.client_broker import FakeBroker
-from tests.unit.client_native import FakeProducer, Reports, coordinating_broker, making
+from tests.unit.client_native import FakeProducer, Reports, broker, make  # noqa: F401 (fixtures)
 
 
-@pytest.fixture
-def broker() -> FakeBroker:
-    return coordinating_broker()
-
-
-@pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch, broker: FakeBroker) -> Iterator[Callable[..., tuple[ShmProducer, FakeProducer]]]:
-    with making(monkeypatch, broker) as make:
-        yield make
+def _begun(make: Callable[..., tuple[ShmProducer, FakeProducer]], **config: Any) -> tuple[ShmProducer, FakeProducer]:
+    """A transaction is open."""
+    producer, native = make(transactional_id="t", **config)
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    return producer, native
 
 
 def _seen(broker: FakeBroker, *keys: int) -> list[int]:
@@ -55,9 +52,7 @@ def test_version_1_joins_first_and_renews_after_an_abort(make, broker: FakeBroke
     ])  # fmt: skip
     broker.answers[requests.ADD_OFFSETS_TO_TXN] = lambda request: AddOffsetsToTxnResponse()
     broker.answers[requests.TXN_OFFSET_COMMIT] = lambda request: TxnOffsetCommitResponse()
-    producer, native = make(transactional_id="t")
-    producer.init_transactions(10)
-    producer.begin_transaction()
+    producer, native = _begun(make)
     producer.produce("events", b"x", partition=0)
     producer.send_offsets_to_transaction([TopicPartition("events", 0, 5)], GroupMetadata("g"), 10)
     producer.commit_transaction(10)
@@ -107,9 +102,7 @@ def test_a_producer_of_version_1_stays_with_it_when_the_broker_speaks_version_2(
 @pytest.mark.parametrize("code", [ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED])
 def test_fenced_by_the_coordinator(make, broker: FakeBroker, code: int) -> None:
     broker.answers[requests.END_TXN] = lambda request: EndTxnResponse(error_code=code)
-    producer, _ = make(transactional_id="t")
-    producer.init_transactions(10)
-    producer.begin_transaction()
+    producer, _ = _begun(make)
     producer.produce("events", b"x")
     with pytest.raises(KafkaException) as raised:
         producer.commit_transaction(10)
@@ -117,9 +110,7 @@ def test_fenced_by_the_coordinator(make, broker: FakeBroker, code: int) -> None:
 
 
 def test_a_failed_record_breaks_the_transaction(make, broker: FakeBroker) -> None:
-    producer, native = make(transactional_id="t")
-    producer.init_transactions(10)
-    producer.begin_transaction()
+    producer, native = _begun(make)
     native.fate = lambda batch: ErrorCode.INVALID_RECORD
     producer.produce("events", b"bad", partition=0)
     with pytest.raises(KafkaException) as raised:
@@ -167,9 +158,7 @@ def _purged_before_it_was_compressed(producer: ShmProducer, _broker: FakeBroker,
     (_purged_before_it_was_compressed, {"compression_type": "lz4", "linger_ms": 60_000}),
 ])  # fmt: skip
 def test_no_transaction_commits_without_one_of_its_records(make, broker: FakeBroker, work: Callable[..., None], config: dict[str, Any]) -> None:
-    producer, _ = make(transactional_id="t", **config)
-    producer.init_transactions(10)
-    producer.begin_transaction()
+    producer, _ = _begun(make, **config)
     reports = Reports()
     work(producer, broker, reports)
     with pytest.raises(KafkaException) as raised:
@@ -180,15 +169,13 @@ def test_no_transaction_commits_without_one_of_its_records(make, broker: FakeBro
     producer.begin_transaction()
     producer.produce("events", b"good", partition=0)
     producer.commit_transaction(10)
-    assert [request.committed for key, request in broker.seen if key == requests.END_TXN][-1]
-    assert True not in [request.committed for key, request in broker.seen if key == requests.END_TXN][:-1]
+    *before, last = (request.committed for key, request in broker.seen if key == requests.END_TXN)
+    assert last and not any(before)
 
 
 def test_a_batch_whose_transaction_fails_meanwhile_is_refused(make, broker: FakeBroker) -> None:
     """It waited for ever: for room in a transaction that takes nothing any more."""
-    producer, _ = make(transactional_id="t")
-    producer.init_transactions(10)
-    producer.begin_transaction()
+    producer, _ = _begun(make)
     producer.produce("events", b"x", partition=7)  # of three, which is not known yet
     with pytest.raises(KafkaException) as refused:
         producer.produce_batch("events", [b"a"] * 10)
@@ -200,9 +187,7 @@ def test_a_batch_whose_transaction_fails_meanwhile_is_refused(make, broker: Fake
 
 
 def test_a_batch_that_waits_for_room_when_its_transaction_fails_is_refused(make, broker: FakeBroker) -> None:
-    producer, native = make(transactional_id="t")
-    producer.init_transactions(10)
-    producer.begin_transaction()
+    producer, native = _begun(make)
     native.fate, native.capacity = lambda batch: None, 5
     failed = threading.Timer(0.2, lambda: producer.purge(in_flight=True))
     failed.start()
@@ -241,9 +226,7 @@ def test_offsets_of_a_deleted_topic_are_given_up(make, broker: FakeBroker, monke
     """By the producer, which aborts and goes on; the coordinator would fence it when the transaction's time is over."""
     monkeypatch.setattr(transactional, "_GONE_S", 0.3)
     _offset_answers(broker, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    producer, _ = make(transactional_id="t")
-    producer.init_transactions(10)
-    producer.begin_transaction()
+    producer, _ = _begun(make)
     with pytest.raises(KafkaException) as raised:
         producer.send_offsets_to_transaction([TopicPartition("deleted", 0, 5)], GroupMetadata("g"), 10)
     assert raised.value.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART and raised.value.args[0].txn_requires_abort()
@@ -280,9 +263,7 @@ def test_offsets_of_a_deleted_topic_are_given_up_also_beside_others_whose_coordi
     broker.answers[requests.TXN_OFFSET_COMMIT] = lambda request: response(topics=[
         response.TopicResponse(name=topic.name, partitions=[response.PartitionResponse(partition_index=0, error_code=codes[topic.name])]) for topic in request.topics
     ])  # fmt: skip
-    producer, _ = make(transactional_id="t")
-    producer.init_transactions(10)
-    producer.begin_transaction()
+    producer, _ = _begun(make)
     with pytest.raises(KafkaException) as raised:
         producer.send_offsets_to_transaction([TopicPartition("a", 0, 5), TopicPartition("deleted", 0, 5)], GroupMetadata("g"), 10)
     assert raised.value.args[0].txn_requires_abort() and producer.fatal is None
@@ -291,9 +272,7 @@ def test_offsets_of_a_deleted_topic_are_given_up_also_beside_others_whose_coordi
 
 def test_an_abort_does_not_cross_a_commit_of_another_thread(make, broker: FakeBroker) -> None:
     """The commit returned, though the coordinator had aborted: close(), too, met it between two looks."""
-    producer, _ = make(transactional_id="t")
-    producer.init_transactions(10)
-    producer.begin_transaction()
+    producer, _ = _begun(make)
     producer.produce("events", b"x", partition=0)
     producer.flush(10)
     transactions, raised = producer.transactions, []
@@ -324,9 +303,7 @@ def test_the_time_of_a_topic_that_was_deleted_is_not_one_of_a_topic_that_comes_l
     monkeypatch.setattr(transactional, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + later))
     monkeypatch.setattr(transactional, "_GONE_S", 600.0)
     _offset_answers(broker, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    producer, _ = make(transactional_id="t")
-    producer.init_transactions(10)
-    producer.begin_transaction()
+    producer, _ = _begun(make)
     with pytest.raises(KafkaException) as raised:
         producer.send_offsets_to_transaction([TopicPartition("deleted", 0, 5)], GroupMetadata("g"), 0.1)
     assert raised.value.args[0].retriable()
@@ -341,9 +318,7 @@ def test_the_time_of_a_topic_that_was_deleted_is_not_one_of_a_topic_that_comes_l
 
 def test_offsets_of_a_topic_that_comes_late_are_committed(make, broker: FakeBroker) -> None:
     _offset_answers(broker, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, 0)
-    producer, _ = make(transactional_id="t")
-    producer.init_transactions(10)
-    producer.begin_transaction()
+    producer, _ = _begun(make)
     producer.send_offsets_to_transaction([TopicPartition("late", 0, 5)], GroupMetadata("g"), 10)
     producer.commit_transaction(10)
 
@@ -357,9 +332,7 @@ def test_a_coordinator_that_stays_busy_is_a_timeout(make, broker: FakeBroker) ->
 
 
 def test_a_commit_whose_outcome_is_open_is_repeated(make, broker: FakeBroker) -> None:
-    producer, _ = make(transactional_id="t")
-    producer.init_transactions(10)
-    producer.begin_transaction()
+    producer, _ = _begun(make)
     producer.produce("events", b"x", partition=0)
     usual = broker.answers[requests.END_TXN]
     broker.answers[requests.END_TXN] = lambda request: EndTxnResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
@@ -474,9 +447,7 @@ def _interrupted(_self: Any = None, *_arguments: Any) -> None:
 @pytest.mark.parametrize(("target", "asked"), [("producer.purge", [False]), ("transactions._close_gate", [False]), ("transactions._take", [False])])
 def test_a_producer_that_is_closed_after_an_interrupted_abort_aborts(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, target: str, asked: list[bool]) -> None:
     """Wherever Ctrl-C met it: before the coordinator was asked, or behind its answer."""
-    producer, _ = make(transactional_id="t")
-    producer.init_transactions(10)
-    producer.begin_transaction()
+    producer, _ = _begun(make)
     producer.produce("events", b"x")
     assert producer.flush(10) == 0
     owner, name = target.split(".")
@@ -489,9 +460,7 @@ def test_a_producer_that_is_closed_after_an_interrupted_abort_aborts(make, broke
 
 
 def test_a_commit_in_another_thread_is_not_crossed_by_an_abort_of_close(make, broker: FakeBroker) -> None:
-    producer, _ = make(transactional_id="t")
-    producer.init_transactions(10)
-    producer.begin_transaction()
+    producer, _ = _begun(make)
     producer.produce("events", b"x")
     asked = threading.Event()
     broker.answers[requests.END_TXN] = lambda request: asked.set()  # no answer
@@ -545,9 +514,7 @@ def _times_out(ends: Callable[[float], None]) -> None:
 def test_version_1_has_another_epoch_also_when_the_abort_came_too_late(make, broker: FakeBroker) -> None:
     """The C core counts from 0 again since the abort, and under the same epoch the next transaction's records did not fit."""
     coordinator = _VersionOne(broker)
-    producer, native = make(transactional_id="t")
-    producer.init_transactions(10)
-    producer.begin_transaction()
+    producer, native = _begun(make)
     producer.produce("events", b"x", partition=0)
     assert producer.flush(10) == 0
     coordinator.silent = {requests.END_TXN}
@@ -568,9 +535,7 @@ def test_version_1_has_another_epoch_also_when_the_abort_came_too_late(make, bro
 def test_a_lost_answer_of_the_next_epoch_does_not_end_a_transaction_of_version_1_twice(make, broker: FakeBroker, ends_by_abort: bool) -> None:
     """The coordinator fenced the second time, under the epoch before."""
     coordinator = _VersionOne(broker)
-    producer, native = make(transactional_id="t")
-    producer.init_transactions(10)
-    producer.begin_transaction()
+    producer, native = _begun(make)
     producer.produce("events", b"x", partition=0)
     assert producer.flush(10) == 0
     if not ends_by_abort:
