@@ -56,6 +56,22 @@ class State(enum.Enum):
     UNDECIDED = "the outcome of commit_transaction() is not known: call it again"
 
 
+class _Current:
+    """What is known of one transaction; each begins with another."""
+
+    def __init__(self) -> None:
+        self.broken_by: KafkaError | None = None
+        self.wrote = False
+        self.joined: set[str] = set()  # topics, version 1
+        self.joining: set[str] = set()
+        self.groups: set[str] = set()
+        self.gone_since: dict[str, float] = {}  # topics of the offsets to commit that are unknown, whichever call met that first (time.monotonic)
+        self.commit_asked = False  # the coordinator may have decided to commit
+        self.renews = False  # an abort has begun: the C core may count anew, records are missing; version 1 needs another epoch however the transaction ends
+        self.ended: bool | None = None  # the coordinator has ended it, by a commit (True) or an abort: it is not asked again
+        self.next: tuple[int, int] | None = None  # the identity after it; None = not known yet, or the old one goes on
+
+
 class Transactions:
     """`enabled`: there is a transactional.id."""
 
@@ -64,19 +80,10 @@ class Transactions:
         self._id: str | None = producer.config["transactional.id"] or None
         self.enabled = self._id is not None
         self.state = State.UNINITIALIZED
-        self._broken_by: KafkaError | None = None
+        self._current = _Current()
         self._producer_id, self._producer_epoch = -1, -1
         self._version_2 = producer.attachment.api.transactions_v2
-        self._wrote = False
-        self._gone_since: dict[str, float] = {}  # topics of the offsets to commit that are unknown, whichever call met that first (time.monotonic)
-        self._commit_asked = False  # the coordinator may have decided to commit
-        self._renews = False  # an abort has begun: the C core may count anew, records are missing; version 1 needs another epoch however the transaction ends
-        self._ended: bool | None = None  # the coordinator has ended it, by a commit (True) or an abort: it is not asked again
-        self._next: tuple[int, int] | None = None  # the identity after it; None = not known yet, or the old one goes on
         self._ends: set[object] = set()  # calls that are ending a transaction
-        self._joined: set[str] = set()  # topics, version 1
-        self._joining: set[str] = set()
-        self._groups: set[str] = set()
         if self.enabled:
             producer.held = State.UNINITIALIZED.value
 
@@ -87,7 +94,7 @@ class Transactions:
             raise failure(KafkaError._STATE, f"Unable to produce message: Local: Erroneous state: {self.state.value}")
 
     def wrote(self) -> None:
-        self._wrote = True
+        self._current.wrote = True
 
     def may_write(self, stage: Any) -> bool:
         """False: no transaction is open, or the topic's partitions are joining it; a turn follows."""
@@ -95,16 +102,16 @@ class Transactions:
             return True
         if self.state is not State.OPEN:
             return False
-        if self._version_2 or stage.topic in self._joined:
+        if self._version_2 or stage.topic in self._current.joined:
             return True
-        if stage.topic not in self._joining:
+        if stage.topic not in self._current.joining:
             self._join(stage)
         return False
 
     def failed(self, error: KafkaError) -> None:
         """A record of the transaction will not be written."""
-        if self.enabled and self.state in (State.OPEN, State.ENDING, State.UNDECIDED) and self._broken_by is None:
-            self._broken_by = error
+        if self.enabled and self.state in (State.OPEN, State.ENDING, State.UNDECIDED) and self._current.broken_by is None:
+            self._current.broken_by = error
             if self.state is not State.ENDING:
                 self.state = State.BROKEN
             self._close_gate()
@@ -113,13 +120,12 @@ class Transactions:
 
     def on_close(self, alone_s: float) -> None:
         """Aborts what is open. Without a broker it waits for one for `alone_s` at most."""
-        was_left = self.state is State.ENDING and not self._ends  # by Ctrl-C; a commit under way, in another thread or below this signal's handler, is not to be crossed by an abort
-        if self.enabled and (was_left or self.state in (State.OPEN, State.BROKEN, State.UNDECIDED)):
+        if self.enabled and self.state in (State.OPEN, State.BROKEN, State.UNDECIDED, State.ENDING):
             timeout = self._producer.config["transaction.timeout.ms"] / 1000
             try:
                 self.abort(timeout if self._producer.attachment.attached else min(timeout, alone_s))
             except KafkaException:
-                pass  # the coordinator will, when transaction.timeout.ms has passed
+                pass  # it is being ended by another call; or the coordinator will, when transaction.timeout.ms has passed
 
     def _close_gate(self) -> None:
         for stage in self._producer.stages.values():
@@ -143,12 +149,7 @@ class Transactions:
         self._require_enabled()
         with self._producer.attachment.lock:
             self._require(State.READY)
-            self._broken_by, self._wrote, self._commit_asked = None, False, False
-            self._renews, self._ended, self._next = False, None, None
-            self._gone_since.clear()
-            self._joined.clear()
-            self._joining.clear()
-            self._groups.clear()
+            self._current = _Current()
             self.state = State.OPEN
 
     def send_offsets(self, positions: Any, group_metadata: Any, timeout: float) -> None:
@@ -160,10 +161,10 @@ class Transactions:
             self._require(State.OPEN)
         if not offsets:
             return
-        if not self._version_2 and group.group_id not in self._groups:
+        if not self._version_2 and group.group_id not in self._current.groups:
             self._ask(requests.ADD_OFFSETS_TO_TXN, None, lambda: AddOffsetsToTxnRequest(**self._names(), group_id=group.group_id), deadline)
-            self._groups.add(group.group_id)
-        self._wrote = True
+            self._current.groups.add(group.group_id)
+        self._current.wrote = True
         self._ask(requests.TXN_OFFSET_COMMIT, None, lambda: self._offset_commit(offsets, group), deadline)
 
     def commit(self, timeout: float) -> None:
@@ -209,8 +210,8 @@ class Transactions:
                 self._producer.purge()
             self._end_transaction(commit, deadline)
             with self._producer.attachment.lock:
-                if self._next is not None:
-                    self._take(*self._next)
+                if self._current.next is not None:
+                    self._take(*self._current.next)
                 self._close_gate()
                 self.state = State.READY
         except BaseException as problem:
@@ -219,34 +220,34 @@ class Transactions:
                 if self.state is not State.ENDING:
                     pass  # Ctrl-C came when all was done
                 elif isinstance(problem, _CommittedError):
-                    self.state, self._broken_by = State.UNDECIDED, None
+                    self.state, self._current.broken_by = State.UNDECIDED, None
                 elif not isinstance(problem, KafkaException) or problem.args[0].retriable():  # its outcome is open (Ctrl-C, too): the same method again
-                    self.state = State.UNDECIDED if commit and self._broken_by is None else State.BROKEN
+                    self.state = State.UNDECIDED if commit and self._current.broken_by is None else State.BROKEN
                 elif self._producer.fatal is None:
                     self.state = State.BROKEN
-                    self._broken_by = problem.args[0]
+                    self._current.broken_by = problem.args[0]
             raise
 
     def _end_transaction(self, commit: bool, deadline: float) -> None:
         """With the coordinator: what of it is not done yet."""
-        if not (self._wrote or self._joined):
+        if not (self._current.wrote or self._current.joined):
             return
-        self._renews |= not commit  # before the C core hears of it: it forgets the sequences
+        self._current.renews |= not commit  # before the C core hears of it: it forgets the sequences
         if not commit and not self._drained(deadline):
             raise failure(KafkaError._TIMED_OUT, "the broker has not answered what was sent: call abort_transaction() again", retriable=True)
-        if self._ended is None:
+        if self._current.ended is None:
             response = self._ask_end(commit, deadline)
             if self._version_2:
-                self._next = response.producer_id, response.producer_epoch
-            self._ended = commit
-        elif self._ended is not commit:
-            raise _too_late() if self._ended else failure(KafkaError._STATE, "the transaction has been aborted")
-        if self._renews and self._next is None:
-            self._next = self._init_identity(self._producer_id, self._producer_epoch, deadline)
+                self._current.next = response.producer_id, response.producer_epoch
+            self._current.ended = commit
+        elif self._current.ended is not commit:
+            raise _too_late() if self._current.ended else failure(KafkaError._STATE, "the transaction has been aborted")
+        if self._current.renews and self._current.next is None:
+            self._current.next = self._init_identity(self._producer_id, self._producer_epoch, deadline)
 
     def _ask_end(self, commit: bool, deadline: float) -> Any:
-        self._commit_asked |= commit
-        expected = _COMMITTED if self._commit_asked and not commit else 0
+        self._current.commit_asked |= commit
+        expected = _COMMITTED if self._current.commit_asked and not commit else 0
         response = self._ask(requests.END_TXN, None, lambda: EndTxnRequest(**self._names(), committed=commit), deadline, expected)
         if response.error_code:
             raise _too_late()
@@ -326,15 +327,15 @@ class Transactions:
         """After a TxnOffsetCommit: has one of its topics been unknown for too long?"""
         if response is None:
             if problem is not None and problem.code() != KafkaError._TIMED_OUT:
-                self._gone_since.clear()
+                self._current.gone_since.clear()
             return False
         now = time.monotonic()
         for topic in response.topics:
             if any(partition.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION for partition in topic.partitions):
-                self._gone_since.setdefault(topic.name, now)
+                self._current.gone_since.setdefault(topic.name, now)
             else:
-                self._gone_since.pop(topic.name, None)
-        return any(now - self._gone_since.get(topic.name, now) >= _GONE_S for topic in response.topics)
+                self._current.gone_since.pop(topic.name, None)
+        return any(now - self._current.gone_since.get(topic.name, now) >= _GONE_S for topic in response.topics)
 
     def _error_of(self, code: int, api_key: int) -> KafkaError:
         """What an error code makes of the transaction and the producer."""
@@ -356,9 +357,9 @@ class Transactions:
     # -- version 1: a topic joins ------------------------------------------------------------------------------------------------------------
 
     def _join(self, stage: Any) -> None:
-        """Asks without waiting; lock held."""
-        self._joining.add(stage.topic)
-        attachment = self._producer.attachment
+        """Asks without waiting; lock held. An answer that comes late is of the transaction for which it was asked."""
+        current, attachment = self._current, self._producer.attachment
+        current.joining.add(stage.topic)
         names = self._names()
         request = AddPartitionsToTxnRequest(
             v3_and_below_transactional_id=names["transactional_id"], v3_and_below_producer_id=names["producer_id"], v3_and_below_producer_epoch=names["producer_epoch"],
@@ -366,11 +367,11 @@ class Transactions:
         )  # fmt: skip
 
         def on_response(response: Any, error: KafkaError | None) -> None:
-            self._joining.discard(stage.topic)
+            current.joining.discard(stage.topic)
             code = 0 if response is None else _first_error(response)
             if error is None and not code:
-                self._joined.add(stage.topic)
-            elif error is None and code not in _WAIT_RETRIES:
+                current.joined.add(stage.topic)
+            elif error is None and code not in _WAIT_RETRIES and current is self._current:
                 self.failed(self._error_of(code, requests.ADD_PARTITIONS_TO_TXN))
             self._producer.restage(stage, 0.0 if error is None and not code else _RETRY_S)
 
@@ -391,8 +392,8 @@ class Transactions:
         self._require_alive()
         if self.state in states:
             return
-        if self.state is State.BROKEN and self._broken_by is not None:
-            raise failure(self._broken_by.code(), f"the transaction has failed: {self._broken_by.str()}", abort=True)
+        if self.state is State.BROKEN and self._current.broken_by is not None:
+            raise failure(self._current.broken_by.code(), f"the transaction has failed: {self._current.broken_by.str()}", abort=True)
         raise failure(KafkaError._STATE, f"Local: Erroneous state: {self.state.value}")
 
 
