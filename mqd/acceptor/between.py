@@ -3,6 +3,9 @@
     accept -> handshake (mqd/cluster/handshake.py), both sides proven -> hello.worker >= 0: handed to that worker, with the peer's node id (flag 2 of the hand-off packet)
                                                                          hello.worker == -1: Kafka frames, of the APIs in SERVED alone, and Envelopes of clients' requests (relaying.py)
 
+An acceptor has one connection here. When a newer one has proven itself, the older one is its predecessor's, or was given up: it ends before anything of the newer one is read,
+else a marker that the network kept back would come after the successor's, and end the producer's next transaction.
+
 Nothing that a peer sends is read as a request before it has proven the cluster's key. Refused are: another cluster, a node id that is not registered (yet, as far as this
 host knows), another directory id than the registered one (a wiped host is another host), and a worker that there is not.
 
@@ -131,6 +134,7 @@ class Between:
         self._node_id = node_id
         self._serve = serve
         self._tasks: set[asyncio.Task[None]] = set()
+        self._serving: dict[int, asyncio.Task[None]] = {}  # node id of an acceptor
         self._shaking = 0
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -191,7 +195,7 @@ class Between:
             if hello.worker >= 0:
                 self._hand(connection, hello, address)
             else:
-                await self._answer_all(connection, hello.identity.node_id)
+                await self._serve_alone(connection, hello.identity.node_id)
         except HandshakeFailed as error:
             log.warning("a connection to the listener between hosts is closed", address=address[0], reason=str(error))
         except (OSError, EOFError, TimeoutError, ValueError) as error:
@@ -213,6 +217,19 @@ class Between:
             log.warning("a worker does not take another host's connection", worker=hello.worker, node=hello.identity.node_id, reason=str(error))
 
     # -- serving -----------------------------------------------------------------------------------------------------------
+
+    async def _serve_alone(self, connection: socket.socket, node: int) -> None:
+        this = asyncio.current_task()
+        assert this is not None
+        older, self._serving[node] = self._serving.get(node), this
+        try:
+            if older is not None:
+                older.cancel()
+                await asyncio.wait([older])
+            await self._answer_all(connection, node)
+        finally:
+            if self._serving.get(node) is this:
+                del self._serving[node]
 
     async def _answer_all(self, connection: socket.socket, node: int) -> None:
         """Requests side by side: a marker that waits for its partition holds up none of the others. Answers name the request by its correlation id."""

@@ -94,6 +94,7 @@ class Plan(msgspec.Struct, frozen=True):
     members: int = 0  # groups with members: group_members.py
     retire: int = 0  # partitions of a topic that gets fewer: retirement.py
     faults: tuple[str, ...] = ()  # only these, often; () = as drawn
+    last_markers: float = 0.0  # share of requests with markers after which their acceptor dies; they arrive seconds later
     boot_id: bool = False  # a host that was killed and whose kernel went on knows that nothing written was lost, and says so
 
     @property

@@ -22,7 +22,7 @@ from pathlib import Path
 from tests.sim.schedules import Outcome, outcome, report
 
 HISTORY = Path(__file__).with_name("history.jsonl")
-TURN = ("", "transactions", "", "members", "", "coordinators", "", "retire")  # "": as drawn
+TURN = ("", "transactions", "", "members", "", "coordinators", "", "retire", "last_markers")  # "": as drawn
 PIECE = 60  # schedules, of one kind
 SUMS = ("schedules", "events", "faults", "acked", "elections", "cpu_s")
 

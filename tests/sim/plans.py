@@ -40,4 +40,15 @@ def coordinators(seed: int) -> Plan:
     return msgspec.structs.replace(transactions(seed), faults=("leaders", "worker", "restart", "processes", "pause", "mend"))
 
 
-KINDS = {"coordinators": Kind(coordinators, 6_000, TransactionCluster), "members": Kind(members, 6_000), "retire": Kind(retire, 6_000), "transactions": Kind(transactions, 6_000, TransactionCluster)}
+def last_markers(seed: int) -> Plan:
+    """As transactions, and next to nothing fails but one thing, often: a coordinator's acceptor dies when it has sent markers, which are there long after what its successor sends."""
+    return msgspec.structs.replace(transactions(seed), faults=("mend",), last_markers=0.1)
+
+
+KINDS = {
+    "coordinators": Kind(coordinators, 6_000, TransactionCluster),
+    "last_markers": Kind(last_markers, 6_000, TransactionCluster),
+    "members": Kind(members, 6_000),
+    "retire": Kind(retire, 6_000),
+    "transactions": Kind(transactions, 6_000, TransactionCluster),
+}

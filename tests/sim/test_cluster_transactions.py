@@ -12,6 +12,7 @@ from tests.sim.transaction_cluster import TransactionCluster
 
 QUICK_COUNT = 12  # of each kind
 KIND = KINDS["transactions"]
+KINDS_OF_TRANSACTIONS = ("transactions", "coordinators", "last_markers")
 
 
 def world_of(seed: int, quiet: bool = False, chaos: int = KIND.chaos) -> TransactionCluster:
@@ -20,7 +21,7 @@ def world_of(seed: int, quiet: bool = False, chaos: int = KIND.chaos) -> Transac
     return world
 
 
-@pytest.mark.parametrize("kind", ["transactions", "coordinators"])
+@pytest.mark.parametrize("kind", KINDS_OF_TRANSACTIONS)
 def test_schedules_with_transactions(kind: str) -> None:
     found = outcomes(range(QUICK_COUNT), kind=kind)
     assert not report(found), "\n" + report(found)
@@ -28,7 +29,7 @@ def test_schedules_with_transactions(kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["transactions", "coordinators"])
+@pytest.mark.parametrize("kind", KINDS_OF_TRANSACTIONS)
 @pytest.mark.parametrize("block", range(5))
 def test_many_more_schedules_with_transactions(block: int, kind: str) -> None:
     first = int(os.environ.get("MQD_SIM_FIRST", "100000")) + block * 200
@@ -73,6 +74,7 @@ MUTANTS = {
     "LSO": (15, "transactions"),  # the last stable offset does not look at open transactions
     "early": (15, "transactions"),  # a coordinator answers before its state is replicated
     "one marker": (15, "transactions"),  # of all the partitions of a transaction one gets its marker
+    "one connection": (40, "last_markers"),  # what an acceptor sent that has died is served though its successor is there
     "verify": (15, "transactions"),  # a transaction begins in a partition of which its coordinator does not know
 }
 SEEN_BY = ("T1", "T2", "T3", "T4", "FENCE", "LIVE")

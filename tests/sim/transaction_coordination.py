@@ -5,10 +5,10 @@ coordinators and leaders on other hosts, the answers to CHECK, the handlers of t
 the workers, connections between hosts, the files.
 
 Invariants
-    A1  a connection between two acceptors delivers in order, late perhaps; what was sent is delivered though its sender has died
+    A1  a connection between two acceptors delivers in order, late perhaps; what was sent is delivered though its sender has died, until its successor's connection is there
     A2  whoever asks another host waits for PEER_TIMEOUT_S at most; nothing is known then
 Names of rules that can be off: `early` (a coordinator answers, and sends markers, before what that rests on is replicated), `end epoch` (EndTxn ends what is under way, whatever epoch it names), `one marker` (markers are
-written to the first of a transaction's partitions alone); those of batch_worker.py.
+written to the first of a transaction's partitions alone), `one connection` (what the successor's connection has overtaken is served); those of batch_worker.py.
 """
 
 from __future__ import annotations
@@ -165,6 +165,7 @@ class SimPeers:
 
     def __init__(self, coordination: Coordination) -> None:
         self._own = coordination
+        self._since = coordination.kernel.now
         self._arrives: dict[Any, int] = {}  # process -> when the last message to it arrives
 
     async def request(self, node_id: int, request: Any, version: int, timeout_s: float) -> object:
@@ -180,7 +181,7 @@ class SimPeers:
 
         other = acceptor.transactions
         reply = other.replier(own, answered)
-        self._send(node_id, other, other.on_peer, own.host.node, request, version, reply)
+        self._send(node_id, other, other.on_peer, own.host.node, self._since, request, version, reply)
         alarm = loop.call_later(min(timeout_s, PEER_TIMEOUT_S), lambda: future.done() or future.set_exception(PeerError(f"host {node_id} has not answered")))
         try:
             return await future
@@ -199,6 +200,10 @@ class SimPeers:
             delay += random.randrange(link.late_max)
         if random.random() < own.world.late_markers and do == other.on_peer:  # the connection stalls
             delay += random.randrange(3_000) * MILLISECOND
+        if own.world.plan.last_markers and do == other.on_peer and random.random() < own.world.plan.last_markers:
+            delay += random.randrange(100, 2_500) * MILLISECOND
+            own.world.faults.counts["last_markers"] = own.world.faults.counts.get("last_markers", 0) + 1
+            own.kernel.after(random.randrange(5) * MILLISECOND, own.process, own.host.kill_acceptor)
         at = self._arrives[other.process] = max(own.kernel.now + delay, self._arrives.get(other.process, 0) + 1)
         own.kernel.after(at - own.kernel.now, other.process, self._arrive, link, do, arguments)
 
@@ -260,6 +265,7 @@ class Coordination:
         self.world = self.host.world
         self.kernel = self.world.kernel
         self.loop = SimLoop(self.kernel, self.process, (CoordinatorError, AppendError, PeerError))
+        self._peers: dict[int, int] = {}  # node id -> when the acceptor began that has connected
         self._base_ms = self.host.clock.wall_ms() - self.host.clock.now_ms()
         off = self.world.off
         broker = self.broker = SimBroker(self)
@@ -352,7 +358,11 @@ class Coordination:
         if is_open():
             self._serve(request, version, Address(), reply)
 
-    def on_peer(self, node_id: int, request: Any, version: int, reply: Callable[[object], None]) -> None:
+    def on_peer(self, node_id: int, since: int, request: Any, version: int, reply: Callable[[object], None]) -> None:
+        """since: when the acceptor that asks began."""
+        if since < self._peers.get(node_id, 0) and "one connection" not in self.world.off:
+            return
+        self._peers[node_id] = since
         self._serve(request, version, Address(peer_node=node_id), reply)
 
     def replier(self, other: Coordination, answered: Callable[[object], None]) -> Callable[[object], None]:

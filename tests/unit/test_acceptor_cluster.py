@@ -318,6 +318,45 @@ def test_requests_are_answered_out_of_order_and_a_host_that_hangs_ends_in_a_time
     asyncio.run(scenario())
 
 
+def test_what_an_acceptor_sent_that_has_gone_is_not_done_after_its_successor_has_come() -> None:
+    """A marker that the network kept back came behind the successor's and ended the producer's next transaction."""
+
+    async def scenario() -> None:
+        story: list[str] = []
+        async with Hosts(lambda _request: ListTransactionsResponse()) as hosts:
+            serve, begun = hosts._serve, asyncio.Event()
+
+            async def told(frame: bytes, node: int) -> bytes | None:
+                if story:
+                    story.append("the successor's")
+                    return await serve(frame, node)
+                try:
+                    story.append("begun")
+                    begun.set()
+                    return await asyncio.get_running_loop().create_future()
+                finally:
+                    story.append("given up")
+
+            hosts.between._serve = told
+            request = remote_transactions.ListTransactionsRequest(state_filters=[], producer_id_filters=[1])
+            first = asyncio.create_task(hosts.peers.request(3, request, 1, 20))
+            await asyncio.wait_for(begun.wait(), 20)
+            known = hosts.peers._connections[3]
+            successor = Peers(hosts.broker.metadata, NODE, SECRET)
+            try:
+                assert isinstance(await successor.request(3, request, 1, 20), ListTransactionsResponse)
+                assert story == ["begun", "given up", "the successor's"]
+                with pytest.raises(PeerError):  # at once
+                    await first
+                assert known.socket.fileno() == -1 and 3 not in hosts.peers._connections
+                assert isinstance(await successor.request(3, request, 1, 20), ListTransactionsResponse)
+                assert len(successor._connections) == 1
+            finally:
+                successor.close()
+
+    asyncio.run(scenario())
+
+
 def test_who_writes_to_a_host_that_does_not_read_hears_at_once_that_it_has_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """They waited until their own time was over, and the next connection got the number of the one that was closed and was never told that it can be written to."""
     read_frame = between.read_frame
