@@ -6,6 +6,8 @@ Invariants
     T1  a marker is answered with success only when the leader's host says that it is below the high watermark; what is not known is an error that is tried again
         (mqd/transaction/markers.py), and a marker that was written all the same is refused there for its epoch
     T2  which host is asked is decided when the request leaves, by the metadata of that moment; a host that does not lead (any more) says so, and nothing was done
+    T3  a marker names the leader epoch that it is meant for, and is refused in any other. One that the network kept back, while another leader wrote it when it was said again, would
+        end the producer's next transaction as soon as that host leads once more (a client before KIP-890 goes on with the same epoch)
 Concurrency: the event loop's thread.
 """
 
@@ -47,6 +49,7 @@ class MarkerToWrite(NamedTuple):
     coordinator_epoch: int
     commit: bool
     is_bumped: bool
+    leader_epoch: int = -1  # T3; -1 = any
 
 
 def leader_elsewhere(broker: Broker, topic: str, index: int) -> int:
@@ -112,6 +115,7 @@ def _marker(one: MarkerToWrite) -> WriteTxnMarkersRequest.Marker:
         topics=[WriteTxnMarkersRequest.Topic(name=one.partition[0], partition_indexes=[one.partition[1]])],
         coordinator_epoch=one.coordinator_epoch,
         transaction_version=VERSION_2 if one.is_bumped else 0,
+        leader_epoch=one.leader_epoch,
     )
 
 

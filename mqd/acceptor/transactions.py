@@ -12,7 +12,7 @@ from mqd.acceptor.broker import Broker
 from mqd.acceptor.coordinators import Coordinators
 from mqd.acceptor.peers import Peers
 from mqd.acceptor.producer_ids import allocate
-from mqd.acceptor.remote_transactions import MarkerToWrite, RemoteMarkers, RoutedCoordinator, leader_elsewhere
+from mqd.acceptor.remote_transactions import MarkerToWrite, RemoteMarkers, RoutedCoordinator
 from mqd.base import logging
 from mqd.coordinator.log import Log, Marker, Sender
 from mqd.coordinator.runtime import Coordinator, CoordinatorError
@@ -141,23 +141,24 @@ class TransactionService:
         successor = self._broker.metadata.successor_of(topic, partition)
         if successor >= 0:  # the transaction's records, if it has any, are where they went
             producer_id, partition = redirected_producer(producer_id, partition), successor
-        leader = leader_elsewhere(self._broker, topic, partition)
-        if leader >= 0 and self._remote is not None:
-            return self._remote.write(leader, MarkerToWrite((topic, partition), producer_id, producer_epoch, coordinator_epoch, commit, is_bumped))
+        image = self._broker.partition_of(topic, partition)
+        if self._remote is not None and image is not None and image.leader not in (-1, self._broker.node_id):
+            return self._remote.write(image.leader, MarkerToWrite((topic, partition), producer_id, producer_epoch, coordinator_epoch, commit, is_bumped, image.leader_epoch))
         return self.append_marker_here(topic, partition, producer_id, producer_epoch, coordinator_epoch, commit, is_bumped)
 
     def append_marker_here(
-        self, topic: str, partition: int, producer_id: int, producer_epoch: int, coordinator_epoch: int, commit: bool, is_bumped: bool = False
+        self, topic: str, partition: int, producer_id: int, producer_epoch: int, coordinator_epoch: int, commit: bool, is_bumped: bool = False, leader_epoch: int = -1
     ) -> "asyncio.Future[object]":
-        """Of a partition that this host leads; refused otherwise."""
+        """Of a partition that this host leads, in that leader epoch (-1 = any); refused otherwise."""
         assert self._log is not None
         if topic == GROUPS:
-            marker = self.groups.write_marker(partition, producer_id, producer_epoch, coordinator_epoch, commit, is_bumped)
+            marker = self.groups.write_marker(partition, producer_id, producer_epoch, coordinator_epoch, commit, is_bumped, leader_epoch)
             task = asyncio.get_running_loop().create_task(marker)
             self._tasks.add(task)  # type: ignore[arg-type]
             task.add_done_callback(self._tasks.discard)
             return task  # type: ignore[return-value]
-        return self._log.marker_nowait(Marker(topic, partition, producer_id, producer_epoch, coordinator_epoch, commit, self._now_ms(), is_bumped))  # type: ignore[return-value]
+        marker_here = Marker(topic, partition, producer_id, producer_epoch, coordinator_epoch, commit, self._now_ms(), is_bumped)
+        return self._log.marker_nowait(marker_here, leader_epoch)  # type: ignore[return-value]
 
     # -- CHECK -------------------------------------------------------------------------------------------------------------
 

@@ -113,10 +113,10 @@ class Log:
         """As append_nowait, waited for; a caller that is cancelled changes nothing about the append."""
         return await asyncio.shield(self.append_nowait(topic, partition, batch, leader_epoch, control))
 
-    def marker_nowait(self, marker: Marker) -> asyncio.Future[int]:
+    def marker_nowait(self, marker: Marker, leader_epoch: int = -1) -> asyncio.Future[int]:
         """As append_nowait. For partitions of __consumer_offsets use the group coordinator's: its state changes with the marker."""
         batch = marker_batch(marker.producer_id, marker.producer_epoch, marker.coordinator_epoch, marker.commit, marker.timestamp_ms)
-        return self.append_nowait(marker.topic, marker.partition, batch, is_bumped=marker.is_bumped, marker=marker)
+        return self.append_nowait(marker.topic, marker.partition, batch, leader_epoch, is_bumped=marker.is_bumped, marker=marker)
 
     async def write_marker(self, topic: str, partition: int, producer_id: int, producer_epoch: int, coordinator_epoch: int, commit: bool, timestamp_ms: int) -> int:
         """As marker_nowait, waited for."""

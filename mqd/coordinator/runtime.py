@@ -309,14 +309,18 @@ class Coordinator:
         """Of the partition that the name belongs to, as loaded. Raises CoordinatorError."""
         return self._active(name)[1].leader_epoch
 
-    async def write_marker(self, partition: int, producer_id: int, producer_epoch: int, coordinator_epoch: int, commit: bool, is_bumped: bool = False) -> None:
+    async def write_marker(
+        self, partition: int, producer_id: int, producer_epoch: int, coordinator_epoch: int, commit: bool, is_bumped: bool = False, leader_epoch: int = -1
+    ) -> None:
         """Ends a producer's transaction in one partition of this coordinator's topic, in the log and in the cores. Raises CoordinatorError: with INVALID_PRODUCER_EPOCH
-        nothing was written, what is open is of a newer epoch (`is_bumped`: or of this one)."""
+        nothing was written, what is open is of a newer epoch (`is_bumped`: or of this one). `leader_epoch`: in this one alone; -1 = in any."""
         if not 0 <= partition < len(self._places):
             raise CoordinatorError(ErrorCode.NOT_COORDINATOR)
         place = self._places[partition]
         if place.shard is None:
             raise CoordinatorError(self._absent_error(place))
+        if leader_epoch not in (-1, place.shard.leader_epoch):
+            raise CoordinatorError(ErrorCode.NOT_COORDINATOR)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def done(error: int | None) -> None:

@@ -25,8 +25,9 @@ NOTES = """
   markers are written, so that what was committed can be read when its producer knows; after 200 ms without them it is answered all the same.
 * **AddPartitionsToTxn** 4 and 5 are what brokers send to each other; they are answered like the others. **WriteTxnMarkers** takes aborts only (Admin.abortTransaction): of a
   transaction that its coordinator knows, everywhere at once, with its producer fenced, on whichever host it coordinates; else in the partitions that are named. CONCURRENT_TRANSACTIONS: it is ending
-  already. Markers themselves go between hosts, over the listener that clients cannot use: from a client a commit is CLUSTER_AUTHORIZATION_FAILED. There **EndTxn** means an administrator's
-  abort that came to another host: of the ongoing transaction of that producer, if its epoch is not above the one that is named.
+  already. Markers themselves go between hosts, over the listener that clients cannot use: from a client a commit is CLUSTER_AUTHORIZATION_FAILED. There they have a tagged field of our
+  own, number 9100: the partition's leader epoch, in which alone they are written. And there **EndTxn** means an administrator's abort that came to another host: of the ongoing
+  transaction of that producer, if its epoch is not above the one that is named.
 * **FindCoordinator** names the leader of the partition of the internal topic that the group or transactional id belongs to; any other broker answers its requests with
   NOT_COORDINATOR. The first question for a group makes `__consumer_offsets`, the first for a transactional id `__transaction_state`.
 * **DescribeGroups** (from 5 on) and **ConsumerGroupDescribe** have a tagged field of our own, number 9100: `true` in the request asks for what rebalance is under way in each group,

@@ -78,7 +78,10 @@ MUTANTS = {
     "verify": (15, "transactions"),  # a transaction begins in a partition of which its coordinator does not know
 }
 SEEN_BY = ("T1", "T2", "T3", "T4", "FENCE", "LIVE")
-RARE = {"M4": (600, "coordinators")}  # a marker that a leader has is refused before it is replicated; test_reactor_leading.c has the story that the simulator told
+RARE = {
+    "M4": (600, "coordinators"),  # a marker that a leader has is refused before it is replicated; test_reactor_leading.c has the story that the simulator told
+    "marker epoch": (600, "coordinators"),  # a marker counts in whatever leader epoch it comes; test_marker_leader_epoch.py
+}
 
 
 @pytest.mark.parametrize("rule", MUTANTS)

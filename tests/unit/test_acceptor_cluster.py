@@ -246,11 +246,12 @@ def test_markers_of_one_turn_go_in_one_request() -> None:
     async def scenario() -> None:
         async with Hosts(markers_answer(0)) as hosts:
             markers = RemoteMarkers(hosts.peers)
-            given = [markers.write(3, MarkerToWrite(("t", 0), producer, 1, 7, producer % 2 == 0, producer == 5)) for producer in range(10)]
+            given = [markers.write(3, MarkerToWrite(("t", 0), producer, 1, 7, producer % 2 == 0, producer == 5, 4)) for producer in range(10)]
             await asyncio.gather(*given)
             ((request, node),) = hosts.asked
             assert node == NODE and [one.producer_id for one in request.markers] == list(range(10))
-            assert [(one.transaction_result, one.transaction_version, one.coordinator_epoch) for one in request.markers[4:6]] == [(True, 0, 7), (False, 2, 7)]
+            said = [(one.transaction_result, one.transaction_version, one.coordinator_epoch, one.leader_epoch) for one in request.markers[4:6]]
+            assert said == [(True, 0, 7, 4), (False, 2, 7, 4)]
 
     asyncio.run(scenario())
 

@@ -97,7 +97,7 @@ class Written:
         topic = self.metadata.topics.get(name)
         return topic.partitions[index] if topic is not None and index < len(topic.partitions) else None
 
-    def marker_nowait(self, marker: Marker) -> "asyncio.Future[int]":
+    def marker_nowait(self, marker: Marker, _leader_epoch: int) -> "asyncio.Future[int]":
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.markers.append((marker.partition, marker.producer_id))
         if len(self.markers) > 1:

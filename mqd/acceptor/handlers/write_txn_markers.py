@@ -75,7 +75,7 @@ async def _write_here(service: TransactionService, marker: Marker, partition: Pa
         await verified
     try:
         await service.append_marker_here(
-            *partition, marker.producer_id, marker.producer_epoch, marker.coordinator_epoch, marker.transaction_result, _is_bumped(marker)
+            *partition, marker.producer_id, marker.producer_epoch, marker.coordinator_epoch, marker.transaction_result, _is_bumped(marker), marker.leader_epoch
         )  # fmt: skip
     except AppendError as failure:
         return failure.error

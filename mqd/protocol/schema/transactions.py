@@ -85,6 +85,7 @@ markers: [Marker] 0+
         partition_indexes: [int32] 0+
     coordinator_epoch: int32 0+
     transaction_version: int8 2+
+    leader_epoch: int32 1+ tag=9100 = -1
 """,
     """
 markers: [MarkerResult] 0+
