@@ -61,6 +61,11 @@ def test_the_high_watermark_that_a_parked_fetch_moves_is_told() -> None:
     world_of(623445)
 
 
+def test_a_marker_that_was_kept_back_until_its_host_led_again_is_refused() -> None:
+    """Another leader had written it meanwhile; it committed part of the producer's next transaction. test_marker_leader_epoch.py has the rule."""
+    world_of(744903)
+
+
 def test_the_same_seed_is_the_same_run() -> None:
     first, second = (world_of(3, chaos=2_000) for _ in range(2))
     assert first.kernel.trace_hash() == second.kernel.trace_hash() and first.transactional.counts == second.transactional.counts
@@ -78,10 +83,7 @@ MUTANTS = {
     "verify": (15, "transactions"),  # a transaction begins in a partition of which its coordinator does not know
 }
 SEEN_BY = ("T1", "T2", "T3", "T4", "FENCE", "LIVE")
-RARE = {
-    "M4": (600, "coordinators"),  # a marker that a leader has is refused before it is replicated; test_reactor_leading.c has the story that the simulator told
-    "marker epoch": (600, "coordinators"),  # a marker counts in whatever leader epoch it comes; test_marker_leader_epoch.py
-}
+RARE = {"M4": (600, "coordinators")}  # a marker that a leader has is refused before it is replicated; test_reactor_leading.c has the story that the simulator told
 
 
 @pytest.mark.parametrize("rule", MUTANTS)

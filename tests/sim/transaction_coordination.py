@@ -8,7 +8,7 @@ Invariants
     A1  a connection between two acceptors delivers in order, late perhaps; what was sent is delivered though its sender has died, until its successor's connection is there
     A2  whoever asks another host waits for PEER_TIMEOUT_S at most; nothing is known then
 Names of rules that can be off: `early` (a coordinator answers, and sends markers, before what that rests on is replicated), `end epoch` (EndTxn ends what is under way, whatever epoch it names), `one marker` (markers are
-written to the first of a transaction's partitions alone), `one connection` (what the successor's connection has overtaken is served), `marker epoch` (a marker counts in whatever leader epoch it comes); those of batch_worker.py.
+written to the first of a transaction's partitions alone), `one connection` (what the successor's connection has overtaken is served); those of batch_worker.py.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ from mqd.group.offsets import OffsetsSettings
 from mqd.group.settings import ClassicSettings
 from mqd.native import SlotState
 from mqd.protocol.framing import RequestHeader
-from mqd.protocol.messages import WriteTxnMarkersRequest
 from mqd.transaction.cores import Transactions
 from mqd.transaction.events import WriteMarkers
 from mqd.transaction.records import State
@@ -364,9 +363,6 @@ class Coordination:
         if since < self._peers.get(node_id, 0) and "one connection" not in self.world.off:
             return
         self._peers[node_id] = since
-        if "marker epoch" in self.world.off and isinstance(request, WriteTxnMarkersRequest):
-            for marker in request.markers:
-                marker.leader_epoch = -1
         self._serve(request, version, Address(peer_node=node_id), reply)
 
     def replier(self, other: Coordination, answered: Callable[[object], None]) -> Callable[[object], None]:
