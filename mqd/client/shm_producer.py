@@ -295,10 +295,7 @@ class ShmProducer:
             due = min(due, self._stage_turn(stage, now))
         if self.held is None and self.attachment.attached:
             self._send(self._flushing > 0)
-            next_us = self.native.next_send_us()
-            if next_us != INT64_MAX:
-                due = min(due, next_us / 1e6)
-            due = min(due, self.compress_due)
+            due = min(due, self._next_send())
         return due
 
     def _stage_turn(self, stage: Stage, now: float) -> float:
@@ -331,8 +328,17 @@ class ShmProducer:
         return now + 0.05
 
     def send_due(self) -> None:
-        if self.held is None:
+        """What has lingered; the driver, which may sleep for long, sees to what lingers yet."""
+        if self.held is None and not self._closed:
             self._send(self._flushing > 0 or self._linger_s == 0)
+            due = self._next_send()
+            if due < _NEVER:
+                self.attachment.wake_by(due)
+
+    def _next_send(self) -> float:
+        """When a batch that is open will have lingered."""
+        next_us = self.native.next_send_us()
+        return min(next_us / 1e6 if next_us != INT64_MAX else _NEVER, self.compress_due)
 
     def _send(self, everything: bool) -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,12 +25,15 @@ class FakeBatch:
         self.number, self.topic, self.partition = number, topic, partition
         self.values: list[bytes | None] = []
         self.state = "open"
+        self.opened_us = time.monotonic_ns() // 1000
 
 
 class FakeProducer:
-    """`fate(batch) -> error code, or None for no answer yet` is asked once for every sending. `written`: values by partition, as the log would have them."""
+    """`fate(batch) -> error code, or None for no answer yet` is asked once for every sending. `written`: values by partition, as the log would have them. `linger_us`: 0 = every send()
+    closes what is open."""
 
     capacity = 10_000
+    linger_us = 0
 
     def __init__(self, client: Any, options: Any) -> None:
         self.client, self.options = client, options
@@ -94,8 +98,8 @@ class FakeProducer:
         if self.client.dead:
             raise NativeError(errno.EPIPE, "dead")
         for batch in self.batches.values():
-            if batch.state == "open":
-                batch.state = "queued"  # there is no lingering here
+            if batch.state == "open" and (everything or not self.linger_us or batch.opened_us + self.linger_us <= now_us):
+                batch.state = "queued"
         blocked: set[tuple[int, int]] = set()
         for batch in list(self.batches.values()):
             place = (batch.topic, batch.partition)
@@ -128,7 +132,7 @@ class FakeProducer:
         return told
 
     def next_send_us(self) -> int:
-        return INT64_MAX
+        return min((batch.opened_us + self.linger_us for batch in self.batches.values() if batch.state == "open" and self.linger_us), default=INT64_MAX)
 
     def retry(self, number: int) -> None:
         assert self.batches[number].state == "failed"

@@ -108,6 +108,25 @@ def test_the_time_of_a_record_begins_before_it_is_compressed(make) -> None:
     assert list(producer.fates.batches.values())[-1].created <= waits_since
 
 
+@pytest.mark.parametrize("compression", ["none", "lz4"])
+@pytest.mark.parametrize("value", [b"one of a batch", bytes(20 << 10)], ids=["batch", "large record"])
+def test_what_goes_over_at_once_is_sent_when_it_has_lingered(make, compression: str, value: bytes) -> None:
+    """By the driver, that sleeps for a minute when nothing is outstanding."""
+    producer, native = make(compression_type=compression, linger_ms=50)
+    producer.produce("events", b"known", partition=0)
+    assert producer.flush(10) == 0
+    native.linger_us = 50_000
+    while producer.attachment._sleep_until < time.monotonic() + 40:
+        time.sleep(0.001)
+    sent = threading.Event()
+    native.fate = lambda batch: sent.set() or 0
+    if len(value) < 100:
+        assert producer.produce_batch("events", [value], partition=0) == 1
+    else:
+        producer.produce("events", value, partition=0)
+    assert sent.wait(20)
+
+
 def test_an_unknown_topic_ends(make) -> None:
     producer, _ = make(topic_metadata_propagation_max_ms=100)
     reports = Reports()
