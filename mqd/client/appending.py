@@ -21,7 +21,7 @@ PART_MAX = 8192  # records at a time: others want the lock, too
 
 
 class Refused(Exception):
-    """The C core will never take the first of these records; `error` is what its report says."""
+    """The C core will never take the first of these records, or this batch; `error` is what the report says."""
 
     def __init__(self, error: KafkaError) -> None:
         super().__init__(error.str())
@@ -76,10 +76,10 @@ class Appender:
             self._producer.fates.appended(stage.number, parts)
 
     def append_batch(self, stage: Stage, partition: int, batch: bytes) -> int:
-        """A whole batch into the C core; its number, 0 = no room now."""
+        """A whole batch into the C core; its number, 0 = no room now. Raises Refused when it will never take it: its memory is smaller."""
         try:
             return self._producer.native.append_batch(stage.number, partition, batch)
         except NativeError as error:
             if error.code == E_INVALID:
-                raise
+                raise Refused(local_error(KafkaError.MSG_SIZE_TOO_LARGE)) from None
             return 0  # the attachment has ended: the driver knows, or will

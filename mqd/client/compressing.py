@@ -29,15 +29,16 @@ from mqd.protocol.compression import codec_number, compress
 
 _HEADER_BYTES = 61
 _RECORD_OVERHEAD_MAX = 36  # length, attributes, deltas, sizes, header count: varints at their longest, together
+_BATCHES_MIN = 4  # for which there is room in the shared memory, also if compression saves nothing; a part of that is for requests
 _NEVER = float("inf")
 # those that send a record without key (or, CRC-32's, with an empty one) anywhere
 _ANYWHERE = {"random", "consistent_random", "murmur2_random", "fnv1a_random"}
 
 
 class _Batch:
-    """A partition's batch, which takes records until it is closed. `data`: it, encoded; None until that is done."""
+    """A partition's batch, which takes records until it is closed. `data`: it, encoded; None until that is done. `refused`: the C core will never take it."""
 
-    __slots__ = ("count", "data", "opened", "parts", "partition", "pieces", "size_bytes", "stage")
+    __slots__ = ("count", "data", "opened", "parts", "partition", "pieces", "refused", "size_bytes", "stage")
 
     def __init__(self, stage: Any, partition: int) -> None:
         self.stage, self.partition = stage, partition
@@ -45,6 +46,7 @@ class _Batch:
         self.parts: list[tuple[Any, Any, int]] = []
         self.count = self.size_bytes = 0
         self.data: bytes | None = None
+        self.refused: KafkaError | None = None
         self.opened = time.monotonic()
 
 
@@ -58,7 +60,7 @@ class Compressor:
         self._level = None if level < 0 or config["compression.type"] == "snappy" else level
         self._partitioner = NAMES.index(config["partitioner"])
         self._anywhere = config["partitioner"] in _ANYWHERE
-        self._batch_bytes, self._batch_records = config["batch.size"], config["batch.num.messages"]
+        self._batch_bytes, self._batch_records = min(config["batch.size"], producer.memory_bytes // _BATCHES_MIN), config["batch.num.messages"]
         self._linger_s = config["linger.ms"] / 1000
         self._open: dict[tuple[int, int], _Batch] = {}
         self._ready: collections.deque[_Batch] = collections.deque()
@@ -118,6 +120,9 @@ class Compressor:
             if batch is None:
                 batch = self._open[stage.number, partition] = _Batch(stage, partition)
             end = self._fitting(batch, piece, start)
+            if end == start:
+                self._close(batch)
+                continue
             part = piece if end - start == count else piece.part(start, end)
             batch.pieces.append(part)
             batch.parts.append((rows, indices[start:end], end - start) if rows is not None else (None, None, end - start))
@@ -129,12 +134,12 @@ class Compressor:
             start = end
 
     def _fitting(self, batch: _Batch, piece: Chunk, start: int) -> int:
-        """How far into the piece the batch goes; one record at least."""
+        """How far into the piece the batch goes; an empty one takes a record at least."""
         end = min(piece.values.count, start + self._batch_records - batch.count)
         room = self._batch_bytes - batch.size_bytes
         if _size_bytes(piece, start, end) <= room:
             return end
-        low, high = start + 1, end
+        low, high = start + (batch.count == 0), end
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if _size_bytes(piece, start, middle) <= room else (low, middle - 1)
@@ -162,9 +167,9 @@ class Compressor:
         return bytes(header) + packed
 
     def _give(self) -> None:
-        """Closed batches to the C core, as far as it has room."""
+        """Closed batches to the C core, as far as it has room, up to one that it refuses: whoever hands records over meanwhile counts on his stage, which _give_up() may empty."""
         producer = self._producer
-        while self._ready and producer.held is None:
+        while self._ready and producer.held is None and self._ready[0].refused is None:
             batch = self._ready[0]
             if batch.data is None:
                 batch.data = self._encode(batch)
@@ -175,6 +180,8 @@ class Compressor:
                 if not number:
                     return
                 self._account(batch, number)
+            except Refused as refused:
+                batch.refused = refused.error
             except BaseException:  # Ctrl-C, for whose handler it may be late: the C core has the batch
                 if producer.native.outstanding_records > before:
                     self._account(batch, producer.native.batch_number)
@@ -198,6 +205,10 @@ class Compressor:
             else:
                 due = min(due, batch.opened + self._linger_s)
         self._give()
+        while self._ready and (error := self._ready[0].refused) is not None:
+            self._producer.fates.records_failed += self._give_up([self._ready.popleft()], error)
+            self._producer.attachment.changed.notify_all()
+            self._give()
         return due
 
     def drop_all(self, error: KafkaError) -> None:
@@ -211,9 +222,13 @@ class Compressor:
             return 0
         self._ready = collections.deque(batch for batch in self._ready if batch.opened > opened_by)
         self._open = {place: batch for place, batch in self._open.items() if batch.opened > opened_by}
-        count = sum(batch.count for batch in expired)
+        return self._give_up(expired, error)
+
+    def _give_up(self, batches: list[_Batch], error: KafkaError) -> int:
+        """They are in neither place any more; how many records."""
+        count = sum(batch.count for batch in batches)
         self.records -= count
-        for batch in expired:
+        for batch in batches:
             self._producer.leave(Delivery(batch.stage.topic, batch.partition, -1, -1, error, batch.parts))
         self._producer.transactions.failed(error)
         return count

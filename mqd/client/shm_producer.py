@@ -77,6 +77,7 @@ class ShmProducer:
         self._on_delivery = config["on_delivery"]
         self._partitioner = number_of(config["partitioner"])
         data_bytes = settings.own["mqd.buffer.bytes"] or min(max(_DATA_BYTES, _LARGEST_RECORDS * config["message.max.bytes"]), _DATA_BYTES_MAX)
+        self.memory_bytes: int = min(data_bytes, config["queue.buffering.max.kbytes"] << 10)
         self.attachment = Attachment(
             opener(settings, choice, config["client.id"], data_bytes), client_id=config["client.id"], request_timeout_s=config["socket.timeout.ms"] / 1000,
             metadata_max_age_s=max(config["topic.metadata.refresh.interval.ms"], 1000) / 1000,

@@ -30,9 +30,10 @@ class FakeBatch:
 
 class FakeProducer:
     """`fate(batch) -> error code, or None for no answer yet` is asked once for every sending. `written`: values by partition, as the log would have them. `linger_us`: 0 = every send()
-    closes what is open."""
+    closes what is open. `memory_bytes`: a batch that is built elsewhere and larger is refused."""
 
     capacity = 10_000
+    memory_bytes = 1 << 30
     linger_us = 0
 
     def __init__(self, client: Any, options: Any) -> None:
@@ -86,6 +87,8 @@ class FakeProducer:
         """Its records are not read: their values are None."""
         if self.client.dead:
             raise NativeError(errno.EPIPE, "dead")
+        if len(data) > self.memory_bytes:
+            raise NativeError(E_INVALID, "larger than the memory")
         if self.outstanding_records >= self.capacity:
             return 0
         number = next(self._numbers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -125,6 +126,40 @@ def test_what_goes_over_at_once_is_sent_when_it_has_lingered(make, compression: 
     else:
         producer.produce("events", value, partition=0)
     assert sent.wait(20)
+
+
+def test_what_is_to_be_compressed_fits_the_shared_memory(make) -> None:
+    """Whatever batch.size says; only a record that never will is refused, alone."""
+    producer, native = make(compression_type="lz4", mqd_buffer_bytes=64 << 10, linger_ms=200)
+    native.memory_bytes = 48 << 10  # the rest is for requests
+    reports = Reports()
+    for _ in range(200):
+        producer.produce("events", os.urandom(1000), partition=0, on_delivery=reports)
+    assert producer.flush(10) == 0 and reports.errors == [0] * 200
+    for size in (1000, 100_000, 1000):
+        producer.produce("events", os.urandom(size), partition=0, on_delivery=reports)
+    assert producer.flush(10) == 0 and sorted(reports.errors[200:]) == [0, 0, KafkaError.MSG_SIZE_TOO_LARGE]
+    assert producer.fates.records_failed == 1 and len(native.written[0]) == 202
+
+
+def test_a_transaction_fails_with_a_record_that_is_too_large_compressed(make) -> None:
+    producer, native = make(compression_type="lz4", mqd_buffer_bytes=64 << 10, transactional_id="t", linger_ms=60_000)
+    native.memory_bytes = 48 << 10
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    producer.produce("events", b"known", partition=0)
+    assert producer.flush(10) == 0
+    reports = Reports()
+    for size in (10, 100_000):  # together, when the second goes over
+        producer.produce("events", os.urandom(size), partition=0, on_delivery=reports)
+    with pytest.raises(KafkaException):
+        producer.produce("events", b"more")
+    producer.abort_transaction(10)
+    assert producer.flush(10) == 0 and sorted(reports.errors) == [0, KafkaError.MSG_SIZE_TOO_LARGE], "each once; the first was written, and aborted"
+    producer.begin_transaction()
+    producer.produce("events", b"good", partition=0, on_delivery=reports)
+    producer.commit_transaction(10)
+    assert reports.errors[2:] == [0]
 
 
 def test_an_unknown_topic_ends(make) -> None:
