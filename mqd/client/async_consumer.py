@@ -17,7 +17,7 @@ import os
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from mqd.client.consumer import Consumer
@@ -306,15 +306,17 @@ class AsyncConsumer:
     # -- life -------------------------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """As Consumer.close. What a cancelled wait brought and nobody took is read again by whoever gets the partition."""
+        """As Consumer.close. What a cancelled wait brought and nobody took is read again by whoever gets the partition; what it raised is raised when all is closed."""
         if self._waiting is not None:
             self._implementation.interrupt()
         async with self._lock:
-            await self._interrupt()
+            raised = await _raised_by(self._interrupt())
             self._give_back()
-            await self._calls.call(self._consumer.close)
+            raised = await _raised_by(self._calls.call(self._consumer.close)) or raised
             self._calls.end()
             _all.discard(self)
+            if raised is not None:
+                raise raised
 
     async def __aenter__(self) -> AsyncConsumer:
         return self
@@ -325,6 +327,14 @@ class AsyncConsumer:
 
 def _nothing() -> None:
     """No record is at hand."""
+
+
+async def _raised_by(work: Awaitable[Any]) -> Exception | None:
+    try:
+        await work
+    except Exception as error:
+        return error
+    return None
 
 
 _all: weakref.WeakSet[AsyncConsumer] = weakref.WeakSet()

@@ -295,3 +295,37 @@ def test_a_consumer_that_is_closed_says_so(implementation: Implementation) -> No
     (thread,) = implementation.threads
     thread.join(30)
     assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("by_close", [False, True], ids=["the wait", "close()"])
+def test_a_consumer_whose_callback_raises_when_it_is_closed_is_closed(monkeypatch: pytest.MonkeyPatch, implementation: Implementation, by_close: bool) -> None:
+    """In the wait that close() ends, or in what it does itself: the member left the group only when its session was over, and the thread stayed."""
+    interrupted, calls = threading.Event(), []
+
+    def take(_count: int, _timeout: float | None) -> list[object]:
+        implementation.threads.add(threading.current_thread())
+        interrupted.wait(30)
+        if not by_close:
+            raise ValueError("on_revoke's own")
+        return []
+
+    def close() -> None:
+        calls.append("close")
+        if by_close:
+            raise ValueError("on_revoke's own")
+
+    implementation.take, implementation.interrupt = take, interrupted.set  # type: ignore[method-assign]
+    monkeypatch.setattr(async_consumer, "Consumer", lambda _config, **_more: SimpleNamespace(_implementation=implementation, close=close))
+
+    async def main() -> None:
+        consumer = AsyncConsumer()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(consumer.getone(), 0.05)
+        with pytest.raises(ValueError, match="on_revoke's own"):
+            await asyncio.wait_for(consumer.close(), 10)
+        assert calls == ["close"]
+
+    asyncio.run(main())
+    (thread,) = implementation.threads
+    thread.join(30)
+    assert not thread.is_alive()
