@@ -80,6 +80,7 @@ class ConsumerWorld:
         settings = read({"bootstrap.servers": "x", "group.id": "g", **{name if callable(value) else name.replace("_", "."): value for name, value in config.items()}})
         remote = SimpleNamespace(attach=lambda *_: None, close=lambda: None, records_read=0)
         self.consumer = ShmConsumer(ConsumerConfig(settings), None, lambda name: Attachment(self.broker.attach, client_id=name), self._open, remote)  # type: ignore[arg-type]
+        self.consumer.control.metadata.find(TOPIC, 30)  # else the answer may come between two partitions, and the second one is read first
         self.consumer.assign([TopicPartition(TOPIC, index, 0) for index in range(len(ends))])
 
     def _open(self, _native: Any, part: Any, offset: int) -> LogReader:
