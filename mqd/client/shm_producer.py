@@ -195,8 +195,8 @@ class ShmProducer:
         """The stage is as long as it may be: hands it over, allows more. Raises BufferError, or why nothing may be produced."""
         self.require_usable()
         with self.attachment.lock:
-            self.transactions.require_may_produce()
             self.hand_over(stage)
+            self.transactions.require_may_produce()  # behind that: the transaction may fail as records are handed over
             room = self.messages_max - self.outstanding()
             waiting = len(stage.entries)
             if room <= 0 or (waiting and stage.number >= 0 and self.held is None):

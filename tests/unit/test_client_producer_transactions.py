@@ -196,6 +196,19 @@ def test_no_transaction_commits_without_one_of_its_records(make, broker: FakeBro
     assert last and not any(before)
 
 
+def test_nothing_is_produced_into_a_transaction_that_fails_as_room_is_made(make, broker: FakeBroker) -> None:
+    """It was taken, and flush() waited for it until its time was over."""
+    producer, _ = _begun(make, linger_ms=60_000, queue_buffering_max_messages=2)
+    producer.produce("late", b"payment", partition=7)  # nothing is known of the topic yet
+    producer.produce("late", b"order", partition=0)
+    broker.topics["late"] = 3
+    assert producer.attachment.wait_for(lambda: producer.stages["late"].number >= 0, 10)
+    with pytest.raises(KafkaException) as refused:
+        producer.produce("late", b"more", partition=0)
+    assert refused.value.args[0].code() == KafkaError._STATE and producer.flush(10) == 0
+    producer.abort_transaction(10)
+
+
 def test_a_batch_whose_transaction_fails_meanwhile_is_refused(make, broker: FakeBroker) -> None:
     """It waited for ever: for room in a transaction that takes nothing any more."""
     producer, _ = _begun(make)
