@@ -140,7 +140,7 @@ class AsyncConsumer:
         async with self._lock:
             await self._interrupt()
             self._give_back()
-            waiting = self._waiting = self._calls.call(self._implementation.gather, num_messages)
+            waiting = self._begin(self._implementation.gather, num_messages)
             try:
                 await asyncio.wait({waiting}, timeout=timeout if timeout >= 0 else None)
             finally:
@@ -165,9 +165,7 @@ class AsyncConsumer:
             if self._left:
                 found, self._left = self._left[:count], self._left[count:]
                 return found
-            if self._waiting is None:
-                self._waiting = self._calls.call(self._wait, count)
-            waiting = self._waiting
+            waiting = self._waiting if self._waiting is not None else self._begin(self._implementation.take, count, None)
             done, _ = await asyncio.wait({waiting}, timeout=timeout if timeout >= 0 else None)
             if not done:
                 await self._interrupt()
@@ -177,8 +175,15 @@ class AsyncConsumer:
             found, self._left = self._left[:count], self._left[count:]
             return found
 
-    def _wait(self, count: int) -> list[Message]:
-        return self._implementation.take(count, None)
+    def _begin(self, wait: Callable[..., list[Message]], *arguments: Any) -> asyncio.Future[list[Message]]:
+        """No other is under way."""
+        self._implementation.uninterrupt()
+        waiting = self._waiting = self._calls.call(self._carry_out, wait, *arguments)
+        return waiting
+
+    def _carry_out(self, wait: Callable[..., list[Message]], *arguments: Any) -> list[Message]:
+        """A method, so that this consumer is there for as long as the thread waits (A3)."""
+        return wait(*arguments)
 
     async def _interrupt(self) -> None:
         """The wait that is under way ends; what it brings is kept."""

@@ -127,6 +127,10 @@ class ShmConsumer:
         self._interrupted = True
         self._inbox.notice()
 
+    def uninterrupt(self) -> None:
+        """Forgets an interrupt() that came when the take() which it was meant for had ended. While there is none."""
+        self._interrupted = False
+
     def give_back(self, messages: list[Message]) -> None:
         """They were taken, the latest ones, but nobody has seen them: they are read again, and what is committed ends before them."""
         self._settle()

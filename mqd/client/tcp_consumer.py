@@ -97,6 +97,10 @@ class TcpConsumer:
     def interrupt(self) -> None:
         self._interrupted = True
 
+    def uninterrupt(self) -> None:
+        """Forgets an interrupt() that came when the take() or gather() which it was meant for had ended. While there is none."""
+        self._interrupted = False
+
     def give_back(self, messages: list[Any]) -> None:
         """They were taken, the latest ones, but nobody has seen them: they are handed out again, and what is committed ends before them."""
         self._taken = self._taken[: len(self._taken) - len(messages)]

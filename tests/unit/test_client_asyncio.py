@@ -204,6 +204,9 @@ class Implementation:
     def interrupt(self):
         {interrupt}
 
+    def uninterrupt(self):
+        pass
+
 class Consumer:
     def __init__(self, config, **more):
         self._implementation = Implementation()
@@ -244,6 +247,9 @@ class Implementation:
         return [object()] * count
 
     def interrupt(self) -> None:
+        pass
+
+    def uninterrupt(self) -> None:
         pass
 
     def give_back(self, messages: list[object]) -> None:

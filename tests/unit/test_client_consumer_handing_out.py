@@ -267,6 +267,26 @@ def test_what_a_cancelled_wait_has_brought_is_not_committed_before_it_is_handed_
     run(monkeypatch, world, body)
 
 
+def test_an_interrupt_that_comes_too_late_does_not_end_the_next_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """consume() that ends by its time-out interrupts a wait which has ended meanwhile."""
+    world = ConsumerWorld(0, enable_auto_commit=False)
+
+    async def body(consumer: AsyncConsumer, waits: Callable[[Any], Any]) -> None:
+        assert await consumer.consume(5, 0.01) == []
+        world.consumer.interrupt()
+        task = await waits(consumer.consume(1, 60))
+        world.readers[0].end = 1
+        world.consumer._inbox.notice()
+        assert places(await task) == [(0, 0)]
+        world.consumer.interrupt()
+        task = await waits(consumer.poll())
+        world.readers[0].end = 2
+        world.consumer._inbox.notice()
+        assert places([await task]) == [(0, 1)]
+
+    run(monkeypatch, world, body)
+
+
 # -- over TCP ----------------------------------------------------------------------------------------------------------------------
 
 
