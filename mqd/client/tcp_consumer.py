@@ -131,7 +131,9 @@ class TcpConsumer:
             messages = self._held
             if not messages:
                 self._store()
-                return None
+                if time.monotonic() >= deadline:
+                    return None
+                continue  # a rebalance has taken what there was
             first = messages[0]
             if first.error() is not None:
                 self._held = messages[1:]

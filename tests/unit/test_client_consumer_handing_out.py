@@ -353,3 +353,17 @@ def test_over_tcp_the_first_record_of_several_is_kept_and_goes_with_its_partitio
     assert places(consumer.take(10, 0)) == [(1, 0)]
 
 
+
+
+def test_over_tcp_consume_batch_waits_on_when_a_rebalance_takes_what_it_had() -> None:
+    """None says that the time was over: a program that reads until there is nothing ended."""
+    fake = Librdkafka()
+    consumer = over_tcp(fake)
+    first, second = Librdkafka((0, 0), (1, 5)).there
+    polled = iter([first, second])
+    consumer._poll_one = lambda _timeout: next(polled)
+    fake.on_consume = lambda: consumer._on_revoke(None)(None, [TopicPartition(TOPIC, 0)])
+    batch = consumer.consume_batch(10)
+    assert batch is not None and (batch.partition, batch.next_offset) == (1, 6)
+    consumer._poll_one = lambda _timeout: None
+    assert consumer.consume_batch(10, 0.01) is None
