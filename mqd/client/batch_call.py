@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mqd.client.appending import PART_MAX, Refused, Taken
 from mqd.client.delivering import CallReport
@@ -12,6 +12,7 @@ from mqd.client.staging import Chunk, Stage
 
 if TYPE_CHECKING:
     from mqd.client.shm_producer import ShmProducer
+
 
 class BatchCall:
     """A call of produce_batch under way: `taken` of its records so far; `error` when it cannot go on."""

@@ -55,7 +55,7 @@ def judge(error: int, idempotent: bool, transactional: bool, renewing: bool) -> 
 
 
 class Fates:
-    """`written`, `written_bytes`... are totals for statistics."""
+    """`records_written`, `records_failed` and `batches_retried` are totals for statistics."""
 
     def __init__(self, producer: Any) -> None:
         config = producer.config

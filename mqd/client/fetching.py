@@ -29,7 +29,7 @@ from mqd.client.consumer_config import EARLIEST, ERROR, ConsumerConfig
 from mqd.client.coordinator import Coordinator
 from mqd.client.inbox import Inbox
 from mqd.client.messages import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, Message, broker_error, local_error
-from mqd.client.offsets import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, Key
+from mqd.client.offsets import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from mqd.client.parking import PositionSession
 from mqd.client.partitions import Part, Parts, Phase
 from mqd.protocol.errors import ErrorCode
@@ -436,8 +436,3 @@ class Fetcher:
                 part.reader.set_aborted([(one.producer_id, one.first_offset) for one in data.aborted_transactions], data.last_stable_offset)
         if has_grown or not covered:
             self._pause_s = min(max(2 * self._pause_s, PAUSE_MIN_S), PAUSE_MAX_S)  # taken back as soon as something is read
-
-
-def pick_error(error: BaseException) -> KafkaError:
-    """The KafkaError of an exception of ours."""
-    return error.args[0] if isinstance(error, KafkaException) else local_error(KafkaError._FAIL, str(error))

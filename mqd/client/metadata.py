@@ -138,8 +138,6 @@ class MetadataCache:
                 self.names[topic.topic_id] = topic.name
 
 
-
-
 def cluster_metadata(cluster: ClusterInfo, topics: list[TopicInfo]) -> admin.ClusterMetadata:
     """As list_topics() of confluent_kafka gives it."""
     found = admin.ClusterMetadata()

@@ -15,7 +15,6 @@ from mqd.protocol.messages import FetchRequest, FetchResponse, ListOffsetsReques
 
 COMMIT_BY_NAME_VERSION_MAX = FETCH_VERSION_MAX = 9
 COMMIT_BY_ID_VERSION = 10
-FETCH_POSITIONS_VERSION_MIN = 13  # topics by id
 EARLIEST_TIMESTAMP, LATEST_TIMESTAMP = -2, -1
 # What a commit is worth trying again after, and what of a member's standing must be mended first
 COORDINATOR_AWAY = frozenset({ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR})

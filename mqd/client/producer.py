@@ -212,5 +212,3 @@ def _try_shared_memory(settings: configuration.Settings, choice: configuration.C
         return None, configuration.Choice("tcp", None, f"shared memory is not to be had: {error.args[0] if isinstance(error, KafkaException) else error}")
     _log.info("producer goes through shared memory: %s", choice.reason)
     return made, choice
-
-

@@ -37,7 +37,7 @@ from mqd.client.group_core import GroupCore
 from mqd.client.group_runner import GroupRunner
 from mqd.client.inbox import Inbox
 from mqd.client.joining import classic_core, new_core, subscribed
-from mqd.client.messages import GroupMetadata, KafkaError, KafkaException, Message, TopicPartition, broker_error, failure, local_error
+from mqd.client.messages import GroupMetadata, KafkaError, KafkaException, Message, broker_error, failure, local_error
 from mqd.client.offsets import Key
 from mqd.client.opening import opener
 from mqd.client.partitions import Part, Parts, Phase
@@ -293,7 +293,6 @@ class ShmConsumer:
     def _drop_chunk_of(self, part: Part) -> None:
         if self._chunk is part:
             self._drop_chunk()
-            self._chunk = None
 
     def _forget(self, part: Part) -> None:
         """Its topic is another: what was read, and commits that wait, are the old one's."""

@@ -120,5 +120,3 @@ class _Report:
             self.on_delivery(error, BatchDelivery(self.topic, message.partition(), offset if known else None, (index,), time.monotonic() - self.began))
 
         return report
-
-
