@@ -18,7 +18,7 @@ CHUNK_MAX = 10_000
 SLICE_S = 0.1  # of a wait that may be interrupted
 STORE_RECORDS, STORE_S = 100, 0.5  # what was handed out is stored at least as often
 _METHODS = (
-    "memberid", "consumer_group_metadata", "incremental_assign", "assignment", "resume", "position", "committed", "list_topics", "get_watermark_offsets", "offsets_for_times",
+    "memberid", "consumer_group_metadata", "incremental_assign", "assignment", "resume", "committed", "list_topics", "get_watermark_offsets", "offsets_for_times",
     "cluster_id", "set_sasl_credentials",
 )  # fmt: skip
 _TRUE = {"true", "t", "1"}
@@ -196,6 +196,17 @@ class TcpConsumer:
         self._store()
         self._drop(partitions)
         self._consumer.incremental_unassign(partitions)
+
+    def position(self, partitions: list[Any]) -> list[Any]:
+        """Behind what was handed out: librdkafka's counts what lies here, too."""
+        first: dict[tuple[str, int], int] = {}
+        for message in self._held:
+            if message.error() is None:
+                first.setdefault((message.topic(), message.partition()), message.offset())
+        return [
+            one if (offset := first.get((one.topic, one.partition))) is None else confluent_kafka.TopicPartition(one.topic, one.partition, offset)
+            for one in self._consumer.position(partitions)
+        ]
 
     # -- offsets ----------------------------------------------------------------------------------------------------------------
 

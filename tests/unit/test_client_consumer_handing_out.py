@@ -295,6 +295,7 @@ class Librdkafka:
 
     def __init__(self, *there: tuple[int, int]) -> None:
         self.there = [Message(TOPIC, index, offset, None, b"", None, None, (1, 0), None) for index, offset in there]
+        self.all = list(self.there)
         self.stored: dict[int, int] = {}
         self.on_consume: Callable[[], None] = lambda: None
 
@@ -308,6 +309,10 @@ class Librdkafka:
 
     def store_offsets(self, offsets: list[TopicPartition]) -> None:
         self.stored |= {one.partition: one.offset for one in offsets}
+
+    def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Behind what poll() and consume() have handed out."""
+        return [TopicPartition(one.topic, one.partition, max((message.offset() + 1 for message in self.all[: -len(self.there) or None] if message.partition() == one.partition), default=-1001)) for one in partitions]
 
     def commit(self, asynchronous: bool) -> dict[int, int]:
         return dict(self.stored)
@@ -367,3 +372,16 @@ def test_over_tcp_consume_batch_waits_on_when_a_rebalance_takes_what_it_had() ->
     assert batch is not None and (batch.partition, batch.next_offset) == (1, 6)
     consumer._poll_one = lambda _timeout: None
     assert consumer.consume_batch(10, 0.01) is None
+
+
+def test_over_tcp_a_position_is_behind_what_was_handed_out_not_behind_what_came_along() -> None:
+    """Committed with a transaction, it passed over records that nobody had been given."""
+    fake = Librdkafka((0, 0), (1, 5), (0, 1), (1, 6))
+    consumer = over_tcp(fake)
+    places_asked = [TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1), TopicPartition(TOPIC, 2)]
+    assert consumer.consume_batch(10).next_offset == 1
+    assert [one.offset for one in consumer.position(places_asked)] == [1, 5, -1001]
+    assert consumer.consume_batch(10).partition == 1
+    assert [one.offset for one in consumer.position(places_asked)] == [1, 6, -1001]
+    assert [consumer.poll(0).offset() for _ in range(2)] == [1, 6]
+    assert [one.offset for one in consumer.position(places_asked)] == [2, 7, -1001]
