@@ -288,8 +288,9 @@ class Fetcher:
         """The reader has nothing to give: it is at the end, or something must be done first."""
         problem = reader.take_problem()
         if problem is None:
-            if 0 <= reader.lag_end() <= part.fetched:
-                self._at_end(part, part.fetched)
+            end = reader.lag_end()
+            if 0 <= end <= part.fetched:
+                self._at_end(part, end)
             return
         if problem.kind == "aborted":
             self._ask_positions(part)

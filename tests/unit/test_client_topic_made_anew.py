@@ -312,10 +312,15 @@ def test_a_seek_that_has_been_carried_out_in_the_old_one_says_nothing_of_the_new
 
 
 @pytest.mark.parametrize("world", [{"auto_offset_reset": "earliest"}], indirect=True)
-def test_a_seek_beyond_the_end_of_the_old_one_has_not_been_carried_out_in_that(world: ConsumerWorld) -> None:
+@pytest.mark.parametrize("is_known", [True, False], ids=["known", "that only reading tells"])
+def test_a_seek_beyond_the_end_of_the_old_one_has_not_been_carried_out_in_that(world: ConsumerWorld, is_known: bool) -> None:
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     world.consumer.seek(TopicPartition(TOPIC, 0, 30))
     looked: list[int] = []
+    reader = world.readers[0]
+    if not is_known:
+        looks, reads, reader.lag_end = reader.lag_end, reader.read, lambda: -1  # type: ignore[method-assign]
+        reader.read = lambda *most: (setattr(reader, "lag_end", looks), reads(*most))[1]  # type: ignore[method-assign]
     world.at_end = lambda: looked.append(1)
     while not looked:
         assert world.consumer.poll(0.01) is None
