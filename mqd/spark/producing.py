@@ -225,12 +225,15 @@ class Producer:
         now = time.monotonic()
         by_node: dict[int, list[Batch]] = {}
         busy = {(batch.topic, batch.partition) for flight in self._flights.values() for batch in flight.batches}
-        for key, queue in self._queues.items():
-            leader = self._leader(key)
+        due = [key for key in self._queues if key not in busy and self._not_before.get(key, 0.0) <= now]
+        if now - self._asked_at >= AGAIN_S and any(self._leader(key) < 0 for key in due):
+            self._look_again()  # here: others may be under way without end
+        for key in due:
+            batch, leader = self._queues[key][0], self._leader(key)
             if leader < 0:
-                self._later(key, queue[0], "it has no leader")
-            elif leader not in self._flights and key not in busy and self._not_before.get(key, 0.0) <= now:
-                by_node.setdefault(leader, []).append(queue[0])
+                self._later(key, batch, "it has no leader")
+            elif leader not in self._flights:
+                by_node.setdefault(leader, []).append(batch)
         for node_id, batches in by_node.items():
             self._request(node_id, batches)
 

@@ -142,6 +142,20 @@ def test_a_silent_leader_holds_up_its_own_partitions_alone_and_no_longer_than_a_
     assert [partition for node_id, partition in cluster.written if node_id == 2] == [1, 3, 1, 3, 1]
 
 
+def test_rows_of_a_partition_without_a_leader_go_to_its_new_one_while_others_are_written(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows come slowly, and there is always one under way to another leader: nobody asked again who leads before delivery.timeout.ms was over."""
+    monkeypatch.setattr(producing, "QUEUED_BYTES_MAX", 400)
+    cluster.topic = Topic("t", ID, {0: 1, 1: -1})
+    writing = producer(delivery_timeout_s=60.0)
+    writing.send(batches(1))
+    cluster.topic = Topic("t", ID, {0: 1, 1: 2})
+    for _ in range(50):
+        writing.send(batches(0))
+        cluster.now += 2
+    writing.flush()
+    assert sorted(cluster.written)[-1] == (2, 1) and len(cluster.written) == 51
+
+
 def test_connections_are_those_of_the_same_settings() -> None:
     def of(**settings: Any) -> producing.Connections:
         return producing.connections(SinkOptions(KafkaSettings("h:1", **settings), (), "t"))
