@@ -359,16 +359,18 @@ class Producer:
             problem += f"; it was sent {size} bytes, and the broker's socket.request.max.bytes is the most that it takes (kafka.max.request.size says what is sent at once, a row alone may be more)"
         for batch in batches:
             self._later((batch.topic, batch.partition), batch, problem)
+        self._connections.cluster.turn_away()  # it may be the one that is asked for metadata
         self._look_again()
 
     def _look_again(self) -> None:
-        """Who leads now; a cluster that cannot be asked is asked again with the next try."""
+        """Who leads now; when that cannot be told, another broker is asked with the next try."""
         names = sorted({name for name, _ in self._queues})
         cluster = self._connections.cluster
         try:
             found = cluster.metadata(names).topics
         except (OSError, BrokerError):
             cluster.close()
+            cluster.turn_away()
             return
         for topic in found.values():
             if not topic.error:

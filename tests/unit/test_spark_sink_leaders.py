@@ -11,8 +11,8 @@ pytest.importorskip("pyarrow", reason="the sink comes with pyarrow: pip install 
 from mqd.protocol.api import encode_response  # noqa: E402
 from mqd.protocol.errors import ErrorCode  # noqa: E402
 from mqd.protocol.framing import RequestHeader  # noqa: E402
-from mqd.protocol.messages import ProduceResponse  # noqa: E402
-from mqd.spark import producing  # noqa: E402
+from mqd.protocol.messages import MetadataResponse, ProduceResponse  # noqa: E402
+from mqd.spark import producing, wire  # noqa: E402
 from mqd.spark.encoding import Batch, MqdWriteError  # noqa: E402
 from mqd.spark.options import KafkaSettings  # noqa: E402
 from mqd.spark.producing import METADATA_AGE_S, PRODUCE, Producer  # noqa: E402
@@ -39,6 +39,8 @@ class Cluster:
         return attempt()
 
     def close(self) -> None: ...
+
+    def turn_away(self) -> None: ...
 
     def link(self, node_id: int, size_bytes: int) -> Link:
         return Link(self, node_id)
@@ -154,6 +156,41 @@ def test_rows_of_a_partition_without_a_leader_go_to_its_new_one_while_others_are
         cluster.now += 2
     writing.flush()
     assert sorted(cluster.written)[-1] == (2, 1) and len(cluster.written) == 51
+
+
+def test_another_broker_is_asked_who_leads_when_one_is_silent(cluster: Cluster) -> None:
+    """It was asked itself, and again as the first of kafka.bootstrap.servers, until kafka.delivery.timeout.ms was over."""
+
+    class Asked:
+        closed = False
+
+        def __init__(self, host: str) -> None:
+            self.is_silent = host == "h1"
+            if cluster.silent and self.is_silent:
+                self.ask(None)
+
+        def close(self) -> None: ...
+
+        def ask(self, _request: Any) -> MetadataResponse:
+            if cluster.silent and self.is_silent:
+                cluster.now += 30
+                raise TimeoutError("nothing")
+            partitions = [MetadataResponse.Partition(partition_index=0, leader_id=cluster.topic.leaders[0])]
+            brokers = [MetadataResponse.Broker(node_id=node, host=f"h{node}", port=1) for node in (1, 2)]
+            return MetadataResponse(brokers=brokers, topics=[MetadataResponse.Topic(name="t", topic_id=ID, partitions=partitions)])
+
+    real = wire.Cluster(KafkaSettings("h1:1,h2:1"))
+    real._link = lambda address: real._links.get(address) or real._links.setdefault(address, Asked(address[0]))  # type: ignore[assignment,method-assign]
+    writing = producer()
+    writing._connections.cluster = real  # type: ignore[assignment]
+    cluster.topic = Topic("t", ID, {0: 1})
+    assert writing.partition_count("t") == 1
+    cluster.silent = {1}
+    cluster.topic = Topic("t", ID, {0: 2})
+    began = cluster.now
+    writing.send(batches(0))
+    writing.flush()
+    assert cluster.written[-1] == (2, 0) and cluster.now - began < 31
 
 
 def test_connections_are_those_of_the_same_settings() -> None:
