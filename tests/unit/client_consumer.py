@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
 from mqd.client import requests
@@ -89,6 +90,10 @@ class ConsumerWorld:
             reader.problem = Problem("gone", int(ErrorCode.UNKNOWN_TOPIC_ID))
         return reader
 
+    def all_is_read(self) -> bool:
+        """Every partition has a reader, which has given all its records."""
+        return len(self.readers) == len(self.ends) and all(reader.position >= reader.end for reader in self.readers.values())
+
     def make_anew(self, topic_id: bytes, *ends: int) -> None:
         """The topic is deleted, and another is made under its name."""
         described = self.broker._topic
@@ -162,3 +167,51 @@ def hears_that_it_is_gone(world: ConsumerWorld) -> Any:
     consumer._fetcher._on_error(part, int(ErrorCode.UNKNOWN_TOPIC_ID))
     part.retry_at = time.monotonic() + 3600
     return part
+
+
+def begins_anew(world: ConsumerWorld) -> Any:
+    """It has heard that the topic is another by now, and begins to read that."""
+    consumer = world.consumer
+    part: Any = consumer.parts.get((TOPIC, 0))
+    look_again(world)
+    consumer._fetcher._on_error(part, int(ErrorCode.UNKNOWN_TOPIC_ID))  # as the Fetch is answered that waits
+    while not consumer.until(lambda: part.topic_id == NEW, time.monotonic() + 0.01):
+        pass
+    return part
+
+
+def consume_is_left(world: ConsumerWorld, monkeypatch: pytest.MonkeyPatch, when: Callable[[], bool]) -> None:
+    """By Ctrl-C, in the first turn of its in which `when()` says so."""
+
+    def interrupted() -> None:
+        if when():
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.consumer._offsets.commits, "advance", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            world.consumer.consume(1000, 60)
+
+
+# Fixtures: a test module imports those that it uses; `world` needs `make`.
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., ConsumerWorld]]:
+    """make(*ends, **config) as ConsumerWorld; its consumer is closed with the test."""
+    made: list[ConsumerWorld] = []
+
+    def make(*ends: int, **config: object) -> ConsumerWorld:
+        made.append(ConsumerWorld(*ends, **config))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.at_end = lambda: None
+        one.consumer.close()
+
+
+@pytest.fixture
+def world(request: pytest.FixtureRequest, make: Callable[..., ConsumerWorld]) -> ConsumerWorld:
+    """Of a partition with five records, without automatic commits. Its parameter is more of the configuration."""
+    return make(5, enable_auto_commit=False, fetch_error_backoff_ms=1, **getattr(request, "param", {}))

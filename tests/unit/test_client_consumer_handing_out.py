@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,23 +21,9 @@ from mqd.client.rebalancing import Call
 from mqd.client.shm_consumer import POLL_RECORDS
 from mqd.client.tcp_consumer import TcpConsumer
 from mqd.protocol.errors import ErrorCode
-from tests.unit.client_consumer import TOPIC, ConsumerWorld, places
+from tests.unit.client_consumer import TOPIC, ConsumerWorld, consume_is_left, make, places  # noqa: F401 (fixtures)
 
 # -- consume() ---------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def make() -> Iterator[Callable[..., ConsumerWorld]]:
-    made: list[ConsumerWorld] = []
-
-    def world(*ends: int, **config: object) -> ConsumerWorld:
-        made.append(ConsumerWorld(*ends, **config))
-        return made[-1]
-
-    yield world
-    for one in made:
-        one.at_end = lambda: None
-        one.consumer.close()
 
 
 def test_a_commit_within_consume_ends_before_what_it_gathers(make: Callable[..., ConsumerWorld]) -> None:
@@ -47,7 +33,7 @@ def test_a_commit_within_consume_ends_before_what_it_gathers(make: Callable[...,
     assert len(consumer.consume(2, 10)) == 2
 
     def commit_is_due() -> None:
-        if len(world.readers) == 2 and all(reader.position >= 3 for reader in world.readers.values()):
+        if world.all_is_read():
             consumer._offsets.due = 0.0
 
     world.at_end = commit_is_due
@@ -87,7 +73,7 @@ def test_a_commit_that_ends_within_consume_is_told_by_the_next_call(make: Callab
     consumer._fetcher.wait = lambda until: (waited_with.append(bool(committing.finished)), waits(until))
 
     def at_end() -> None:
-        if not world.commits and not committing.is_busy and len(world.readers) == 2 and all(reader.position >= 3 for reader in world.readers.values()):
+        if not world.commits and not committing.is_busy and world.all_is_read():
             consumer._offsets.due = 0.0
             consumer._inbox.notice()
 
@@ -126,7 +112,7 @@ def test_consume_that_raises_has_handed_out_nothing(make: Callable[..., Consumer
     rest = [(index, offset) for index, end in enumerate(world.ends) for offset in range(end) if (index, offset) not in ((0, 0), (0, 1))]
 
     def fail() -> None:
-        if len(world.readers) == 2 and all(reader.position >= reader.end for reader in world.readers.values()):
+        if world.all_is_read():
             raise raised
 
     world.at_end = fail
@@ -152,15 +138,8 @@ def test_an_error_of_what_consume_had_when_it_raised_comes_again_behind_the_reco
         if world.readers[0].position == 3:
             world.readers[0].problem = Problem("corrupt", 0, "")
 
-    def interrupted() -> None:
-        if consumer.parts.get((TOPIC, 0)).told and bool(told) != in_gathered:
-            raise KeyboardInterrupt
-
     world.at_end = broken
-    monkeypatch.setattr(consumer._offsets.commits, "advance", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        consumer.consume(100, 60)
-    monkeypatch.undo()
+    consume_is_left(world, monkeypatch, lambda: consumer.parts.get((TOPIC, 0)).told and bool(told) != in_gathered)
     world.readers[0].problem = None
     if not holds:
         world.at_end = lambda: None
@@ -179,15 +158,8 @@ def test_an_error_of_a_partition_without_records_that_consume_had_when_it_raised
         if len(world.readers) == 2 and consumer.parts.get((TOPIC, 1)).phase is Phase.ACTIVE:
             world.readers[1].problem = Problem("corrupt", 0, "")
 
-    def interrupted() -> None:
-        if consumer.parts.get((TOPIC, 1)).told and not told and world.readers[0].position == 3:
-            raise KeyboardInterrupt
-
     world.at_end = broken
-    monkeypatch.setattr(consumer._offsets.commits, "advance", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        consumer.consume(100, 60)
-    monkeypatch.undo()
+    consume_is_left(world, monkeypatch, lambda: consumer.parts.get((TOPIC, 1)).told and not told and world.readers[0].position == 3)
     world.at_end = lambda: None
     found = [(message.partition(), message.error() and message.error().code()) for message in (consumer.poll(60) for _ in range(4))]
     assert sorted(found, key=str) == [(0, None)] * 3 + [(1, KafkaError._BAD_MSG)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,14 +13,9 @@ from mqd.client.messages import OFFSET_INVALID
 from mqd.client.partitions import Phase
 from mqd.client.reading import Problem
 from mqd.protocol.errors import ErrorCode
-from tests.unit.client_consumer import NEW, TOPIC, ConsumerWorld, hears_that_it_is_gone, look_again, next_record, places
-
-
-@pytest.fixture
-def world(request: pytest.FixtureRequest) -> Iterator[ConsumerWorld]:
-    made = ConsumerWorld(5, enable_auto_commit=False, fetch_error_backoff_ms=1, **getattr(request, "param", {}))
-    yield made
-    made.consumer.close()
+from tests.unit.client_consumer import (  # noqa: F401 (fixtures)
+    NEW, TOPIC, ConsumerWorld, begins_anew, consume_is_left, hears_that_it_is_gone, look_again, make, next_record, places, world,
+)  # fmt: skip
 
 
 def position(world: ConsumerWorld) -> int:
@@ -55,11 +50,7 @@ def test_what_was_read_ahead_of_the_old_one_is_neither_handed_out_nor_committed_
     consumer = world.consumer
     assert [next_record(world).offset() for _ in range(2)] == [0, 1]
     world.make_anew(NEW, 100)
-    part: Any = consumer.parts.get((TOPIC, 0))
-    look_again(world)
-    consumer._fetcher._on_error(part, int(ErrorCode.UNKNOWN_TOPIC_ID))  # as the Fetch is answered that waits
-    while not consumer.until(lambda: part.topic_id == NEW, time.monotonic() + 0.01):
-        pass
+    begins_anew(world)
     assert position(world) == OFFSET_INVALID
     assert (message := next_record(world)).value() == NEW and message.offset() == 0
     consumer.commit(asynchronous=False)
@@ -142,8 +133,8 @@ def test_who_is_read_from_another_host_hears_of_it_when_a_commit_is_refused(worl
 # -- what the application was not given of the old one does not say where the new one begins ------------------------------------------
 
 
-def with_fifty_read(**config: object) -> ConsumerWorld:
-    world = ConsumerWorld(60, 1, enable_auto_commit=False, fetch_error_backoff_ms=1, auto_offset_reset="earliest", **config)
+def with_fifty_read(make: Callable[..., ConsumerWorld]) -> ConsumerWorld:
+    world = make(60, 1, enable_auto_commit=False, fetch_error_backoff_ms=1, auto_offset_reset="earliest")
     world.consumer.seek(TopicPartition(TOPIC, 0, 50))
     return world
 
@@ -152,7 +143,7 @@ def made_anew_at_its_end(world: ConsumerWorld) -> Callable[[], None]:
     """For at_end: when all has been read, once."""
 
     def at_end() -> None:
-        if len(world.readers) == 2 and all(reader.position >= reader.end for reader in world.readers.values()):
+        if world.all_is_read():
             world.at_end = lambda: None
             world.make_anew(NEW, 100, 1)
             world.readers[1].problem = None
@@ -163,8 +154,8 @@ def made_anew_at_its_end(world: ConsumerWorld) -> Callable[[], None]:
     return at_end
 
 
-def test_consume_ends_when_a_topic_of_which_it_has_records_is_another() -> None:
-    world = with_fifty_read()
+def test_consume_ends_when_a_topic_of_which_it_has_records_is_another(make: Callable[..., ConsumerWorld]) -> None:
+    world = with_fifty_read(make)
     consumer = world.consumer
     world.at_end = made_anew_at_its_end(world)
     found = [message for message in consumer.consume(1000, 60) if message.error() is None]
@@ -173,52 +164,34 @@ def test_consume_ends_when_a_topic_of_which_it_has_records_is_another() -> None:
         consumer.commit(message=[message for message in found if message.partition() == 0][-1], asynchronous=False)
     assert not world.commits
     assert places([next_record(world) for _ in range(2)]) == [(0, 0), (0, 1)]
-    consumer.close()
 
 
-def test_consume_that_raises_after_that_begins_the_new_one_at_its_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_consume_that_raises_after_that_begins_the_new_one_at_its_begin(make: Callable[..., ConsumerWorld], monkeypatch: pytest.MonkeyPatch) -> None:
     """So does the other partition, which is looked at only then."""
-    world = with_fifty_read()
-    consumer = world.consumer
+    world = with_fifty_read(make)
     world.at_end = made_anew_at_its_end(world)
-    part: Any = consumer.parts.get((TOPIC, 0))
-    commits = consumer._offsets.commits
-
-    def interrupted() -> None:
-        if part.topic_id == NEW:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(commits, "advance", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        consumer.consume(1000, 60)
-    monkeypatch.undo()
+    part: Any = world.consumer.parts.get((TOPIC, 0))
+    consume_is_left(world, monkeypatch, lambda: part.topic_id == NEW)
     found = [next_record(world) for _ in range(101)]
     assert {message.value() for message in found} == {NEW} and sorted(places(found)) == [*((0, offset) for offset in range(100)), (1, 0)]
-    consumer.close()
 
 
-def test_what_is_given_back_of_the_old_one_does_not_move_the_new_one() -> None:
-    world = with_fifty_read()
+def test_what_is_given_back_of_the_old_one_does_not_move_the_new_one(make: Callable[..., ConsumerWorld]) -> None:
+    world = with_fifty_read(make)
     consumer = world.consumer
-    part: Any = consumer.parts.get((TOPIC, 0))
     while not (found := consumer.take(1000, 30)) or found[0].partition() != 0:
         pass
     world.make_anew(NEW, 100, 1)
     world.readers[1].problem = None
-    look_again(world)
-    consumer._fetcher._on_error(part, int(ErrorCode.UNKNOWN_TOPIC_ID))
-    while not consumer.until(lambda: part.topic_id == NEW, time.monotonic() + 0.01):
-        pass
+    begins_anew(world)
     consumer.give_back(found)
     while (message := next_record(world)).partition() != 0:
         pass
     assert message.value() == NEW and message.offset() == 0
-    consumer.close()
 
 
-def test_consume_goes_on_when_it_has_no_record_of_what_is_another_and_reads_that_again_when_it_raises() -> None:
-    world = ConsumerWorld(0, 3, enable_auto_commit=False, fetch_error_backoff_ms=1, auto_offset_reset="earliest")
-    consumer = world.consumer
+def test_consume_goes_on_when_it_has_no_record_of_what_is_another_and_reads_that_again_when_it_raises(make: Callable[..., ConsumerWorld]) -> None:
+    world = make(0, 3, enable_auto_commit=False, fetch_error_backoff_ms=1, auto_offset_reset="earliest")
     made_anew = made_anew_at_its_end(world)
 
     def interrupted() -> None:
@@ -233,17 +206,16 @@ def test_consume_goes_on_when_it_has_no_record_of_what_is_another_and_reads_that
 
     world.at_end = at_end
     with pytest.raises(KeyboardInterrupt):
-        consumer.consume(1000, 60)
+        world.consumer.consume(1000, 60)
     found = [next_record(world) for _ in range(101)]
     assert {message.value() for message in found} == {NEW} and sorted(places(found)) == [*((0, offset) for offset in range(100)), (1, 0)]
-    consumer.close()
 
 
 # -- seek() ------------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_seek_after_the_error_leaves_nothing_of_the_old_one_to_commit() -> None:
-    world = ConsumerWorld(5, auto_commit_interval_ms=3_600_000, auto_offset_reset="latest")
+def test_a_seek_after_the_error_leaves_nothing_of_the_old_one_to_commit(make: Callable[..., ConsumerWorld]) -> None:
+    world = make(5, auto_commit_interval_ms=3_600_000, auto_offset_reset="latest")
     consumer = world.consumer
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     world.make_anew(NEW, 100)
@@ -256,7 +228,6 @@ def test_a_seek_after_the_error_leaves_nothing_of_the_old_one_to_commit() -> Non
         consumer.commit(asynchronous=False)
     consumer.unassign()
     assert not world.commits + world.refused
-    consumer.close()
 
 
 @pytest.mark.parametrize("offset", [0, OFFSET_BEGINNING, 30])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,14 +15,7 @@ from mqd.client.group_events import Assign, Partition, Revoke
 from mqd.client.messages import Message
 from mqd.client.partitions import Phase
 from mqd.protocol.errors import ErrorCode
-from tests.unit.client_consumer import NEW, TOPIC, ConsumerWorld, hears_that_it_is_gone, look_again, next_record
-
-
-@pytest.fixture
-def world(request: pytest.FixtureRequest) -> Iterator[ConsumerWorld]:
-    made = ConsumerWorld(5, enable_auto_commit=False, fetch_error_backoff_ms=1, **getattr(request, "param", {}))
-    yield made
-    made.consumer.close()
+from tests.unit.client_consumer import NEW, TOPIC, ConsumerWorld, begins_anew, hears_that_it_is_gone, look_again, make, next_record  # noqa: F401 (fixtures)
 
 
 def settled(world: ConsumerWorld) -> None:
@@ -40,8 +33,8 @@ def by_name_only(world: ConsumerWorld) -> None:
 
 @pytest.mark.parametrize("knows_ids", [True, False])
 @pytest.mark.parametrize("looks", [True, False])
-def test_an_automatic_commit_that_is_due_when_it_is_gone_says_nothing_of_it(knows_ids: bool, looks: bool) -> None:
-    world = ConsumerWorld(5, auto_commit_interval_ms=3_600_000, auto_offset_reset="earliest")
+def test_an_automatic_commit_that_is_due_when_it_is_gone_says_nothing_of_it(make: Callable[..., ConsumerWorld], knows_ids: bool, looks: bool) -> None:
+    world = make(5, auto_commit_interval_ms=3_600_000, auto_offset_reset="earliest")
     consumer = world.consumer
     if not knows_ids:
         by_name_only(world)
@@ -61,9 +54,9 @@ def test_an_automatic_commit_that_is_due_when_it_is_gone_says_nothing_of_it(know
     assert world.commits == [{0: 1}]
 
 
-def test_a_commit_of_what_was_handed_out_before_anything_is_heard_is_refused_by_the_broker() -> None:
+def test_a_commit_of_what_was_handed_out_before_anything_is_heard_is_refused_by_the_broker(make: Callable[..., ConsumerWorld]) -> None:
     told: list[int] = []
-    world = ConsumerWorld(5, auto_commit_interval_ms=3_600_000, auto_offset_reset="earliest", on_commit=lambda error, _: told.append(error and error.code()))
+    world = make(5, auto_commit_interval_ms=3_600_000, auto_offset_reset="earliest", on_commit=lambda error, _: told.append(error and error.code()))
     consumer = world.consumer
     records = [next_record(world) for _ in range(5)]
     world.make_anew(NEW, 100)
@@ -88,20 +81,16 @@ def begun_anew(world: ConsumerWorld) -> Message:
     """Five records have been handed out when it is; returns the last one."""
     records = [next_record(world) for _ in range(5)]
     world.make_anew(NEW, 100)
-    look_again(world)
-    part: Any = world.consumer.parts.get((TOPIC, 0))
-    world.consumer._fetcher._on_error(part, int(ErrorCode.UNKNOWN_TOPIC_ID))
-    while not world.consumer.until(lambda: part.topic_id == NEW, time.monotonic() + 0.01):
-        pass
+    begins_anew(world)
     return records[-1]
 
 
 @pytest.mark.parametrize("given", [0, 1, 3])
 @pytest.mark.parametrize("knows_ids", [True, False])
-def test_a_record_of_the_old_one_cannot_be_committed_for_the_new_one(knows_ids: bool, given: int) -> None:
+def test_a_record_of_the_old_one_cannot_be_committed_for_the_new_one(make: Callable[..., ConsumerWorld], knows_ids: bool, given: int) -> None:
     """Nor when `given` records of the new one have been handed out; those can."""
     told: list[int] = []
-    world = ConsumerWorld(5, enable_auto_commit=False, fetch_error_backoff_ms=1, auto_offset_reset="earliest", on_commit=lambda error, _: told.append(error and error.code()))
+    world = make(5, enable_auto_commit=False, fetch_error_backoff_ms=1, auto_offset_reset="earliest", on_commit=lambda error, _: told.append(error and error.code()))
     consumer = world.consumer
     if not knows_ids:
         by_name_only(world)
@@ -118,11 +107,10 @@ def test_a_record_of_the_old_one_cannot_be_committed_for_the_new_one(knows_ids: 
         assert message.value() == NEW
         consumer.commit(message=message, asynchronous=False)
     assert world.commits == [{0: message.offset() + 1} for message in new]
-    consumer.close()
 
 
-def test_a_record_of_the_old_one_cannot_be_stored_for_the_new_one() -> None:
-    world = ConsumerWorld(5, enable_auto_commit=False, enable_auto_offset_store=False, fetch_error_backoff_ms=1, auto_offset_reset="earliest")
+def test_a_record_of_the_old_one_cannot_be_stored_for_the_new_one(make: Callable[..., ConsumerWorld]) -> None:
+    world = make(5, enable_auto_commit=False, enable_auto_offset_store=False, fetch_error_backoff_ms=1, auto_offset_reset="earliest")
     consumer = world.consumer
     old = begun_anew(world)
     with pytest.raises(KafkaException) as raised:
@@ -131,37 +119,34 @@ def test_a_record_of_the_old_one_cannot_be_stored_for_the_new_one() -> None:
     consumer.store_offsets(next_record(world))
     consumer.commit(asynchronous=False)
     assert world.commits == [{0: 1}]
-    consumer.close()
 
 
 @pytest.mark.parametrize("knows_ids", [True, False])
-def test_commit_says_what_the_broker_did_not_know_for_a_moment_if_it_is_told_ids(knows_ids: bool) -> None:
+def test_commit_says_what_the_broker_did_not_know_for_a_moment_if_it_is_told_ids(make: Callable[..., ConsumerWorld], knows_ids: bool) -> None:
     """In on_revoke it is the last chance. By its name alone it might be taken for another topic's."""
-    world = ConsumerWorld(5, 5, enable_auto_commit=False)
+    world = make(5, 5, enable_auto_commit=False)
     if not knows_ids:
         by_name_only(world)
     assert {(message := next_record(world)).partition() for _ in range(10)} == {0, 1} and message.error() is None
     hears_that_it_is_gone(world)
     world.consumer.commit(asynchronous=False)
     assert world.commits == [{0: 5, 1: 5} if knows_ids else {1: 5}]
-    world.consumer.close()
 
 
-def test_commit_says_nothing_of_what_is_gone_and_was_committed() -> None:
+def test_commit_says_nothing_of_what_is_gone_and_was_committed(make: Callable[..., ConsumerWorld]) -> None:
     """It would be refused, each time, and the commits of the others raise."""
-    world = ConsumerWorld(5, 5, enable_auto_commit=False)
+    world = make(5, 5, enable_auto_commit=False)
     assert {next_record(world).partition() for _ in range(10)} == {0, 1}
     world.consumer.commit(asynchronous=False)
     hears_that_it_is_gone(world)
     world.consumer.commit(asynchronous=False)
     assert world.commits == [{0: 5, 1: 5}, {1: 5}]
-    world.consumer.close()
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-def test_a_commit_that_goes_by_name_says_nothing_of_what_the_broker_does_not_know(leaves: bool) -> None:
+def test_a_commit_that_goes_by_name_says_nothing_of_what_the_broker_does_not_know(make: Callable[..., ConsumerWorld], leaves: bool) -> None:
     """As soon as one id is not known: what is gone might be taken for the topic made anew."""
-    world = ConsumerWorld(5, 5)
+    world = make(5, 5)
     assert {next_record(world).partition() for _ in range(10)} == {0, 1}
     hears_that_it_is_gone(world)
     other = world.consumer.parts.get((TOPIC, 1))
@@ -172,12 +157,11 @@ def test_a_commit_that_goes_by_name_says_nothing_of_what_the_broker_does_not_kno
     else:
         world.consumer.commit(asynchronous=False)
     assert world.commits == [{1: 5}]
-    world.consumer.close()
 
 
 @pytest.mark.parametrize("knows_ids", [True, False])
-def test_commit_of_what_is_gone_alone_is_told_so(knows_ids: bool) -> None:
-    world = ConsumerWorld(5, enable_auto_commit=False)
+def test_commit_of_what_is_gone_alone_is_told_so(make: Callable[..., ConsumerWorld], knows_ids: bool) -> None:
+    world = make(5, enable_auto_commit=False)
     if not knows_ids:
         by_name_only(world)
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
@@ -187,22 +171,20 @@ def test_commit_of_what_is_gone_alone_is_told_so(knows_ids: bool) -> None:
         world.consumer.commit(asynchronous=False)
     assert raised.value.args[0].code() == (ErrorCode.UNKNOWN_TOPIC_ID if knows_ids else KafkaError._NO_OFFSET)
     assert not world.commits and world.refused == ([{0: 5}] if knows_ids else [])
-    world.consumer.close()
 
 
-def test_without_an_interval_of_automatic_commits_what_leaves_is_committed() -> None:
+def test_without_an_interval_of_automatic_commits_what_leaves_is_committed(make: Callable[..., ConsumerWorld]) -> None:
     """auto.commit.interval.ms=0: no timer, which was due at once, and again, in each turn of a poll() that waited."""
-    world = ConsumerWorld(5, auto_commit_interval_ms=0)
+    world = make(5, auto_commit_interval_ms=0)
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     assert world.consumer.poll(0) is None and world.consumer._offsets.due == float("inf") and not world.commits
     world.consumer.unassign()
     assert world.commits == [{0: 5}]
-    world.consumer.close()
 
 
-def test_an_automatic_commit_that_is_due_when_the_broker_does_not_know_it_for_a_moment_is_made_later() -> None:
+def test_an_automatic_commit_that_is_due_when_the_broker_does_not_know_it_for_a_moment_is_made_later(make: Callable[..., ConsumerWorld]) -> None:
     """Also where nothing is being handed out that would bring about another."""
-    world = ConsumerWorld(5, auto_commit_interval_ms=3_600_000, fetch_error_backoff_ms=1)
+    world = make(5, auto_commit_interval_ms=3_600_000, fetch_error_backoff_ms=1)
     consumer: Any = world.consumer
     while consumer.consume_batch(100, 30).next_offset < 5:
         pass
@@ -219,14 +201,13 @@ def test_an_automatic_commit_that_is_due_when_the_broker_does_not_know_it_for_a_
     consumer.consume_batch(100, 0)
     settled(world)
     assert world.commits == [{0: 5}]
-    consumer.close()
 
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
 @pytest.mark.parametrize(("looks", "knows_ids"), [(True, True), (True, False), (False, True)])
-def test_a_rebalance_that_comes_before_the_consumer_has_heard_commits_nothing_of_the_old_one(strategy: str, looks: bool, knows_ids: bool) -> None:
+def test_a_rebalance_that_comes_before_the_consumer_has_heard_commits_nothing_of_the_old_one(make: Callable[..., ConsumerWorld], strategy: str, looks: bool, knows_ids: bool) -> None:
     """As its coordinator takes away the old one and gives the new one."""
-    world = ConsumerWorld(5, auto_commit_interval_ms=3_600_000, auto_offset_reset="earliest", partition_assignment_strategy=strategy)
+    world = make(5, auto_commit_interval_ms=3_600_000, auto_offset_reset="earliest", partition_assignment_strategy=strategy)
     consumer: Any = world.consumer
     if not knows_ids:
         by_name_only(world)
@@ -252,8 +233,8 @@ def test_a_rebalance_that_comes_before_the_consumer_has_heard_commits_nothing_of
     assert world.commits == [{0: 1}]
 
 
-def test_what_the_broker_did_not_know_for_a_moment_is_committed_before_it_goes() -> None:
-    world = ConsumerWorld(5, auto_commit_interval_ms=3_600_000)
+def test_what_the_broker_did_not_know_for_a_moment_is_committed_before_it_goes(make: Callable[..., ConsumerWorld]) -> None:
+    world = make(5, auto_commit_interval_ms=3_600_000)
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     hears_that_it_is_gone(world)
     world.consumer.close()
