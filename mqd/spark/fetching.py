@@ -278,7 +278,7 @@ class TcpViews:
         return size, following
 
     def _corrupt(self, text: str) -> MqdReadError:
-        return MqdReadError(f"{self.name}: a damaged record batch at offset {self.position}: {text}. `mqd logs dump` shows it; startingOffsets behind it leaves it out")
+        return MqdReadError(f"{self.name}: a damaged record batch at offset {self.position}: {text}. `mqd log dump` shows it; startingOffsets behind it leaves it out")
 
     def _records(self, answer: Answer, size: int, following: int) -> Iterator[Any]:
         reader = PartitionReader(SegmentReader.of_memory(answer.records[:size], self.position, self._isolation), self._range.topic, self._topic_id, self._range.partition, self.position, pool=self._pool)

@@ -141,7 +141,7 @@ class LocalViews:
                     return
             elif problem.kind == "corrupt":
                 raise MqdReadError(
-                    f"{self._range.topic}-{self._range.partition}: a damaged record batch at offset {self.position}: {problem.text}. `mqd logs dump` shows it; startingOffsets behind it leaves it out"
+                    f"{self._range.topic}-{self._range.partition}: a damaged record batch at offset {self.position}: {problem.text}. `mqd log dump` shows it; startingOffsets behind it leaves it out"
                 )
             else:  # out of range, gone: the leader tells what it is about, over TCP
                 return

@@ -54,7 +54,7 @@ class Written(WriterCommitMessage):
 def batch_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> MqdBatchWriter:
     """Raises MqdOptionError."""
     if overwrite:
-        raise MqdOptionError('mode overwrite: a topic cannot be overwritten, records are only added: use .mode("append"). mqd topic delete, or mqd topic trim, removes what is there')
+        raise MqdOptionError('mode overwrite: a topic cannot be overwritten, records are only added: use .mode("append"). mqd topic delete removes what is there')
     return MqdBatchWriter(sink_options(options, schema, streaming=False))
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 
 from mqd.base.config import BROKER, TOPIC
+from mqd.cli.main import COMMANDS as COMMAND_NAMES
 from mqd.cli.main import cli
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,3 +73,17 @@ def test_commands_of_the_pages_are_understood(line: str) -> None:
     assert rest == []
     missing = [param.name for param in command.params if param.required and not values.get(param.name or "")]
     assert missing == []
+
+
+def _texts() -> Iterator[str]:
+    """What is said, of all modules: strings and the parts of f-strings, docstrings too."""
+    for path in sorted((ROOT / "mqd").rglob("*.py")):
+        yield from (node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+def test_commands_that_texts_name_exist() -> None:
+    """A verb behind a noun everywhere, the noun itself in backquotes."""
+    groups = {name: set(command.commands) for name in COMMAND_NAMES if isinstance(command := cli.get_command(click.Context(cli), name), click.Group)}
+    named = {found for text in _texts() for found in re.findall(r"(`?)\bmqd ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?", text)}
+    assert {f"mqd {noun}" for quoted, noun, _ in named if quoted and noun not in COMMAND_NAMES} == set()
+    assert {f"mqd {noun} {verb}" for _, noun, verb in named if verb and noun in groups and verb not in groups[noun]} == set()
