@@ -272,6 +272,7 @@ class Producer:
     def _land(self, flight: _Flight) -> None:
         try:
             if not _has_news(flight, 0):
+                self._connections.cluster.turn_away()  # it may be the one that is asked for metadata
                 raise TimeoutError(f"broker {flight.link.host}:{flight.link.port} has not answered (kafka.request.timeout.ms)")
             frame = flight.link.receive()
             number, response = decode_response(frame, PRODUCE, flight.version)
@@ -359,7 +360,6 @@ class Producer:
             problem += f"; it was sent {size} bytes, and the broker's socket.request.max.bytes is the most that it takes (kafka.max.request.size says what is sent at once, a row alone may be more)"
         for batch in batches:
             self._later((batch.topic, batch.partition), batch, problem)
-        self._connections.cluster.turn_away()  # it may be the one that is asked for metadata
         self._look_again()
 
     def _look_again(self) -> None:

@@ -31,6 +31,7 @@ class Cluster:
         self.errors: dict[int, list[int]] = {}
         self.silent: set[int] = set()  # node ids
         self.now = 1000.0
+        self.turns = 0
 
     def metadata(self, names: list[str]) -> Metadata:
         return Metadata({1: ("h", 1), 2: ("h", 2)}, {"t": self.topic})
@@ -40,7 +41,8 @@ class Cluster:
 
     def close(self) -> None: ...
 
-    def turn_away(self) -> None: ...
+    def turn_away(self) -> None:
+        self.turns += 1
 
     def link(self, node_id: int, size_bytes: int) -> Link:
         return Link(self, node_id)
@@ -156,6 +158,22 @@ def test_rows_of_a_partition_without_a_leader_go_to_its_new_one_while_others_are
         cluster.now += 2
     writing.flush()
     assert sorted(cluster.written)[-1] == (2, 1) and len(cluster.written) == 51
+
+
+def test_a_connection_that_ends_is_no_reason_to_ask_another_broker_who_leads(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of others one may be cut off, and take seconds to show it."""
+    ends = iter([True, True, False])
+
+    def send(link: Link, request: Any, version: int, sends: Any = Link.send) -> int:
+        if next(ends):
+            raise ConnectionError("it has closed the connection")
+        return sends(link, request, version)
+
+    monkeypatch.setattr(Link, "send", send)
+    writing = producer()
+    writing.send(batches(0))
+    writing.flush()
+    assert cluster.written == [(1, 0)] and not cluster.turns
 
 
 def test_another_broker_is_asked_who_leads_when_one_is_silent(cluster: Cluster) -> None:
