@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from mqd.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, CliError, NobodyReadsError, error_line, explain
+from mqd.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, CliError, NobodyReadsError, error_line, explain, is_interruption
 
 # name -> (module that has a click command `command`, help shown without importing it)
 COMMANDS = {
@@ -122,8 +122,6 @@ def _run(arguments: list[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        from mqd.cli.common import is_interruption
-
         if is_interruption(error):
             return EXIT_INTERRUPTED
         if os.environ.get("MQD_DEBUG") == "1":

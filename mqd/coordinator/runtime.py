@@ -295,7 +295,7 @@ class Coordinator:
         return self._active(name)[1].core(name)
 
     def items(self) -> Iterator[tuple[str, Core]]:
-        """All cores of all loaded partitions, for looking only. See `all_loaded`."""
+        """All cores of all loaded partitions, for looking only. See check_loaded()."""
         for place in self._places:
             if place.shard is not None:
                 yield from place.shard.items()

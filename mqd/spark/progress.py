@@ -34,6 +34,7 @@ log = logging.getLogger("mqd.spark")
 
 LOOKS, PAUSE_S = 20, 0.25  # S6
 
+
 class Progress:
     """See the module. Raises MqdReadError."""
 
