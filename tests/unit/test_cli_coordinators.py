@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -186,7 +187,7 @@ def test_producers_to_retired_partitions_are_not_let_go_while_a_coordinator_is_a
     def onward(_seconds: float = 0) -> None:
         world.leaders[GROUPS], world.groups_error = next(states)
 
-    monkeypatch.setattr(retiring.time, "sleep", onward)
+    monkeypatch.setattr(retiring, "time", SimpleNamespace(sleep=onward))
     onward()
     with Cluster("host1:9092") as cluster:
         state, readers = retiring.wait(cluster, "t", retiring.REDIRECTED, lambda state, readers: looks.append((world.step, bool(readers.unknown))))
