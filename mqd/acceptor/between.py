@@ -3,8 +3,8 @@
     accept -> handshake (mqd/cluster/handshake.py), both sides proven -> hello.worker >= 0: handed to that worker, with the peer's node id (flag 2 of the hand-off packet)
                                                                          hello.worker == -1: Kafka frames, of the APIs in SERVED alone, and Envelopes of clients' requests (relaying.py)
 
-An acceptor has one connection here. When a newer one has proven itself, the older one is its predecessor's, or was given up: it ends before anything of the newer one is read,
-else a marker that the network kept back would come after the successor's, and end the producer's next transaction.
+Markers of a host come over one connection, the newest that has brought any: an older one is that of an acceptor that has died, or was given up. It ends before the newer one's markers
+are served, and what comes over it afterwards is not: a marker that the network kept back would come after the successor's, and end the producer's next transaction.
 
 Nothing that a peer sends is read as a request before it has proven the cluster's key. Refused are: another cluster, a node id that is not registered (yet, as far as this
 host knows), another directory id than the registered one (a wiped host is another host), and a worker that there is not.
@@ -14,6 +14,7 @@ Concurrency: the event loop's thread.
 """
 
 import asyncio
+import itertools
 import os
 import socket
 import struct
@@ -35,6 +36,7 @@ FLAG_PEER = 2
 PACKET = struct.Struct("<IHH16sHH16si16x")
 ACCEPTOR = -1  # hello.worker: not a worker's
 SERVED = frozenset((24, 26, 27, 61, 66))  # AddPartitionsToTxn, EndTxn, WriteTxnMarkers, DescribeProducers, ListTransactions
+MARKERS = (27).to_bytes(2, "big")  # how a WriteTxnMarkers begins
 
 log = logging.get("acceptor.between")
 assert PACKET.size == 64
@@ -134,7 +136,8 @@ class Between:
         self._node_id = node_id
         self._serve = serve
         self._tasks: set[asyncio.Task[None]] = set()
-        self._serving: dict[int, asyncio.Task[None]] = {}  # node id of an acceptor
+        self._numbers = itertools.count(1)  # of connections, in the order in which they were proven
+        self._marking: dict[int, tuple[int, asyncio.Task[None]]] = {}  # node id -> the newest connection that has brought markers
         self._shaking = 0
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -195,7 +198,7 @@ class Between:
             if hello.worker >= 0:
                 self._hand(connection, hello, address)
             else:
-                await self._serve_alone(connection, hello.identity.node_id)
+                await self._answer_all(connection, hello.identity.node_id)
         except HandshakeFailed as error:
             log.warning("a connection to the listener between hosts is closed", address=address[0], reason=str(error))
         except (OSError, EOFError, TimeoutError, ValueError) as error:
@@ -218,23 +221,10 @@ class Between:
 
     # -- serving -----------------------------------------------------------------------------------------------------------
 
-    async def _serve_alone(self, connection: socket.socket, node: int) -> None:
-        this = asyncio.current_task()
-        assert this is not None
-        older, self._serving[node] = self._serving.get(node), this
-        try:
-            if older is not None:
-                older.cancel()
-                await asyncio.wait([older])
-            await self._answer_all(connection, node)
-        finally:
-            if self._serving.get(node) is this:
-                del self._serving[node]
-
     async def _answer_all(self, connection: socket.socket, node: int) -> None:
         """Requests side by side: a marker that waits for its partition holds up none of the others. Answers name the request by its correlation id."""
         assert self._loop is not None
-        writing, room = asyncio.Lock(), asyncio.Semaphore(IN_FLIGHT_MAX)
+        number, writing, room = next(self._numbers), asyncio.Lock(), asyncio.Semaphore(IN_FLIGHT_MAX)
         under_way: set[asyncio.Task[None]] = set()
         loop = asyncio.get_running_loop()
 
@@ -253,6 +243,8 @@ class Between:
 
         try:
             while (frame := await read_frame(connection)) is not None:
+                if frame.startswith(MARKERS) and not await self._may_mark(node, number):
+                    return
                 await room.acquire()
                 task = loop.create_task(answer(frame))
                 under_way.add(task)
@@ -261,3 +253,15 @@ class Between:
             for task in under_way:
                 task.cancel()
             await asyncio.gather(*under_way, return_exceptions=True)
+
+    async def _may_mark(self, node: int, number: int) -> bool:
+        """Whether no newer connection of this node has brought markers; older ones have ended then."""
+        newest, task = self._marking.get(node, (0, None))
+        if number > newest:
+            this = asyncio.current_task()
+            assert this is not None
+            self._marking[node] = number, this
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
+        return number >= newest

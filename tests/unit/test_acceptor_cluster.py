@@ -35,6 +35,7 @@ from mqd.protocol.messages import (
     ListPartitionReassignmentsRequest,
     ListTransactionsResponse,
     MetadataRequest,
+    WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
 from mqd.transaction.events import AddPartitions, VerifyPartitions
@@ -319,12 +320,15 @@ def test_requests_are_answered_out_of_order_and_a_host_that_hangs_ends_in_a_time
     asyncio.run(scenario())
 
 
-def test_what_an_acceptor_sent_that_has_gone_is_not_done_after_its_successor_has_come() -> None:
-    """A marker that the network kept back came behind the successor's and ended the producer's next transaction."""
+MARKERS_OF_ONE = WriteTxnMarkersRequest(markers=[])
+
+
+def test_markers_of_an_acceptor_that_has_gone_are_not_written_after_its_successors() -> None:
+    """One that the network kept back came behind and ended the producer's next transaction."""
 
     async def scenario() -> None:
         story: list[str] = []
-        async with Hosts(lambda _request: ListTransactionsResponse()) as hosts:
+        async with Hosts(markers_answer(0)) as hosts:
             serve, begun = hosts._serve, asyncio.Event()
 
             async def told(frame: bytes, node: int) -> bytes | None:
@@ -339,21 +343,53 @@ def test_what_an_acceptor_sent_that_has_gone_is_not_done_after_its_successor_has
                     story.append("given up")
 
             hosts.between._serve = told
-            request = remote_transactions.ListTransactionsRequest(state_filters=[], producer_id_filters=[1])
-            first = asyncio.create_task(hosts.peers.request(3, request, 1, 20))
+            first = asyncio.create_task(hosts.peers.request(3, MARKERS_OF_ONE, 2, 20))
             await asyncio.wait_for(begun.wait(), 20)
-            known = hosts.peers._connections[3]
             successor = Peers(hosts.broker.metadata, NODE, SECRET)
             try:
-                assert isinstance(await successor.request(3, request, 1, 20), ListTransactionsResponse)
+                assert isinstance(await successor.request(3, MARKERS_OF_ONE, 2, 20), WriteTxnMarkersResponse)
                 assert story == ["begun", "given up", "the successor's"]
                 with pytest.raises(PeerError):  # at once
                     await first
-                assert known.socket.fileno() == -1 and 3 not in hosts.peers._connections
-                assert isinstance(await successor.request(3, request, 1, 20), ListTransactionsResponse)
-                assert len(successor._connections) == 1
+                assert 3 not in hosts.peers._connections and 3 in successor._connections
             finally:
                 successor.close()
+
+    asyncio.run(scenario())
+
+
+def test_markers_over_an_older_connection_are_not_read_any_more_also_when_the_newer_one_has_ended() -> None:
+    async def scenario() -> None:
+        async with Hosts(lambda request: ListTransactionsResponse() if isinstance(request, remote_transactions.ListTransactionsRequest) else markers_answer(0)(request)) as hosts:
+            asked = remote_transactions.ListTransactionsRequest(state_filters=[], producer_id_filters=[1])
+            assert isinstance(await hosts.peers.request(3, asked, 1, 20), ListTransactionsResponse)  # its first markers are under way still
+            successor = Peers(hosts.broker.metadata, NODE, SECRET)
+            await successor.request(3, MARKERS_OF_ONE, 2, 20)
+            successor.close()
+            with pytest.raises(PeerError):
+                await hosts.peers.request(3, MARKERS_OF_ONE, 2, 20)
+            assert [type(request) for request, _ in hosts.asked] == [remote_transactions.ListTransactionsRequest, WriteTxnMarkersRequest]
+            await hosts.peers.request(3, MARKERS_OF_ONE, 2, 20)  # over one that is newer
+
+    asyncio.run(scenario())
+
+
+def test_connections_for_other_things_live_beside_the_one_for_markers() -> None:
+    """An acceptor passes its clients' requests on over one of their own."""
+
+    async def scenario() -> None:
+        async with Hosts(lambda request: ListTransactionsResponse() if isinstance(request, remote_transactions.ListTransactionsRequest) else markers_answer(0)(request)) as hosts:
+            asked = remote_transactions.ListTransactionsRequest(state_filters=[], producer_id_filters=[1])
+            relays = Peers(hosts.broker.metadata, NODE, SECRET)
+            try:
+                made = set()
+                for _ in range(3):
+                    await hosts.peers.request(3, MARKERS_OF_ONE, 2, 20)
+                    await relays.request(3, asked, 1, 20)
+                    made |= {hosts.peers._connections[3], relays._connections[3]}
+                assert len(made) == 2
+            finally:
+                relays.close()
 
     asyncio.run(scenario())
 
