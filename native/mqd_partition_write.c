@@ -351,12 +351,15 @@ static void checkpoint_take(const struct mqd_partition *partition, struct checkp
         out->sync_queue_last = partition->sync_queue[partition->sync_queue_count - 1];
 }
 
-static void delete_segment(const struct mqd_partition *partition, int64_t base_offset)
+/* 0 or errno: one of its files is still there. */
+static int delete_segment(const struct mqd_partition *partition, int64_t base_offset)
 {
     char path[PATH_MAX];
+    int error = 0;
     for (int kind = MQD_FILE_LOG; kind <= MQD_FILE_TXN_INDEX; kind++)
-        if (mqd_segment_path(path, sizeof path, partition->path, base_offset, (enum mqd_file_kind)kind) == 0)
-            mqd_file_unlink(path);
+        if (mqd_segment_path(path, sizeof path, partition->path, base_offset, (enum mqd_file_kind)kind) == 0 && mqd_file_unlink(path) < 0 && mqd_error_code() != ENOENT)
+            error = mqd_error_code();
+    return error;
 }
 
 /* What this write queued is closed, but for the old segment's: a flush of its .log may be under way, which must not meet another file under that number, and a full
@@ -389,18 +392,22 @@ static int reopen_log(struct mqd_partition *partition)
     return active->fd < 0 ? -1 : 0;
 }
 
-/* Back to the checkpoint. -1: the old segment could not be restored (the caller fences). */
+/* Back to the checkpoint. -1 with errno: the old segment could not be restored, or one that this write began could not be deleted: what is appended beside it a clean start would take for
+ * sealed, and the log for ended where that one begins (the caller fences). */
 static int checkpoint_restore(struct mqd_partition *partition, const struct checkpoint *old)
 {
     struct mqd_active *active = &partition->active;
     struct mqd_active restored = old->active;
+    int left = 0;
     mqd_txn_index_close(&active->txn_index);
     restored.txn_index.fd = -1;
     if (partition->segment_count > old->segment_count) {
         mqd_index_close_files(&active->index);
         mqd_file_close(active->fd);
-        while (partition->segment_count > old->segment_count)
-            delete_segment(partition, partition->segments[--partition->segment_count]);
+        while (partition->segment_count > old->segment_count) {
+            int error = delete_segment(partition, partition->segments[--partition->segment_count]);
+            left = error ? error : left;
+        }
         restored.fd = restored.index.fd = restored.index.time_fd = -1;
         queue_restore(partition, old, &restored);
     } else {
@@ -416,7 +423,10 @@ static int checkpoint_restore(struct mqd_partition *partition, const struct chec
     if ((active->fd < 0 && reopen_log(partition) < 0) || mqd_file_truncate(active->fd, active->size_bytes) < 0 ||
         mqd_txn_index_cut(&active->txn_index, partition->path, active->base_offset) < 0)
         return -1;
-    return mqd_index_cut_files(&active->index, partition->path, active->base_offset);
+    if (mqd_index_cut_files(&active->index, partition->path, active->base_offset) < 0)
+        return -1;
+    errno = left;
+    return left ? -1 : 0;
 }
 
 void mqd_partition_drop_epochs(struct mqd_partition *partition)

@@ -102,6 +102,42 @@ TEST(a_write_over_segments_is_undone_at_every_step)
         }
 }
 
+/* A segment that was begun and cannot be deleted again, as where that needs space too: the log does not go on beside it, for a clean start would take it for the last one. */
+TEST(a_log_does_not_go_on_beside_a_segment_that_cannot_be_deleted_again)
+{
+    static const char *const rules[] = {"write:ENOSPC:001.log", "write:ENOSPC:001.log,unlink:ENOSPC:001.log", "write:ENOSPC:002.log,unlink:ENOSPC:001.log"};
+    for (int i = 0; i < 3; i++) {
+        log_fresh();
+        struct mqd_log_options options = log_options();
+        options.segment_bytes = 300;
+        struct mqd_partition *partition = log_open(&options, NULL);
+        static uint8_t bytes[2][512];
+        bool rolled;
+        CHECK_EQUAL(log_append(partition, numbered(1, 0)), 0);
+        for (int k = 0; k < 2; k++)
+            CHECK_EQUAL(log_stage(partition, bytes[k], numbered((uint64_t)k, 1 + k), NULL), 0);
+        CHECK_EQUAL(mqd_file_watch(NULL, rules[i]), 0);
+        CHECK_EQUAL(mqd_partition_write(partition, NOW, &rolled), -1);
+        CHECK_EQUAL(errno, ENOSPC);
+        mqd_file_watch(NULL, NULL);
+        CHECK_EQUAL(mqd_partition_log_end_offset(partition), 1);
+        CHECK_EQUAL(partition->segment_count, 1);
+        bool fenced = mqd_partition_fenced(partition);
+        options.segment_bytes = 1 << 20;
+        mqd_partition_set_options(partition, &options);
+        for (int k = 1; k < 4 && !fenced; k++)
+            CHECK_EQUAL(log_append(partition, numbered((uint64_t)k, k)), 0);
+        CHECK_EQUAL(mqd_partition_close(partition, 1), fenced ? -1 : 0);
+        struct mqd_recovery recovery = log_untrusted();
+        recovery.clean_shutdown = !fenced;
+        partition = log_open(&options, &recovery);
+        CHECK_EQUAL(recovery.log_end_offset, fenced ? i : 4);
+        CHECK_EQUAL(log_verify(partition, NULL), fenced ? i : 4);
+        CHECK_EQUAL(fenced, i > 0);
+        mqd_partition_close(partition, 0);
+    }
+}
+
 /* The same while the queue of files that wait for a sync is full: its last mark must not tell of what was undone. */
 TEST(an_undone_write_leaves_no_mark_behind)
 {
