@@ -43,7 +43,7 @@ void mqd_fetcher_on_event(struct mqd_reactor *r, uint64_t value, uint32_t flags)
 void mqd_fetchers_read(struct mqd_reactor *r);            /* once a turn: answers are received and taken in */
 void mqd_fetchers_run(struct mqd_reactor *r);             /* once a turn, after the flushes were started: what may be asked is asked */
 int64_t mqd_fetchers_next_ms(const struct mqd_reactor *r); /* when there is something to do without an event (as r->now_ms); -1 = when told, 0 = at once */
-void mqd_fetchers_tell_again(struct mqd_reactor *r);      /* once a second: what the main thread's events had no room for */
+void mqd_fetchers_tell_again(struct mqd_reactor *r);      /* once a second: what the main thread could not be told yet */
 void mqd_fetchers_close(struct mqd_reactor *r);           /* the reactor ends: the connections */
 void mqd_fetchers_destroy(struct mqd_reactor *r);         /* ... and what is left */
 

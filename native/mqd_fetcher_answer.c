@@ -37,17 +37,18 @@ static void put_off_refused(struct mqd_reactor *r, struct mqd_followed *followed
     mqd_followed_put_off(r, followed, ms);
 }
 
-/* The leader's log begins later than this one: Python moves the log start, and deletes the files. The leader says so once: what meets no room is told again from here. */
+/* The leader's log begins later than this one: Python moves the log start, and deletes the files. The leader says so once: what meets no room, or comes before this replica knows that so much is
+ * committed, is told again from here. */
 static void adopt_log_start(struct mqd_reactor *r, struct mqd_followed *followed, int64_t log_start_offset)
 {
     if (log_start_offset <= followed->leader_log_start)
         return;
     struct mqd_positions positions;
     mqd_partition_positions(followed->owned->partition, &positions);
-    if (log_start_offset <= positions.log_start_offset || log_start_offset > positions.high_watermark)
+    if (log_start_offset <= positions.log_start_offset)
         return;
     struct mqd_event event = {.kind = MQD_EVENT_LOG_START, .slot = followed->owned->slot, .log_dir = followed->owned->log_dir, .offset = log_start_offset};
-    if (mqd_reactor_emit(r, &event)) {
+    if (log_start_offset <= positions.high_watermark && mqd_reactor_emit(r, &event)) {
         followed->leader_log_start = log_start_offset;
         return;
     }

@@ -22,7 +22,7 @@ struct mqd_followed {
     int64_t put_off_ms;          /* not before */
     int64_t leader_high_watermark; /* of the answer whose records are being taken */
     int64_t leader_log_start;    /* the highest that Python was told of */
-    int64_t untold_log_start;    /* the highest that met no room among the events */
+    int64_t untold_log_start;    /* the highest that could not be told: there was no room among the events, or it is above the high watermark */
     int64_t complained_ms;
     uint8_t in_session;          /* the leader has it in the session */
     uint8_t unsettled;           /* something of the last answer is not written, or not flushed */

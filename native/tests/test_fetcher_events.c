@@ -1,5 +1,5 @@
 /* tsan */
-/* What a follower tells its main thread, which takes nothing for long. The test is the leader. */
+/* What a follower tells its main thread, which may take nothing for long. The test is the leader. */
 #include "mqd_fake_leader_test.h"
 
 struct mqd_reactor;
@@ -26,5 +26,25 @@ BOTH(where_a_log_starts_is_told_when_there_is_room_again)
     CHECK(receive(&fake, &request)); /* it has been taken */
     UNTIL(two->tale.log_start == 1);
     CHECK_EQUAL(two->tale.offset, 2);
+    fake_stop(&fake);
+}
+
+/* It comes with records, and with the news that all is committed: as long as these are not written, less is so here. */
+BOTH(where_a_log_starts_is_told_when_what_it_came_with_is_written)
+{
+    struct fake fake = fake_start(backend);
+    struct two *two = fake.two;
+    struct request request;
+    uint8_t bytes[400];
+    CHECK(receive(&fake, &request));
+    uint32_t size_bytes = batch_at(bytes, (struct log_batch){.record_count = 3}, 0, 4);
+    answer(&fake, &request, (struct piece[]){{.partition = 0, .records = bytes, .records_bytes = size_bytes}}, 1);
+    CHECK(receive(&fake, &request));
+    CHECK_EQUAL(positions_of(two, FOLLOWED(0)).high_watermark, 0);
+    size_bytes = batch_at(bytes, (struct log_batch){.record_count = 1}, 3, 4);
+    answer(&fake, &request, (struct piece[]){{.partition = 0, .high_watermark = 4, .log_start = 2, .records = bytes, .records_bytes = size_bytes}}, 1);
+    UNTIL(two->tale.log_start == 1);
+    CHECK_EQUAL(two->tale.offset, 2);
+    CHECK_EQUAL(positions_of(two, FOLLOWED(0)).high_watermark, 4);
     fake_stop(&fake);
 }
