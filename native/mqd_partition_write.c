@@ -77,7 +77,6 @@ static int queue_sealed(struct mqd_partition *partition)
     fd = index_fd(partition, &active->index.time_fd, active->index.time_file_bytes, MQD_FILE_TIME_INDEX);
     if (fd >= 0 && queue_file(partition, fd, MQD_FILE_TIME_INDEX, NULL) < 0)
         return -1;
-    mqd_txn_index_close(&active->txn_index); /* S5: what is not flushed of it is in the queue */
     fd = active->fd;
     active->fd = -1;
     return queue_file(partition, fd, MQD_FILE_LOG, &end);
@@ -100,6 +99,9 @@ int mqd_partition_roll_active(struct mqd_partition *partition)
     }
     partition->directory_dirty = true;
     int error = queue_sealed(partition) < 0 ? errno : 0;
+    mqd_txn_index_close(&active->txn_index); /* S5: what is not flushed of it is in the queue */
+    mqd_index_close_files(&active->index);   /* these two when a flush has failed: it did not come to them */
+    mqd_file_close(active->fd);
     *active = (struct mqd_active){.fd = fd, .base_offset = partition->log_end_offset, .first_timestamp_ms = -1, .first_append_ms = -1, .txn_index = {.fd = -1}};
     mqd_index_init(&active->index);
     mqd_partition_advance_marks(partition);

@@ -2,6 +2,8 @@
 #define LOG_TEST_IN_MEMORY
 #include "mqd_log_test.h"
 
+#include <dirent.h>
+
 #include "../mqd_partition_follow.h"
 
 static struct log_batch numbered(uint64_t mark, int32_t sequence)
@@ -167,6 +169,42 @@ TEST(an_undone_write_leaves_no_mark_behind)
         CHECK_EQUAL(log_positions(partition).durable_offset, failed ? 20 : 29);
         CHECK_EQUAL(log_verify(partition, NULL), failed ? 20 : 29);
         mqd_partition_close(partition, 0);
+    }
+}
+
+static uint32_t descriptors(void)
+{
+    uint32_t count = 0;
+    DIR *directory = opendir("/proc/self/fd");
+    while (readdir(directory))
+        count++;
+    closedir(directory);
+    return count;
+}
+
+/* More sealed segments than wait for a flush: the next one is flushed by its roll, which fails at its index, its .timeindex or its .log. Its .txnindex is open, too. */
+TEST(a_roll_that_fails_to_flush_leaves_no_descriptor_behind)
+{
+    static const char *const rules[] = {"sync:EIO:.index", "sync:EIO:.timeindex", "sync:EIO:.log"};
+    for (int i = 0; i < 3; i++) {
+        log_fresh();
+        struct mqd_log_options options = log_options();
+        options.index_interval_bytes = 50;
+        uint32_t before = descriptors();
+        struct mqd_partition *partition = log_open(&options, NULL);
+        for (int32_t k = 0; partition->sync_queue_count < MQD_SYNC_QUEUE_MAX; k++) {
+            CHECK_EQUAL(log_append(partition, numbered(0, k)), 0);
+            CHECK_EQUAL(mqd_partition_roll(partition, NOW), 0);
+        }
+        CHECK_EQUAL(log_append(partition, (struct log_batch){.producer_id = 7, .attributes = 0x10, .body_bytes = 200}), 0);
+        CHECK_EQUAL(log_append(partition, (struct log_batch){.producer_id = 7, .marker = 1}), 0);
+        CHECK(partition->active.txn_index.fd >= 0);
+        CHECK_EQUAL(mqd_file_watch(NULL, rules[i]), 0);
+        CHECK_EQUAL(mqd_partition_roll(partition, NOW), -1);
+        mqd_file_watch(NULL, NULL);
+        CHECK(mqd_partition_fenced(partition));
+        mqd_partition_close(partition, 0);
+        CHECK_EQUAL(descriptors(), before);
     }
 }
 
