@@ -35,6 +35,7 @@ static struct mqd_reactor *throttled(struct mqd_fetcher *fetcher, int64_t rate)
 
 static void throttled_free(struct mqd_reactor *r)
 {
+    free(r->events);
     free(r->fetchers->items);
     free(r->fetchers);
     free(r);
@@ -81,4 +82,27 @@ TEST(who_may_not_ask_yet_sleeps_until_he_may)
             CHECK(r->now_ms - began_ms <= (owed + 1) * 1000 / rates[i] + 2);
             throttled_free(r);
         }
+}
+
+static void set_rate(struct mqd_reactor *r, int64_t rate)
+{
+    mqd_fetcher_command(r, &(struct mqd_command){.kind = MQD_COMMAND_FETCHER_RATE, .offset = rate});
+}
+
+TEST(what_is_owed_is_forgiven_when_the_bound_changes_not_when_it_is_said_again)
+{
+    struct mqd_fetcher fetcher;
+    struct mqd_reactor *r = throttled(&fetcher, 2000);
+    r->events = calloc(MQD_EVENT_COUNT_MAX, sizeof *r->events); /* commands are answered there */
+    r->event_fd = -1;
+    r->fetchers->allowance_bytes = -10000;
+    mqd_fetchers_run(r);
+    CHECK(fetcher.not_before_ms > r->now_ms + 5000);
+    set_rate(r, 2000);
+    CHECK(fetcher.not_before_ms > r->now_ms + 5000);
+    CHECK_EQUAL(r->fetchers->allowance_bytes, -10000);
+    set_rate(r, 1000);
+    CHECK_EQUAL(fetcher.not_before_ms, 0);
+    CHECK_EQUAL(r->fetchers->allowance_bytes, 0);
+    throttled_free(r);
 }
