@@ -11,21 +11,30 @@ static struct log_batch numbered(uint64_t mark, int32_t sequence)
     return (struct log_batch){.mark = mark, .producer_id = 9, .base_sequence = sequence, .body_bytes = 200};
 }
 
+static const struct log_batch plain = {.body_bytes = 200};
+
+/* To be written before the next call, which takes the same memory. */
+static void stage_numbered(struct mqd_partition *partition, int32_t count, int32_t first_sequence)
+{
+    static uint8_t bytes[30][512];
+    for (int32_t i = 0; i < count; i++)
+        CHECK_EQUAL(log_stage(partition, bytes[i], numbered((uint64_t)i, first_sequence + i), NULL), 0);
+}
+
 TEST(a_full_disk_leaves_everything_as_before)
 {
     log_fresh();
     struct mqd_log_options options = log_options();
     struct mqd_partition *partition = log_open(&options, NULL);
     CHECK_EQUAL(log_append(partition, numbered(1, 0)), 0);
-    static uint8_t bytes[3][512];
+    static uint8_t bytes[512];
     struct mqd_stage_result result;
     bool rolled;
     for (int budget = 0; budget < 783; budget += 29) { /* short by any amount, in any batch */
         char rule[64];
         snprintf(rule, sizeof rule, "write:ENOSPC:.log:budget=%d", budget);
         CHECK_EQUAL(mqd_file_watch(NULL, rule), 0);
-        for (int i = 0; i < 3; i++)
-            CHECK_EQUAL(log_stage(partition, bytes[i], numbered((uint64_t)i, 1 + i), NULL), 0);
+        stage_numbered(partition, 3, 1);
         CHECK_EQUAL(mqd_partition_write(partition, NOW, &rolled), -1);
         CHECK_EQUAL(errno, ENOSPC);
         CHECK_EQUAL(mqd_partition_staged_count(partition), 0);
@@ -34,11 +43,11 @@ TEST(a_full_disk_leaves_everything_as_before)
     }
     mqd_file_watch(NULL, NULL);
     /* the producer's retry is no duplicate, and its sequence still fits */
-    CHECK_EQUAL(log_stage(partition, bytes[0], numbered(0, 1), &result), 0);
+    CHECK_EQUAL(log_stage(partition, bytes, numbered(0, 1), &result), 0);
     CHECK(!result.duplicate);
     CHECK_EQUAL(result.base_offset, 1);
     CHECK_EQUAL(mqd_partition_write(partition, NOW, &rolled), 0);
-    CHECK_EQUAL(log_stage(partition, bytes[0], numbered(0, 1), &result), 0);
+    CHECK_EQUAL(log_stage(partition, bytes, numbered(0, 1), &result), 0);
     CHECK(result.duplicate);
     CHECK_EQUAL(log_verify(partition, NULL), 2);
     mqd_partition_close(partition, 0);
@@ -49,11 +58,9 @@ TEST(short_writes_are_completed)
     log_fresh();
     struct mqd_log_options options = log_options();
     struct mqd_partition *partition = log_open(&options, NULL);
-    static uint8_t bytes[20][512];
     bool rolled;
     CHECK_EQUAL(mqd_file_watch(NULL, "write:SHORT:.log:bytes=7:count=30,write:SHORT:.log:bytes=100"), 0);
-    for (int i = 0; i < 20; i++)
-        CHECK_EQUAL(log_stage(partition, bytes[i], numbered((uint64_t)i, i), NULL), 0);
+    stage_numbered(partition, 20, 0);
     CHECK_EQUAL(mqd_partition_write(partition, NOW, &rolled), 0);
     mqd_file_watch(NULL, NULL);
     CHECK_EQUAL(log_verify(partition, NULL), 20);
@@ -71,12 +78,10 @@ TEST(a_write_over_segments_is_undone_at_every_step)
             options.segment_bytes = 2000;
             options.index_interval_bytes = 300;
             struct mqd_partition *partition = log_open(&options, NULL);
-            static uint8_t bytes[30][512];
             bool rolled;
             for (int i = 0; i < 4; i++)
                 CHECK_EQUAL(log_append(partition, numbered((uint64_t)i, i)), 0);
-            for (int i = 0; i < 30; i++)
-                CHECK_EQUAL(log_stage(partition, bytes[i], numbered((uint64_t)i, 4 + i), NULL), 0);
+            stage_numbered(partition, 30, 4);
             char rule[64];
             snprintf(rule, sizeof rule, "%s:ENOSPC::after=%d:count=1", calls[call], after);
             CHECK_EQUAL(mqd_file_watch(NULL, rule), 0);
@@ -91,8 +96,7 @@ TEST(a_write_over_segments_is_undone_at_every_step)
                 CHECK_EQUAL(log_verify(partition, NULL), 4);
                 for (int64_t base = 1; base < 40; base++)
                     CHECK(log_file_bytes(base, ".log") == -1 && log_file_bytes(base, ".index") == -1 && log_file_bytes(base, ".timeindex") == -1);
-                for (int i = 0; i < 30; i++)
-                    CHECK_EQUAL(log_stage(partition, bytes[i], numbered((uint64_t)i, 4 + i), NULL), 0);
+                stage_numbered(partition, 30, 4);
                 CHECK_EQUAL(mqd_partition_write(partition, NOW, &rolled), 0);
             }
             CHECK(rolled);
@@ -113,11 +117,9 @@ TEST(a_log_does_not_go_on_beside_a_segment_that_cannot_be_deleted_again)
         struct mqd_log_options options = log_options();
         options.segment_bytes = 300;
         struct mqd_partition *partition = log_open(&options, NULL);
-        static uint8_t bytes[2][512];
         bool rolled;
         CHECK_EQUAL(log_append(partition, numbered(1, 0)), 0);
-        for (int k = 0; k < 2; k++)
-            CHECK_EQUAL(log_stage(partition, bytes[k], numbered((uint64_t)k, 1 + k), NULL), 0);
+        stage_numbered(partition, 2, 1);
         CHECK_EQUAL(mqd_file_watch(NULL, rules[i]), 0);
         CHECK_EQUAL(mqd_partition_write(partition, NOW, &rolled), -1);
         CHECK_EQUAL(errno, ENOSPC);
@@ -219,7 +221,7 @@ TEST(an_undone_roll_keeps_the_file_that_is_being_flushed)
         struct mqd_partition *partition = log_open(&options, NULL);
         struct mqd_sync_fd fds[4];
         struct stat before, after;
-        CHECK_EQUAL(log_append(partition, (struct log_batch){.body_bytes = 200}), 0);
+        CHECK_EQUAL(log_append(partition, plain), 0);
         int count = mqd_partition_sync_begin(partition, fds), fd = fds[count - 1].fd;
         CHECK(count >= 1 && count < 4);
         for (int i = 0; i < count; i++)
@@ -228,21 +230,21 @@ TEST(an_undone_roll_keeps_the_file_that_is_being_flushed)
         CHECK(fstat(fd, &before) == 0);
         close(low);
         CHECK_EQUAL(mqd_file_watch(NULL, round % 2 ? "write:ENOSPC:001.log,open:EMFILE:000.log,open:EMFILE:timeindex:after=1" : "write:ENOSPC:001.log"), 0);
-        CHECK_EQUAL(log_append(partition, (struct log_batch){.body_bytes = 200}), -2);
+        CHECK_EQUAL(log_append(partition, plain), -2);
         CHECK_EQUAL(errno, ENOSPC);
         int other = open(log_root, O_RDONLY | O_DIRECTORY); /* takes any number that was let go */
         CHECK_EQUAL(partition->active.fd, fd);
         CHECK_OR(fstat(fd, &after) == 0 && after.st_ino == before.st_ino, fprintf(stderr, "another file has its number\n"));
         mqd_file_watch(NULL, NULL);
         if (round >= 2) /* the next roll succeeds while that flush is still under way, and retention takes the segment */
-            CHECK_EQUAL(log_append(partition, (struct log_batch){.body_bytes = 200}), 0);
+            CHECK_EQUAL(log_append(partition, plain), 0);
         CHECK_EQUAL(mqd_partition_advance_start(partition, round >= 2 ? 1 : 0), round >= 2);
         CHECK(fstat(fd, &after) == 0 && after.st_ino == before.st_ino);
         for (int i = 0; i < count; i++)
             CHECK_EQUAL(mqd_file_sync(fds[i].fd, fds[i].directory), 0);
         mqd_partition_sync_done(partition, 0);
         CHECK_EQUAL(log_positions(partition).durable_offset, 1);
-        CHECK_EQUAL(log_append(partition, (struct log_batch){.body_bytes = 200}), 0);
+        CHECK_EQUAL(log_append(partition, plain), 0);
         CHECK_EQUAL(log_sync(partition), 0);
         CHECK_EQUAL(log_positions(partition).durable_offset, round >= 2 ? 3 : 2);
         CHECK_EQUAL(log_verify(partition, NULL), round >= 2 ? 3 : 2);
@@ -262,15 +264,15 @@ TEST(a_refused_batch_leaves_no_leader_epoch)
         struct mqd_partition *partition = log_open(&options, NULL);
         uint32_t count;
         mqd_partition_set_leader_epoch(partition, 4);
-        CHECK_EQUAL(log_append(partition, (struct log_batch){.body_bytes = 200}), 0);
+        CHECK_EQUAL(log_append(partition, plain), 0);
         mqd_partition_set_leader_epoch(partition, 5);
         CHECK_EQUAL(mqd_file_watch(NULL, rules[i]), 0);
-        CHECK_EQUAL(log_append(partition, (struct log_batch){.body_bytes = 200}), -2);
+        CHECK_EQUAL(log_append(partition, plain), -2);
         mqd_file_watch(NULL, NULL);
         CHECK_EQUAL(mqd_partition_epochs(partition, &count)[0].epoch, 4);
         CHECK_EQUAL(count, 1);
         mqd_partition_set_leader_epoch(partition, 6);
-        CHECK_EQUAL(log_append(partition, (struct log_batch){.body_bytes = 200}), 0);
+        CHECK_EQUAL(log_append(partition, plain), 0);
         mqd_partition_close(partition, 1);
         struct mqd_epochs stored = {0};
         CHECK_EQUAL(mqd_epochs_load(&stored, log_path), 1);
@@ -289,20 +291,20 @@ TEST(a_batch_that_is_refused_again_and_again_fills_no_queue)
         struct mqd_sync_fd fds[4];
         int count = 0;
         mqd_partition_set_leader_epoch(partition, 4);
-        CHECK_EQUAL(log_append(partition, (struct log_batch){.body_bytes = 200}), 0);
+        CHECK_EQUAL(log_append(partition, plain), 0);
         if (syncing)
             CHECK((count = mqd_partition_sync_begin(partition, fds)) > 0);
         mqd_partition_set_leader_epoch(partition, 5);
         CHECK_EQUAL(mqd_file_watch(NULL, "write:ENOSPC:.log,sync:EIO"), 0);
         for (int i = 0; i < 3 * MQD_SYNC_QUEUE_MAX; i++)
-            CHECK_EQUAL(log_append(partition, (struct log_batch){.body_bytes = 200}), -2);
+            CHECK_EQUAL(log_append(partition, plain), -2);
         CHECK_EQUAL(mqd_file_watch(NULL, NULL), 0);
         CHECK(!mqd_partition_fenced(partition));
         CHECK_EQUAL(partition->sync_queue_count, 1 + syncing);
         for (int i = 0; i < count; i++)
             CHECK_EQUAL(mqd_file_sync(fds[i].fd, fds[i].directory), 0);
         mqd_partition_sync_done(partition, 0);
-        CHECK_EQUAL(log_append(partition, (struct log_batch){.body_bytes = 200}), 0);
+        CHECK_EQUAL(log_append(partition, plain), 0);
         CHECK_EQUAL(log_sync(partition), 0);
         CHECK_EQUAL(log_positions(partition).durable_offset, 2);
         mqd_partition_close(partition, 1);

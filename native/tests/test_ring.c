@@ -177,11 +177,21 @@ static uint64_t wakeups(struct host *host, uint32_t endpoint)
     return read(host->eventfd[endpoint], &value, sizeof value) == sizeof value ? value : 0;
 }
 
-/* Whoever opens wakes all others. */
-static void forget_wakeups(struct host *host)
+/* Whoever opens wakes all others: that is forgotten. */
+static void three_open(struct host *host, struct mqd_endpoint **a, struct mqd_endpoint **b, struct mqd_endpoint **c)
 {
+    host_make(host, 3);
+    *a = host_open(host, 0), *b = host_open(host, 1), *c = host_open(host, 2);
     for (uint32_t i = 0; i < host->count; i++)
         wakeups(host, i);
+}
+
+static void three_close(struct host *host, struct mqd_endpoint *a, struct mqd_endpoint *b, struct mqd_endpoint *c)
+{
+    mqd_endpoint_close(a);
+    mqd_endpoint_close(b);
+    mqd_endpoint_close(c);
+    host_free(host);
 }
 
 TEST(the_last_endpoints_have_links_too)
@@ -281,11 +291,10 @@ TEST(drain_is_fair)
 TEST(only_sleepers_are_woken_and_only_once)
 {
     struct host host;
-    host_make(&host, 3);
-    struct mqd_endpoint *a = host_open(&host, 0), *b = host_open(&host, 1), *c = host_open(&host, 2);
+    struct mqd_endpoint *a, *b, *c;
+    three_open(&host, &a, &b, &c);
     struct mqd_descriptor descriptor = {0}, out[8];
     uint32_t from[8];
-    forget_wakeups(&host);
     mqd_endpoint_send(a, 1, &descriptor);
     mqd_endpoint_flush(a);
     CHECK_EQUAL(wakeups(&host, 1), 0); /* b is awake */
@@ -310,10 +319,7 @@ TEST(only_sleepers_are_woken_and_only_once)
     CHECK_EQUAL(mqd_endpoint_prepare_sleep(b), 0);
     CHECK_EQUAL(wakeups(&host, 2), 1);
     CHECK_EQUAL(mqd_endpoint_drain(c, out, from, 8), 1);
-    mqd_endpoint_close(a);
-    mqd_endpoint_close(b);
-    mqd_endpoint_close(c);
-    host_free(&host);
+    three_close(&host, a, b, c);
 }
 
 TEST(restarted_endpoint_continues_under_its_new_generation)
@@ -354,9 +360,8 @@ TEST(restarted_endpoint_continues_under_its_new_generation)
 TEST(a_successor_wakes_whom_its_predecessor_forgot)
 {
     struct host host;
-    host_make(&host, 3);
-    struct mqd_endpoint *a = host_open(&host, 0), *b = host_open(&host, 1), *c = host_open(&host, 2);
-    forget_wakeups(&host);
+    struct mqd_endpoint *a, *b, *c;
+    three_open(&host, &a, &b, &c);
     CHECK_EQUAL(mqd_endpoint_prepare_sleep(b), 0);
     CHECK_EQUAL(mqd_endpoint_prepare_sleep(c), 0);
     mqd_endpoint_send(a, 1, &(struct mqd_descriptor){.token = 1});
@@ -366,20 +371,18 @@ TEST(a_successor_wakes_whom_its_predecessor_forgot)
     CHECK_EQUAL(wakeups(&host, 1), 0);
     a = host_open(&host, 0);
     CHECK_EQUAL(wakeups(&host, 1), 1);
-    mqd_endpoint_close(a);
-    mqd_endpoint_close(b);
-    mqd_endpoint_close(c);
-    host_free(&host);
+    three_close(&host, a, b, c);
 }
 
 /* Killed one step later: it had taken the flag, and had not written yet. */
 TEST(a_successor_wakes_whose_flag_its_predecessor_took)
 {
     struct host host;
-    host_make(&host, 3);
     int nowhere[3] = {-1, -1, -1};
-    struct mqd_endpoint *a = mqd_endpoint_open(host.control, host.links, 0, 3, nowhere), *b = host_open(&host, 1), *c = host_open(&host, 2);
-    forget_wakeups(&host);
+    struct mqd_endpoint *a, *b, *c;
+    three_open(&host, &a, &b, &c);
+    mqd_endpoint_close(a);
+    a = mqd_endpoint_open(host.control, host.links, 0, 3, nowhere);
     CHECK_EQUAL(mqd_endpoint_prepare_sleep(b), 0);
     mqd_endpoint_send(a, 1, &(struct mqd_descriptor){.token = 1});
     mqd_endpoint_flush(a);
@@ -389,21 +392,17 @@ TEST(a_successor_wakes_whose_flag_its_predecessor_took)
     CHECK_EQUAL(wakeups(&host, 1), 0);
     a = host_open(&host, 0);
     CHECK_EQUAL(wakeups(&host, 1), 1);
-    mqd_endpoint_close(a);
-    mqd_endpoint_close(b);
-    mqd_endpoint_close(c);
-    host_free(&host);
+    three_close(&host, a, b, c);
 }
 
 /* Killed at the same step, but the sleeper had taken what was published before it slept: nothing in the ring tells of it. */
 TEST(a_successor_wakes_whose_flag_was_taken_beside_an_empty_ring)
 {
     struct host host;
-    host_make(&host, 3);
-    struct mqd_endpoint *a = host_open(&host, 0), *b = host_open(&host, 1), *c = host_open(&host, 2);
+    struct mqd_endpoint *a, *b, *c;
+    three_open(&host, &a, &b, &c);
     struct mqd_descriptor out;
     uint32_t from;
-    forget_wakeups(&host);
     mqd_endpoint_send(a, 1, &(struct mqd_descriptor){.token = 1});
     mqd_endpoint_flush(a);
     CHECK_EQUAL(mqd_endpoint_drain(b, &out, &from, 1), 1);
@@ -416,17 +415,14 @@ TEST(a_successor_wakes_whose_flag_was_taken_beside_an_empty_ring)
     a = host_open(&host, 0);
     CHECK_EQUAL(wakeups(&host, 1), 1);
     CHECK_EQUAL(mqd_endpoint_drain(b, &out, &from, 1), 1);
-    mqd_endpoint_close(a);
-    mqd_endpoint_close(b);
-    mqd_endpoint_close(c);
-    host_free(&host);
+    three_close(&host, a, b, c);
 }
 
 TEST(a_corrupt_link_is_empty_and_full_and_the_others_go_on)
 {
     struct host host;
-    host_make(&host, 3);
-    struct mqd_endpoint *a = host_open(&host, 0), *b = host_open(&host, 1), *c = host_open(&host, 2);
+    struct mqd_endpoint *a, *b, *c;
+    three_open(&host, &a, &b, &c);
     struct mqd_descriptor out[8];
     uint32_t from[8];
     struct mqd_ring *a_to_b = (struct mqd_ring *)((uint8_t *)host.links + 1 * mqd_ring_size_bytes(MQD_LINK_DESCRIPTOR_COUNT));
