@@ -168,4 +168,15 @@ __attribute__((unused)) static bool receive(struct fake *fake, struct request *o
     return more;
 }
 
+/* Partition 0 gets [0, 3) of epoch 4, and hears that so much is committed. Returns with the request from offset 3 on. */
+__attribute__((unused)) static void three_records(struct fake *fake, struct request *request, int64_t high_watermark)
+{
+    uint8_t bytes[400];
+    uint32_t size_bytes = batch_at(bytes, (struct log_batch){.record_count = 3}, 0, 4);
+    CHECK(receive(fake, request));
+    answer(fake, request, (struct piece[]){{.partition = 0, .high_watermark = high_watermark, .records = bytes, .records_bytes = size_bytes}}, 1);
+    while (receive(fake, request) && !(request->one[0].there && request->one[0].offset == 3))
+        answer(fake, request, NULL, 0);
+}
+
 #endif

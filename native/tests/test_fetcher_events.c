@@ -11,11 +11,7 @@ BOTH(where_a_log_starts_is_told_when_there_is_room_again)
     struct fake fake = fake_start(backend);
     struct two *two = fake.two;
     struct request request;
-    uint8_t bytes[400];
-    CHECK(receive(&fake, &request));
-    uint32_t size_bytes = batch_at(bytes, (struct log_batch){.record_count = 3}, 0, 4);
-    answer(&fake, &request, (struct piece[]){{.partition = 0, .records = bytes, .records_bytes = size_bytes}}, 1);
-    CHECK(receive(&fake, &request));
+    three_records(&fake, &request, 0);
     answer(&fake, &request, (struct piece[]){{.partition = 0, .high_watermark = 3}}, 1);
     UNTIL(positions_of(two, FOLLOWED(0)).high_watermark == 3);
     CHECK(receive(&fake, &request));
@@ -36,12 +32,9 @@ BOTH(where_a_log_starts_is_told_when_what_it_came_with_is_written)
     struct two *two = fake.two;
     struct request request;
     uint8_t bytes[400];
-    CHECK(receive(&fake, &request));
-    uint32_t size_bytes = batch_at(bytes, (struct log_batch){.record_count = 3}, 0, 4);
-    answer(&fake, &request, (struct piece[]){{.partition = 0, .records = bytes, .records_bytes = size_bytes}}, 1);
-    CHECK(receive(&fake, &request));
+    three_records(&fake, &request, 0);
     CHECK_EQUAL(positions_of(two, FOLLOWED(0)).high_watermark, 0);
-    size_bytes = batch_at(bytes, (struct log_batch){.record_count = 1}, 3, 4);
+    uint32_t size_bytes = batch_at(bytes, (struct log_batch){.record_count = 1}, 3, 4);
     answer(&fake, &request, (struct piece[]){{.partition = 0, .high_watermark = 4, .log_start = 2, .records = bytes, .records_bytes = size_bytes}}, 1);
     UNTIL(two->tale.log_start == 1);
     CHECK_EQUAL(two->tale.offset, 2);

@@ -1,42 +1,13 @@
 /* tsan */
 /* A follower's partition at rest: its log is being cut, and what else is wanted of it waits. The test is the leader. */
 #include "mqd_fake_leader_test.h"
-
-static char rules_path[128];
-
-static void faults(const char *rules)
-{
-    char fresh[160];
-    snprintf(fresh, sizeof fresh, "%s.new", rules_path);
-    log_write_file(fresh, rules, strlen(rules));
-    CHECK(rename(fresh, rules_path) == 0);
-}
-
-static void watch(struct bench *b)
-{
-    snprintf(rules_path, sizeof rules_path, "%s/faults", log_root);
-    char spec[160];
-    snprintf(spec, sizeof spec, "@%s", rules_path);
-    faults("");
-    CHECK(mqd_file_watch(NULL, spec) == 0);
-}
+#include "mqd_faults_test.h"
 
 static void room_again(struct two *two)
 {
     faults("");
     CHECK_EQUAL(mqd_reactor_log_dir_full(two->b->reactors[1], ++two->b->token, 0, 0), 0);
     CHECK_EQUAL(done(two, two->b->token).error, 0);
-}
-
-/* The test as leader: partition 0 gets [0, 3) of epoch 4. Returns with the request from offset 3 on. */
-static void three_records(struct fake *fake, struct request *request)
-{
-    uint8_t bytes[400];
-    uint32_t size_bytes = batch_at(bytes, (struct log_batch){.record_count = 3}, 0, 4);
-    CHECK(receive(fake, request));
-    answer(fake, request, (struct piece[]){{.partition = 0, .high_watermark = 3, .records = bytes, .records_bytes = size_bytes}}, 1);
-    while (receive(fake, request) && !(request->one[0].there && request->one[0].offset == 3))
-        answer(fake, request, NULL, 0);
 }
 
 /* Closing, truncating and commands at once: what waits for a partition at rest is done in order. */
@@ -97,12 +68,7 @@ BOTH(a_rest_that_cuts_nothing_leaves_what_is_to_be_flushed)
     struct fake fake = fake_start_with(backend, in_memory);
     struct two *two = fake.two;
     struct request request;
-    uint8_t bytes[400];
-    CHECK(receive(&fake, &request));
-    uint32_t size_bytes = batch_at(bytes, (struct log_batch){.record_count = 3}, 0, 4);
-    answer(&fake, &request, (struct piece[]){{.partition = 0, .records = bytes, .records_bytes = size_bytes}}, 1);
-    CHECK(receive(&fake, &request));
-    CHECK_EQUAL(request.one[0].offset, 3);
+    three_records(&fake, &request, 0);
     answer(&fake, &request, (struct piece[]){{.partition = 0, .diverging_epoch = 4, .diverging_end = 3}}, 1);
     CHECK(receive(&fake, &request));
     answer(&fake, &request, NULL, 0);
@@ -117,7 +83,7 @@ BOTH(a_rest_that_cuts_nothing_pauses)
 {
     struct fake fake = fake_start(backend);
     struct request request;
-    three_records(&fake, &request);
+    three_records(&fake, &request, 3);
     int64_t began_ns = test_now_ns();
     for (int told = 0; told < 10;) {
         bool asked = request.one[0].there;
@@ -138,7 +104,7 @@ static void cut_refused(int backend, const char *rules, bool full)
     struct two *two = fake.two;
     struct request request;
     struct mqd_partition_view view;
-    three_records(&fake, &request);
+    three_records(&fake, &request, 3);
     faults(rules);
     answer(&fake, &request, (struct piece[]){{.partition = 0, .diverging_epoch = 2, .diverging_end = 0}}, 1);
     if (full)
@@ -174,7 +140,7 @@ BOTH(a_leader_epoch_without_records_is_not_asked_by)
     struct request request;
     struct role role = in_step;
     uint8_t bytes[400];
-    three_records(&fake, &request);
+    three_records(&fake, &request, 3);
     role.leader_epoch = 5, role.partition_epoch = 2;
     assign_follower(two, 0, role);
     do {

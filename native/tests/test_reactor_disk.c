@@ -1,26 +1,6 @@
 /* tsan */
 /* The reactor over a disk that is slow, fails or is full, by the faults of the file layer; with both I/O backends. */
-#include "mqd_reactor_test.h"
-
-static char rules_path[128];
-
-/* From now on; a line of mqd_file_watch.h's language. A new inode, so that the change is seen. */
-static void faults(const char *rules)
-{
-    char fresh[160];
-    snprintf(fresh, sizeof fresh, "%s.new", rules_path);
-    log_write_file(fresh, rules, strlen(rules));
-    CHECK(rename(fresh, rules_path) == 0);
-}
-
-static void watch(struct bench *b)
-{
-    snprintf(rules_path, sizeof rules_path, "%s/faults", log_root);
-    char spec[160];
-    snprintf(spec, sizeof spec, "@%s", rules_path);
-    faults("");
-    CHECK(mqd_file_watch(NULL, spec) == 0);
-}
+#include "mqd_faults_test.h"
 
 static struct part part(int32_t partition, uint64_t mark) { return (struct part){partition, {.mark = mark}}; }
 
