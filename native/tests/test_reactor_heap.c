@@ -4,10 +4,18 @@
 
 enum { HEAP_BYTES = 8 << 20, COUNT = 320, CRUMB_COUNT = 20, HALF_BYTES_MAX = 32000 }; /* halves of 32764 bytes each: more than there is */
 
-static void small_heap(struct bench *b)
+static void set_heap(struct bench *b, uint64_t bytes)
 {
     for (uint32_t worker = 0; worker < REACTORS; worker++)
-        b->options[worker].heap_bytes_max = HEAP_BYTES;
+        b->options[worker].heap_bytes_max = bytes;
+}
+
+static void small_heap(struct bench *b) { set_heap(b, HEAP_BYTES); }
+
+static void close_all(struct client *clients, int count)
+{
+    for (int i = 0; i < count; i++)
+        client_close(&clients[i]);
 }
 
 static void others_are_served(struct bench *b, struct client *other)
@@ -61,8 +69,7 @@ BOTH(a_length_word_takes_no_memory_for_what_it_promises)
     CHECK_EQUAL(client_receive(&other), 1);
     CHECK_EQUAL(take_produced(&other).error[0], 0);
     frame_free(&rest);
-    for (int i = 0; i < COUNT; i++)
-        client_close(&halves[i]);
+    close_all(halves, COUNT);
     client_close(&other);
     bench_stop(b);
 }
@@ -74,8 +81,7 @@ BOTH(halves_leave_room_for_what_is_whole)
     send_halves(b, halves, COUNT, CRUMB_COUNT, HALF_BYTES_MAX);
     others_are_served(b, &other);
     CHECK(counted(b, MQD_COUNT_PROTOCOL_ERRORS) > 0 && mqd_worker_connection_count(b->control, 0) > HEAP_BYTES / 2 / 32768);
-    for (int i = 0; i < COUNT; i++)
-        client_close(&halves[i]);
+    close_all(halves, COUNT);
     CHECK(connections_left(b, 1));
     others_are_served(b, &other);
     client_close(&other);
@@ -98,34 +104,38 @@ BOTH(who_leaves_while_there_is_no_room_is_seen_when_there_is)
     client_close(&asks);
     usleep(20000); /* not read, as far as that can be seen */
     CHECK_EQUAL(counted(b, MQD_COUNT_BYTES_IN), bytes_in);
-    for (int i = 0; i < HALF_COUNT + REST_COUNT; i++)
-        client_close(&halves[i]);
+    close_all(halves, HALF_COUNT + REST_COUNT);
     CHECK(connections_left(b, 0));
     frame_free(&frame);
     bench_stop(b);
 }
 
-/* As most do that come from afar. Those whose rest does not come make room for it. */
+/* As most requests that come from afar: the rest follows when the first piece has been read. */
+static void produce_in_two_pieces(struct bench *b)
+{
+    struct client client = client_open(b, 0);
+    struct frame frame = {0};
+    struct part part = {0, {.mark = 2, .body_bytes = 30000}};
+    put_produce(&frame, 5, -1, LIMIT_MS, &part, 1);
+    uint32_t first_bytes = frame.size_bytes - 1000;
+    send_half(b, &client, frame.bytes, first_bytes);
+    CHECK_EQUAL(send(client.fd, frame.bytes + first_bytes, frame.size_bytes - first_bytes, MSG_NOSIGNAL), frame.size_bytes - first_bytes);
+    CHECK_EQUAL(client_receive(&client), 1);
+    CHECK_EQUAL(take_produced(&client).error[0], 0);
+    frame_free(&frame);
+    client_close(&client);
+}
+
+/* Those whose rest does not come make room for it. */
 BOTH(a_request_in_two_pieces_has_room_though_halves_have_taken_their_share)
 {
     struct bench *b = bench_start(backend, small_heap);
     struct client halves[COUNT];
     send_halves(b, halves, COUNT, CRUMB_COUNT, HALF_BYTES_MAX);
     usleep(500000); /* from now on they are idle */
-    struct client other = client_open(b, 0);
-    struct frame frame = {0};
-    struct part part = {0, {.mark = 2, .body_bytes = 30000}};
-    put_produce(&frame, 5, -1, LIMIT_MS, &part, 1);
-    uint32_t first_bytes = frame.size_bytes - 1000;
-    send_half(b, &other, frame.bytes, first_bytes);
-    CHECK_EQUAL(send(other.fd, frame.bytes + first_bytes, frame.size_bytes - first_bytes, MSG_NOSIGNAL), frame.size_bytes - first_bytes);
-    CHECK_EQUAL(client_receive(&other), 1);
-    CHECK_EQUAL(take_produced(&other).error[0], 0);
+    produce_in_two_pieces(b);
     CHECK(mqd_worker_connection_count(b->control, 0) > HEAP_BYTES / 2 / 32768); /* no more of them left than had to */
-    frame_free(&frame);
-    for (int i = 0; i < COUNT; i++)
-        client_close(&halves[i]);
-    client_close(&other);
+    close_all(halves, COUNT);
     bench_stop(b);
 }
 
@@ -159,19 +169,8 @@ BOTH(halves_behind_a_long_poll_make_room_too)
         while (send_poll_and_half(b, &halves[count++], bytes) && count < COUNT - 4);
     }
     usleep(500000); /* from now on they are idle */
-    struct client other = client_open(b, 0);
-    struct frame frame = {0};
-    struct part part = {0, {.mark = 2, .body_bytes = 30000}};
-    put_produce(&frame, 5, -1, LIMIT_MS, &part, 1);
-    uint32_t first_bytes = frame.size_bytes - 1000;
-    send_half(b, &other, frame.bytes, first_bytes);
-    send(other.fd, frame.bytes + first_bytes, frame.size_bytes - first_bytes, MSG_NOSIGNAL);
-    CHECK_EQUAL(client_receive(&other), 1);
-    CHECK_EQUAL(take_produced(&other).error[0], 0);
-    frame_free(&frame);
-    for (int i = 0; i < count; i++)
-        client_close(&halves[i]);
-    client_close(&other);
+    produce_in_two_pieces(b);
+    close_all(halves, count);
     bench_stop(b);
 }
 
@@ -185,11 +184,7 @@ static int open_count(struct client *clients, int count)
     return found;
 }
 
-static void heap_of_2_mb(struct bench *b)
-{
-    for (uint32_t worker = 0; worker < REACTORS; worker++)
-        b->options[worker].heap_bytes_max = 2 << 20;
-}
+static void heap_of_2_mb(struct bench *b) { set_heap(b, 2 << 20); }
 
 /* A half-received large request leaves the arena for others and is more than halves may hold: it goes alone. */
 BOTH(a_large_half_that_has_no_room_takes_no_other_with_it)
@@ -216,8 +211,7 @@ BOTH(a_large_half_that_has_no_room_takes_no_other_with_it)
     struct pollfd gone = {large.fd, POLLIN, 0};
     CHECK_EQUAL(poll(&gone, 1, LIMIT_MS), 1);
     CHECK_EQUAL(open_count(slow, SLOW_COUNT), SLOW_COUNT);
-    for (int i = 0; i < SLOW_COUNT; i++)
-        client_close(&slow[i]);
+    close_all(slow, SLOW_COUNT);
     client_close(&large);
     client_close(&second);
     bench_stop(b);
