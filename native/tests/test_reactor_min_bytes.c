@@ -1,6 +1,6 @@
 /* tsan */
 /* A fetch that waits for more than it has: what a record in one of its partitions costs. */
-#include "mqd_reactor_test.h"
+#include "mqd_counter_test.h"
 
 #define OTHERS 40 /* segments; more than a reader keeps open */
 
@@ -19,13 +19,6 @@ static void produce(struct bench *b, int32_t partition, uint64_t mark, int32_t b
     client_close(&client);
 }
 
-static uint64_t parked_count(const struct bench *b)
-{
-    static uint64_t counters[MQD_COUNTER_COUNT], histograms[MQD_HISTOGRAM_COUNT * 128];
-    mqd_stats_read(b->control, 0, counters, histograms);
-    return counters[MQD_COUNT_FETCH_PARKED];
-}
-
 /* The other partition's file is closed and has gone where it is not found: who opened it to count again would answer now, for an error has to be told. */
 BOTH(only_what_has_grown_is_counted_again)
 {
@@ -41,8 +34,7 @@ BOTH(only_what_has_grown_is_counted_again)
         produce(b, 3, 3 + i, 100);
     put_fetch(&frame, (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1000, .bytes_max = 1 << 20, .session_epoch = -1}, asked, 2);
     CHECK(client_send(&reader, &frame));
-    while (parked_count(b) == 0)
-        usleep(1000);
+    wait_for_count(b, MQD_COUNT_FETCH_PARKED, 1);
     for (int64_t i = 0; i < OTHERS; i++)
         client_fetch(&other, (struct fetch){.bytes_min = 1, .bytes_max = 100, .session_epoch = -1}, &(struct asked){3, i}, 1, fetched);
     snprintf(path, sizeof path, "%s/quick-1/%020d.log", log_root, 0);
