@@ -1,0 +1,174 @@
+/* Seeded lives of one partition on a disk that refuses any call; every second one is slow to flush, so that many files wait. As long as it is not fenced a refused write has left nothing: the log verifies, it has no segments
+ * but its own, and a flush under way covers the files that it began with. However it ends: no descriptor is left, and the next start finds all that was written.
+ * MQD_TEST_SEED=n runs that seed alone. */
+#define LOG_TEST_IN_MEMORY
+#include "mqd_log_test.h"
+
+#include <dirent.h>
+
+enum { LIFE_STEPS = 60, PRODUCER_COUNT = 3, TRANSACTIONAL = 2, STAGED_MAX = 8 };
+
+struct life {
+    uint64_t random;
+    struct mqd_partition *partition;
+    int64_t end, durable, sync_end;
+    int32_t next_sequence[PRODUCER_COUNT], leader_epoch;
+    struct mqd_sync_fd fds[4];
+    ino_t inodes[4]; /* of these */
+    int sync_count;  /* 0: no flush is under way */
+};
+
+static uint64_t pick(struct life *life, uint64_t below) { return test_random(&life->random) % below; }
+
+static uint32_t entries(const char *path, const char *suffix)
+{
+    uint32_t count = 0;
+    DIR *directory = opendir(path);
+    for (struct dirent *entry; directory && (entry = readdir(directory));) {
+        size_t length = strlen(entry->d_name), end = strlen(suffix);
+        count += length >= end && strcmp(entry->d_name + length - end, suffix) == 0;
+    }
+    closedir(directory);
+    return count;
+}
+
+/* For one call in two: some of the next calls are refused. */
+static void refuse(struct life *life)
+{
+    static const char *const calls[] = {"write", "write", "write", "open", "truncate", "rename", "unlink", "any", "sync"};
+    static const char *const errors[] = {"ENOSPC", "ENOSPC", "EDQUOT", "EMFILE", "ENOMEM", "EIO"};
+    static const char *const files[] = {"", ".log", "index", ".timeindex", ".txnindex", "leader-epoch"};
+    char rule[96];
+    if (pick(life, 2))
+        return;
+    snprintf(rule, sizeof rule, "%s:%s:%s:after=%d:count=%d", calls[pick(life, 9)], errors[pick(life, 6)], files[pick(life, 6)], (int)pick(life, 8), 1 + (int)pick(life, 6));
+    CHECK_EQUAL(mqd_file_watch(NULL, rule), 0);
+}
+
+static void flush_begins(struct life *life)
+{
+    struct stat status;
+    if (life->sync_count)
+        return;
+    refuse(life);
+    life->sync_count = mqd_partition_sync_begin(life->partition, life->fds);
+    life->sync_end = life->end;
+    for (int i = 0; i < life->sync_count; i++) {
+        CHECK_EQUAL(fstat(life->fds[i].fd, &status), 0);
+        life->inodes[i] = status.st_ino;
+    }
+}
+
+static void flush_ends(struct life *life)
+{
+    struct stat status;
+    if (!life->sync_count)
+        return;
+    for (int i = 0; i < life->sync_count; i++)
+        CHECK(fstat(life->fds[i].fd, &status) == 0 && status.st_ino == life->inodes[i]);
+    mqd_partition_sync_done(life->partition, 0);
+    life->sync_count = 0;
+    int64_t durable = log_positions(life->partition).durable_offset;
+    CHECK(durable == life->durable || (durable > life->durable && durable <= life->sync_end));
+    life->durable = durable;
+}
+
+static struct log_batch some_batch(struct life *life)
+{
+    int producer = (int)pick(life, PRODUCER_COUNT);
+    struct log_batch batch = {.mark = 2, .producer_id = 100 + producer, .body_bytes = 20 + (int)pick(life, 300)};
+    if (producer == TRANSACTIONAL && pick(life, 3) == 0) {
+        batch.marker = 1 + (int)pick(life, 2);
+        return batch;
+    }
+    batch.attributes = producer == TRANSACTIONAL ? 0x10 : 0;
+    batch.base_sequence = life->next_sequence[producer]++;
+    return batch;
+}
+
+/* A fenced partition may have it or not. */
+static void write_some(struct life *life)
+{
+    static uint8_t bytes[STAGED_MAX][512];
+    int32_t before[PRODUCER_COUNT];
+    int count = 1 + (int)pick(life, STAGED_MAX);
+    bool rolled;
+    memcpy(before, life->next_sequence, sizeof before);
+    for (int i = 0; i < count; i++)
+        CHECK_EQUAL(log_stage(life->partition, bytes[i], some_batch(life), NULL), 0);
+    refuse(life);
+    if (mqd_partition_write(life->partition, NOW, &rolled) == 0)
+        life->end += count;
+    else if (mqd_partition_fenced(life->partition))
+        life->end = mqd_partition_log_end_offset(life->partition);
+    else
+        memcpy(life->next_sequence, before, sizeof before);
+}
+
+static void step(struct life *life, bool slow)
+{
+    switch (pick(life, 10)) {
+    case 0:
+        mqd_partition_set_leader_epoch(life->partition, life->leader_epoch += (int32_t)pick(life, 2));
+        break;
+    case 1:
+        refuse(life);
+        mqd_partition_roll(life->partition, NOW);
+        break;
+    case 2: case 3:
+        flush_begins(life);
+        break;
+    case 4:
+        if (!slow || pick(life, 5) == 0)
+            flush_ends(life);
+        break;
+    default:
+        write_some(life);
+    }
+    mqd_file_watch(NULL, NULL);
+}
+
+static void check_whole(const struct life *life)
+{
+    struct mqd_partition *partition = life->partition;
+    CHECK_EQUAL(mqd_partition_log_end_offset(partition), life->end);
+    if (mqd_partition_fenced(partition))
+        return;
+    CHECK_EQUAL(log_verify(partition, NULL), life->end);
+    CHECK_EQUAL(entries(log_path, ".log"), partition->segment_count);
+    CHECK(!partition->epochs.count || partition->epochs.entries[partition->epochs.count - 1].start_offset < life->end);
+}
+
+static void live(uint64_t seed)
+{
+    struct life life = {.random = seed};
+    struct mqd_log_options options = log_options();
+    log_fresh();
+    options.segment_bytes = 400 + (int32_t)pick(&life, 3000);
+    options.index_interval_bytes = 50 + (int32_t)pick(&life, 500);
+    uint32_t descriptors = entries("/proc/self/fd", "");
+    life.partition = log_open(&options, NULL);
+    for (int i = 0; i < LIFE_STEPS && !test_failed && !mqd_partition_fenced(life.partition); i++) {
+        step(&life, seed % 2);
+        check_whole(&life);
+    }
+    flush_ends(&life);
+    struct mqd_recovery recovery = log_untrusted();
+    recovery.clean_shutdown = mqd_partition_close(life.partition, 1) == 0;
+    CHECK_EQUAL(entries("/proc/self/fd", ""), descriptors);
+    life.partition = log_open(&options, &recovery);
+    CHECK(recovery.log_end_offset >= life.end);
+    CHECK_EQUAL(log_verify(life.partition, NULL), recovery.log_end_offset);
+    mqd_partition_close(life.partition, 0);
+}
+
+TEST(whatever_the_disk_refuses_the_log_is_whole_and_nothing_is_left_open)
+{
+    const char *alone = getenv("MQD_TEST_SEED");
+    uint64_t first = alone ? strtoull(alone, NULL, 10) : 1, count = alone ? 1 : test_long() ? 5000 : 300;
+    for (uint64_t seed = first; seed < first + count && !test_failed; seed++) {
+        live(seed);
+        if (test_failed)
+            test_message("seed %llu", (unsigned long long)seed);
+    }
+}
