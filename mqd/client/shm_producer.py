@@ -67,6 +67,7 @@ class ShmProducer:
         self.active: set[Stage] = set()
         self.topics: list[Stage] = []  # by number in the C core
         self.compress_due = _NEVER
+        self._turn_due = _NEVER  # when the driver's next turn is, for what lingers
         self._metadata_version = 0
         self._flushing = 0
         self._closed = False
@@ -294,10 +295,11 @@ class ShmProducer:
         due = min(self.identity.on_turn(now), self.fates.on_turn(now), self.statistics.on_turn(now))
         for stage in list(self.active):
             due = min(due, self._stage_turn(stage, now))
+        self._turn_due = _NEVER
         if self.held is None and self.attachment.attached:
             self._send(self._flushing > 0)
-            due = min(due, self._next_send())
-        return due
+            self._turn_due = self._next_send()
+        return min(due, self._turn_due)
 
     def _stage_turn(self, stage: Stage, now: float) -> float:
         if stage.number < 0 and not self.resolve(stage):
@@ -329,11 +331,12 @@ class ShmProducer:
         return now + 0.05
 
     def send_due(self) -> None:
-        """What has lingered; the driver, which may sleep for long, sees to what lingers yet."""
+        """What has lingered; the driver, which may sleep for long, sees to what lingers yet. It is told once: who waits for room calls this after each turn, and would bring the next."""
         if self.held is None and not self._closed:
             self._send(self._flushing > 0 or self._linger_s == 0)
-            due = self._next_send()
-            if due < _NEVER:
+            due = self._next_send() if self.attachment.attached else _NEVER
+            if due < self._turn_due:
+                self._turn_due = due
                 self.attachment.wake_by(due)
 
     def _next_send(self) -> float:

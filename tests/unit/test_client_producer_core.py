@@ -128,6 +128,24 @@ def test_what_goes_over_at_once_is_sent_when_it_has_lingered(make, compression: 
     assert sent.wait(20)
 
 
+@pytest.mark.parametrize("has_broker", [True, False])
+def test_who_waits_for_room_while_a_batch_lingers_asks_for_no_turn_again_and_again(make, broker: FakeBroker, has_broker: bool) -> None:
+    """It drives meanwhile, and each turn would have been followed by another one at once: a whole core, for as long as there was no room."""
+    producer, native = make(linger_ms=50)
+    producer.produce("events", b"known", partition=0)
+    assert producer.flush(10) == 0
+    native.capacity, native.linger_us = 1, 3_600_000_000
+    if not has_broker:
+        assert producer.produce_batch("events", [b"lingers"], partition=0) == 1
+        broker.refuse, native.linger_us = ConnectionRefusedError("nobody listens"), 1
+        broker.kill()
+        assert producer.attachment.wait_for(lambda: not producer.attachment.attached, 10)
+    asked: list[float] = []
+    producer.attachment.wake_by = asked.append
+    assert producer.produce_batch("events", [b"lingers", b"waits"], partition=0, timeout=0.3) == has_broker
+    assert len(asked) == has_broker, "for what was added"
+
+
 def test_what_is_to_be_compressed_fits_the_shared_memory(make) -> None:
     """Whatever batch.size says; only a record that never will is refused, alone."""
     producer, native = make(compression_type="lz4", mqd_buffer_bytes=64 << 10, linger_ms=200)
