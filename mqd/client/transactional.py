@@ -357,7 +357,8 @@ class Transactions:
     # -- version 1: a topic joins ------------------------------------------------------------------------------------------------------------
 
     def _join(self, stage: Any) -> None:
-        """Asks without waiting; lock held. An answer that comes late is of the transaction for which it was asked."""
+        """Asks without waiting; lock held. An answer that comes late is of the transaction for which it was asked; once that is being ended, its end says what is wrong (the next epoch may be
+        there already, and the question refused for its own)."""
         current, attachment = self._current, self._producer.attachment
         current.joining.add(stage.topic)
         names = self._names()
@@ -371,7 +372,7 @@ class Transactions:
             code = 0 if response is None else _first_error(response)
             if error is None and not code:
                 current.joined.add(stage.topic)
-            elif error is None and code not in _WAIT_RETRIES and current is self._current:
+            elif error is None and code not in _WAIT_RETRIES and current is self._current and self.state is State.OPEN:
                 self.failed(self._error_of(code, requests.ADD_PARTITIONS_TO_TXN))
             self._producer.restage(stage, 0.0 if error is None and not code else _RETRY_S)
 

@@ -64,29 +64,6 @@ def test_version_1_joins_first_and_renews_after_an_abort(make, broker: FakeBroke
     assert _seen(broker, requests.INIT_PRODUCER_ID, requests.ADD_PARTITIONS_TO_TXN) == [requests.INIT_PRODUCER_ID, requests.ADD_PARTITIONS_TO_TXN, requests.ADD_PARTITIONS_TO_TXN, requests.INIT_PRODUCER_ID]
 
 
-@pytest.mark.parametrize("code", [0, ErrorCode.TOPIC_AUTHORIZATION_FAILED])
-def test_an_answer_that_comes_after_its_transaction_says_nothing_of_the_next(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    """Its topic counted as joined, and records went there that the coordinator did not know of; or the transaction failed."""
-    broker.transaction_version = 1
-    answers: list[Callable[[Any, KafkaError | None], None]] = []
-    producer, native = _begun(make)
-    send = producer.attachment.send
-    monkeypatch.setattr(producer.attachment, "send", lambda key, *rest: answers.append(rest[-1]) if key == requests.ADD_PARTITIONS_TO_TXN else send(key, *rest))
-    producer.produce("events", b"x", partition=0)
-    assert producer.attachment.wait_for(lambda: bool(answers), 10)
-    producer.abort_transaction(10)
-    producer.begin_transaction()
-    with producer.attachment.lock:
-        result = AddPartitionsToTxnResponse.TopicResult(name="events", results_by_partition=[AddPartitionsToTxnResponse.PartitionResult(partition_index=0, partition_error_code=code)])
-        answers[0](AddPartitionsToTxnResponse(results_by_topic_v3_and_below=[result]), None)
-    producer.produce("events", b"y", partition=0)
-    assert producer.attachment.wait_for(lambda: len(answers) == 2, 10) and not native.written
-    with producer.attachment.lock:
-        answers[1](AddPartitionsToTxnResponse(), None)
-    producer.commit_transaction(10)
-    assert native.written == {0: [b"y"]}
-
-
 def test_a_producer_of_version_1_stays_with_it_when_the_broker_speaks_version_2(make, broker: FakeBroker) -> None:
     """Of an EndTxn of version 2 the coordinator makes the next epoch, which a producer of version 1 does not take over."""
     epoch, versions = 0, []
