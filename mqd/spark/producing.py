@@ -272,8 +272,9 @@ class Producer:
     def _land(self, flight: _Flight) -> None:
         try:
             if not _has_news(flight, 0):
-                self._connections.cluster.turn_away()  # it may be the one that is asked for metadata
-                raise TimeoutError(f"broker {flight.link.host}:{flight.link.port} has not answered (kafka.request.timeout.ms)")
+                host, port = flight.link.host, flight.link.port
+                self._connections.cluster.turn_away((host, port))  # it may be the one that is asked for metadata
+                raise TimeoutError(f"broker {host}:{port} has not answered (kafka.request.timeout.ms)")
             frame = flight.link.receive()
             number, response = decode_response(frame, PRODUCE, flight.version)
             if number != flight.number:

@@ -237,12 +237,12 @@ class Cluster:
                 return link
         raise ConnectionError("; ".join(problems))
 
-    def turn_away(self) -> None:
-        """any_link() is by turns another broker's, until close()."""
+    def turn_away(self, silent: tuple[str, int] | None = None) -> None:
+        """any_link() is by turns another broker's, until close(); that of `silent` when no other can be reached."""
         known = list(dict.fromkeys([*self._servers, *(self.brokers[node] for node in sorted(self.brokers))]))
         self._turns += 1
         first = self._turns % len(known)
-        self._first = known[first:] + known[:first]
+        self._first = sorted(known[first:] + known[:first], key=lambda address: address == silent)
 
     def _link(self, address: tuple[str, int]) -> Link:
         link = self._links.get(address)

@@ -41,7 +41,7 @@ class Cluster:
 
     def close(self) -> None: ...
 
-    def turn_away(self) -> None:
+    def turn_away(self, _silent: tuple[str, int]) -> None:
         self.turns += 1
 
     def link(self, node_id: int, size_bytes: int) -> Link:
@@ -49,9 +49,10 @@ class Cluster:
 
 
 class Link:
-    host, port = "h", 1
+    port = 1
 
     def __init__(self, cluster: Cluster, node_id: int) -> None:
+        self.host = f"h{node_id}"
         self._cluster, self._node_id, self._answer = cluster, node_id, b""
 
     def pick(self, api_key: int, at_most: int) -> int:
@@ -176,8 +177,9 @@ def test_a_connection_that_ends_is_no_reason_to_ask_another_broker_who_leads(clu
     assert cluster.written == [(1, 0)] and not cluster.turns
 
 
-def test_another_broker_is_asked_who_leads_when_one_is_silent(cluster: Cluster) -> None:
-    """It was asked itself, and again as the first of kafka.bootstrap.servers, until kafka.delivery.timeout.ms was over."""
+@pytest.mark.parametrize("turns_before", range(3))
+def test_another_broker_is_asked_who_leads_when_one_is_silent(cluster: Cluster, turns_before: int) -> None:
+    """It was asked itself, and again as the first of kafka.bootstrap.servers, until kafka.delivery.timeout.ms was over; or it was its turn, though another one had been asked."""
 
     class Asked:
         closed = False
@@ -203,6 +205,8 @@ def test_another_broker_is_asked_who_leads_when_one_is_silent(cluster: Cluster) 
     writing._connections.cluster = real  # type: ignore[assignment]
     cluster.topic = Topic("t", ID, {0: 1})
     assert writing.partition_count("t") == 1
+    for _ in range(turns_before):
+        real.turn_away()
     cluster.silent = {1}
     cluster.topic = Topic("t", ID, {0: 2})
     began = cluster.now
