@@ -50,6 +50,10 @@ class _Calls:
                 return
             try:
                 found = function(*arguments)
+            except StopIteration as error:  # a callback's; no future takes it
+                stopped = RuntimeError("a callback has raised StopIteration")
+                stopped.__cause__ = error
+                tell(outcome.set_exception, stopped)
             except BaseException as error:
                 tell(outcome.set_exception, error)
             else:

@@ -335,3 +335,27 @@ def test_a_consumer_whose_callback_raises_when_it_is_closed_is_closed(monkeypatc
     (thread,) = implementation.threads
     thread.join(30)
     assert not thread.is_alive()
+
+
+def test_a_callback_that_raises_stop_iteration_ends_the_wait(monkeypatch: pytest.MonkeyPatch, implementation: Implementation) -> None:
+    """By next() of what is empty. No future takes it: the wait never ended, nor did close()."""
+
+    def take(_count: int, _timeout: float | None) -> list[object]:
+        implementation.threads.add(threading.current_thread())
+        return next(iter(()))
+
+    implementation.take = take  # type: ignore[method-assign]
+    monkeypatch.setattr(async_consumer, "Consumer", lambda _config, **_more: SimpleNamespace(_implementation=implementation, close=lambda: next(iter(()))))
+
+    async def main() -> None:
+        consumer = AsyncConsumer()
+        with pytest.raises(RuntimeError) as raised:
+            await asyncio.wait_for(consumer.getone(), 10)
+        assert isinstance(raised.value.__cause__, StopIteration)
+        with pytest.raises(RuntimeError):
+            await asyncio.wait_for(consumer.close(), 10)
+
+    asyncio.run(main())
+    (thread,) = implementation.threads
+    thread.join(30)
+    assert not thread.is_alive()
