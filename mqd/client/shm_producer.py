@@ -302,6 +302,8 @@ class ShmProducer:
         return min(due, self._turn_due)
 
     def _stage_turn(self, stage: Stage, now: float) -> float:
+        if stage.entries and self.transactions.is_broken:  # they were being looked at when it failed
+            self.fail_entries(stage, len(stage.entries), local_error(KafkaError._PURGE_QUEUE))
         if stage.number < 0 and not self.resolve(stage):
             return self._unresolved(stage, now)
         if self._flushing or now >= stage.due:

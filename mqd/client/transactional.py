@@ -93,6 +93,11 @@ class Transactions:
         if self.enabled and self.state is not State.OPEN:
             raise failure(KafkaError._STATE, f"Unable to produce message: Local: Erroneous state: {self.state.value}")
 
+    @property
+    def is_broken(self) -> bool:
+        """The transaction must be aborted: nothing more of it is written."""
+        return self.state is State.BROKEN
+
     def wrote(self) -> None:
         self._current.wrote = True
 

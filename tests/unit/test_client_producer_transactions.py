@@ -186,6 +186,23 @@ def test_nothing_is_produced_into_a_transaction_that_fails_as_room_is_made(make,
     producer.abort_transaction(10)
 
 
+@pytest.mark.parametrize("topic", ["events", "late"])
+def test_a_record_whose_transaction_fails_while_it_is_looked_at_ends(make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, topic: str) -> None:
+    """By a partitioner that takes its time, here. Nobody took it from its stage any more, and flush() waited until its time was over."""
+
+    def partitioner(_key: object, _count: int) -> int:
+        with producer.attachment.lock:
+            producer.transactions.failed(KafkaError(KafkaError._FAIL))
+        return 0
+
+    producer, _ = _begun(make, partitioner=partitioner)
+    monkeypatch.setattr(producer, "_partition_count", lambda _stage: 3)
+    reports = Reports()
+    producer.produce(topic, b"x", on_delivery=reports)
+    assert producer.flush(10) == 0 and reports.errors == [KafkaError._PURGE_QUEUE]
+    producer.abort_transaction(10)
+
+
 def test_a_batch_whose_transaction_fails_meanwhile_is_refused(make, broker: FakeBroker) -> None:
     """It waited for ever: for room in a transaction that takes nothing any more."""
     producer, _ = _begun(make)
