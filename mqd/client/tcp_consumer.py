@@ -43,6 +43,7 @@ class TcpConsumer:
         self._poll_one = consumer.poll
         self._subscription: list[str] = []
         self._held: list[Any] = []  # taken along with a batch, and of another partition than that
+        self._paused_at: dict[tuple[str, int], int] = {}  # where partitions go on that were paused with records here: librdkafka knows no position until it hands out the next one
         self._taken: list[Any] = []  # by the latest take(): stored by the next call, unless they are given back
         self._unstored: dict[tuple[str, int], Any] = {}  # the last message handed out of each partition
         self._unstored_count = 0
@@ -171,6 +172,7 @@ class TcpConsumer:
             else:
                 kept.append(message)
         self._held = kept
+        self._paused_at = {} if places is None else {place: offset for place, offset in self._paused_at.items() if place not in places}
         return first
 
     def seek(self, partition: Any) -> None:
@@ -179,7 +181,9 @@ class TcpConsumer:
 
     def pause(self, partitions: list[Any]) -> None:
         self._consumer.pause(partitions)
-        for (topic, index), offset in self._drop(partitions).items():
+        before, first = self._paused_at, self._drop(partitions)
+        self._paused_at = before | first
+        for (topic, index), offset in first.items():
             self._consumer.seek(confluent_kafka.TopicPartition(topic, index, offset))
 
     def assign(self, partitions: list[Any]) -> None:
@@ -203,10 +207,12 @@ class TcpConsumer:
         for message in self._held:
             if message.error() is None:
                 first.setdefault((message.topic(), message.partition()), message.offset())
-        return [
-            one if (offset := first.get((one.topic, one.partition))) is None else confluent_kafka.TopicPartition(one.topic, one.partition, offset)
-            for one in self._consumer.position(partitions)
-        ]
+        found = []
+        for one in self._consumer.position(partitions):
+            place = one.topic, one.partition
+            offset = first.get(place, self._paused_at.get(place) if one.offset < 0 else None)
+            found.append(one if offset is None else confluent_kafka.TopicPartition(*place, offset))
+        return found
 
     # -- offsets ----------------------------------------------------------------------------------------------------------------
 

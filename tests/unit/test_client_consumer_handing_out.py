@@ -357,3 +357,17 @@ def test_over_tcp_a_position_is_behind_what_was_handed_out_not_behind_what_came_
     assert [one.offset for one in consumer.position(places_asked)] == [1, 6, -1001]
     assert [consumer.poll(0).offset() for _ in range(2)] == [1, 6]
     assert [one.offset for one in consumer.position(places_asked)] == [2, 7, -1001]
+
+
+def test_over_tcp_a_position_is_known_also_of_a_partition_that_is_paused_with_records_here() -> None:
+    """They are read again: librdkafka is told to seek(), and knows no position then, until it hands out the next one. A transaction ended without what had been handed out before."""
+    fake = Librdkafka((1, 4), (0, 0), (1, 5), (0, 1))
+    sought: list[TopicPartition] = []
+    position, fake.pause, fake.seek = fake.position, lambda _partitions: None, sought.append
+    fake.position = lambda partitions: [TopicPartition(TOPIC, one.partition, -1001) if one in sought else found for one, found in zip(partitions, position(partitions), strict=True)]
+    consumer, place = over_tcp(fake), TopicPartition(TOPIC, 1)
+    assert consumer.consume_batch(10).partition == 1
+    consumer.pause([place])
+    assert [one.offset for one in sought] == [5] and [one.offset for one in consumer.position([place])] == [5]
+    consumer.seek(place)
+    assert [one.offset for one in consumer.position([place])] == [-1001]
