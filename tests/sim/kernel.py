@@ -78,7 +78,7 @@ class Kernel:
         self.story: list[tuple[Any, ...]] = []
         self.after_each: Callable[[], None] | None = None
         self._queue: list[tuple[int, int, Process | Timer | None, Callable[..., None], tuple[Any, ...]]] = []
-        self._order = 0
+        self._order = self._backlog_order = 0
 
     def after(self, delay: int, process: Process | None, do: Callable[..., None], *arguments: Any) -> None:
         """Does it `delay` from now, if `process` (None = the world) is then still alive."""
@@ -117,8 +117,9 @@ class Kernel:
     def go_on(self, process: Process) -> None:
         process.stopped = False
         backlog, process.backlog = process.backlog, []
-        for do, arguments in backlog:
-            self.after(0, process, do, *arguments)
+        self._backlog_order -= len(backlog)  # before what is due at this very moment
+        for order, (do, arguments) in enumerate(backlog, self._backlog_order):
+            heappush(self._queue, (self.now, order, process, do, arguments))
 
     def trace_hash(self) -> str:
         """Of the whole story. Story tuples hold plain values in fixed order, so no hash seed can change it."""
