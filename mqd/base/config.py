@@ -136,7 +136,9 @@ def property_of(table: Mapping[str, Property], name: str) -> Property:
         hint = f"; the topic's name for it is {of_topic}" if of_topic else ""
         raise ConfigError(f"{name} is a property of brokers, not of topics{hint}", name)
     if table is BROKER and name in TOPIC:
-        raise ConfigError(f"{name} is a property of topics, not of brokers; the broker's name for it is {TOPIC[name].broker_name}", name)
+        of_broker = TOPIC[name].broker_name
+        hint = f"; the broker's name for it is {of_broker}" if of_broker else ""
+        raise ConfigError(f"{name} is a property of topics, not of brokers{hint}", name)
     close = difflib.get_close_matches(name, table, n=1, cutoff=0.6)
     hint = f"did you mean {close[0]}?" if close else "see docs/configuration.md for the known ones"
     raise ConfigError(f"{name} is not a known property; {hint}", name)
@@ -430,6 +432,8 @@ def validate_topic(config: Mapping[str, str | None], clustered: bool = False) ->
     effective = {name: canonical.get(name, prop.default or "") for name, prop in TOPIC.items()}
     low, high = int(effective["min.compaction.lag.ms"]), int(effective["max.compaction.lag.ms"])
     _require(low <= high, f"min.compaction.lag.ms={low} must not exceed max.compaction.lag.ms={high}", "min.compaction.lag.ms", effective)
+    bound = "replica.lag.max.messages"
+    _require(effective[bound] != "0", f"{bound}=0 cannot be: every follower is some records behind while records are written; set it to 1 or more, or to -1 for no bound", bound, effective)
     _check_replicas(effective, clustered)
     return canonical
 

@@ -386,6 +386,13 @@ def _topic_table() -> list[Property]:
         of_broker = BROKER[broker_name]
         default = of_broker.default if of_broker.default is not None else defaults[name]
         table.append(msgspec.structs.replace(of_broker, name=name, default=default, doc=doc, dynamic=True, broker_name=broker_name))
+    table.append(
+        Property(
+            "replica.lag.max.messages", "long", "-1",
+            "(mqd) A follower that is more than so many records behind its leader for half a second leaves the in-sync set, before replica.lag.time.max.ms is over. Set it well above what is written"
+            " while a follower fetches and flushes. -1: no bound.", minimum=-1, dynamic=True,
+        )
+    )
     for name in ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas"):
         table.append(Property(name, "list", "", "Accepted; there is one broker.", dynamic=True, ignored=True))
     return table

@@ -12,9 +12,6 @@ from mqd.cluster.controller_messages import BrokerImage, PartitionImage, TopicIm
 from mqd.cluster.host_core import owner_of
 from mqd.cluster.partition_rules import effective_min_in_sync, wanted_min_in_sync
 
-LAG_MAX_MESSAGES = "replica.lag.max.messages"
-NO_RECORD_BOUND = -1
-
 
 class Member(msgspec.Struct, frozen=True):
     node_id: int
@@ -73,7 +70,7 @@ def settings_of(topic: TopicImage, cluster: Cluster, broker_config: Mapping[str,
     return Settings(
         wanted_min_in_sync=wanted_min_in_sync(topic.config, cluster.default_config),
         lag_ms_max=int(broker_value(broker_config, "replica.lag.time.max.ms")),  # type: ignore[arg-type]
-        lag_records_max=int(effective.get(LAG_MAX_MESSAGES, NO_RECORD_BOUND)),
+        lag_records_max=int(effective["replica.lag.max.messages"]),
         flush_on_ack=topic.internal or bool(topic_value(effective, "flush.on.ack")),
     )
 

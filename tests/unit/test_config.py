@@ -73,6 +73,7 @@ def test_the_message_says_where(tmp_path: Path):
 
 def test_names_in_the_wrong_place():
     refused(lambda: c.load_broker(None, {}, {"retention.ms": "1"}), "of topics, not of brokers", "log.retention.ms")
+    assert str(refused(lambda: c.load_broker(None, {}, {"replica.lag.max.messages": "1"}), "of topics")).endswith("not of brokers")
     refused(lambda: c.validate_topic({"log.retention.bytes": "1"}), "of brokers, not of topics", "retention.bytes")
     refused(lambda: c.validate_topic({"node.id": "1"}), "of brokers, not of topics")
     refused(lambda: c.load_broker(None, {}, {"ssl.keystore.location": "x"}), "TLS is not available yet")
@@ -152,6 +153,8 @@ def test_topic_values_are_made_canonical_and_null_means_the_brokers():
     assert c.validate_topic({"flush.on.ack": "False", "retention.ms": " 0060 ", "segment.ms": None}) == {"flush.on.ack": "false", "retention.ms": "60"}
     refused(lambda: c.validate_topic({"min.compaction.lag.ms": "5", "max.compaction.lag.ms": "4"}), "must not exceed")
     refused(lambda: c.validate_topic({"min.insync.replicas": "2"}), "one host keeps one replica", "set it to 1")
+    assert c.validate_topic({"replica.lag.max.messages": "-1"}) == {"replica.lag.max.messages": "-1"}
+    refused(lambda: c.validate_topic({"replica.lag.max.messages": "0"}), "some records behind", "or to -1")
 
 
 def test_sensitive_values_are_not_shown():

@@ -8,6 +8,7 @@ import pytest
 
 from mqd.acceptor.disks import READS_AT_ONCE
 from mqd.acceptor.handlers import describe_log_dirs
+from mqd.cluster import controller_messages as messages
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
     AlterConfigsRequest,
@@ -21,6 +22,8 @@ from mqd.protocol.messages import (
     ListOffsetsRequest,
     OffsetForLeaderEpochRequest,
 )
+from mqd.worker.assignments import assignment_of, settings_of
+from mqd.worker.catalog import Catalog
 from tests.unit.handler_broker import HandlerBroker
 from tests.unit.log_files import encode_batch, write_segment
 from tests.unit.test_handler_metadata import create, versions
@@ -117,6 +120,46 @@ def test_describe_configs(tmp_path: Path) -> None:
             assert (await describe(broker, TOPIC, "bad name")).error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
             assert (await describe(broker, BROKER, "2")).error_code == ErrorCode.INVALID_REQUEST
             assert (await describe(broker, 8, "1")).error_code == ErrorCode.INVALID_REQUEST
+
+    asyncio.run(run())
+
+
+class ToldBroker(HandlerBroker):
+    """What the controller tells worker 0 of topics goes to a worker's catalog, too."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.catalog = Catalog(0)
+
+    def _deliver(self, number: object, message: messages.FromController) -> None:
+        if number == 0 and isinstance(message, messages.Image):
+            self.catalog.on_image(message)
+        elif number == 0:
+            self.catalog.on_several(message.parts if isinstance(message, messages.Several) else [message])
+        super()._deliver(number, message)
+
+    def lag_records_max(self, name: str) -> int:
+        """As the replicas of its first partition are told."""
+        topic = next(topic for topic in self.catalog.topics.values() if topic.name == name)
+        return assignment_of(topic, topic.partitions[0], self.catalog.cluster, settings_of(topic, self.catalog.cluster, self.config)).lag_records_max
+
+
+def test_a_bound_of_records_is_told_from_the_request_to_the_replicas(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with ToldBroker(tmp_path) as broker:
+
+            async def alter(operation: int, value: str | None) -> int:
+                config = IncrementalAlterConfigsRequest.Config(name="replica.lag.max.messages", config_operation=operation, value=value)
+                resource = IncrementalAlterConfigsRequest.Resource(resource_type=TOPIC, resource_name="a", configs=[config])
+                return (await broker.ask(IncrementalAlterConfigsRequest(resources=[resource]), 1)).responses[0].error_code
+
+            await create(broker, "a", 1, replica_lag_max_messages="100")
+            assert broker.lag_records_max("a") == 100
+            assert await alter(0, "7") == 0 and broker.lag_records_max("a") == 7
+            assert await alter(0, "0") == ErrorCode.INVALID_CONFIG and broker.lag_records_max("a") == 7
+            shown = (await describe(broker, TOPIC, "a", keys=["replica.lag.max.messages"])).configs[0]
+            assert (shown.value, shown.config_source, shown.config_type) == ("7", 1, 5)
+            assert await alter(1, None) == 0 and broker.lag_records_max("a") == -1
 
     asyncio.run(run())
 

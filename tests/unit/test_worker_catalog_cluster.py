@@ -69,6 +69,18 @@ def test_only_what_changed_is_assigned_anew() -> None:
     assert [owned.index for owned, _ in changes.assign] == [1] and changes.put_topics == []
 
 
+def test_a_bound_of_records_that_is_set_or_dropped_while_the_topic_exists_is_assigned_to_who_leads_and_who_follows() -> None:
+    def topics(**config: str) -> TopicImage:
+        return topic(partition(0, 5, leader=NODE), partition(1, 6), **config)
+
+    made, changes = catalog(topics())
+    assert [(told.leader, told.lag_records_max) for _, told in changes.assign] == [(NODE, -1), (1, -1)]
+    changes = made.on_message(TopicPut(2, topics(replica_lag_max_messages="100")))
+    assert [(told.leader, told.lag_records_max) for _, told in changes.assign] == [(NODE, 100), (1, 100)]
+    changes = made.on_message(TopicPut(3, topics()))
+    assert [(told.leader, told.lag_records_max) for _, told in changes.assign] == [(NODE, -1), (1, -1)]
+
+
 def test_brokers_decide_who_is_eligible() -> None:
     made, _ = catalog(topic(partition()))
     changes = made.on_message(BrokersPut(2, [broker(1), broker(2), broker(3, fenced=True)]))

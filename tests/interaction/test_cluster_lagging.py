@@ -1,0 +1,68 @@
+"""A follower that is too many records behind leaves the in-sync set (replica.lag.max.messages), however long replica.lag.time.max.ms is, and returns when it has caught up."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+
+from tests.cluster import Cluster, Member
+from tests.interaction.cluster_clients import PATIENCE_S, all_in_sync, create, partitions, read, until
+
+BOUND = 100
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("lagging"), config={"replica.lag.time.max.ms": str(HOUR_MS)}) as started:
+        yield started
+
+
+@contextmanager
+def stopped_worker(broker: Member) -> Iterator[None]:
+    """The host goes on, and says that it lives; its worker fetches nothing."""
+    (pid,) = broker.pids("worker")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def places(cluster: Cluster, topic: str) -> tuple[Member, Member]:
+    """(leader, a follower) of its only partition, when all are in sync."""
+    until("all replicas are in sync", lambda: all_in_sync(cluster, topic), cluster)
+    found = partitions(cluster, topic)[0]
+    return cluster.brokers[found.leader], cluster.brokers[next(node for node in found.replicas if node != found.leader)]
+
+
+def write(leader: Member, topic: str, values: list[bytes], acks: str) -> None:
+    """All acknowledged, or the test fails. By the leader alone: a worker that is stopped answers nobody."""
+    failed: list[object] = []
+    producer = Producer({"bootstrap.servers": leader.bootstrap, "acks": acks, "message.timeout.ms": 60_000})
+    for value in values:
+        producer.produce(topic, value, partition=0, on_delivery=lambda error, _message: failed.append(error) if error else None)
+    assert producer.flush(60) == 0
+    assert not failed
+
+
+def in_sync(leader: Member, topic: str) -> list[int]:
+    return AdminClient({"bootstrap.servers": leader.bootstrap}).list_topics(topic, timeout=PATIENCE_S).topics[topic].partitions[0].isrs
+
+
+def test_who_is_too_many_records_behind_leaves_and_returns(cluster: Cluster) -> None:
+    create(cluster, "bounded", partitions=1, config={"replica.lag.max.messages": str(BOUND)})
+    leader, follower = places(cluster, "bounded")
+    values = [str(number).encode() for number in range(3 * BOUND)]
+    with stopped_worker(follower):
+        write(leader, "bounded", values, "1")
+        until("who is behind has left", lambda: follower.node_id not in in_sync(leader, "bounded"), cluster)
+        write(leader, "bounded", [b"without it"], "all")
+    until("it has returned", lambda: all_in_sync(cluster, "bounded"), cluster)
+    assert read(cluster, "bounded", len(values) + 1) == [*values, b"without it"]
