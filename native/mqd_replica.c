@@ -74,9 +74,10 @@ static int raise_high_watermark(struct mqd_replica *replica)
 
 /* ---- the log ---- */
 
+/* Who was not heard of in this epoch may have everything: only its time counts. */
 static void note_behind(const struct mqd_replica *replica, struct mqd_replica_follower *follower, int64_t now_ms)
 {
-    bool behind = replica->lag_records_max >= 0 && replica->log_end - follower->position > replica->lag_records_max;
+    bool behind = replica->lag_records_max >= 0 && follower->position >= 0 && replica->log_end - follower->position > replica->lag_records_max;
     follower->behind_ms = !behind ? INT64_MAX : follower->behind_ms < now_ms ? follower->behind_ms : now_ms;
 }
 
@@ -191,6 +192,8 @@ int mqd_replica_assign(struct mqd_replica *replica, const struct mqd_replica_ass
     replica->min_insync = assignment->min_insync < (int32_t)assignment->member_count ? assignment->min_insync : (int32_t)assignment->member_count;
     replica->role = role;
     take_members(replica, assignment, !fresh || mutant(replica, MQD_REPLICA_MUTANT_KEEP_STATE), now_ms);
+    for (uint32_t i = 0; i < replica->follower_count && role == MQD_REPLICA_LEADER; i++)
+        note_behind(replica, &replica->followers[i], now_ms); /* the bound may be another one */
     if (replica->high_watermark > replica->log_end)
         replica->high_watermark = replica->log_end;
     if (fresh && role == MQD_REPLICA_LEADER)

@@ -143,6 +143,43 @@ TEST(a_bound_of_records)
     CHECK_EQUAL(out.member_count, 1);
 }
 
+TEST(a_bound_of_records_counts_as_soon_as_it_is_set_and_until_it_is_dropped)
+{
+    struct mqd_replica replica = leader(5, 1 << 1 | 1 << 2);
+    struct mqd_replica_assignment given = led(1, 1, 1 << 1 | 1 << 2);
+    struct mqd_replica_proposal out;
+    given.lag_ms_max = 1000000;
+    mqd_replica_assign(&replica, &given, 0);
+    fetch(&replica, 2, 5, 0);
+    mqd_replica_log(&replica, 0, 100, 100, 10); /* the last record, and 2 fetches no more */
+    given.lag_records_max = 10;
+    mqd_replica_assign(&replica, &given, 20);
+    CHECK_EQUAL(mqd_replica_propose(&replica, 519, 50, &out), 0);
+    given.lag_records_max = 95; /* it is not further behind than that */
+    mqd_replica_assign(&replica, &given, 519);
+    CHECK_EQUAL(mqd_replica_propose(&replica, 5000, 50, &out), 0);
+    given.lag_records_max = 94;
+    mqd_replica_assign(&replica, &given, 5000);
+    mqd_replica_assign(&replica, &given, 5400); /* said again, it does not begin anew */
+    CHECK_EQUAL(mqd_replica_propose(&replica, 5499, 50, &out), 0);
+    CHECK_EQUAL(mqd_replica_propose(&replica, 5500, 50, &out), 1);
+    CHECK_EQUAL(out.member_count, 1);
+}
+
+TEST(who_was_not_heard_of_in_this_epoch_is_behind_by_no_number_of_records)
+{
+    struct mqd_replica replica = leader(100, 1 << 1 | 1 << 2);
+    struct mqd_replica_assignment given = led(2, 2, 1 << 1 | 1 << 2);
+    struct mqd_replica_proposal out;
+    given.lag_records_max = 10;
+    given.lag_ms_max = 2000;
+    mqd_replica_assign(&replica, &given, 0);
+    mqd_replica_log(&replica, 0, 101, 101, 10);
+    CHECK_EQUAL(mqd_replica_propose(&replica, 2000, 50, &out), 0);
+    CHECK_EQUAL(mqd_replica_propose(&replica, 2001, 50, &out), 1); /* its time counts */
+    CHECK_EQUAL(out.member_count, 1);
+}
+
 TEST(what_may_be_appended)
 {
     struct mqd_replica replica = leader(0, 1 << 1 | 1 << 2);

@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from tests.cluster import Cluster, Member
-from tests.interaction.cluster_clients import PATIENCE_S, all_in_sync, create, partitions, read, until
+from tests.interaction.cluster_clients import PATIENCE_S, all_in_sync, create, partitions, read, run, until
 
 BOUND = 100
 HOUR_MS = 3_600_000
@@ -66,3 +66,16 @@ def test_who_is_too_many_records_behind_leaves_and_returns(cluster: Cluster) -> 
         write(leader, "bounded", [b"without it"], "all")
     until("it has returned", lambda: all_in_sync(cluster, "bounded"), cluster)
     assert read(cluster, "bounded", len(values) + 1) == [*values, b"without it"]
+
+
+def test_a_bound_that_is_set_while_a_follower_stands_still_counts_at_once(cluster: Cluster) -> None:
+    create(cluster, "unbounded", partitions=1)
+    leader, follower = places(cluster, "unbounded")
+    values = [str(number).encode() for number in range(3 * BOUND)]
+    with stopped_worker(follower):
+        write(leader, "unbounded", values, "1")
+        assert follower.node_id in in_sync(leader, "unbounded"), "its time is not over for an hour"
+        done = run("config", "set", "topic/unbounded", f"replica.lag.max.messages={BOUND}", "-b", leader.bootstrap)
+        assert done.returncode == 0, done.stderr
+        until("who is behind has left", lambda: follower.node_id not in in_sync(leader, "unbounded"), cluster)
+    until("it has returned", lambda: all_in_sync(cluster, "unbounded"), cluster)

@@ -104,6 +104,9 @@ class ReplicaModel:
         for node in self.committed:
             if self.heard[node].had_everything_ms == -math.inf:
                 self.heard[node].had_everything_ms = now_ms
+        if role == Role.LEADER:
+            for heard in self.heard.values():
+                self._behind(heard, now_ms)
         self.high_watermark = min(self.high_watermark, self.log_end)
         if fresh and role == Role.LEADER:
             self.epoch_start = self.log_end
@@ -128,7 +131,8 @@ class ReplicaModel:
 
     def _behind(self, heard: Heard, now_ms: int) -> None:
         bound = self.assignment.lag_records_max
-        heard.behind_since_ms = min(heard.behind_since_ms, now_ms) if bound >= 0 and self.log_end - heard.position > bound else math.inf
+        behind = bound >= 0 and bool(heard.fetches) and self.log_end - heard.position > bound
+        heard.behind_since_ms = min(heard.behind_since_ms, now_ms) if behind else math.inf
 
     def may_append(self, acks_all: bool, lease_deadline_ns: int, now_ns: int) -> int:
         if self.role != Role.LEADER or now_ns >= lease_deadline_ns:

@@ -94,6 +94,8 @@ class History:
         if moved:
             self.leader = SELF if rng.random() < 0.7 else rng.choice([-1, *nodes] if nodes else [-1])
         leader = self.leader
+        if rng.random() < 0.1:
+            self.lag_records_max = rng.choice([NO_RECORD_BOUND, 2, 4])
         given = Assignment(
             SELF, self.broker_epoch, leader, self.leader_epoch - stale, self.partition_epoch - stale, rng.randrange(1, 4), 100, self.lag_records_max, self.flush_on_ack, self.members
         )
