@@ -50,6 +50,10 @@ def _listeners() -> list[Property]:
             "Listener names and their security protocols, NAME:PROTOCOL. Only PLAINTEXT is available now.",
         ),
         Property(
+            "controller.listener.names", "list", None,
+            "Names of listeners that are not for clients: listeners and advertised.listeners may have them, as in files for Kafka, and they are left out. Where controllers listen: controller.listener.",
+        ),
+        Property(
             "listeners.insecure.allow", "bool", "false",
             "(mqd) Allow listeners without authentication on addresses that other hosts can reach. Whoever reaches them can read and write everything.",
         ),
@@ -119,7 +123,7 @@ def _cluster() -> list[Property]:
         ),
         Property(
             "replica.lag.time.max.ms", "long", "10000",
-            "A follower that has not caught up with its leader for so long leaves the in-sync set (Kafka: 30000).", minimum=100, maximum=INT_MAX, dynamic=True, ignored=True,
+            "A follower that has not caught up with its leader for so long leaves the in-sync set (Kafka: 30000); what the leader's host has counts.", minimum=100, maximum=INT_MAX, dynamic=True,
         ),
         Property("replica.fetch.wait.max.ms", "int", "500", "How long a leader may hold back its answer to a follower that has everything.", minimum=1, maximum=60_000),
         Property("replica.fetch.max.bytes", "int", "1048576", "Share of one partition in a leader's answer; one batch may be larger.", minimum=1024, maximum=1 << 30),
@@ -308,7 +312,6 @@ _IGNORED = (
     ("process.roles", "Every mqd node is broker and controller."),
     ("controller.quorum.voters", "See cluster.seeds; the voters are in the metadata log (mqd cluster add-voter, remove-voter)."),
     ("controller.quorum.bootstrap.servers", "See cluster.seeds."),
-    ("controller.listener.names", "Listeners named here are left out; see controller.listener."),
     ("inter.broker.listener.name", "See inter.broker.listener."),
     ("security.inter.broker.protocol", "Hosts prove who they are by cluster.key.file."),
     ("num.network.threads", "See worker.count."),

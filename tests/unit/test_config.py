@@ -255,17 +255,28 @@ def test_the_manual_page_is_current():
     assert page.read_text(encoding="utf-8") == c.markdown(), "run: python -m mqd.base.config --markdown > docs/configuration.md"
 
 
-def test_every_property_that_is_not_ignored_is_read_somewhere():
+def code_beside_the_tables() -> str:
     package = Path(c.__file__).parents[1]
-    tables = package / "base" / "properties.py"
-    code = "\n".join(path.read_text(encoding="utf-8") for path in package.rglob("*.py") if path != tables)
+    return "\n".join(path.read_text(encoding="utf-8") for path in package.rglob("*.py") if path != package / "base" / "properties.py")
+
+
+def test_every_property_that_is_not_ignored_is_read_somewhere():
+    code = code_beside_the_tables()
     followed = {prop.broker_name for prop in TOPIC.values()}
     unread = [name for table in (BROKER, TOPIC) for name, prop in table.items() if not prop.ignored and f'"{name}"' not in code and name not in followed]
     # the broker stores batches as they come: the one allowed value is what it does
     assert [name for name in unread if name != "compression.type"] == []
 
 
+def test_every_property_that_is_ignored_is_read_nowhere():
+    code = code_beside_the_tables()
+    read = [name for table in (BROKER, TOPIC) for name, prop in table.items() if prop.ignored and f'"{name}"' in code]
+    assert read == ["flush.messages"], "that one is handed to the core, which does not count records"
+
+
 def test_what_has_no_effect_is_named():
     loaded = c.load_broker(None, {}, {"num.io.threads": "8", "log.flush.interval.messages": "1", "log.retention.hours": "1"})
     assert c.without_effect(loaded) == ["log.flush.interval.messages", "num.io.threads"]
     assert c.without_effect(c.load_broker(None, {}, {})) == []
+    with_effect = c.load_broker(None, {}, {"replica.lag.time.max.ms": "30000", "controller.listener.names": "CONTROLLER"})
+    assert c.without_effect(with_effect) == [] and "| `replica.lag.time.max.ms` | `10000` |" in c.markdown()

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from mqd.cluster.controller_messages import BrokerImage, BrokersPut, Image, PartitionImage, PartitionsPut, Several, TopicImage, TopicPut, TopicRemoved
+from mqd.cluster.controller_messages import BrokerConfigPut, BrokerImage, BrokersPut, Image, PartitionImage, PartitionsPut, Several, TopicImage, TopicPut, TopicRemoved
 from mqd.cluster.host_core import owner_of
 from mqd.worker.assignments import Member
 from mqd.worker.catalog import Catalog, Changes
@@ -69,7 +69,7 @@ def test_only_what_changed_is_assigned_anew() -> None:
     assert [owned.index for owned, _ in changes.assign] == [1] and changes.put_topics == []
 
 
-def test_a_bound_of_records_that_is_set_or_dropped_while_the_topic_exists_is_assigned_to_who_leads_and_who_follows() -> None:
+def test_bounds_of_lag_that_change_while_the_topic_exists_are_assigned_to_who_leads_and_who_follows() -> None:
     def topics(**config: str) -> TopicImage:
         return topic(partition(0, 5, leader=NODE), partition(1, 6), **config)
 
@@ -79,6 +79,8 @@ def test_a_bound_of_records_that_is_set_or_dropped_while_the_topic_exists_is_ass
     assert [(told.leader, told.lag_records_max) for _, told in changes.assign] == [(NODE, 100), (1, 100)]
     changes = made.on_message(TopicPut(3, topics()))
     assert [(told.leader, told.lag_records_max) for _, told in changes.assign] == [(NODE, -1), (1, -1)]
+    changes = made.on_message(BrokerConfigPut(4, {"replica.lag.time.max.ms": "700"}))
+    assert [told.lag_ms_max for _, told in changes.assign] == [700, 700]
 
 
 def test_brokers_decide_who_is_eligible() -> None:
