@@ -55,7 +55,8 @@ def allowed_text(prop: Property) -> str:
     if prop.choices:
         return ("any of " if prop.kind == "list" else "one of ") + ", ".join(prop.choices)
     noun = {
-        "int": "a whole number", "long": "a whole number", "double": "a number", "bool": "true or false", "string": "text", "list": "values separated by commas",
+        "int": "a whole number", "long": "a whole number", "double": "a number", "string": "text", "list": "values separated by commas",
+        "bool": " or ".join(value for value in ("true", "false") if value not in prop.refused),
     }[prop.kind]
     bounds = []
     if prop.minimum is not None:
@@ -94,8 +95,8 @@ def parse_value(prop: Property, text: str) -> Value:
     if prop.kind in ("int", "long", "double"):
         return _parse_number(prop, text)
     if prop.kind == "bool":
-        if text.lower() not in ("true", "false"):
-            raise _not_allowed(prop, text)
+        if text.lower() not in ("true", "false") or text.lower() in prop.refused:
+            raise _not_allowed(prop, text, prop.refused.get(text.lower(), ""))
         return text.lower() == "true"
     if prop.kind == "enum":
         if text in prop.choices:

@@ -30,6 +30,9 @@ class Property(msgspec.Struct, frozen=True):
 _NO_RECOMPRESSION = "the broker does not recompress; set compression.type on the producer and leave producer here"
 _CLEANUP_POLICIES = ("delete", "compact")
 _COMPRESSION_REFUSED = {name: _NO_RECOMPRESSION for name in ("uncompressed", "gzip", "snappy", "lz4", "zstd")}
+_UNCLEAN_REFUSED = {
+    "true": "a leader that may lack acknowledged records is chosen by an operator only, partition by partition: kafka-leader-election.sh --election-type unclean (ElectLeaders). Leave false here"
+}
 _TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
 
 
@@ -172,7 +175,10 @@ def _topics() -> list[Property]:
         Property("min.insync.replicas", "int", "-1", "Replicas that must have a record before acks=all is answered. -1: 2 of partitions that have two replicas or more. A host on its own keeps one: more is refused.", minimum=-1, dynamic=True),
         Property("auto.create.topics.enable", "bool", "true", "Create a topic when a client asks for one that does not exist."),
         Property("delete.topic.enable", "bool", "true", "Allow topics to be deleted."),
-        Property("unclean.leader.election.enable", "bool", "false", "Accepted. There is one replica.", dynamic=True, ignored=True),
+        Property(
+            "unclean.leader.election.enable", "bool", "false",
+            "Who may lack acknowledged records never leads by itself. An operator can choose that for a partition: kafka-leader-election.sh --election-type unclean.", refused=_UNCLEAN_REFUSED, dynamic=True,
+        ),
         Property("message.max.bytes", "int", "1048588", "The largest record batch (max.message.bytes of a topic).", minimum=0, dynamic=True),
         Property("compression.type", "enum", "producer", "Batches are stored as the producer compressed them.", choices=("producer",), refused=_COMPRESSION_REFUSED, dynamic=True),
         Property("fetch.max.bytes", "int", "57671680", "The most that one Fetch is answered with.", minimum=1024),
@@ -324,11 +330,11 @@ _IGNORED = (
     ("socket.send.buffer.bytes", "The kernel sizes socket buffers."),
     ("socket.receive.buffer.bytes", "The kernel sizes socket buffers."),
     ("socket.listen.backlog.size", "The kernel's net.core.somaxconn is used."),
-    ("replica.selector.class", "There is one broker."),
+    ("replica.selector.class", "A consumer that names its rack is always told of an in-sync replica there (KIP-392)."),
     ("controlled.shutdown.enable", "A shutdown is always controlled."),
-    ("offsets.topic.replication.factor", "There is one broker."),
-    ("transaction.state.log.replication.factor", "There is one broker."),
-    ("transaction.state.log.min.isr", "There is one broker."),
+    ("offsets.topic.replication.factor", "See default.replication.factor."),
+    ("transaction.state.log.replication.factor", "See default.replication.factor."),
+    ("transaction.state.log.min.isr", "See min.insync.replicas."),
     ("share.coordinator.state.topic.replication.factor", "Share groups are not available yet."),
     ("share.coordinator.state.topic.min.isr", "Share groups are not available yet."),
     ("log.cleaner.threads", "Each worker has one cleaner."),
@@ -377,7 +383,7 @@ def _topic_table() -> list[Property]:
         ("compression.type", "compression.type", "Batches are stored as the producer compressed them."),
         ("file.delete.delay.ms", "log.segment.delete.delay.ms", "Accepted. A deleted segment's files go at once; a reader that has one open reads on."),
         ("preallocate", "log.preallocate", "Accepted. mqd always preallocates, in steps."),
-        ("unclean.leader.election.enable", "unclean.leader.election.enable", "Accepted. There is one replica."),
+        ("unclean.leader.election.enable", "unclean.leader.election.enable", "Who may lack acknowledged records never leads by itself; see docs/operations.md for an operator's choice."),
         ("delete.retention.ms", "log.cleaner.delete.retention.ms", "How long a tombstone (a record without a value), or the end of a transaction, can still be read after a compaction first met it. A consumer that starts from the beginning must reach the end within that time to see every deletion."),
         ("min.compaction.lag.ms", "log.cleaner.min.compaction.lag.ms", "How long a record is safe from compaction."),
         ("max.compaction.lag.ms", "log.cleaner.max.compaction.lag.ms", "How long a record may wait for compaction at most; the active segment is closed in time."),
@@ -397,7 +403,7 @@ def _topic_table() -> list[Property]:
         )
     )
     for name in ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas"):
-        table.append(Property(name, "list", "", "Accepted; there is one broker.", dynamic=True, ignored=True))
+        table.append(Property(name, "list", "", "Accepted. Every replica that is not in sync is throttled; see follower.replication.throttled.rate.", dynamic=True, ignored=True))
     return table
 
 
