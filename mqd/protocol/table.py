@@ -47,7 +47,8 @@ NOTES = """
 * **OffsetCommit** and **OffsetFetch** name topics by id from version 10 on. What is committed goes with its topic or partition. As in Kafka's records, it is kept by the topic's name: a topic that is deleted and
   made anew while no host coordinates the group finds the old offsets. An error of the whole group stands at each partition that was asked for as well (**OffsetFetch** 2 to 7).
 * **Fetch** has incremental sessions (KIP-227) and long polls. A replica id counts only between hosts; a client that names one
-  reads as a client. A consumer that names its rack (11 and up) is told of an in-sync replica there (KIP-392), and may read from any replica up to its high watermark.
+  gets CLUSTER_AUTHORIZATION_FAILED (below 7, which has no place for it, an answer without partitions). A consumer that names its rack (11 and up) is told of an in-sync replica there (KIP-392), and may
+  read from any replica up to its high watermark.
 * **Produce** from 10 and **Fetch** from 12 on name the current leader beside NOT_LEADER_OR_FOLLOWER and FENCED_LEADER_EPOCH, and where it is (KIP-951; Fetch: from 16 on).
 * **Metadata** and **DescribeCluster** show brokers that are not fenced (DescribeCluster 2: all, when asked), each with the address it has registered; this one with the address that the client
   reached. The controller that they name is the broker that answers: it passes changes on to the active controller.
