@@ -142,6 +142,10 @@ def _cluster() -> list[Property]:
             "follower.replication.throttled.rate", "long", str(LONG_MAX),
             "Bytes per second that replicas of this host which are not in sync fetch at most, an equal share for each worker. Those in sync are never throttled.", minimum=1, maximum=LONG_MAX, dynamic=True,
         ),
+        Property(
+            "leader.replication.throttled.rate", "long", str(LONG_MAX),
+            "Accepted. Replicas that are not in sync are throttled where they fetch: follower.replication.throttled.rate of their host.", minimum=0, maximum=LONG_MAX, dynamic=True, ignored=True,
+        ),
         Property("auto.leader.rebalance.enable", "bool", "true", "Give leaderships back to preferred leaders that have returned."),
         Property("leader.imbalance.check.interval.seconds", "long", "300", "How often that is looked at.", minimum=1, maximum=INT_MAX),
         Property("leader.imbalance.per.broker.percentage", "int", "10", "Share of a host's preferred leaderships that may be elsewhere before they are given back.", minimum=0, maximum=100),

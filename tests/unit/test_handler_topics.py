@@ -164,6 +164,29 @@ def test_a_bound_of_records_is_told_from_the_request_to_the_replicas(tmp_path: P
     asyncio.run(run())
 
 
+def test_what_kafkas_tool_for_reassignments_sets_and_removes_for_a_throttle_is_taken(tmp_path: Path) -> None:
+    """kafka-reassign-partitions --execute --throttle N, then --verify."""
+
+    async def run() -> None:
+        async with HandlerBroker(tmp_path) as broker:
+            await create(broker, "a", 2)
+
+            async def alter(operation: int, rate: str | None, replicas: str | None) -> list[int]:
+                asked = IncrementalAlterConfigsRequest
+                of_broker = [asked.Config(name=f"{side}.replication.throttled.rate", config_operation=operation, value=rate) for side in ("leader", "follower")]
+                of_topic = [asked.Config(name=f"{side}.replication.throttled.replicas", config_operation=operation, value=replicas) for side in ("leader", "follower")]
+                resources = [asked.Resource(resource_type=BROKER, resource_name="1", configs=of_broker), asked.Resource(resource_type=TOPIC, resource_name="a", configs=of_topic)]
+                return [one.error_code for one in (await broker.ask(asked(resources=resources), 1)).responses]
+
+            assert await alter(0, "50000000", "0:1,1:1") == [0, 0]
+            shown = (await describe(broker, BROKER, "1", keys=["follower.replication.throttled.rate"])).configs[0]
+            assert (shown.value, shown.config_source) == ("50000000", 2), "that is what throttles"
+            assert broker.metadata.topics["a"].config["leader.replication.throttled.replicas"] == "0:1,1:1"
+            assert await alter(1, None, None) == [0, 0] and broker.metadata.topics["a"].config == {}
+
+    asyncio.run(run())
+
+
 def test_alter_configs(tmp_path: Path) -> None:
     async def run() -> None:
         async with HandlerBroker(tmp_path) as broker:
