@@ -61,7 +61,17 @@ class Replica(msgspec.Struct):
     position: int = -1  # D1
     stamp_ns: int = 0  # the newest of our answers that it has said to have taken
     heard_ns: int = -1
-    caught_up_ns: int = -1
+    caught_up_ns: int = -1  # then it had all that this log held (KIP-836)
+    asked_ns: int = -1  # its last Fetch of records ...
+    asked_end_offset: int = -1  # ... and where this log ended then
+
+    def fetched(self, offset: int, end_offset: int, now_ns: int) -> None:
+        """A replica that keeps up with a log that grows all the time is never at its end: what it has now counts as of the fetch before."""
+        if offset >= end_offset:
+            self.caught_up_ns = now_ns
+        elif 0 <= self.asked_end_offset <= offset:
+            self.caught_up_ns = max(self.caught_up_ns, self.asked_ns)
+        self.asked_ns, self.asked_end_offset = now_ns, end_offset
 
     def view(self, now_ns: int) -> ReplicaView:
         return ReplicaView(self.key, self.position, now_ns - self.heard_ns if self.heard_ns >= 0 else -1, now_ns - self.caught_up_ns if self.caught_up_ns >= 0 else -1)
@@ -243,8 +253,7 @@ class Leadership:
     def _on_position(self, replica: Replica, fetch: Fetch, now_ns: int) -> None:
         core = self.core
         replica.position = max(replica.position, fetch.offset)
-        if fetch.offset >= core.log.end_offset:
-            replica.caught_up_ns = now_ns
+        replica.fetched(fetch.offset, core.log.end_offset, now_ns)
         self._parked[fetch.replica] = (fetch, now_ns)
         self.advance(now_ns)
         if core.leading is not self:

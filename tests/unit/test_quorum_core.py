@@ -257,6 +257,21 @@ def test_describe_tells_who_has_what() -> None:
     assert [seen.key.node_id for seen in view.observers] == [8]
 
 
+def test_who_keeps_up_with_a_log_that_grows_all_the_time_has_caught_up() -> None:
+    """KIP-836: as of the fetch before, when it has by now what the log held then. It is never at the end: something is appended while its own flush takes its time."""
+    driver = three()
+    driver.fetch(2)
+    for number in range(4):
+        driver(events.Propose(number, (b"x",), driver.core.log.end_offset))
+        driver.now += SECOND
+        driver.disk()
+        driver.fetch(2, offset=driver.core.log.end_offset - 1)
+        driver.fetch(3, offset=1)
+    two, three_ = driver.core.describe(driver.now).voters[1:]
+    assert (two.last_fetch_age_ns, two.last_caught_up_age_ns) == (0, SECOND)
+    assert (three_.last_fetch_age_ns, three_.last_caught_up_age_ns) == (0, -1), "that it fetches is not enough"
+
+
 # -- followers -----------------------------------------------------------------------------------------------------------------
 
 
