@@ -27,6 +27,7 @@ class _Seen:
     """One look at the cluster, by one of its brokers. Raises CliError."""
 
     def __init__(self, settings: Settings) -> None:
+        from mqd.cli import voters
         from mqd.cli.request import Broker, check
         from mqd.protocol.messages import DescribeClusterRequest, DescribeQuorumRequest
 
@@ -41,6 +42,7 @@ class _Seen:
         self.cluster_id = cluster.cluster_id
         self.brokers = sorted(cluster.brokers, key=lambda one: one.broker_id)
         self.listeners = {node.node_id: _address(node.listeners[0].host, node.listeners[0].port) for node in quorum.nodes if node.listeners}
+        self.judged = voters.judged(self.quorum)
         self.end_offset = max((one.log_end_offset for one in self.quorum.current_voters if one.replica_id == self.quorum.leader_id), default=self.quorum.high_watermark)
 
     @property
@@ -71,10 +73,8 @@ def _uuid_text(value: Any) -> str:
     return urlsafe_b64encode(bytes(value)).rstrip(b"=").decode()
 
 
-def _ago(timestamp_ms: int) -> str:
-    import time
-
-    return "never" if timestamp_ms < 0 else f"{max(0, time.time_ns() // 1_000_000 - timestamp_ms)} ms ago"
+def _ago(timestamp_ms: int, now_ms: int) -> str:
+    return "never" if timestamp_ms < 0 else f"{max(0, now_ms - timestamp_ms)} ms ago"
 
 
 class _Partitions:
@@ -106,13 +106,12 @@ def _some(names: list[str]) -> str:
 
 
 def _whole(settings: Settings) -> bool:
-    """Nothing is missing: every broker in service, every voter heard of, every replica in sync. False also while nobody answers."""
+    """Nothing is missing: every broker in service, every voter heard of lately, every replica in sync. False also while nobody answers."""
     try:
         seen, partitions = _Seen(settings), _Partitions(settings)
     except CliError:
         return False
-    voters = all(one["lag"] >= 0 and one["last_caught_up_ms"] >= 0 for one in seen.replicas() if one["role"] == "voter")
-    return voters and not any(one.is_fenced for one in seen.brokers) and not partitions.without_leader and not partitions.not_in_sync
+    return not seen.judged.missing and not any(one.is_fenced for one in seen.brokers) and not partitions.without_leader and not partitions.not_in_sync
 
 
 def _wait(settings: Settings, seconds: float) -> None:
@@ -139,20 +138,18 @@ def status(settings: Settings, wait_s: float | None) -> None:
     places = offline.places(partitions.leaderless, {one.broker_id: _address(one.host, one.port) for one in seen.brokers if not one.is_fenced})
     in_service = [one.broker_id for one in seen.brokers if not one.is_fenced]
     fenced = [one.broker_id for one in seen.brokers if one.is_fenced]
-    lagging = [one for one in seen.replicas() if one["role"] == "voter" and (one["lag"] < 0 or one["last_caught_up_ms"] < 0)]
-    spare = max(0, (len(seen.voters) - 1) // 2 - len(lagging))
+    judged = seen.judged
     if settings.json:
         emit_json({
             "cluster_id": seen.cluster_id, "controller": seen.quorum.leader_id, "epoch": seen.quorum.leader_epoch, "high_watermark": seen.quorum.high_watermark, "voters": seen.voters,
-            "brokers": in_service, "fenced": fenced, "voters_not_heard_of": [one["node"] for one in lagging], "voters_that_may_be_lost": spare,
+            "brokers": in_service, "fenced": fenced, "voters_not_heard_of": judged.silent, "voters_behind": judged.behind, "voters_that_may_be_lost": judged.may_be_lost,
             "partitions": partitions.count, "partitions_without_leader": partitions.without_leader, "partitions_not_in_sync": partitions.not_in_sync,
             "not_served": [{"partition": one.partition, "node": one.node, "directories": list(one.directories)} for one in places],
         })  # fmt: skip
         return
     click.echo(f"cluster {seen.cluster_id}")
     click.echo(f"active controller: node {seen.quorum.leader_id}, epoch {seen.quorum.leader_epoch}, metadata up to offset {seen.quorum.high_watermark}")
-    unheard = f"; not heard of: {_nodes([one['node'] for one in lagging])}" if lagging else ""
-    click.echo(f"voters: {_nodes(seen.voters)}{unheard}; {spare or 'none'} of {'the others' if lagging else 'them'} may be lost")
+    click.echo(f"voters: {_nodes(seen.voters)}{judged.told()}")
     click.echo(f"brokers in service: {_nodes(in_service)}" + (f"; fenced: {_nodes(fenced)}" if fenced else ""))
     for line in partitions.told():
         click.echo(line)
@@ -189,7 +186,7 @@ def controller(settings: Settings) -> None:
     if settings.json:
         emit_json({"leader": seen.quorum.leader_id, "epoch": seen.quorum.leader_epoch, "high_watermark": seen.quorum.high_watermark, "replicas": found})
         return
-    rows = [(one["node"], one["role"], one["listener"] or "-", one["lag"] if one["lag"] >= 0 else "-", _ago(one["last_caught_up_ms"]), one["directory"]) for one in found]
+    rows = [(one["node"], one["role"], one["listener"] or "-", one["lag"] if one["lag"] >= 0 else "-", _ago(one["last_caught_up_ms"], seen.judged.now_ms), one["directory"]) for one in found]
     click.echo(f"epoch {seen.quorum.leader_epoch}, committed up to offset {seen.quorum.high_watermark}")
     emit_table(("NODE", "ROLE", "LISTENER", "LAG", "CAUGHT UP", "DIRECTORY"), rows)
 

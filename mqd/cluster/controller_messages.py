@@ -404,6 +404,7 @@ class QuorumImage(msgspec.Struct, frozen=True):
     high_watermark: int
     voters: list[QuorumReplica]
     observers: list[QuorumReplica]
+    fetch_timeout_ms: int = 0  # controller.quorum.fetch.timeout.ms of the leader; 0 = not said
 
 
 class Answer(msgspec.Struct, tag=True, frozen=True):

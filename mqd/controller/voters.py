@@ -60,7 +60,8 @@ class VoterChanges:
     def image(self) -> messages.QuorumImage:
         """Ages become times of the wall clock, which clients can read."""
         now_ms = clock.now_ms()
-        view = self._shell.quorum.core.describe(clock.boottime_ns())
+        core = self._shell.quorum.core
+        view = core.describe(clock.boottime_ns())
         brokers = self._shell.core.committed.brokers
         addresses = {voter.key: (voter.host, voter.port) for voter in self._shell.quorum.voters}
 
@@ -71,7 +72,7 @@ class VoterChanges:
             caught_up = now_ms - one.last_caught_up_age_ns // 1_000_000 if one.last_caught_up_age_ns >= 0 else -1
             return messages.QuorumReplica(one.key.node_id, one.key.directory_id, one.log_end_offset, fetched, caught_up, host, port)
 
-        return messages.QuorumImage(view.leader, view.epoch, view.high_watermark, [replica(one) for one in view.voters], [replica(one) for one in view.observers])
+        return messages.QuorumImage(view.leader, view.epoch, view.high_watermark, [replica(one) for one in view.voters], [replica(one) for one in view.observers], core.settings.promise_ns // 1_000_000)
 
     # -- by itself -----------------------------------------------------------------------------------------------------------
 

@@ -120,6 +120,25 @@ def test_controllers_and_hosts_are_killed_one_after_another(tmp_path: Path) -> N
         create_somehow(cluster, cluster[2], "three")
 
 
+def test_status_says_that_a_voter_is_lost_also_when_it_was_not_the_active_controller(tmp_path: Path) -> None:
+    """Its leader has heard it in this epoch, and does no more: another loss would stop the cluster."""
+    with Cluster(tmp_path, 3) as cluster:
+        active = cluster.leader()
+        victim = next(host for host in cluster.hosts if host is not active)
+
+        def status(*arguments: str) -> str:
+            """Empty while there is no active controller to ask."""
+            return subprocess.run([sys.executable, "-m", "mqd.cli.main", "cluster", "status", *arguments, "-b", active.bootstrap], capture_output=True, text=True, timeout=100).stdout
+
+        assert "voters: 1, 2, 3; 1 of them may be lost" in status("--wait", "60")
+        victim.kill_all()
+        cluster.wait("it is missing", lambda: f"voters: 1, 2, 3; not heard of: {victim.node_id}; none of the others may be lost" in status())
+        found = cluster.wait("for programs, too", lambda: json.loads(status("--format", "json") or "null"))
+        assert (found["voters_not_heard_of"], found["voters_behind"], found["voters_that_may_be_lost"]) == ([victim.node_id], [], 0)
+        cluster.start([victim])
+        assert "voters: 1, 2, 3; 1 of them may be lost" in status("--wait", "60")
+
+
 def leaders(host: Host, topic: str) -> list[int]:
     answer = host.metadata([topic])
     return [partition.leader_id for partition in answer.topics[0].partitions] if answer is not None else []

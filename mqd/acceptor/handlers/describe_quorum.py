@@ -63,6 +63,7 @@ def _led(quorum: messages.QuorumImage, index: int) -> DescribeQuorumResponse.Par
         high_watermark=quorum.high_watermark,
         current_voters=[_replica(one) for one in quorum.voters],
         observers=[_replica(one) for one in quorum.observers],
+        fetch_timeout_ms=quorum.fetch_timeout_ms,
     )
 
 

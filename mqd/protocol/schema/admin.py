@@ -188,6 +188,7 @@ topics: [TopicData] 0+
             last_fetch_timestamp: int64 1+ = -1
             last_caught_up_timestamp: int64 1+ = -1
         observers: [ReplicaState] 0+
+        fetch_timeout_ms: int32 0+ tag=9100
 nodes: [Node] 2+
     node_id: int32 2+
     listeners: [Listener] 2+
