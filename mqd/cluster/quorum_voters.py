@@ -89,7 +89,7 @@ class VoterChanges:
         elif not rest:
             self._end(event.token, ErrorCode.INVALID_REQUEST, f"Node {event.key.node_id} is the only voter; add another one first.")
         elif not self._would_work(rest, now_ns):
-            self._end(event.token, ErrorCode.INVALID_REQUEST, "A majority of the remaining voters is not there: nothing could be committed any more. Bring them back first.")
+            self._end(event.token, ErrorCode.INVALID_REQUEST, "A majority of the remaining voters is not there, or does not keep up: nothing could be committed any more. Bring them back first.")
         else:
             self._append(event.token, rest, now_ns)
 
@@ -98,8 +98,9 @@ class VoterChanges:
         return there >= majority(len(voters))
 
     def _is_there(self, key: ReplicaKey, now_ns: int) -> bool:
+        """And keeps up: one that fetches and cannot write, with a full disk, commits nothing."""
         replica = self._leading.replicas.get(key)
-        return replica is not None and replica.position >= 0 and now_ns - replica.heard_ns < self._core.settings.check_quorum_ns
+        return replica is not None and replica.caught_up_ns >= 0 and now_ns - replica.caught_up_ns < self._core.settings.check_quorum_ns
 
     def _update(self, event: UpdateVoter, now_ns: int) -> None:
         voters = self._core.voters

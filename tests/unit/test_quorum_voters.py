@@ -10,7 +10,7 @@ from mqd.cluster.quorum_core import standalone
 from mqd.cluster.quorum_events import QuorumSettings, Stored, VoteState
 from mqd.cluster.quorum_messages import FOUNDED, GROWING, SHRUNK, Fetch, FetchResponse, FetchSnapshot, ReplicaKey, SnapshotChunk, SnapshotMeta, Voter, VoteRequest, Voters
 from mqd.protocol.errors import ErrorCode
-from quorum_driver import Driver, follower, key, messages, meta, of, three, voter
+from quorum_driver import SECOND, Driver, follower, key, messages, meta, of, three, voter
 
 # -- voters --------------------------------------------------------------------------------------------------------------------
 
@@ -117,6 +117,24 @@ def test_no_voter_is_removed_when_the_rest_is_not_there() -> None:
     driver = three()
     driver.fetch(2)
     assert of(driver(events.RemoveVoter("r", key(2))), events.VoterChangeEnded)[0].error == ErrorCode.INVALID_REQUEST
+
+
+def test_no_voter_is_removed_when_the_rest_does_not_keep_up() -> None:
+    """Its disk is full: it fetches on, and nothing can be committed with its help."""
+    driver = three()
+    driver.fetch(2)
+    driver.fetch(3)
+    end = driver.core.log.end_offset
+    driver(events.Propose("p", (b"x",), end))
+    driver.disk()
+    for _ in range(4):
+        driver.fetch(2)
+        driver.fetch(3, offset=end)
+        driver.now += SECOND
+    refused = of(driver(events.RemoveVoter("r", key(2))), events.VoterChangeEnded)
+    assert [one.error for one in refused] == [ErrorCode.INVALID_REQUEST]
+    driver.fetch(3)
+    assert not of(driver(events.RemoveVoter("r", key(2))), events.VoterChangeEnded), "now it has everything"
 
 
 def test_a_leader_that_removes_itself_goes_when_the_others_have_it() -> None:
