@@ -71,8 +71,19 @@ def plan_text(plan: Mapping[Partition, Sequence[int]]) -> str:
     return json.dumps({"version": 1, "partitions": entries}, indent=1)
 
 
-def read_plan(file: Path) -> Plan:
-    """Raises CliError."""
+def read_plan(file: Path, topic: str) -> Plan:
+    """Of this topic alone. Raises CliError."""
+    plan = _read_plan(file)
+    if not plan:
+        raise CliError(f"{file} names no partition")
+    others = sorted(partition for partition in plan if partition[0] != topic)
+    if others:
+        named = ", ".join(f"{name}-{index}" for name, index in others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+        raise CliError(f"{file} names partitions of other topics than {topic}: {named}; nothing was done. Give each topic a plan of its own: mqd topic reassign {others[0][0]} --plan FILE")
+    return plan
+
+
+def _read_plan(file: Path) -> Plan:
     try:
         entries = json.loads(file.read_text())["partitions"]
         return {(entry["topic"], int(entry["partition"])): [int(broker) for broker in entry["replicas"]] for entry in entries}

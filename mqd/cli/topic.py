@@ -307,7 +307,7 @@ def reassign(
             _show_moves(settings, name, found, cancel)
             return
         current = moves.replicas_of(broker, name)
-        plan = moves.read_plan(plan_file) if plan_file is not None else moves.spread(current, _broker_ids(brokers or ""), replication_factor)
+        plan = moves.read_plan(plan_file, name) if plan_file is not None else moves.spread(current, _broker_ids(brokers or ""), replication_factor)
         if dry_run:
             click.echo(moves.plan_text(plan))
             return
