@@ -301,11 +301,13 @@ void mqd_reply_cache_clear(struct mqd_reactor *r)
             cached_drop(r, &r->cached[i]);
 }
 
+/* Not while this host is without its lease: it tells clients that it leads nothing, which the acceptor knows. What is kept stays: an answer that the lease changes has an error then and is
+ * never cacheable, so each of these is right again when the lease is back and the version is the same, also one that came meanwhile. */
 bool mqd_reply_cache_find(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header, const uint8_t *frame, uint32_t size_bytes)
 {
     uint8_t *key;
     uint32_t key_bytes;
-    if (!r->cached_bytes)
+    if (!r->cached_bytes || r->lease_lost)
         return false;
     uint64_t hash = mqd_reply_key(c, header, frame, size_bytes, &key, &key_bytes);
     uint64_t version = mqd_load_acquire(&r->header->metadata_version);

@@ -155,7 +155,7 @@ enum mqd_descriptor_kind {
 };
 
 #define MQD_RESPONSE_MORE 1       /* flags of RESPONSE: more fragments of the same response follow */
-#define MQD_RESPONSE_CACHEABLE 2  /* the body depends on the request bytes and the metadata version (in `a`) alone */
+#define MQD_RESPONSE_CACHEABLE 2  /* the body depends on the request bytes and the metadata version (in `a`) alone, while this host has its lease */
 #define MQD_RESPONSE_NONE 4       /* nothing to send, the request is done */
 #define MQD_PRODUCE_CONTROL 1     /* flags of PRODUCE: written by a coordinator; may hold control batches */
 #define MQD_PRODUCE_ACKS_ALL 2

@@ -192,7 +192,7 @@ class Context:
     def __init__(self, broker: Broker, address: Address) -> None:
         self.broker = broker
         self.address = address
-        self.cacheable = False  # set by a handler whose answer depends on the request's bytes and the metadata version alone
+        self.cacheable = False  # set by a handler whose answer depends on the request's bytes and the metadata version alone, while this host has its lease
 
 
 class CloseConnection(Exception):

@@ -10,10 +10,12 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
 
+from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import CreateTopicsRequest
 from tests.cluster_hosts import Cluster, Host
 
@@ -182,6 +184,42 @@ def test_a_minority_decides_nothing(tmp_path: Path) -> None:
         create_somehow(cluster, last, "after")
         cluster.start(others[1:])
         everybody_knows(cluster, "before", "after")
+
+
+def requests_cached(host: Host) -> float:
+    with urllib.request.urlopen(f"http://127.0.0.1:{host.status()['metrics_port']}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("mqd_requests_cached_total"))
+
+
+def test_a_host_that_is_cut_off_says_that_it_leads_nothing(tmp_path: Path) -> None:
+    """Also to a client that asks what was asked before, which its worker knows."""
+    with Cluster(tmp_path, 3) as cluster:
+        create_somehow(cluster, cluster[1], "t")
+        everybody_knows(cluster, "t")
+        last, *others = cluster.hosts
+        cluster.wait("it leads", lambda: last.node_id in leaders(last, "t"))
+
+        def led() -> dict[int, int]:
+            """The partitions that it says it leads, or that have no leader -> error."""
+            answer = last.metadata(["t"])
+            assert answer is not None, "its processes live"
+            return {one.partition_index: one.error_code for one in answer.topics[0].partitions if one.leader_id in (-1, last.node_id)}
+
+        def is_known() -> bool:
+            before = requests_cached(last)
+            led()
+            return requests_cached(last) > before
+
+        cluster.wait("its worker knows the answer", is_known)
+        for host in others:
+            host.kill_all()
+        missing = int(ErrorCode.LEADER_NOT_AVAILABLE)
+        cluster.wait("it leads nothing any more", lambda: set(led().values()) == {missing})
+        assert last.node_id not in leaders(last, "t")
+        cluster.start(others)
+        cluster.wait("all partitions have leaders again", lambda: (found := leaders(last, "t")) and -1 not in found)
+        cluster.wait("its worker knows the answer again", is_known)
 
 
 @pytest.mark.slow

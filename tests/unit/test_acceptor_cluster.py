@@ -85,10 +85,10 @@ def made(*topics: messages.TopicImage, brokers: list[messages.BrokerImage] | Non
     return Broker(config, [("PLAINTEXT", "127.0.0.1", 9092)], metadata, None, Table())
 
 
-def told(broker: Broker) -> dict[int, tuple[int, int, list[int]]]:
+def told(broker: Broker, context: Context | None = None) -> dict[int, tuple[int, int, list[int]]]:
     """Partition -> (error, leader, offline replicas)."""
     request = MetadataRequest(topics=[MetadataRequest.Topic(name="t")])
-    answer = asyncio.run(metadata_handler.handle(Context(broker, ADDRESS), RequestHeader(3, 12, 1, None), request))
+    answer = asyncio.run(metadata_handler.handle(context or Context(broker, ADDRESS), RequestHeader(3, 12, 1, None), request))
     return {one.partition_index: (one.error_code, one.leader_id, one.offline_replicas) for one in answer.topics[0].partitions}
 
 
@@ -111,6 +111,16 @@ def test_a_host_without_its_lease_sends_nobody_to_itself() -> None:
     broker.table.lease_deadline_ns = 5
     assert told(broker)[0] == (ErrorCode.LEADER_NOT_AVAILABLE, -1, [])
     assert broker.unserved_error(broker.partition_of("t", 0)) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+def test_what_is_said_without_the_lease_is_not_kept_for_when_it_is_back() -> None:
+    """A worker gives again what is cacheable, in the same version: with the lease, also what came without it."""
+    broker = made(topic(partition(0, (1, 3)), partition(1, (2, 3))))
+    for deadline_ns, leaders, cacheable in ((INT64_MAX, [1, 2], True), (5, [1, -1], False), (INT64_MAX, [1, 2], True)):
+        broker.table.lease_deadline_ns = deadline_ns
+        context = Context(broker, ADDRESS)
+        assert [leader for _, leader, _ in told(broker, context).values()] == leaders
+        assert context.cacheable is cacheable
 
 
 def test_a_replica_that_follows_is_not_taken_for_a_leader() -> None:

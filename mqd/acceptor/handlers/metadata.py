@@ -1,7 +1,8 @@
 """Metadata 0-13 (KIP-4, KIP-204, KIP-516, KIP-700, KIP-1102): brokers, topics, leaders; creates topics that are asked for when the broker may.
 
 The address of this broker is the one the client can reach: advertised.listeners, else the one it connected to. An answer that knows all topics and has no
-error may be given again by the workers to everyone who asks the same from the same place, until the metadata version moves.
+error may be given again by the workers to everyone who asks the same from the same place, until the metadata version moves; they do not while this host is
+without its lease. What it leads has an error then: no such answer is given again when the lease is back.
 """
 
 from mqd.acceptor.broker import OWNER_NONE, Broker, Context, log
