@@ -457,6 +457,23 @@ def test_without_a_lease_nobody_is_told_what_a_group_has_committed(tmp_path: Pat
     run(tmp_path, scenario)
 
 
+def test_without_a_lease_nobody_is_sent_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(broker: HandlerBroker) -> None:
+        assert [(one.error_code, one.node_id) for one in (await find(broker)).coordinators] == [(0, 1), (0, 1)]
+        with monkeypatch.context() as patch:
+            patch.setattr(broker.broker, "may_lead", lambda: False)
+            away = (NOT_AVAILABLE, -1)
+            assert [(one.error_code, one.node_id) for one in (await find(broker)).coordinators] == [away, away]
+            image = broker.metadata.topics["__consumer_offsets"]
+            elsewhere = [msgspec.structs.replace(one, leader=7) for one in image.partitions]
+            patch.setitem(broker.metadata.topics, image.name, msgspec.structs.replace(image, partitions=elsewhere))
+            patch.setattr(broker.broker, "endpoint", lambda node_id, _address: (f"host{node_id}", 9092))
+            assert [(one.error_code, one.node_id) for one in (await find(broker)).coordinators] == [(0, 7), (0, 7)], "others coordinate what they lead"
+        assert [(one.error_code, one.node_id) for one in (await find(broker)).coordinators] == [(0, 1), (0, 1)]
+
+    run(tmp_path, scenario)
+
+
 def test_whoever_was_without_a_lease_loads_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Found by the simulator: markers of a transaction are given up by whoever hears that nobody coordinates here; when the lease was back before anybody had looked, nobody wrote them again, and the transaction hung."""
 

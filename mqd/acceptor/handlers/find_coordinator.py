@@ -1,6 +1,7 @@
 """FindCoordinator 0-6 (KIP-98, KIP-699, KIP-890, KIP-932): the coordinator of a group or transactional id is the leader of its partition of the internal topic.
 
-The first question makes the internal topic; until its partitions have leaders the answer is COORDINATOR_NOT_AVAILABLE, and the client asks again.
+The first question makes the internal topic; until its partitions have leaders the answer is COORDINATOR_NOT_AVAILABLE, and the client asks again. So it is of what this host leads while
+it is without its lease.
 """
 
 from mqd.acceptor.broker import Context
@@ -48,7 +49,9 @@ def _node(context: Context, key: str, key_type: int) -> int:
         image = context.broker.partition_of(coordinator.topic, coordinator.partition_for(key))
     except CoordinatorError:
         return -1
-    return image.leader if image is not None else -1
+    if image is None or (image.leader == context.broker.node_id and not context.broker.may_lead()):
+        return -1
+    return image.leader
 
 
 def _coordinator(context: Context, key: str, key_type: int, error: int, message: str | None) -> FindCoordinatorResponse.Coordinator:
