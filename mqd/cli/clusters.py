@@ -10,9 +10,11 @@ import click
 
 from mqd.cli.common import CliError, Settings, emit_json, emit_table, options
 
-_METADATA, _API_VERSIONS, _UPDATE_FEATURES, _DESCRIBE_QUORUM, _DESCRIBE_CLUSTER, _UNREGISTER, _ADD_VOTER, _REMOVE_VOTER = 3, 18, 57, 55, 60, 64, 80, 81
+_METADATA, _API_VERSIONS, _DESCRIBE_CONFIGS, _UPDATE_FEATURES, _DESCRIBE_QUORUM, _DESCRIBE_CLUSTER, _UNREGISTER, _ADD_VOTER, _REMOVE_VOTER = 3, 18, 32, 57, 55, 60, 64, 80, 81
 _TOPIC = "__cluster_metadata"
 _TIMEOUT_MS = 30_000
+_OPENS_LISTENERS = ("cluster.seeds", "controller.listener", "inter.broker.listener")
+_CLOSED = 'no other host can join, for this one was started without --cluster-seeds: see "One host grows to three" in docs/operations.md'
 
 
 @click.group(short_help="Hosts, controllers and the key of a cluster.")
@@ -101,6 +103,22 @@ class _Partitions:
         return lines or [f"partitions: {self.count}, all replicas in sync"]
 
 
+def _is_closed(settings: Settings, nodes: list[int]) -> bool:
+    """Is it a host on its own, which listens for no other one? Raises CliError."""
+    if len(nodes) != 1:
+        return False
+    from mqd.cli.request import Broker, check
+    from mqd.cluster.config_rules import RESOURCE_BROKER
+    from mqd.protocol.messages import DescribeConfigsRequest
+
+    resource = DescribeConfigsRequest.Resource(resource_type=RESOURCE_BROKER, resource_name=str(nodes[0]), configuration_keys=list(_OPENS_LISTENERS))
+    with Broker(settings.bootstrap) as broker:
+        (found,) = broker.ask(_DESCRIBE_CONFIGS, DescribeConfigsRequest(resources=[resource])).results
+    check(f"broker {nodes[0]}", found.error_code, found.error_message)
+    values = {one.name: one.value for one in found.configs}
+    return "cluster.seeds" in values and not any(values.values())
+
+
 def _some(names: list[str]) -> str:
     return f"{len(names)} partition{'s' * (len(names) != 1)} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
 
@@ -151,6 +169,8 @@ def status(settings: Settings, wait_s: float | None) -> None:
     click.echo(f"active controller: node {seen.quorum.leader_id}, epoch {seen.quorum.leader_epoch}, metadata up to offset {seen.quorum.high_watermark}")
     click.echo(f"voters: {_nodes(seen.voters)}{judged.told()}")
     click.echo(f"brokers in service: {_nodes(in_service)}" + (f"; fenced: {_nodes(fenced)}" if fenced else ""))
+    if _is_closed(settings, in_service + fenced):
+        click.echo(_CLOSED)
     for line in partitions.told():
         click.echo(line)
     for place in places:
@@ -206,7 +226,10 @@ def _directory(settings: Settings, node: int, directory: str | None) -> bytes:
         if len(found) != 16:
             raise CliError(f"{directory!r} is no directory id; mqd cluster controller shows them")
         return found
-    known = [one for one in _Seen(settings).replicas() if one["node"] == node]
+    seen = _Seen(settings)
+    known = [one for one in seen.replicas() if one["node"] == node]
+    if not known and _is_closed(settings, [one.broker_id for one in seen.brokers]):
+        raise CliError(f"the quorum does not know node {node}; {_CLOSED}")
     if not known:
         raise CliError(f"the quorum does not know node {node}; mqd cluster controller shows whom it knows")
     if len(known) > 1:

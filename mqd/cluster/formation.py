@@ -6,7 +6,7 @@ A host that is of a cluster already never asks. An empty one asks every seed (al
     a seed is of a cluster                                      join that cluster: as a voter when it was founded with this host, else as an observer
     every seed answers, is empty, names the same seeds, and
     has itself seen exactly the same set of hosts               found: the voters are the seeds, the cluster's id follows from who they are
-    otherwise                                                   wait, and say for whom
+    otherwise                                                   wait, and say for whom; after ADVISE_MS without an answer of a seed once also what that may come from
 
 Who is not one of the seeds never founds.
 
@@ -33,6 +33,11 @@ SEED_COUNT_MAX = 32
 ASK_MS_MIN = 100  # between two questions to one seed; doubled after each that leads nowhere
 ASK_MS_MAX = 2_000
 ANSWER_MS_MAX = 3_000
+ADVISE_MS = 10_000  # hosts that are started together are all there before
+ADVICE = (
+    "A seed that cannot be asked has to run, and to have been started with --cluster-seeds itself: without it a host listens for no other one. HOST:PORT is its controller's listener,"
+    " by default the clients' port + 2, and its cluster.key.file the same as here. See \"One host grows to three\" in docs/operations.md"
+)
 
 # -- what is said between hosts ------------------------------------------------------------------------------------------------
 
@@ -126,9 +131,10 @@ class Join(msgspec.Struct, frozen=True):
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """Nothing can be decided: one line for each seed that is in the way. Said again only when it changes."""
+    """Nothing can be decided: one line for each seed that is in the way. Said again only when it changes. `advice`: what to look at; said once, else ""."""
 
     reasons: tuple[str, ...]
+    advice: str = ""
 
 
 Effect = AskSeed | AnswerAsk | Found | Join | Wait
@@ -176,6 +182,8 @@ class FormationCore:
         self._states = {seed: _Seed() for seed in self.seeds}
         self._ask_count = 0
         self._said: tuple[str, ...] | None = None
+        self._advise_ms: int | None = None  # when, at the earliest; None before Start
+        self._advised = False
 
     def handle(self, event: Event, now_ms: int) -> list[Effect]:
         match event:
@@ -239,11 +247,20 @@ class FormationCore:
                 self._ask_count += 1
                 state.ask_id, state.asked_ms = self._ask_count, now_ms
                 effects.append(AskSeed(seed, FormationAsk(self._ask_count)))
-        reasons = self._reasons()
-        if reasons != self._said:
+        reasons, advice = self._reasons(), self._advice(now_ms)
+        if reasons != self._said or advice:
             self._said = reasons
-            effects.append(Wait(reasons))
+            effects.append(Wait(reasons, advice))
         return effects
+
+    def _advice(self, now_ms: int) -> str:
+        """Once, when a seed has not answered for so long that nobody is just being started there."""
+        if self._advise_ms is None:
+            self._advise_ms = now_ms + ADVISE_MS
+        if self._advised or now_ms < self._advise_ms or all(state.answer is not None for state in self._states.values()):
+            return ""
+        self._advised = True
+        return ADVICE
 
     # -- deciding ------------------------------------------------------------------------------------------------------------
 

@@ -19,10 +19,10 @@ class Forming:
     """`await run()` gives the decision; `on_ask(connection, ask)` for questions that come over connections."""
 
     def __init__(self, core: FormationCore, peers: Peers, on_waiting: Callable[[str], None] = lambda text: None) -> None:
-        """`on_waiting`: for whom this host waits, when it takes longer than TELL_S and whenever that changes."""
+        """`on_waiting`: for whom this host waits, when it takes longer than TELL_S and whenever that changes; once, when it takes long, also what to look at."""
         self.core = core
         self._on_waiting = on_waiting
-        self._waits_for = ""
+        self._waits_for = self._advice = ""
         self._peers = peers
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
@@ -32,9 +32,10 @@ class Forming:
         told, loop = "", asyncio.get_running_loop()
         tell_at = loop.time() + TELL_S
         while self.core.decided is None:
-            if self._waits_for != told and loop.time() >= tell_at:
+            if (self._waits_for != told or self._advice) and loop.time() >= tell_at:
                 told, tell_at = self._waits_for, loop.time() + TELL_S
-                self._on_waiting(told)
+                self._on_waiting(f"{told}. {self._advice}" if self._advice else told)
+                self._advice = ""
             try:
                 async with asyncio.timeout(TICK_S):
                     await self._changed.wait()
@@ -64,7 +65,8 @@ class Forming:
                     task.add_done_callback(self._tasks.discard)
                 case formation.Wait():
                     self._waits_for = "; ".join(effect.reasons)
-                    log.info("waiting for the hosts of the cluster", reasons=self._waits_for)
+                    self._advice = effect.advice or self._advice
+                    log.info("waiting for the hosts of the cluster", reasons=self._waits_for, **({"advice": effect.advice} if effect.advice else {}))
         self._changed.set()
 
     async def _ask(self, effect: formation.AskSeed) -> None:

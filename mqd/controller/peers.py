@@ -44,6 +44,8 @@ def reason_of(error: BaseException) -> str:
         return "no answer in time"
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)
+    if isinstance(error, asyncio.IncompleteReadError):
+        return "the connection ended"
     return str(error) or "the connection ended"
 
 

@@ -11,13 +11,17 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
+from mqd.cluster.formation import ADVICE
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import CreateTopicsRequest
 from tests.cluster_hosts import Cluster, Host
+from tests.interaction.cluster_clients import produce, read
 
 CREATE_TOPICS = 19
 
@@ -297,20 +301,110 @@ def test_a_later_host_joins(tmp_path: Path) -> None:
         assert "no voter" in mqd(late, "cluster", "remove-voter", str(gone), status=1)
 
 
-def test_a_single_host_grows_to_three(tmp_path: Path) -> None:
-    """The first one has no seeds: it founded alone, and has data. The others join by it; the quorum grows by itself, one voter after another."""
+# -- one host grows to three -----------------------------------------------------------------------------------------------------
+
+ALONE = [f"alone {number}".encode() for number in range(500)]
+COMMITTED = 400
+LISTENS = ("cluster.seeds", "controller.listener", "inter.broker.listener")
+
+
+def write_alone(host: Host) -> None:
+    """What a single host has: ALONE in partition 0 of topic alone, a group that has read COMMITTED of them, a transaction."""
+    assert create(host, "alone") == 0
+    produce(host, "alone", ALONE)
+    mqd(host, "group", "seek", "billing", "alone:0", "--to", str(COMMITTED), "--execute")
+    producer = Producer({"bootstrap.servers": host.bootstrap, "transactional.id": "receipts"})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce("alone", b"receipt", partition=1)
+    producer.commit_transaction(30)
+
+
+def committed(host: Host) -> int | None:
+    """Of group billing; None while its coordinator is away."""
+    group = Consumer({"bootstrap.servers": host.bootstrap, "group.id": "billing"})
+    try:
+        (found,) = group.committed([TopicPartition("alone", 0)], 10)
+        return None if found.error else found.offset
+    except KafkaException:
+        return None
+    finally:
+        group.close()
+
+
+def check_alone(cluster: Cluster, host: Host, more: Sequence[bytes] = ()) -> None:
+    """`more`: what was written behind ALONE."""
+    assert read(host, "alone", len(ALONE) + len(more)) == [*ALONE, *more]
+    assert read(host, "alone", 1, 1) == [b"receipt"]
+    assert cluster.wait("the group's coordinator answers", lambda: committed(host)) == COMMITTED
+
+
+def on_three(host: Host, topic: str) -> bool:
+    answer = host.metadata([topic])
+    return answer is not None and all(sorted(one.replica_nodes) == sorted(one.isr_nodes) == [1, 2, 3] and one.leader_id > 0 for one in answer.topics[0].partitions)
+
+
+def check_grown(cluster: Cluster, identity: str) -> None:
+    """Three voters and three copies of everything; then the first host is lost, and nothing with it."""
+    everybody_knows(cluster, "alone")
+    assert {host.metadata().cluster_id for host in cluster.hosts} == {identity}
+    cluster.wait("three voters", lambda: set(voters(cluster.leader())) == {1, 2, 3})
+    for host in cluster.hosts:
+        check_alone(cluster, host)
+    mqd(cluster[2], "topic", "reassign", "alone", "--brokers", "1,2,3", "--replication-factor", "3")
+    for topic in ("alone", "__consumer_offsets", "__transaction_state"):
+        cluster.wait(f"{topic} has three copies, the internal ones by themselves", lambda topic=topic: on_three(cluster[2], topic), 60)
+    cluster[1].kill_all()
+    create_somehow(cluster, cluster[2], "without-the-first")
+    produce(cluster[3], "alone", [b"later"])
+    for host in cluster.hosts[1:]:
+        check_alone(cluster, host, [b"later"])
+
+
+@pytest.mark.parametrize("prepared_by", ["--cluster-seeds", pytest.param("its listeners", marks=pytest.mark.slow)])
+def test_a_single_host_grows_to_three(tmp_path: Path, prepared_by: str) -> None:
+    """It listens for others since it was first started, so it is never stopped: the others join by it; the quorum and the internal topics grow by themselves."""
     cluster = Cluster(tmp_path, 3, seeds=1)
-    del cluster[1].config["cluster.seeds"]
+    if prepared_by != "--cluster-seeds":
+        del cluster[1].config["cluster.seeds"]
     try:
         cluster.start(cluster.hosts[:1])
-        create_somehow(cluster, cluster[1], "alone")
+        write_alone(cluster[1])
         identity = cluster[1].metadata().cluster_id
+        assert "no other host can join" not in mqd(cluster[1], "cluster", "status")
         cluster.start(cluster.hosts[1:])
-        everybody_knows(cluster, "alone")
-        assert {host.metadata().cluster_id for host in cluster.hosts} == {identity}
-        cluster.wait("three voters", lambda: set(voters(cluster.leader())) == {1, 2, 3})
-        cluster[1].kill_all()
-        create_somehow(cluster, cluster[2], "without-the-first")
+        check_grown(cluster, identity)
+    finally:
+        cluster.__exit__()
+
+
+def test_a_host_that_listens_for_no_others_grows_to_three_with_one_restart(tmp_path: Path) -> None:
+    """Whoever waits for it is told once what to look at, and joins without being started again."""
+    cluster = Cluster(tmp_path, 3, seeds=1)
+    first, second, third = cluster.hosts
+    grown = dict(first.config)
+    for name in LISTENS:
+        del first.config[name]
+    try:
+        cluster.start([first])
+        write_alone(first)
+        identity = first.metadata().cluster_id
+        assert "no other host can join" in mqd(first, "cluster", "status")
+        assert "no other host can join" in mqd(first, "cluster", "add-voter", "2", status=1)
+        second.data_dir.mkdir()
+        said = second.data_dir / "up.stderr"
+        with open(said, "w") as errors:
+            second.process = subprocess.Popen(second.command(), stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True)
+        cluster.wait("it says what to look at", lambda: ADVICE in said.read_text(), 60)
+        assert f"mqd waits: {cluster.seeds} cannot be asked: Connection refused. {ADVICE}\n" in said.read_text()
+        first.stop()
+        first.config = grown
+        cluster.start([first])
+        check_alone(cluster, first)
+        cluster.wait("who waited is ready", lambda: second.status()["ready"], 60)
+        assert said.read_text().count(ADVICE) == 1
+        cluster.start([third])
+        check_grown(cluster, identity)
     finally:
         cluster.__exit__()
 

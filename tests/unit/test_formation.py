@@ -101,6 +101,29 @@ def test_two_of_three_wait_and_say_for_whom():
     assert len({host.decision.cluster_id for host in world.hosts.values()}) == 1
 
 
+def advices(core: FormationCore, event: formation.Event, now_ms: int) -> list[str]:
+    return [effect.advice for effect in core.handle(event, now_ms) if isinstance(effect, Wait) and effect.advice]
+
+
+def test_what_to_look_at_is_said_once_when_a_seed_is_silent_for_long():
+    core = FormationCore(Member(2, "d2", "b", 1), ["a:1"])
+    assert not advices(core, Start(), 1_000)
+    core.handle(Unreachable("a:1", 1, "Connection refused"), 1_001)
+    assert not advices(core, Tick(), 1_000 + formation.ADVISE_MS - 1)
+    (advice,) = advices(core, Tick(), 1_000 + formation.ADVISE_MS)
+    assert "--cluster-seeds" in advice and "docs/operations.md" in advice
+    for now_ms in range(20_000, 60_000, 500):
+        assert not advices(core, Tick(), now_ms)
+    assert not advices(core, Unreachable("a:1", 1, "another reason"), 60_000)
+
+
+def test_who_waits_for_seeds_that_answer_is_told_nothing_of_silent_ones():
+    core = FormationCore(Member(2, "d2", "b", 1), ["a:1"])
+    core.handle(Start(), 0)
+    core.handle(Answered("a:1", formation.FormationAnswer(1, Member(1, "d1", "a", 1), "", 0, ("a:1", "c:1"), "", ())), 10)
+    assert not advices(core, Tick(), 2 * formation.ADVISE_MS)
+
+
 def test_a_wiped_seed_joins_as_an_observer():
     world = World(SEEDS)
     three(world)
