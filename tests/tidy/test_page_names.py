@@ -42,6 +42,16 @@ def test_files_that_are_named_exist(page: Path) -> None:
     assert [name for name in named if name not in written_by_make and not (ROOT / name).exists()] == []
 
 
+def test_tests_that_promises_rest_on_exist() -> None:
+    """`FILE`: `TEST`, `TEST` on the page of promises; a test in C has no test_ before its name."""
+    found = 0
+    for file, names in re.findall(r"`((?:native|tests)/[\w/]+\.(?:py|c))`:((?:,?\s+`\w+`)+)", (ROOT / "docs" / "durability.md").read_text()):
+        for name in re.findall(r"\w+", names):
+            assert re.search(rf"^(?:def |BOTH\(){name}\b", (ROOT / file).read_text(), re.MULTILINE), f"{file} has no {name}"
+            found += 1
+    assert found > 10
+
+
 @pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "operations.md", ROOT / "docs" / "durability.md"], ids=_name)
 def test_properties_that_are_set_exist(page: Path) -> None:
     """NAME=VALUE, as a reader would copy it."""
