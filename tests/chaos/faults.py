@@ -5,18 +5,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
+from tests.chaos import commands, operator
+from tests.chaos.commands import CLIENTS
 from tests.chaos.hosts import ChaosCluster, ChaosHost
 
 PROCESSES = ("mqd-worker-0", "mqd-controller", "mqd-acceptor")
-CLIENTS = "client"
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Fault:
@@ -269,34 +265,31 @@ class Tools(Fault):
 
     def begin(self) -> None:
         action = self.rng.choice(("reassign", "elect", "configure", "cancel"))
-        command = [sys.executable, "-m", "tests.chaos.operator", action, self.cluster.bootstrap, str(self.rng.getrandbits(32))]
-        told = "no answer"
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            done = subprocess.run(self.cluster.network.run(CLIENTS, command), cwd=ROOT, capture_output=True, text=True, timeout=30)
-            told = (done.stdout.strip() or done.stderr.strip().rpartition("\n")[2])[-160:]
-        self.text = f"{action}: {told}"
+        told = commands.run(self.cluster, ["tests.chaos.operator", action, self.cluster.bootstrap, str(self.rng.getrandbits(32))])
+        self.text = f"{action}: {told.text}"
 
 
-class Reassign(Fault):
-    """Partitions change places and leaders, by the tools of an operator; refused while the cluster is not whole, and then tried no more."""
+class Operator(Fault):
+    """The same by the commands of mqd: replicas and leaderships spread evenly, a topic moved to other hosts, a move called off, a look. Refused while the cluster is not whole, and then tried no more."""
 
     lasts = (1.0, 5.0)
 
     def begin(self) -> None:
-        words = self.rng.choice((["cluster", "balance"], ["cluster", "controller"], ["cluster", "brokers"]))
-        command = [sys.executable, "-m", "mqd.cli.main", *words, "--bootstrap-server", self.cluster.bootstrap]
-        done = self._run(command)
-        self.text = f"mqd {' '.join(words)}: {'done' if done == 0 else 'refused'}"
+        words = self.words()
+        told = commands.mqd(self.cluster, *words)
+        self.text = f"mqd {' '.join(words)}: {'' if told.done else 'refused: '}{told.text}"
 
-    def _run(self, command: list[str]) -> int:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return subprocess.run(self.cluster.network.run(CLIENTS, command), capture_output=True, timeout=20).returncode
-        return -1
+    def words(self) -> tuple[str, ...]:
+        topic = self.rng.choice(operator.TOPICS)
+        nodes = [str(host.node_id) for host in self.cluster]
+        three = ",".join(self.rng.sample(nodes, min(len(nodes), 3)))
+        balance, move = ("cluster", "balance", "--no-wait"), ("topic", "reassign", topic, "--brokers", three, "--replication-factor", str(min(len(nodes), 3)), "--no-wait")
+        return self.rng.choice((balance, move, move, ("topic", "reassign", topic, "--cancel"), ("cluster", "status")))
 
 
 KINDS: dict[str, type[Fault]] = {
     "isolate": Isolated, "one-way": OneWay, "pair": Pair, "apart": AllApart, "clients": ClientsCut, "flap": Flapping, "kill-process": KillProcess, "kill-broker": KillBroker,
-    "kill-host": KillHost, "kill-majority": KillMajority, "restart": Restart, "pause-process": PauseProcess, "pause-host": PauseHost, "disk-full": DiskFull, "operator": Reassign,
+    "kill-host": KillHost, "kill-majority": KillMajority, "restart": Restart, "pause-process": PauseProcess, "pause-host": PauseHost, "disk-full": DiskFull, "operator": Operator,
     "power-loss": PowerLoss, "wall-clock": WallClock, "tools": Tools,
 }  # fmt: skip
 

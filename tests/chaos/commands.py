@@ -1,0 +1,60 @@
+"""Commands of an operator, run where the clients are while the cluster is under faults: what they did, or that they were refused.
+
+A refusal belongs to faults: nobody reached, no controller, not enough brokers, a move under way already. A command that is no command, a property that nobody knows or an error that the program itself
+did not expect says nothing about the cluster; counted as a refusal it would hide that a kind of fault does nothing at all. It ends the run (HarnessFailed).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mqd.cli.common import EXIT_FAILED, EXIT_UNREACHABLE
+
+if TYPE_CHECKING:
+    from tests.chaos.hosts import ChaosCluster
+
+CLIENTS = "client"
+ROOT = Path(__file__).resolve().parents[2]
+MAY_BE_REFUSED = (EXIT_FAILED, EXIT_UNREACHABLE)
+NEVER_REFUSED = ("INVALID_CONFIG", "not a known property", "this is a fault of mqd's", "it is another or an older one", "does not speak the Kafka protocol")
+TEXT_MAX = 160
+
+
+class HarnessFailed(AssertionError):
+    """What these tests asked for cannot be asked for; the message has the command and what it said."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Told:
+    """`text`: its last line."""
+
+    done: bool
+    text: str
+
+
+def judged(words: Sequence[str], code: int, output: str, refusals: Collection[int]) -> Told:
+    """`refusals`: exit codes by which this program tells of a refusal. Raises HarnessFailed."""
+    wrong = next((text for text in NEVER_REFUSED if text in output), "")
+    if wrong or code not in (0, *refusals):
+        raise HarnessFailed(f"{' '.join(words)} (exit {code}): {output.strip()[-2000:]}")
+    return Told(code == 0, output.strip().rpartition("\n")[2][-TEXT_MAX:])
+
+
+def run(cluster: ChaosCluster, words: Sequence[str], refusals: Collection[int] = (), seconds: float = 30.0) -> Told:
+    """A module of Python in the namespace of the clients. Raises HarnessFailed."""
+    command = cluster.network.run(CLIENTS, [sys.executable, "-m", *words])
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return Told(False, "no answer")
+    return judged(words, done.returncode, f"{done.stderr}\n{done.stdout}", refusals)
+
+
+def mqd(cluster: ChaosCluster, *words: str, seconds: float = 20.0) -> Told:
+    """`mqd WORDS`, of any host of the cluster. Raises HarnessFailed."""
+    return run(cluster, ["mqd.cli.main", *words, "--bootstrap", cluster.bootstrap], MAY_BE_REFUSED, seconds)
