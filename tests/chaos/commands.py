@@ -31,10 +31,13 @@ class HarnessFailed(AssertionError):
 
 @dataclasses.dataclass(frozen=True)
 class Told:
-    """`text`: its last line."""
-
     done: bool
-    text: str
+    output: str
+
+    @property
+    def text(self) -> str:
+        """Its last line, refused or not."""
+        return ("" if self.done else "refused: ") + self.output.strip().rpartition("\n")[2][-TEXT_MAX:]
 
 
 def judged(words: Sequence[str], code: int, output: str, refusals: Collection[int]) -> Told:
@@ -42,7 +45,7 @@ def judged(words: Sequence[str], code: int, output: str, refusals: Collection[in
     wrong = next((text for text in NEVER_REFUSED if text in output), "")
     if wrong or code not in (0, *refusals):
         raise HarnessFailed(f"{' '.join(words)} (exit {code}): {output.strip()[-2000:]}")
-    return Told(code == 0, output.strip().rpartition("\n")[2][-TEXT_MAX:])
+    return Told(code == 0, output)
 
 
 def run(cluster: ChaosCluster, words: Sequence[str], refusals: Collection[int] = (), seconds: float = 30.0) -> Told:
@@ -52,7 +55,7 @@ def run(cluster: ChaosCluster, words: Sequence[str], refusals: Collection[int] =
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:
         return Told(False, "no answer")
-    return judged(words, done.returncode, f"{done.stderr}\n{done.stdout}", refusals)
+    return judged(words, done.returncode, f"{done.stderr}{done.stdout}", refusals)
 
 
 def mqd(cluster: ChaosCluster, *words: str, seconds: float = 20.0) -> Told:

@@ -1,4 +1,5 @@
-"""What is done to a cluster, one thing at a time: each fault begins, lasts, and ends; afterwards everything is as it was but for what the cluster made of it.
+"""What is done to a cluster, one thing at a time: each fault begins, lasts, and ends; afterwards everything is as it was but for what the cluster made of it. Only changes of the members last longer, while
+other faults come and go.
 
 `pick(rng, cluster)` gives the next one; `KINDS` names them for a schedule. All randomness comes from the given generator, so a seed is a schedule (not a run: processes have their own will).
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from tests.chaos import commands, operator
+from tests.chaos import commands, members, operator
 from tests.chaos.commands import CLIENTS
 from tests.chaos.hosts import ChaosCluster, ChaosHost
 
@@ -175,10 +176,10 @@ class PowerLoss(KillHost):
 
 
 class KillMajority(KillHost):
-    """Two of three at once."""
+    """Two of the three that found a cluster, at once: with them the majority of the voters, whoever else is a member (and be it that one of the three does not vote: it was two of two, or one of them)."""
 
     def begin(self) -> None:
-        running = [host for host in self.cluster if host.runs]
+        running = [host for host in self.cluster.founders if host.runs]
         self.victims = tuple(self.rng.sample(running, min(len(running), 2)))
         for host in self.victims:
             host.kill_all()
@@ -228,7 +229,7 @@ class PauseHost(Fault):
         self.victim.resume()
 
 
-# -- disks, members --------------------------------------------------------------------------------------------------------------------
+# -- disks, clocks, tools --------------------------------------------------------------------------------------------------------------
 
 
 class DiskFull(Fault):
@@ -277,7 +278,7 @@ class Operator(Fault):
     def begin(self) -> None:
         words = self.words()
         told = commands.mqd(self.cluster, *words)
-        self.text = f"mqd {' '.join(words)}: {'' if told.done else 'refused: '}{told.text}"
+        self.text = f"mqd {' '.join(words)}: {told.text}"
 
     def words(self) -> tuple[str, ...]:
         topic = self.rng.choice(operator.TOPICS)
@@ -287,11 +288,71 @@ class Operator(Fault):
         return self.rng.choice((balance, move, move, ("topic", "reassign", topic, "--cancel"), ("cluster", "status")))
 
 
+# -- members ---------------------------------------------------------------------------------------------------------------------------
+
+
+class Change(Fault):
+    """A change of the members: other faults come and go while it lasts. `end()` takes it back, in the midst of another fault where `amid` says so; what is left of it when the faults are over is
+    for members.settle(). What it asks for may be refused; it tells in `text` what became of it."""
+
+    lasts = (1.0, 5.0)  # until the next fault
+    others = (1, 3)  # faults that begin before it ends
+
+    def __init__(self, cluster: ChaosCluster, rng: random.Random) -> None:
+        super().__init__(cluster, rng)
+        self.left = rng.randint(*self.others)
+        self.amid = rng.random() < 0.5
+
+    def ask(self, *words: str) -> str:
+        return f"mqd {' '.join(words)}: {commands.mqd(self.cluster, *words).text}"
+
+
+class Voters(Change):
+    """A voter of the quorum becomes an observer, and later a voter again; where there is a fourth host, it takes that one's place half of the time."""
+
+    def begin(self) -> None:
+        self.victim = self.rng.choice(self.cluster.founders)
+        replaced = self.rng.random() < 0.5 and self.cluster.spare in self.cluster.hosts
+        added = [self.ask("cluster", "add-voter", str(self.cluster.spare))] if replaced else []
+        self.text = "; ".join([*added, self.ask("cluster", "remove-voter", str(self.victim.node_id))])
+
+    def end(self) -> None:
+        self.text = self.ask("cluster", "add-voter", str(self.victim.node_id))
+
+
+class Drain(Change):
+    """All replicas of a host move to others, with a fourth host there: three replicas need three. Later it takes part again and gets its share."""
+
+    def begin(self) -> None:
+        joined = members.join(self.cluster)
+        self.victim = self.rng.choice(self.cluster.founders)
+        self.text = f"{joined}; " + self.ask("cluster", "drain", str(self.victim.node_id), "--no-wait")
+
+    def end(self) -> None:
+        self.text = "; ".join([self.ask("cluster", "drain", str(self.victim.node_id), "--cancel"), self.ask("cluster", "balance", "--no-wait")])
+
+
+class Join(Change):
+    """A fourth host joins with the same seeds and gets its share; later it is drained, stopped and forgotten. The next time it comes with its old disk or an empty one."""
+
+    def __init__(self, cluster: ChaosCluster, rng: random.Random) -> None:
+        super().__init__(cluster, rng)
+        self.amid = False  # starting and stopping a host wants its cluster
+
+    def begin(self) -> None:
+        self.text = f"{members.join(self.cluster)}; " + self.ask("cluster", "balance", "--no-wait")
+
+    def end(self) -> None:
+        self.text = members.leave(self.cluster, empty=self.rng.random() < 0.5)
+
+
 KINDS: dict[str, type[Fault]] = {
     "isolate": Isolated, "one-way": OneWay, "pair": Pair, "apart": AllApart, "clients": ClientsCut, "flap": Flapping, "kill-process": KillProcess, "kill-broker": KillBroker,
     "kill-host": KillHost, "kill-majority": KillMajority, "restart": Restart, "pause-process": PauseProcess, "pause-host": PauseHost, "disk-full": DiskFull, "operator": Operator,
-    "power-loss": PowerLoss, "wall-clock": WallClock, "tools": Tools,
+    "power-loss": PowerLoss, "wall-clock": WallClock, "tools": Tools, "voters": Voters, "drain": Drain, "join": Join,
 }  # fmt: skip
+CHANGES = frozenset(name for name, kind in KINDS.items() if issubclass(kind, Change))
+MOVES = CHANGES | {"operator"}  # what may go on moving replicas by itself
 
 
 def schedule(rng: random.Random, cluster: ChaosCluster, kinds: list[str]) -> Callable[[], Fault]:

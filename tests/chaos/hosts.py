@@ -164,6 +164,17 @@ class ChaosHost(Broker):
         shutil.rmtree(self._journal)
         self._on_disk = tree
 
+    def empty(self) -> None:
+        """Another machine of the same name: nothing of what it had is there."""
+        assert not self.runs
+        for path in self.data_dir.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        shutil.rmtree(self._journal, ignore_errors=True)
+        self._on_disk = Tree()
+
     def disk(self) -> Disk:
         """As the file layer has told of it."""
         disk = Disk()
@@ -212,7 +223,7 @@ def wall_clock_shim(directory: Path) -> Path:
 
 
 class ChaosCluster:
-    """`hosts` by node id, from 1; the first `voters` are the seeds. Clients run in the namespace "client"."""
+    """`hosts` by node id, from 1: the members. `count` of them found the cluster: its seeds and voters. One more (`spare`) may join and leave. Clients run in the namespace "client"."""
 
     def __init__(self, network: Network, directory: Path, count: int = 3, workers: int = 1, config: dict[str, str] | None = None, extras: Extras = Extras()) -> None:
         self.network, self.directory = network, directory
@@ -220,6 +231,9 @@ class ChaosCluster:
         self._workers, self._config, self._extras = workers, dict(config or {}), extras
         self._seeds = ",".join(f"{network.address(f'n{number}')}:{PORT + 2}" for number in range(1, count + 1))
         self.hosts: dict[int, ChaosHost] = {number: self._host(number) for number in range(1, count + 1)}
+        self.founders = tuple(self.hosts.values())
+        self.spare = count + 1
+        self._away: dict[int, ChaosHost] = {}  # they have left; what is on their disks is still there
 
     def _host(self, number: int) -> ChaosHost:
         data_dir = self.directory / f"n{number}"
@@ -238,9 +252,15 @@ class ChaosCluster:
         return ",".join(host.bootstrap for host in self.hosts.values())
 
     def add(self, number: int) -> ChaosHost:
-        """A host that joins; its name n<number> must be in the network."""
-        host = self.hosts[number] = self._host(number)
+        """A host that joins, with the disk it left with; its name n<number> must be in the network."""
+        host = self.hosts[number] = self._away.pop(number, None) or self._host(number)
         host.start()
+        return host
+
+    def remove(self, number: int) -> ChaosHost:
+        """It has been stopped for good, and is nothing that faults and looks are concerned with."""
+        host = self._away[number] = self.hosts.pop(number)
+        assert not host.runs
         return host
 
     def start(self) -> ChaosCluster:
@@ -276,7 +296,7 @@ class ChaosCluster:
             raise
 
     def __exit__(self, *_exc: object) -> None:
-        for host in self.hosts.values():
+        for host in (*self.hosts.values(), *self._away.values()):
             host.resume()
             with contextlib.suppress(Exception):
                 host.kill_all()

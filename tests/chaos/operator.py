@@ -44,10 +44,11 @@ def configure(admin: AdminClient, chance: random.Random) -> str:
 
 
 def reassign(admin: AdminClient, chance: random.Random, cancel: bool = False) -> str:
-    """Another order, or two of the three and later three again: the cluster has three hosts."""
+    """Another order, or one replica less and later three again; of three hosts, or of more: never more than three replicas, so that each host can be drained."""
     topic, partition = some(admin, chance)
     nodes = sorted(admin.list_topics(timeout=TIMEOUT_S).brokers)
-    replicas = None if cancel else chance.sample(nodes, len(nodes) if chance.random() < 0.7 else max(1, len(nodes) - 1))
+    count = min(3, len(nodes))
+    replicas = None if cancel else chance.sample(nodes, count if chance.random() < 0.7 else max(1, count - 1))
     one = AlterPartitionReassignmentsRequest.ReassignablePartition(partition_index=partition, replicas=replicas)
     request = AlterPartitionReassignmentsRequest(timeout_ms=10_000, topics=[AlterPartitionReassignmentsRequest.ReassignableTopic(name=topic, partitions=[one])])
     answer = ask(admin, chance, ALTER_PARTITION_REASSIGNMENTS, 0, request)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 HEAD = struct.Struct(">qi")  # base_offset, batch_length: the bytes after this field
@@ -45,11 +45,12 @@ def differences(replicas: dict[str, Path]) -> list[str]:
     return told
 
 
-def compare(data_dirs: dict[str, Path], partitions: Iterable[tuple[str, int]]) -> list[str]:
-    """Over the partitions of stopped hosts; a folder is TOPIC-PARTITION below one of a host's log directories."""
+def compare(data_dirs: dict[str, Path], places: Mapping[tuple[str, int], Iterable[str]]) -> list[str]:
+    """Of stopped hosts. `places`: a partition -> the hosts that have its replicas; each is the folder TOPIC-PARTITION below one of the host's log directories."""
     told = []
-    for topic, partition in partitions:
+    for (topic, partition), hosts in places.items():
         name = f"{topic}-{partition}"
-        replicas = {host: folders[0] for host, path in data_dirs.items() if (folders := sorted(one for one in path.rglob(name) if one.is_dir()))}
-        told += [f"{name}: {text}" for text in differences(replicas)]
+        found = {host: sorted(one for one in data_dirs[host].rglob(name) if one.is_dir()) for host in hosts}
+        told += [f"{name}: {host} has no such replica" for host, folders in found.items() if not folders]
+        told += [f"{name}: {text}" for text in differences({host: folders[0] for host, folders in found.items() if folders})]
     return told

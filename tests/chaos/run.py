@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.chaos import checker, faults, history, replicas
+from tests.chaos import checker, faults, history, members, replicas
 from tests.chaos.history import FinalLog, Place
 from tests.chaos.hosts import ChaosCluster, Extras
 from tests.chaos.network import Network
@@ -44,6 +44,13 @@ found = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0}).list_topic
 behind = [f"{name}-{index}: leader {one.leader}, replicas {one.replicas}, in sync {one.isrs}" for name in found for index, one in found[name].partitions.items()
           if one.leader < 0 or set(one.isrs) != set(one.replicas)]
 print(json.dumps(behind))
+"""
+PLACES = """
+import json, sys
+from confluent_kafka.admin import AdminClient
+bootstrap, topics = json.loads(sys.argv[1])
+found = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0}).list_topics(timeout=20).topics
+print(json.dumps([[name, index, sorted(one.replicas)] for name in topics for index, one in found[name].partitions.items()]))
 """
 
 
@@ -124,8 +131,8 @@ class Run:
 
     def __call__(self) -> Result:
         self.directory.mkdir(parents=True, exist_ok=True)
-        names = [f"n{number}" for number in range(1, self.plan.hosts + 1)]
         kinds = self.plan.kinds
+        names = [f"n{number}" for number in range(1, self.plan.hosts + 1 + bool(faults.CHANGES & set(kinds)))]
         extras = Extras(DISK_BYTES if "disk-full" in kinds else 0, "power-loss" in kinds, "wall-clock" in kinds)
         with Network([*names, faults.CLIENTS]) as self.network:
             try:
@@ -153,10 +160,13 @@ class Run:
         self._heal()
         self._wait_progress("after healing")
         healed = time.monotonic()
+        if faults.MOVES & set(self.plan.kinds):
+            self.say(members.settle(self.cluster, stays=random.Random(f"{self.plan.seed} members").random() < 0.5))
         self._end_clients()
         self._wait_in_sync()
         final = self._read_final()
-        self._judge(final, int(began), int(ended), healed - ended)
+        places = {(topic, index): [self.cluster.hosts[node].name for node in nodes] for topic, index, nodes in json.loads(self._script(PLACES, self.cluster.bootstrap, list(TOPICS)))}
+        self._judge(final, places, int(began), int(ended), healed - ended)
 
     # -- clients -----------------------------------------------------------------------------------------------------------------
 
@@ -202,6 +212,7 @@ class Run:
     def _faults(self, until: float) -> None:
         rng = random.Random(self.plan.seed)
         following = faults.schedule(rng, self.cluster, self.plan.kinds)
+        changes: list[faults.Change] = []
         while time.monotonic() < until:
             fault = following()
             lasts = min(fault.seconds(), max(0.5, until - time.monotonic()))
@@ -210,10 +221,24 @@ class Run:
             self.result.faults.append(fault.text)
             self.say(f"{fault.text}, for {lasts:.1f} s")
             time.sleep(lasts)
-            fault.end()
+            self._end_changes(changes, amid=True)
+            if isinstance(fault, faults.Change):
+                changes.append(fault)
+            else:
+                fault.end()
+            self._end_changes(changes, amid=False)
             for client in self.clients:
                 client.tend()
             time.sleep(rng.choice((0.0, 0.5, 2.0, 6.0)))
+
+    def _end_changes(self, changes: list[faults.Change], amid: bool) -> None:
+        """`amid`: another fault has begun, which these have seen, and goes on."""
+        for change in list(changes):
+            change.left -= amid
+            if change.left <= 0 and (change.amid or not amid):
+                changes.remove(change)
+                change.end()
+                self.say(f"  {change.text}")
 
     def _heal(self) -> None:
         self.say("healing")
@@ -251,12 +276,12 @@ class Run:
         (self.directory / "final.json").write_text(done.stdout)
         return final_of(done.stdout)
 
-    def _judge(self, final: dict[Place, FinalLog], began: int, ended: int, heal_s: float) -> None:
+    def _judge(self, final: dict[Place, FinalLog], places: dict[Place, list[str]], began: int, ended: int, heal_s: float) -> None:
         found = history.read(self.directory.glob("*.jsonl"))
         self.result.anomalies = checker.check(found, final)
         for host in self.cluster:
             host.stop()
-        different = replicas.compare({host.name: host.data_dir for host in self.cluster}, final)
+        different = replicas.compare({host.name: host.data_dir for host in self.cluster}, places)
         self.result.anomalies += [checker.Anomaly("replicas-differ", text) for text in different]
         status = Counter(send.status for send in found.sends)
         ends = {(end.client, end.txn): end for end in found.ends}

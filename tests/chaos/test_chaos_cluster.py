@@ -211,5 +211,14 @@ def test_replicas_are_compared(tmp_path: Path, second: tuple[bytes, ...], told: 
         folder = tmp_path / host / "data" / "t-0"
         folder.mkdir(parents=True)
         (folder / "00000000000000000000.log").write_bytes(b"".join(batches) + bytes(4096))  # with preallocated space behind
-    found = replicas.compare({"n1": tmp_path / "n1", "n2": tmp_path / "n2"}, [("t", 0)])
+    found = replicas.compare({"n1": tmp_path / "n1", "n2": tmp_path / "n2"}, {("t", 0): ["n1", "n2"]})
     assert len(found) == told, found
+
+
+def test_a_replica_that_is_not_there_is_told_and_a_host_without_one_not_asked(tmp_path: Path) -> None:
+    folder = tmp_path / "n1" / "data" / "t-0"
+    folder.mkdir(parents=True)
+    (folder / "00000000000000000000.log").write_bytes(_batch(0, b"a"))
+    data_dirs = {host: tmp_path / host for host in ("n1", "n2", "n3")}
+    assert replicas.compare(data_dirs, {("t", 0): ["n1", "n2"]}) == ["t-0: n2 has no such replica"]
+    assert replicas.compare(data_dirs, {("t", 0): ["n1"]}) == []
