@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from tests.chaos import commands, faults, network
+from tests.chaos import commands, faults, members, network
 from tests.chaos.run import Plan, Run
 
 REASON = network.why_not()
@@ -18,13 +20,50 @@ NOBODY = "127.0.0.1:1"
 
 
 class Hosts:
-    """Three that nobody reaches; commands run here, in no namespace."""
+    """Three that nobody reaches, and a fourth that may join; commands run here, in no namespace."""
 
-    bootstrap = NOBODY
+    bootstrap, spare = NOBODY, 4
     network = SimpleNamespace(run=lambda _name, words: list(words))
 
+    def __init__(self) -> None:
+        self.done: list[str] = []  # to the fourth
+        self.founders = tuple(self._host(number) for number in (1, 2, 3))
+        self.hosts = {host.node_id: host for host in self.founders}
+
+    def _host(self, number: int) -> SimpleNamespace:
+        return SimpleNamespace(node_id=number, name=f"n{number}", runs=True, **{name: partial(self.done.append, name) for name in ("start", "stop", "empty")})
+
     def __iter__(self):
-        return iter([SimpleNamespace(node_id=number, name=f"n{number}", runs=True) for number in (1, 2, 3)])
+        return iter(self.hosts.values())
+
+    def add(self, number: int) -> None:
+        self.hosts[number] = self._host(number)
+
+    def remove(self, number: int) -> None:
+        self.done.append("remove")
+        del self.hosts[number]
+
+    def logs(self) -> str:
+        return ""
+
+
+class Answers:
+    """In the place of `commands.mqd`: what a cluster says, by the beginning of the command; otherwise it is done. `asked`: all that was."""
+
+    def __init__(self, answers: dict[str, commands.Told]) -> None:
+        self.answers, self.asked = answers, []
+
+    def __call__(self, _cluster: Hosts, *words: str, seconds: float = 20.0) -> commands.Told:
+        text = " ".join(words)
+        self.asked.append(text)
+        return next((told for begin, told in self.answers.items() if text.startswith(begin)), commands.Told(True, "nothing moves"))
+
+
+def status(*voters: int) -> commands.Told:
+    return commands.Told(True, json.dumps({"voters": voters}))
+
+
+REFUSED = commands.Told(False, "mqd: not now")
 
 
 def planted(words: Sequence[str]) -> type[faults.Operator]:
@@ -43,6 +82,92 @@ def test_every_command_of_an_operator_is_one() -> None:
     for words in kinds.values():
         told = commands.mqd(Hosts(), *words)
         assert not told.done and "cannot reach a broker" in told.text, told
+
+
+def test_every_command_of_a_change_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Answers({"cluster status": status(1, 2, 3, 4)})
+    with monkeypatch.context() as patch:
+        patch.setattr(commands, "mqd", asked)
+        for kind in sorted(faults.CHANGES):
+            for seed in range(4):
+                change = faults.KINDS[kind](Hosts(), random.Random(seed))
+                members.join(change.cluster)
+                change.begin()
+                change.end()
+        asked.answers = {"cluster status": status(1, 2, 3), "cluster balance": REFUSED}
+        hosts = Hosts()
+        members.join(hosts)
+        members.leave(hosts, empty=True)
+    kinds = {" ".join(word for word in words.split() if not word.isdigit()) for words in asked.asked}
+    assert kinds == {
+        "cluster add-voter", "cluster remove-voter", "cluster drain", "cluster drain --no-wait", "cluster drain --cancel", "cluster balance --no-wait", "cluster forget",
+        "cluster status --format json",
+    }  # fmt: skip
+    for words in kinds:
+        one = words.split()
+        told = commands.mqd(Hosts(), *one, *(["4"] if one[1] not in ("balance", "status") else []))
+        assert not told.done and "cannot reach a broker" in told.text, told
+
+
+@pytest.mark.parametrize(
+    ("answers", "done", "member"),
+    [
+        ({"cluster status": status(1, 2, 3)}, ["stop", "remove", "empty"], False),
+        ({"cluster status": status(1, 2, 4)}, [], True),
+        ({"cluster status": REFUSED}, [], True),
+        ({"cluster status": status(1, 2, 3), "cluster drain 4": REFUSED}, [], True),
+        ({"cluster status": status(1, 2, 3), "cluster forget": REFUSED}, ["stop", "start"], True),
+        ({"cluster status": status(1, 2, 3), "cluster forget": commands.Told(False, "mqd: node 4: not registered (BROKER_ID_NOT_REGISTERED)")}, ["stop", "remove", "empty"], False),
+    ],
+    ids=["leaves", "votes", "nobody knows who votes", "not empty", "not forgotten", "forgotten before"],
+)  # fmt: skip
+def test_the_fourth_host_leaves_only_when_nothing_needs_it(answers: dict[str, commands.Told], done: list[str], member: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "mqd", Answers(answers))
+    monkeypatch.setattr(members, "FORGET_SECONDS", -1.0)
+    hosts = Hosts()
+    members.join(hosts)
+    members.leave(hosts, empty=True)
+    assert (hosts.done, hosts.spare in hosts.hosts) == (done, member)
+
+
+@pytest.mark.parametrize(
+    ("answers", "missing"),
+    [({"cluster drain 2": REFUSED}, "drain 2"), ({"cluster add-voter 3": REFUSED}, "add-voter 3"), ({"cluster balance": commands.Told(True, "1 partition moved")}, "1 partition moved")],
+    ids=["drained", "no voter", "moving"],
+)
+def test_members_that_do_not_come_to_rest_are_a_failure(answers: dict[str, commands.Told], missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    votes = (1, 2) if "cluster add-voter 3" in answers else (1, 2, 3)
+    monkeypatch.setattr(commands, "mqd", Answers({"cluster status": status(*votes), **answers}))
+    monkeypatch.setattr(members, "SETTLE_SECONDS", -1.0)
+    with pytest.raises(AssertionError, match=missing):
+        members.settle(Hosts(), stays=True)
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_members_come_to_rest(stays: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "mqd", Answers({"cluster status": status(1, 2, 3)}))
+    hosts = Hosts()
+    members.join(hosts)
+    members.settle(hosts, stays)
+    assert list(hosts.hosts) == [1, 2, 3, *([4] if stays else [])]
+
+
+def test_changes_end_after_other_faults_have_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "mqd", Answers({}))
+    run = Run(Plan(1, 1.0, ["voters"]), tmp_path)
+    soon, late = (faults.Voters(Hosts(), random.Random(1)) for _ in range(2))
+    for change, left, amid in ((soon, 1, True), (late, 2, False)):
+        change.begin()
+        change.left, change.amid = left, amid
+    changes: list[faults.Change] = [soon, late]
+    run._end_changes(changes, amid=False)
+    assert changes == [soon, late], "no fault has come yet"
+    run._end_changes(changes, amid=True)
+    assert changes == [late]
+    run._end_changes(changes, amid=True)
+    assert changes == [late], "not in the midst of it"
+    run._end_changes(changes, amid=False)
+    assert changes == []
 
 
 @pytest.mark.parametrize("words", [("cluster", "balance", "--bootstrap-server", NOBODY), ("cluster", "rebalance"), ("topic", "reassign", "plain", "--replication-factor", "x")], ids=" ".join)
