@@ -39,7 +39,7 @@ def places(without_leader: Iterable[tuple[str, int, Iterable[int]]], addresses: 
     if not lacks:
         return []
     with ThreadPoolExecutor(len(lacks)) as threads:
-        results = dict(zip(lacks, threads.map(lambda node: _asked(addresses[node], lacks[node]), lacks)))
+        results = dict(zip(lacks, threads.map(lambda node: log_directories(addresses[node], lacks[node]), lacks)))
     return [_place(name, index, node, results[node]) for name, index, node in shown]
 
 
@@ -57,7 +57,8 @@ def here(host: str, port: int) -> list[Place]:
     return places(leaderless, {answer.controller_id: address})  # each broker names itself as the controller
 
 
-def _asked(address: str, wanted: Mapping[str, list[int]]) -> list[Any]:
+def log_directories(address: str, wanted: Mapping[str, list[int]]) -> list[Any]:
+    """What the host says of its log directories, with these partitions (topic -> indexes); [] when it does not answer."""
     from mqd.protocol.messages import DescribeLogDirsRequest
 
     try:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from mqd.cli.common import CliError, Settings, complete_topic, emit_json, emit_table, options, pairs
+from mqd.cli.common import EXIT_FAILED, CliError, Settings, complete_topic, emit_json, emit_table, options, pairs
 
 _CREATE_PARTITIONS = 37
 
@@ -287,30 +287,35 @@ def _behind(readers: Any) -> str:
 @click.option("--replication-factor", "-r", type=click.IntRange(1), help="With --brokers: this many replicas of each partition.  [default: as now]")
 @click.option("--plan", "plan_file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Carry out a plan in the format of kafka-reassign-partitions.")
 @click.option("--dry-run", is_flag=True, help="Print the plan, move nothing.")
-@click.option("--status", is_flag=True, help="Show what is under way.")
+@click.option("--status", is_flag=True, help="Show what is under way; with --plan, whether the plan has been carried out.")
 @click.option("--cancel", is_flag=True, help="Stop what is under way; replicas stay where they were.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until all has moved.")
 def reassign(
     settings: Settings, name: str, brokers: str | None, replication_factor: int | None, plan_file: Path | None, dry_run: bool, status: bool, cancel: bool, no_wait: bool
-) -> None:
-    """Move the partitions of the topic NAME to other brokers. Records are copied first; nobody is without them meanwhile."""
-    from mqd.cli import moves
+) -> int:
+    """Move the partitions of the topic NAME to other brokers. Records are copied first; nobody is without them meanwhile.
+
+    --plan FILE --status moves nothing and says of each partition of the plan whether it is done, under way (how far), or otherwise. Exit status: 0 all is done, 1 it is not.
+    """
+    from mqd.cli import moves, verifying
     from mqd.cli.request import Broker
 
-    if (brokers is not None) + (plan_file is not None) + status + cancel != 1:
-        raise click.UsageError("say one of --brokers, --plan, --status, --cancel")
+    if (brokers is not None) + (plan_file is not None or status) + cancel != 1:
+        raise click.UsageError("say one of --brokers, --plan, --status, --cancel; or --plan and --status to verify a plan")
     with Broker(settings.bootstrap) as broker:
+        if plan_file is not None and status:
+            return _show_plan(settings, name, verifying.standings(broker, name, moves.read_plan(plan_file, name)))
         if status or cancel:
             found = moves.under_way(broker, name)
             if cancel and found:
                 moves.begin(broker, dict.fromkeys(found))
             _show_moves(settings, name, found, cancel)
-            return
+            return 0
         current = moves.replicas_of(broker, name)
         plan = moves.read_plan(plan_file, name) if plan_file is not None else moves.spread(current, _broker_ids(brokers or ""), replication_factor)
         if dry_run:
             click.echo(moves.plan_text(plan))
-            return
+            return 0
         moves.begin(broker, plan)
         if not no_wait:
             moves.wait(broker, plan, not settings.json)
@@ -318,6 +323,7 @@ def reassign(
         emit_json([{"topic": topic, "partition": index, "replicas": replicas} for (topic, index), replicas in plan.items()])
     else:
         click.echo(f"topic {name}: {len(plan)} partition{'s' * (len(plan) != 1)} {'move' if no_wait else 'moved'}")
+    return 0
 
 
 def _broker_ids(text: str) -> list[int]:
@@ -325,6 +331,19 @@ def _broker_ids(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise click.UsageError(f"--brokers takes numbers separated by commas, not {text!r}") from None
+
+
+def _show_plan(settings: Settings, name: str, found: list[Any]) -> int:
+    """The exit status."""
+    from mqd.cli import verifying
+
+    if settings.json:
+        emit_json([one.as_json() for one in found])
+    else:
+        rows = [(one.partition[1], one.state, *(",".join(map(str, nodes)) or "-" for nodes in (one.planned, one.replicas)), one.share) for one in sorted(found)]
+        emit_table(("PARTITION", "STATE", "PLANNED", "REPLICAS", "COPIED"), rows)
+        click.echo(verifying.told(name, found))
+    return 0 if all(one.state == verifying.DONE for one in found) else EXIT_FAILED
 
 
 def _show_moves(settings: Settings, name: str, found: dict[tuple[str, int], Any], cancelled: bool) -> None:

@@ -85,8 +85,11 @@ def test_a_topic_is_moved_under_load(cluster: Cluster, tmp_path: Path) -> None:
         until("all know", lambda: all(sorted(one.replicas) == nodes[:2] for one in partitions(cluster, "moved").values()), cluster)
         plan = tmp_path / "plan.json"
         plan.write_text(_mqd(cluster, "topic", "reassign", "moved", "--brokers", str(nodes[2]), "-r", "1", "--dry-run"))
+        verify = ("topic", "reassign", "moved", "--plan", str(plan), "--status", "--format", "json", "-b", cluster.bootstrap)
+        assert (before := run(*verify)).returncode == 1 and {one["state"] for one in json.loads(before.stdout)} == {"otherwise"}
         _mqd(cluster, "topic", "reassign", "moved", "--plan", str(plan))
         until("all know", lambda: all(one.replicas == [nodes[2]] for one in partitions(cluster, "moved").values()), cluster)
+        assert (after := run(*verify)).returncode == 0 and {one["state"] for one in json.loads(after.stdout)} == {"done"}
         assert "nothing moves" in _mqd(cluster, "topic", "reassign", "moved", "--status")
     for index, values in load.sent.items():
         assert read(cluster, "moved", len(values), index) == values

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mqd.cli import main as main_module
-from mqd.cli import request
+from mqd.cli import offline, request
 from mqd.cli.common import CliError
 from mqd.protocol.messages import (
     AlterPartitionReassignmentsRequest,
@@ -94,6 +94,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> PlayedCluster:
             return cluster.reassignments()
 
     monkeypatch.setattr(request, "Broker", Broker)
+    monkeypatch.setattr(offline, "Broker", Broker)
     return cluster
 
 
@@ -134,3 +135,61 @@ def test_a_plan_of_the_topic_is_carried_out(mqd, played: PlayedCluster, tmp_path
     file = plan(tmp_path, ("big", 0, [1, 2]), ("big", 2, [3, 1]))
     assert mqd("big", "--plan", file) == (0, "topic big: 2 partitions moved\n", "")
     assert played.asked_to_move == [("big", 0), ("big", 2)]
+
+
+# -- whether it was carried out ----------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_is_verified_partition_by_partition(mqd, played: PlayedCluster, tmp_path: Path) -> None:
+    played.topics["big"] = [[1, 2], [3, 4, 2], [3, 1]]
+    played.moving["big", 1] = ([3, 4], [2])
+    played.bytes_at = {("big", 1, 3): 1_000, ("big", 1, 4): 260}
+    file = plan(tmp_path, ("big", 0, [1, 2]), ("big", 1, [3, 4]), ("big", 2, [1, 2]), ("big", 7, [1, 2]))
+    code, said, _ = mqd("big", "--plan", file, "--status")
+    assert code == 1 and played.asked_to_move == []
+    assert [line.split() for line in said.splitlines()] == [
+        ["PARTITION", "STATE", "PLANNED", "REPLICAS", "COPIED"],
+        ["0", "done", "1,2", "1,2", "-"],
+        ["1", "under", "way", "3,4", "3,4,2", "63%"],
+        ["2", "otherwise", "1,2", "3,1", "-"],
+        ["7", "otherwise", "1,2", "-", "-"],
+        *[line.split() for line in ["topic big: of 4 partitions 1 done, 1 under way, 2 otherwise (carry the plan out again for these)"]],
+    ]
+    found = json.loads(mqd("big", "--plan", file, "--status", "--format", "json")[1])
+    assert [one["state"] for one in found] == ["done", "under_way", "otherwise", "otherwise"]
+    assert found[1] == {
+        "topic": "big", "partition": 1, "state": "under_way", "planned": [3, 4], "replicas": [3, 4, 2], "adding": [3, 4], "removing": [2], "copied_bytes": 1_260, "total_bytes": 2_000
+    }  # fmt: skip
+
+
+def test_a_plan_that_is_carried_out_is_a_success_and_one_that_is_under_way_is_none(mqd, played: PlayedCluster, tmp_path: Path) -> None:
+    file = plan(tmp_path, ("big", 0, [1, 2]), ("big", 1, [2, 3]))
+    assert (found := mqd("big", "--plan", file, "--status"))[0] == 0 and found[1].endswith("topic big: all of the plan is done\n")
+    assert mqd("big", "--plan", file, "--status", "--format", "json")[0] == 0
+    played.topics["big"][0], played.moving["big", 0] = [1, 2, 3], ([], [3])
+    assert (found := mqd("big", "--plan", file, "--status"))[0] == 1 and "of 2 partitions 1 done, 1 under way\n" in found[1]
+
+
+def test_what_moves_elsewhere_or_has_another_preferred_leader_is_not_what_was_planned(mqd, played: PlayedCluster, tmp_path: Path) -> None:
+    played.topics["big"][0], played.moving["big", 0] = [4, 2, 1], ([4], [1])
+    file = plan(tmp_path, ("big", 0, [1, 3]), ("big", 1, [3, 2]))
+    assert [one["state"] for one in json.loads(mqd("big", "--plan", file, "--status", "--format", "json")[1])] == ["otherwise", "otherwise"]
+
+
+def test_how_far_it_is_is_not_known_while_a_host_does_not_answer(mqd, played: PlayedCluster, tmp_path: Path) -> None:
+    played.topics["big"][1], played.moving["big", 1] = [3, 4, 2], ([3, 4], [2])
+    played.bytes_at = {("big", 1, 3): 1_000, ("big", 1, 4): 1_000}
+    played.reachable = {1, 2, 3}
+    code, said, _ = mqd("big", "--plan", plan(tmp_path, ("big", 1, [3, 4])), "--status")
+    assert code == 1 and said.splitlines()[1].split() == ["1", "under", "way", "3,4", "3,4,2", "-"]
+
+
+@pytest.mark.parametrize("arguments", [("--brokers", "1", "--status"), ("--cancel", "--status"), ("--plan", "FILE", "--cancel"), ()])
+def test_what_does_not_go_together_is_a_usage_error(mqd, played: PlayedCluster, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    file = plan(tmp_path, ("big", 0, [1, 2]))
+    assert mqd("big", *(file if word == "FILE" else word for word in arguments))[0] == 2
+
+
+def test_a_plan_of_another_topic_is_not_verified_under_this_name(mqd, played: PlayedCluster, tmp_path: Path) -> None:
+    code, _, error = mqd("big", "--plan", plan(tmp_path, ("racked", 0, [1, 2])), "--status")
+    assert code == 1 and "racked-0" in error
