@@ -323,7 +323,10 @@ def forget(settings: Settings, node: int) -> None:
 @click.option("--dry-run", is_flag=True, help="Show what would move, move nothing.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until all has moved.")
 def balance(settings: Settings, topics: tuple[str, ...], dry_run: bool, no_wait: bool) -> None:
-    """Spread replicas and leaderships of all topics, or of those named, evenly over the brokers: after a host has joined."""
+    """Spread replicas and leaderships of all topics, or of those named, evenly over the brokers: after a host has joined.
+
+    The active controller remembers what is still to move; another one only ends what has begun. Run it again then, it goes on from there.
+    """
     from mqd.cli import moves
     from mqd.cli.request import Broker, check
     from mqd.protocol.messages import AlterPartitionReassignmentsRequest
@@ -334,7 +337,7 @@ def balance(settings: Settings, topics: tuple[str, ...], dry_run: bool, no_wait:
         check("balancing", answer.error_code, answer.error_message)
         plan = {(topic.name, one.partition_index): list(one.target) for topic in answer.responses for one in topic.partitions}
         if not dry_run and not no_wait:
-            moves.wait(broker, plan, not settings.json)
+            moves.wait(broker, plan, not settings.json, "there is another active controller, which does not know of the balance, or somebody has cancelled it; run mqd cluster balance again, it goes on from here")
     if settings.json:
         emit_json([{"topic": topic, "partition": index, "replicas": replicas} for (topic, index), replicas in plan.items()])
     elif dry_run and plan:
@@ -342,7 +345,9 @@ def balance(settings: Settings, topics: tuple[str, ...], dry_run: bool, no_wait:
     elif not plan:
         click.echo("balanced already; nothing moves")
     else:
-        click.echo(f"{len(plan)} partition{'s' * (len(plan) != 1)} {'move' if no_wait else 'moved'}")
+        click.echo(f"{len(plan)} partition{'s' * (len(plan) != 1)} {('move' if len(plan) != 1 else 'moves') if no_wait else 'moved'}")
+        if no_wait:
+            click.echo("another active controller ends what it has begun, and begins no more: if there is one before all has moved, run mqd cluster balance again, it goes on from there")
 
 
 def _done(settings: Settings, text: str) -> None:

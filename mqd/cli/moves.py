@@ -126,7 +126,7 @@ def held_by(broker: Broker, node: int) -> set[Partition]:
     return {(topic.name, one.partition_index) for topic in answer.topics for one in topic.partitions if node in one.replica_nodes}
 
 
-def wait(broker: Broker, plan: Mapping[Partition, Sequence[int]], shown: bool) -> None:
+def wait(broker: Broker, plan: Mapping[Partition, Sequence[int]], shown: bool, why_stopped: str = "somebody has cancelled it") -> None:
     """Until every partition is where the plan says. Interrupting it interrupts the looking, not the moves. Raises CliError when nothing has moved for STALLED_S and nothing is moving."""
     topics = sorted({topic for topic, _ in plan})
 
@@ -137,7 +137,7 @@ def wait(broker: Broker, plan: Mapping[Partition, Sequence[int]], shown: bool) -
 
     def stalled(partitions: set[Partition]) -> str:
         topic, index = min(partitions)
-        return f"{len(partitions)} partition(s) are not where they were to go and do not move, {topic}-{index} among them: somebody has cancelled it"
+        return f"{len(partitions)} partition(s) are not where they were to go and do not move, {topic}-{index} among them: {why_stopped}"
 
     _watch("moving", left, _Stall(broker, stalled), shown)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mqd.cli import main as main_module
-from mqd.cli import offline, request
+from mqd.cli import moves, offline, request
 from mqd.cli.common import CliError
 from mqd.protocol.messages import (
     AlterPartitionReassignmentsRequest,
@@ -32,6 +32,7 @@ class PlayedCluster:
         self.reachable = set(NODES)
         self.racks: dict[int, str] = {}
         self.asked_to_move: list[tuple[str, int]] = []
+        self.balanced: list[int] = []  # where a balance wants racked-0
 
     def metadata(self, asked: MetadataRequest) -> MetadataResponse:
         topics = []
@@ -63,6 +64,9 @@ class PlayedCluster:
         return DescribeLogDirsResponse(results=[DescribeLogDirsResponse.Result(log_dir="/d", topics=topics)])
 
     def alter(self, asked: AlterPartitionReassignmentsRequest) -> AlterPartitionReassignmentsResponse:
+        if asked.balance:
+            target = AlterPartitionReassignmentsResponse.ReassignablePartitionResponse(partition_index=0, target=self.balanced)
+            return AlterPartitionReassignmentsResponse(responses=[AlterPartitionReassignmentsResponse.ReassignableTopicResponse(name="racked", partitions=[target])])
         self.asked_to_move += [(topic.name, one.partition_index) for topic in asked.topics for one in topic.partitions]
         return AlterPartitionReassignmentsResponse()
 
@@ -100,10 +104,10 @@ def played(monkeypatch: pytest.MonkeyPatch) -> PlayedCluster:
 
 @pytest.fixture
 def mqd(capsys: pytest.CaptureFixture[str]):
-    """mqd("topic", ...) -> (exit status, output, errors)"""
+    """mqd("big", ...) -> (exit status, output, errors) of `mqd topic reassign`, or of another command."""
 
-    def call(*arguments: str) -> tuple[int, str, str]:
-        code = main_module._run(["topic", "reassign", *arguments])
+    def call(*arguments: str, command: tuple[str, ...] = ("topic", "reassign")) -> tuple[int, str, str]:
+        code = main_module._run([*command, *arguments])
         said = capsys.readouterr()
         return code, said.out, said.err
 
@@ -193,3 +197,22 @@ def test_what_does_not_go_together_is_a_usage_error(mqd, played: PlayedCluster, 
 def test_a_plan_of_another_topic_is_not_verified_under_this_name(mqd, played: PlayedCluster, tmp_path: Path) -> None:
     code, _, error = mqd("big", "--plan", plan(tmp_path, ("racked", 0, [1, 2])), "--status")
     assert code == 1 and "racked-0" in error
+
+
+# -- a balance ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_balance_that_nobody_waits_for_says_what_ends_it(mqd, played: PlayedCluster) -> None:
+    played.balanced = [3, 4]
+    code, said, _ = mqd("--no-wait", command=("cluster", "balance"))
+    assert code == 0 and said.startswith("1 partition moves") and "another active controller" in said and "mqd cluster balance" in said
+
+
+def test_a_balance_that_has_stopped_says_how_it_goes_on(mqd, played: PlayedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moves, "STALLED_S", 0.0)
+    monkeypatch.setattr(moves, "LOOK_S", 0.001)
+    played.balanced = [3, 4]
+    code, _, error = mqd(command=("cluster", "balance"))
+    assert code == 1 and "racked-0" in error and "mqd cluster balance again" in error
+    code, _, error = mqd("racked", "--brokers", "3,4")
+    assert code == 1 and "racked-0" in error and "somebody has cancelled it" in error and "balance" not in error
