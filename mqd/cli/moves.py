@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from mqd.cli.common import CliError
 from mqd.cli.request import Broker, check, error_text, patiently
-from mqd.protocol.messages import AlterPartitionReassignmentsRequest, ListPartitionReassignmentsRequest, MetadataRequest
+from mqd.protocol.messages import AlterPartitionReassignmentsRequest, DescribeClusterRequest, ListPartitionReassignmentsRequest, MetadataRequest
 
-METADATA, ALTER, LIST = 3, 45, 46
+METADATA, ALTER, LIST, DESCRIBE_CLUSTER = 3, 45, 46, 60
 LOOK_S = 0.25
 STALLED_S = 60.0
 
@@ -39,8 +39,16 @@ def replicas_of(broker: Broker, topic: str) -> Plan:
     return {(topic, one.partition_index): list(one.replica_nodes) for one in sorted(found.partitions, key=lambda one: one.partition_index)}
 
 
-def spread(current: Mapping[Partition, Sequence[int]], brokers: Sequence[int], replication_factor: int | None = None) -> Plan:
-    """Each partition on `brokers` alone, as many replicas as it has (or as told); replicas that may stay do, the others go where the fewest are. Raises CliError."""
+def racks_of(broker: Broker) -> dict[int, str | None]:
+    """Node id -> rack, also of hosts that are away. Raises CliError."""
+    answer = broker.ask(DESCRIBE_CLUSTER, DescribeClusterRequest(include_fenced_brokers=True))
+    check("the cluster", answer.error_code, answer.error_message)
+    return {one.broker_id: one.rack for one in answer.brokers}
+
+
+def spread(current: Mapping[Partition, Sequence[int]], brokers: Sequence[int], replication_factor: int | None, racks: Mapping[int, str | None]) -> Plan:
+    """Each partition on `brokers` alone, as many replicas as it has (or as told): over their racks first, as new topics are placed (mqd.cluster.placement). Replicas that may stay do, the others go where the fewest are.
+    Raises CliError."""
     factor_max = max((replication_factor or len(replicas) for replicas in current.values()), default=0)
     if factor_max > len(set(brokers)):
         raise CliError(f"{factor_max} replicas need as many brokers; {len(set(brokers))} are named")
@@ -48,19 +56,30 @@ def spread(current: Mapping[Partition, Sequence[int]], brokers: Sequence[int], r
     leaders = Counter({broker: 0 for broker in brokers})
     kept = {}
     for partition, replicas in current.items():
-        kept[partition] = [broker for broker in replicas if broker in counts][: replication_factor or len(replicas)]
+        chosen = _over_racks([], replicas, brokers, replication_factor or len(replicas), racks, Counter())
+        kept[partition] = [broker for broker in replicas if broker in chosen]
         counts.update(kept[partition])
     plan: Plan = {}
     for partition, replicas in current.items():
-        chosen = kept[partition]
-        while len(chosen) < (replication_factor or len(replicas)):
-            new = min((broker for broker in brokers if broker not in chosen), key=lambda broker: (counts[broker], broker))
-            counts[new] += 1
-            chosen.append(new)
+        chosen = _over_racks(kept[partition], replicas, brokers, replication_factor or len(replicas), racks, counts)
+        counts.update(chosen[len(kept[partition]) :])
         first = min(chosen, key=lambda broker: (leaders[broker], chosen.index(broker)))
         leaders[first] += 1
         plan[partition] = [first, *(broker for broker in chosen if broker != first)]
     return plan
+
+
+def _over_racks(kept: Sequence[int], current: Sequence[int], brokers: Sequence[int], factor: int, racks: Mapping[int, str | None], counts: Mapping[int, int]) -> list[int]:
+    """`kept` and then others: in whichever rack the fewest are, who has the partition already, the least loaded."""
+    chosen = list(kept)
+    while len(chosen) < factor:
+        used = Counter(racks.get(broker) for broker in chosen)
+
+        def cost(broker: int) -> tuple[int, int, int, int]:
+            return used[racks.get(broker)], current.index(broker) if broker in current else len(current), counts[broker], broker
+
+        chosen.append(min((broker for broker in brokers if broker not in chosen), key=cost))
+    return chosen
 
 
 # -- plans as files: the format of Kafka's kafka-reassign-partitions.sh -------------------------------------------------------------

@@ -283,7 +283,7 @@ def _behind(readers: Any) -> str:
 @command.command()
 @options
 @click.argument("name", shell_complete=complete_topic)
-@click.option("--brokers", metavar="ID,...", help="Move the topic to these brokers.")
+@click.option("--brokers", metavar="ID,...", help="Move the topic to these brokers, over their racks first.")
 @click.option("--replication-factor", "-r", type=click.IntRange(1), help="With --brokers: this many replicas of each partition.  [default: as now]")
 @click.option("--plan", "plan_file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Carry out a plan in the format of kafka-reassign-partitions.")
 @click.option("--dry-run", is_flag=True, help="Print the plan, move nothing.")
@@ -312,7 +312,7 @@ def reassign(
             _show_moves(settings, name, found, cancel)
             return 0
         current = moves.replicas_of(broker, name)
-        plan = moves.read_plan(plan_file, name) if plan_file is not None else moves.spread(current, _broker_ids(brokers or ""), replication_factor)
+        plan = moves.read_plan(plan_file, name) if plan_file is not None else moves.spread(current, _broker_ids(brokers or ""), replication_factor, moves.racks_of(broker))
         if dry_run:
             click.echo(moves.plan_text(plan))
             return 0

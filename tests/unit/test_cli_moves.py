@@ -11,6 +11,8 @@ from mqd.cli.common import CliError
 from mqd.protocol.messages import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
+    DescribeClusterRequest,
+    DescribeClusterResponse,
     DescribeLogDirsRequest,
     DescribeLogDirsResponse,
     ListPartitionReassignmentsResponse,
@@ -41,7 +43,7 @@ class PlayedCluster:
                 MetadataResponse.Partition(partition_index=index, leader_id=replicas[0], replica_nodes=replicas, isr_nodes=replicas) for index, replicas in enumerate(self.topics.get(name, ()))
             ]
             topics.append(MetadataResponse.Topic(name=name, partitions=partitions, error_code=0 if name in self.topics else UNKNOWN_TOPIC))
-        brokers = [MetadataResponse.Broker(node_id=node, host=f"h{node}", port=9, rack=self.racks.get(node)) for node in NODES]
+        brokers = [MetadataResponse.Broker(node_id=node, host=f"h{node}", port=9) for node in NODES]
         return MetadataResponse(topics=topics, brokers=brokers)
 
     def reassignments(self) -> ListPartitionReassignmentsResponse:
@@ -93,6 +95,9 @@ def played(monkeypatch: pytest.MonkeyPatch) -> PlayedCluster:
                     return cluster.metadata(asked)
                 case DescribeLogDirsRequest():
                     return cluster.log_dirs(self.node, asked)
+                case DescribeClusterRequest():
+                    assert asked.include_fenced_brokers, "a host that is away has its rack all the same"
+                    return DescribeClusterResponse(brokers=[DescribeClusterResponse.Broker(broker_id=node, rack=cluster.racks.get(node)) for node in NODES])
                 case AlterPartitionReassignmentsRequest():
                     return cluster.alter(asked)
             return cluster.reassignments()
@@ -216,3 +221,48 @@ def test_a_balance_that_has_stopped_says_how_it_goes_on(mqd, played: PlayedClust
     assert code == 1 and "racked-0" in error and "mqd cluster balance again" in error
     code, _, error = mqd("racked", "--brokers", "3,4")
     assert code == 1 and "racked-0" in error and "somebody has cancelled it" in error and "balance" not in error
+
+
+# -- where replicas go -------------------------------------------------------------------------------------------------------------
+
+
+def spread(current: list[list[int]], brokers: list[int], factor: int | None = None, racks: dict[int, str] | None = None) -> list[list[int]]:
+    return list(moves.spread({("t", index): replicas for index, replicas in enumerate(current)}, brokers, factor, racks or {}).values())
+
+
+def test_replicas_that_may_stay_do_and_the_others_go_where_the_fewest_are() -> None:
+    assert spread([[1, 2], [2, 3], [3, 1]], [1, 2, 3]) == [[1, 2], [2, 3], [3, 1]]
+    assert spread([[1, 2], [2, 3], [3, 1]], [2, 3, 4]) == [[2, 4], [3, 2], [4, 3]]
+    assert spread([[1, 2, 3]], [1, 2, 3], 1) == [[1]]
+    with pytest.raises(CliError, match="3 replicas need as many brokers"):
+        spread([[1]], [1, 2], 3)
+
+
+def test_replicas_go_to_other_racks_first() -> None:
+    racks = {1: "a", 2: "a", 3: "b", 4: "b"}
+    for replicas in spread([[1], [1], [2], [3]], [1, 2, 3, 4], 2, racks):
+        assert {racks[node] for node in replicas} == {"a", "b"}, replicas
+    assert spread([[1, 3], [2, 4]], [1, 2, 3, 4], None, racks) == [[1, 3], [2, 4]], "what is spread over the racks stays"
+
+
+def test_a_replica_beside_another_of_its_rack_stays_only_where_no_other_rack_is_left() -> None:
+    racks = {1: "a", 2: "a", 3: "b", 4: "b"}
+    ((first, second),) = spread([[1, 2]], [1, 2, 3, 4], None, racks)
+    assert first == 1 and second in (3, 4)
+    assert spread([[1, 2]], [1, 2], None, racks) == [[1, 2]]
+    assert spread([[3, 4, 1]], [1, 2, 3, 4], 2, racks) == [[3, 1]], "one that is given up is one of two in the same rack"
+    one_and_three = {1: "a", 2: "b", 3: "b", 4: "b", 5: "b"}
+    assert sorted(spread([[2, 3, 4, 1]], [1, 2, 3, 4, 5], None, one_and_three)[0]) == [1, 2, 3, 4], "nothing is copied that gains nothing"
+
+
+def test_new_replicas_are_spread_evenly_within_the_racks() -> None:
+    racks = {1: "a", 2: "b", 3: "b", 4: "c", 5: "c"}
+    found = spread([[1]] * 4, [1, 2, 3, 4, 5], 3, racks)
+    assert all({racks[node] for node in replicas} == {"a", "b", "c"} for replicas in found)
+    assert [sum(node in replicas for replicas in found) for node in (1, 2, 3, 4, 5)] == [4, 2, 2, 2, 2]
+
+
+def test_the_command_asks_for_the_racks(mqd, played: PlayedCluster) -> None:
+    played.racks = {1: "a", 2: "a", 3: "b", 4: "b"}
+    code, said, _ = mqd("racked", "--brokers", "1,2,3", "--dry-run")
+    assert code == 0 and json.loads(said)["partitions"] == [{"topic": "racked", "partition": 0, "replicas": [1, 3]}]
