@@ -157,7 +157,10 @@ int16_t mqd_fetch_entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *ent
     mqd_slot_positions(slot, positions);
     if (away && mqd_load_acquire(&slot->lagging) && (entry->fetch_offset < positions->log_start_offset || entry->fetch_offset >= positions->high_watermark))
         return MQD_KAFKA_REPLICA_NOT_AVAILABLE;
-    if (entry->fetch_offset < positions->log_start_offset || (entry->fetch_offset > positions->log_end_offset && role == MQD_ROLE_LEADS)) /* a follower may be behind */
+    bool beyond = entry->fetch_offset > positions->log_end_offset && role == MQD_ROLE_LEADS; /* a follower may be behind */
+    if (beyond && r->lease_lost)
+        return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER; /* so may this host: another one may have been told to lead */
+    if (beyond || entry->fetch_offset < positions->log_start_offset)
         return MQD_KAFKA_OFFSET_OUT_OF_RANGE;
     return 0;
 }

@@ -80,7 +80,7 @@ static int answer_segment(struct mqd_reactor *r, const struct mqd_local_ask *ask
             break;
         }
         if (ask->offset < positions.log_start_offset || ask->offset > positions.high_watermark) {
-            bool behind = mqd_load_acquire(&slot->role) != MQD_ROLE_LEADS || mqd_load_acquire(&slot->latest_pending); /* this replica, not the client: to be asked again */
+            bool behind = r->lease_lost || mqd_load_acquire(&slot->role) != MQD_ROLE_LEADS || mqd_load_acquire(&slot->latest_pending); /* this replica, not the client: to be asked again */
             code = behind && ask->offset > positions.high_watermark ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : MQD_KAFKA_OFFSET_OUT_OF_RANGE;
             break;
         }

@@ -1,5 +1,5 @@
 /* tsan */
-/* Answers to local clients' questions, which the kernel does not take at once. */
+/* Answers to questions of local clients: those that the kernel does not take at once, those of a host without its lease. */
 #include "mqd_local_test.h"
 
 #include <sys/syscall.h>
@@ -39,6 +39,34 @@ BOTH(an_answer_that_the_kernel_refuses_is_sent_again)
     __atomic_store_n(&refusals, 0, __ATOMIC_SEQ_CST);
     CHECK(local_answer(&local, &answer, &fd));
     close(fd);
+    local_close(&local);
+    local_wait_none(b);
+    local_bench_stop(b);
+}
+
+BOTH(who_asks_beyond_the_end_without_the_lease)
+{
+    static const struct { int64_t deadline_ns; int32_t error; } said[] = {{1, 6}, {INT64_MAX, 1}}; /* CLOCK_BOOTTIME has passed the first: another host may lead by now, and have more */
+    struct bench *b = local_bench(backend, NULL);
+    struct local local = local_open(b, 0, (struct local_wish){1 << 20, 1 << 16, 256});
+    struct client client = client_open(b, 0);
+    struct fetched *fetched = calloc(1, sizeof *fetched);
+    struct asked asked = {0, 0};
+    struct mqd_local_segment answer;
+    int fd;
+    for (int i = 0; i < 2; i++) {
+        mqd_control_set_broker(b->control, 1, 1, said[i].deadline_ns);
+        client_fetch(&client, (struct fetch){.wait_ms = 0, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1}, &asked, 1, fetched); /* what comes after it meets this deadline */
+        CHECK(local_ask(&local, 0, 50, 1));
+        CHECK(local_answer(&local, &answer, &fd));
+        CHECK_EQUAL(answer.error, said[i].error);
+        CHECK(local_ask(&local, 0, 0, 1));
+        CHECK(local_answer(&local, &answer, &fd));
+        CHECK_EQUAL(answer.error, 0); /* what is committed may be read */
+        close(fd);
+    }
+    free(fetched);
+    client_close(&client);
     local_close(&local);
     local_wait_none(b);
     local_bench_stop(b);

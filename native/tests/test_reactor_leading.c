@@ -354,12 +354,17 @@ BOTH(a_lost_lease)
     CHECK_EQUAL(list_offset(&client, -1, &offset), 6);
     client_fetch(&client, (struct fetch){.wait_ms = LIMIT_MS, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1}, &asked, 1, fetched);
     CHECK_EQUAL(fetched->batch_count, 1); /* what is committed may be read */
+    asked.offset = 50;
+    client_fetch(&client, (struct fetch){.wait_ms = 0, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1}, &asked, 1, fetched);
+    CHECK_EQUAL(fetched->error[0], 6); /* another leader may have got so far */
     struct timespec now;
     clock_gettime(CLOCK_BOOTTIME, &now);
     mqd_control_set_broker(b->control, EPOCH_OF(1), 1, (now.tv_sec + 3600) * INT64_C(1000000000));
     CHECK_EQUAL(produce(&client, -1, 3), 0);
     CHECK_EQUAL(list_offset(&client, -1, &offset), 0);
     CHECK_EQUAL(offset, 2);
+    client_fetch(&client, (struct fetch){.wait_ms = 0, .bytes_min = 1, .bytes_max = 1 << 20, .session_epoch = -1}, &asked, 1, fetched);
+    CHECK_EQUAL(fetched->error[0], 1);
     free(fetched);
     client_close(&client);
     bench_stop(b);
