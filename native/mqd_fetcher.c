@@ -144,7 +144,7 @@ static void move_to(struct mqd_fetchers *fetchers, struct mqd_followed *followed
     mqd_list_remove(&followed->change);
     followed->putting_off = 0;
     followed->unsettled = 0;
-    followed->untold_log_start = 0; /* after an unclean election there are records below it: a new session says where its leader's log begins */
+    followed->leader_log_start = followed->untold_log_start = 0; /* another leader's log may begin below: after an unclean election there are records there. A new session says where it begins */
     followed->fetcher = fetcher;
     mqd_list_append(fetcher ? &fetcher->members : &fetchers->unserved, &followed->member);
     if (fetcher)

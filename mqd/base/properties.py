@@ -403,7 +403,7 @@ def _topic_table() -> list[Property]:
         Property(
             "replica.lag.max.messages", "long", "-1",
             "(mqd) A follower that is more than so many records behind its leader for half a second leaves the in-sync set, before replica.lag.time.max.ms is over. Set it well above what is written"
-            " while a follower fetches and flushes. -1: no bound.", minimum=-1, dynamic=True,
+            " while a follower fetches and flushes. Of one that a new leader has not heard yet only the time counts. -1: no bound.", minimum=-1, dynamic=True,
         )
     )
     for name in ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas"):

@@ -89,7 +89,7 @@ class VoterChanges:
         elif not rest:
             self._end(event.token, ErrorCode.INVALID_REQUEST, f"Node {event.key.node_id} is the only voter; add another one first.")
         elif not self._would_work(rest, now_ns):
-            self._end(event.token, ErrorCode.INVALID_REQUEST, "A majority of the remaining voters is not there, or does not keep up: nothing could be committed any more. Bring them back first.")
+            self._end(event.token, ErrorCode.INVALID_REQUEST, "A majority of the remaining voters is not there, or does not keep up: nothing could be committed any more. Bring them back first, and try again.")
         else:
             self._append(event.token, rest, now_ns)
 

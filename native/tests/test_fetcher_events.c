@@ -71,3 +71,32 @@ BOTH(where_the_log_of_an_earlier_leader_began_is_not_told_of_its_successors)
     CHECK_EQUAL(two->tale.offset, 1);
     fake_stop(&fake);
 }
+
+/* The new one's log may begin below what was told of the old one's. */
+BOTH(where_a_log_begins_is_told_also_when_an_earlier_leaders_began_later)
+{
+    struct fake fake = fake_start(backend);
+    struct two *two = fake.two;
+    struct request request;
+    struct role role = in_step;
+    three_records(&fake, &request, 0);
+    answer(&fake, &request, (struct piece[]){{.partition = 0, .high_watermark = 3}}, 1);
+    UNTIL(positions_of(two, FOLLOWED(0)).high_watermark == 3);
+    CHECK(receive(&fake, &request));
+    answer(&fake, &request, (struct piece[]){{.partition = 0, .high_watermark = 3, .log_start = 2}}, 1);
+    UNTIL(two->tale.log_start == 1);
+    CHECK_EQUAL(two->tale.offset, 2);
+    role.leader = 3, role.leader_epoch = 5, role.partition_epoch = 2;
+    assign_follower(two, 0, role);
+    CHECK(receive(&fake, &request));
+    answer(&fake, &request, NULL, 0);
+    CHECK(receive(&fake, &request) && request.forgotten_count == 1);
+    role.leader = 1, role.leader_epoch = 6, role.partition_epoch = 3;
+    assign_follower(two, 0, role);
+    answer(&fake, &request, NULL, 0);
+    CHECK(receive(&fake, &request) && request.one[0].there && request.one[0].epoch == 6);
+    answer(&fake, &request, (struct piece[]){{.partition = 0, .high_watermark = 3, .log_start = 1}}, 1);
+    UNTIL(two->tale.log_start == 2);
+    CHECK_EQUAL(two->tale.offset, 1);
+    fake_stop(&fake);
+}

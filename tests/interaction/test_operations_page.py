@@ -33,7 +33,7 @@ def test_the_pages_run_as_written_and_no_record_is_lost(tmp_path: Path) -> None:
     """At a home whose name is as short as people's are: beside a longer one the sockets and locks would be elsewhere than the page says."""
     said = tmp_path / "said"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MQD_")}
-    with said.open("w") as output, tempfile.TemporaryDirectory(prefix="mqd-") as home:
+    with said.open("w") as output, tempfile.TemporaryDirectory(prefix="mqd-", dir="/tmp", ignore_cleanup_errors=True) as home:
         done = subprocess.run([*own_network(), sys.executable, "-m", "tests.interaction.operations_run", home], cwd=ROOT, env=environment, stdout=output, stderr=output, timeout=850)
     assert done.returncode == 0, said.read_text()[-6000:]
     assert "checked " in said.read_text() and "No such file" not in said.read_text()

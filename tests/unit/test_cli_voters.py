@@ -6,7 +6,7 @@ import pytest
 
 from mqd.cli import request, voters
 from mqd.cli import main as main_module
-from mqd.protocol.messages import DescribeClusterResponse, DescribeQuorumResponse, MetadataResponse
+from mqd.protocol.messages import DescribeClusterResponse, DescribeConfigsResponse, DescribeQuorumResponse, MetadataResponse
 
 NOW_MS = 1_700_000_000_000  # by the leader's clock; no other counts
 
@@ -75,6 +75,7 @@ def mqd(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
                     "DescribeClusterRequest": DescribeClusterResponse(cluster_id="c", brokers=[DescribeClusterResponse.Broker(broker_id=1, host="a", port=1)]),
                     "DescribeQuorumRequest": DescribeQuorumResponse(topics=[DescribeQuorumResponse.TopicData(topic_name="__cluster_metadata", partitions=[partition])]),
                     "MetadataRequest": MetadataResponse(),
+                    "DescribeConfigsRequest": DescribeConfigsResponse(results=[DescribeConfigsResponse.Result()]),
                 }
                 return answers[type(asked).__name__]
 

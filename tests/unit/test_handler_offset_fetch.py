@@ -13,16 +13,19 @@ from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import OffsetFetchRequest, OffsetFetchResponse
 
 
-class _Elsewhere:
-    """The coordinators of a host that does not coordinate the group."""
+class _Refusing:
+    """Coordinators that do not carry out what is asked."""
+
+    def __init__(self, error: ErrorCode) -> None:
+        self._error = error
 
     async def request(self, *_arguments: object) -> None:
-        raise CoordinatorError(ErrorCode.NOT_COORDINATOR)
+        raise CoordinatorError(self._error)
 
 
-def answered(version: int, request: OffsetFetchRequest) -> OffsetFetchResponse:
-    """As it comes out of the wire."""
-    context = SimpleNamespace(broker=SimpleNamespace(coordinators=SimpleNamespace(groups=_Elsewhere())))
+def answered(version: int, request: OffsetFetchRequest, error: ErrorCode | None = ErrorCode.NOT_COORDINATOR) -> OffsetFetchResponse:
+    """As it comes out of the wire; without an error: of a host that has no coordinators yet."""
+    context = SimpleNamespace(broker=SimpleNamespace(coordinators=SimpleNamespace(groups=_Refusing(error)) if error else None))
     response = asyncio.run(handle(context, RequestHeader(9, version, 1, "client"), request))  # type: ignore[arg-type]
     decoded: OffsetFetchResponse = codec.decode(OffsetFetchResponse, version, codec.encode(response, version))
     return decoded
@@ -36,6 +39,19 @@ def test_a_host_that_does_not_coordinate_says_so_at_each_partition(version: int)
     told = [(topic.name, one.partition_index, one.committed_offset, one.error_code) for topic in response.topics for one in topic.partitions]
     assert told == [("t", 0, -1, ErrorCode.NOT_COORDINATOR), ("t", 2, -1, ErrorCode.NOT_COORDINATOR)]
     assert response.error_code == (ErrorCode.NOT_COORDINATOR if version >= 2 else 0)
+
+
+@pytest.mark.parametrize("version", range(1, 11))
+@pytest.mark.parametrize(("error", "told"), [(14, 14), (15, 16), (16, 16), (None, 16)])
+def test_clients_are_told_what_they_try_again_after(version: int, error: int | None, told: int) -> None:
+    """At COORDINATOR_NOT_AVAILABLE some give up for good."""
+    if version < 8:
+        request = OffsetFetchRequest(group_id="g", topics=[OffsetFetchRequest.Topic(name="t", partition_indexes=[0])])
+    else:
+        request = OffsetFetchRequest(groups=[OffsetFetchRequest.Group(group_id="g", topics=None)])
+    response = answered(version, request, None if error is None else ErrorCode(error))
+    found = {one.error_code for topic in response.topics for one in topic.partitions} | {group.error_code for group in response.groups}
+    assert found | ({response.error_code} if 2 <= version < 8 else set()) == {told}
 
 
 @pytest.mark.parametrize("version", range(2, 8))

@@ -18,6 +18,7 @@ from mqd.protocol.messages import OffsetFetchRequest, OffsetFetchResponse
 
 _VERSION_GROUPS, _VERSION_TOPIC_IDS = 8, 10
 TIMEOUT_S = 5.0
+_ASKED_AGAIN = {int(ErrorCode.COORDINATOR_NOT_AVAILABLE): int(ErrorCode.NOT_COORDINATOR)}  # aiokafka and older consumers of Java's give up at the first; at the second they look again (as KAFKA-17267)
 
 Topics = tuple[tuple[str, tuple[int, ...]], ...]
 
@@ -63,13 +64,13 @@ async def _group(broker: Broker, version: int, group: OffsetFetchRequest.Group, 
 
 async def _fetch(broker: Broker, group_id: str, topics: Topics | None, require_stable: bool, member_id: str | None, member_epoch: int) -> OffsetsFetched:
     if broker.coordinators is None:
-        return OffsetsFetched(int(ErrorCode.COORDINATOR_NOT_AVAILABLE))
+        return OffsetsFetched(int(ErrorCode.NOT_COORDINATOR))
     try:
         return await broker.coordinators.groups.request(  # type: ignore[return-value]
             group_id, lambda number: FetchOffsets(number, topics, require_stable, member_id, member_epoch), TIMEOUT_S
         )
     except CoordinatorError as error:
-        return OffsetsFetched(error.error_code)
+        return OffsetsFetched(_ASKED_AGAIN.get(error.error_code, error.error_code))
 
 
 def _partition(kind: type, one):
