@@ -69,20 +69,21 @@ class Table:
 
 
 class Owners:
-    """Stands for the link and the workers behind it: takes what coordinators append, and answers in the next turn of the loop. `refuse`: with this error instead;
-    `hold`: not before release()."""
+    """Stands for the link and the workers behind it: takes what coordinators append, and answers in the next turn of the loop. `refuse`: with this error instead,
+    and counts it; `hold`: not before release()."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
         self.coordinators: Coordinators | None = None
         self.batches: list[tuple[int, bytes]] = []  # (slot, batch) in order
-        self.refuse = 0
+        self.refuse, self.refused_count = 0, 0
         self.hold = False
         self.views: dict[int, list[native.ProducerView]] = {}  # by slot
         self._held: list[tuple[int, int, int]] = []
 
     def send_batch(self, owner: int, token: int, slot: int, batch: bytes, flags: int, leader_epoch: int, owner_generation: int) -> None:
         if self.refuse:
+            self.refused_count += 1
             answer = (token, self.refuse, -1)
         else:
             positions = self._table.positions.setdefault(slot, {})
