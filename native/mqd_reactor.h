@@ -47,7 +47,7 @@
 #define MQD_COMMAND_COUNT_MAX 4096
 #define MQD_EVENT_COUNT_MAX (3 * MQD_COMMAND_COUNT_MAX)
 #define MQD_SYNCFS_PARTITION_COUNT 24 /* more dirty partitions than this on one file system: one syncfs instead of many fdatasync */
-#define MQD_BACKGROUND_FLUSH_BYTES (64ll << 20)
+#define MQD_BACKGROUND_FLUSH_BYTES (8ll << 20) /* a flush takes CPU for each page, beside the reactor: 64 MiB held up acknowledgements for 20 ms */
 #define MQD_BACKGROUND_FLUSH_MS 5000
 #define MQD_MUTE_TICK_COUNT 256
 #define MQD_MUTE_TICK_MS 4

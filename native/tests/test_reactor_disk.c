@@ -337,6 +337,32 @@ BOTH(what_is_dirty_is_flushed_when_flush_on_ack_is_switched_on)
     bench_stop(b);
 }
 
+static void in_one_segment(struct bench *b)
+{
+    in_memory_at_first(b);
+    b->log_options.segment_bytes = 1 << 30;
+}
+
+/* So that dirty bytes stay bounded, and no flush takes long. */
+BOTH(what_nobody_waits_for_is_flushed_when_8_MiB_have_gathered)
+{
+    struct bench *b = bench_start(backend, in_one_segment);
+    struct client client = client_open(b, 0);
+    struct mqd_partition_view view;
+    int64_t end_ns = test_now_ns() + 4000000000ll; /* sooner than by the clock */
+    for (uint64_t i = 1; i <= 90; i++) {
+        struct part lone = {0, {.mark = i, .body_bytes = 100000}};
+        CHECK_EQUAL(client_produce(&client, 1, &lone, 1).error[0], 0);
+        CHECK_EQUAL(mqd_slot_view(b->control, 0, &view), 0);
+        CHECK_OR(i > 80 || view.positions.durable_offset == 0 || test_now_ns() > end_ns, fprintf(stderr, "durable: %lld\n", (long long)view.positions.durable_offset));
+    }
+    while (view.positions.durable_offset < 1 && test_now_ns() < end_ns)
+        CHECK_EQUAL(mqd_slot_view(b->control, 0, &view), 0);
+    CHECK_OR(view.positions.durable_offset >= 80, fprintf(stderr, "durable: %lld\n", (long long)view.positions.durable_offset));
+    client_close(&client);
+    bench_stop(b);
+}
+
 BOTH(without_descriptors_a_batch_is_refused_and_no_disk_is_given_up)
 {
     struct bench *b = bench_start(backend, many_segments);

@@ -6,7 +6,7 @@ import pytest
 
 from mqd.cli.sizing import shipped_figures, speedup
 from perf import replication_model as model
-from perf.replication import block, summary
+from perf.replication import _middle, block, summary
 from perf.replication_model import Roles
 from perf.report import number
 
@@ -70,6 +70,9 @@ def test_the_page_says_what_was_reached_and_what_it_means() -> None:
     assert "| three replicas: leader, one record a batch | 4.2 | 4.2–4.2 | 1.83 | ≤ 1.6: missed |" in page
     assert "| 1/2 | 60,000 | 2 | 4.9 | 9 | 0.1 | 90 % | 40 % |" in page
     assert "(target at 1/2: p99 ≤ 5 ms: reached)" in page
+    turns = {**_result(), "paced": [_middle([{**_result()["paced"][0], "p99_us": p99_us} for p99_us in (40_000.0, 3_000.0, 5_100.0)])]}
+    assert "| 1/2 | 60,000 | 2 | 5.1 (3–40) | 9 | 0.1 | 90 % | 40 % |" in block(turns, shipped_figures())
+    assert "(target at 1/2: p99 ≤ 5 ms: missed)" in block(turns, shipped_figures())
     assert "librdkafka" not in block({name: value for name, value in _result().items() if name != "latency"}, shipped_figures())
     two = 2e6 / (1.2 + 2 * 0.7)
     assert f"**{two / 500_000:.0%}**" in page
