@@ -61,7 +61,8 @@ def log(broker: Member, topic: str, partition: int) -> bytes:
 
 
 def all_in_sync(cluster: Cluster, topic: str) -> bool:
-    return all(sorted(one.isrs) == sorted(one.replicas) and one.leader >= 0 for one in partitions(cluster, topic).values())
+    found = partitions(cluster, topic).values()  # none at a broker that does not know the topic yet
+    return bool(found) and all(sorted(one.isrs) == sorted(one.replicas) and one.leader >= 0 for one in found)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,124 @@
+"""A host is lost: what it held gets new replicas elsewhere after replication.recovery.delay.ms, which is called off when it returns; and what an operator gets who makes a replica leader that lacks records."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from mqd.cli.request import Broker as Asked
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.messages import ElectLeadersRequest
+from tests.cluster import Cluster, Member
+from tests.interaction.cluster_clients import PATIENCE_S, all_in_sync, create, log, partitions, produce, read, run, until
+
+DELAY_S = 4.0
+SESSION_S = 2.0
+QUICK = {"broker.session.timeout.ms": str(int(SESSION_S * 1000)), "broker.heartbeat.interval.ms": "300", "controller.quorum.fetch.timeout.ms": "1000"}
+SLOW_BYTES_PER_S = 20_000
+VALUES = [b"%06d" % number + b"x" * 1000 for number in range(3000)]  # more than two minutes at that rate
+ELECT_LEADERS, PREFERRED, UNCLEAN = 43, 0, 1
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path, config={**QUICK, "replication.recovery.delay.ms": str(int(DELAY_S * 1000))}) as started:
+        yield started
+
+
+@pytest.fixture
+def never_replaced(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path, config={**QUICK, "replication.recovery.delay.ms": "-1"}) as started:
+        yield started
+
+
+def replicas(cluster: Cluster, topic: str) -> set[int]:
+    """While a partition moves: the old ones and the new."""
+    found = partitions(cluster, topic).get(0)
+    return set(found.replicas) if found else set()
+
+
+def in_sync(cluster: Cluster, topic: str) -> set[int]:
+    found = partitions(cluster, topic).get(0)
+    return set(found.isrs) if found else set()
+
+
+def filled(cluster: Cluster, topic: str) -> None:
+    """On hosts 1, 2 and 3, before there is a fourth."""
+    create(cluster, topic, partitions=1)
+    produce(cluster, topic, VALUES)
+    until("all are in sync", lambda: all_in_sync(cluster, topic), cluster)
+    cluster.add(4)
+
+
+def has(host: Member, topic: str) -> bool:
+    return (host.data_dir / "log" / f"{topic}-0").exists()
+
+
+def test_what_a_lost_host_held_gets_a_home_after_the_delay(cluster: Cluster) -> None:
+    filled(cluster, "lost")
+    lost = cluster.brokers[3]
+    lost_at = time.monotonic()
+    lost.kill_all()
+    until("it is out of the in-sync set", lambda: 3 not in in_sync(cluster, "lost"), cluster)
+    until("the fourth host has it", lambda: replicas(cluster, "lost") == in_sync(cluster, "lost") == {1, 2, 4}, cluster)
+    assert time.monotonic() - lost_at > DELAY_S + SESSION_S / 2  # a heartbeat or two before its end counted still
+    assert log(cluster.brokers[4], "lost", 0) == log(cluster.brokers[1], "lost", 0) == log(cluster.brokers[2], "lost", 0)
+    assert read(cluster, "lost", len(VALUES)) == VALUES
+    lost.start()
+    until("what it had is deleted, for it is no replica any more", lambda: not has(lost, "lost"), cluster)
+    assert replicas(cluster, "lost") == {1, 2, 4}
+
+
+def test_the_move_is_called_off_when_the_host_returns(cluster: Cluster) -> None:
+    filled(cluster, "back")
+    slow = run("config", "set", "broker/4", f"follower.replication.throttled.rate={SLOW_BYTES_PER_S}", "-b", cluster.bootstrap)
+    assert slow.returncode == 0, slow.stderr
+    cluster.brokers[3].kill_all()
+    until("the fourth host copies it", lambda: replicas(cluster, "back") == {1, 2, 3, 4} and has(cluster.brokers[4], "back"), cluster)
+    cluster.brokers[3].start()
+    until("the third is in sync, and the fourth is none", lambda: replicas(cluster, "back") == in_sync(cluster, "back") == {1, 2, 3}, cluster)
+    until("the fourth has deleted what it had", lambda: not has(cluster.brokers[4], "back"), cluster)
+    assert read(cluster, "back", len(VALUES)) == VALUES
+
+
+def elected(broker: Member, topic: str, way: int) -> int:
+    """What became of it: an error code."""
+    with Asked(broker.bootstrap) as asked:
+        request = ElectLeadersRequest(election_type=way, topic_partitions=[ElectLeadersRequest.TopicPartitions(topic=topic, partitions=[0])], timeout_ms=10_000)
+        answer = asked.ask(ELECT_LEADERS, request)
+    assert answer.error_code == 0
+    ((one,),) = (result.partition_result for result in answer.replica_election_results)
+    return one.error_code
+
+
+def leader(cluster: Cluster, topic: str) -> int | None:
+    found = partitions(cluster, topic).get(0)
+    return found.leader if found else None
+
+
+def test_an_operator_may_make_a_replica_leader_that_lacks_records(never_replaced: Cluster) -> None:
+    cluster = never_replaced
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    topic = NewTopic("chosen", num_partitions=1, replica_assignment=[[1, 2]], config={"min.insync.replicas": "1"})
+    admin.create_topics([topic])["chosen"].result(PATIENCE_S)
+    both, one, after = ([b"%s %d" % (word, number) for number in range(50)] for word in (b"both", b"one", b"after"))
+    until("both are in sync", lambda: in_sync(cluster, "chosen") == {1, 2}, cluster)
+    produce(cluster, "chosen", both)
+    cluster.brokers[2].kill_all()
+    until("the second is out of the in-sync set", lambda: in_sync(cluster, "chosen") == {1}, cluster)
+    produce(cluster, "chosen", one)
+    cluster.brokers[1].kill_all()
+    cluster.brokers[2].start()
+    until("nobody leads: the second is not known to have all", lambda: leader(cluster, "chosen") == -1, cluster)
+    assert elected(cluster.brokers[3], "chosen", PREFERRED) == ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE
+    assert elected(cluster.brokers[3], "chosen", UNCLEAN) == 0
+    until("the second leads", lambda: leader(cluster, "chosen") == 2, cluster)
+    produce(cluster, "chosen", after)
+    cluster.brokers[1].start()
+    until("the first is in sync again", lambda: in_sync(cluster, "chosen") == {1, 2}, cluster)
+    assert read(cluster, "chosen", len(both) + len(after)) == [*both, *after]
+    assert log(cluster.brokers[1], "chosen", 0) == log(cluster.brokers[2], "chosen", 0)
