@@ -25,6 +25,11 @@ static void enqueue(struct mqd_reactor *r, struct mqd_owned *owned)
     dir->to_sync_count++;
 }
 
+static int64_t background_bytes(const struct mqd_log_directory *dir)
+{
+    return dir->busy_count > MQD_BUSY_FEW ? MQD_BACKGROUND_FLUSH_BYTES_OF_MANY : MQD_BACKGROUND_FLUSH_BYTES;
+}
+
 void mqd_flush_want(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     if (owned->resting)
@@ -32,7 +37,8 @@ void mqd_flush_want(struct mqd_reactor *r, struct mqd_owned *owned)
     if (!owned->dirty_since_ms)
         owned->dirty_since_ms = r->now_ms;
     const struct mqd_log_options *options = mqd_partition_options(owned->partition);
-    if (!options->flush_on_ack && mqd_partition_dirty_bytes(owned->partition) < MQD_BACKGROUND_FLUSH_BYTES && !mqd_partition_sync_crowded(owned->partition))
+    if (!options->flush_on_ack && mqd_partition_dirty_bytes(owned->partition) < background_bytes(&r->log_dirs[owned->log_dir]) &&
+        !mqd_partition_sync_crowded(owned->partition))
         return; /* mqd_flush_background comes round */
     enqueue(r, owned);
 }
@@ -154,11 +160,13 @@ void mqd_flush_on_syncfs_done(struct mqd_reactor *r, uint64_t log_dir, int resul
 /* Once a second: what no acknowledgement waits for is flushed too, so that dirty bytes stay bounded. */
 void mqd_flush_background(struct mqd_reactor *r)
 {
+    uint32_t busy_count[MQD_LOG_DIR_COUNT_MAX] = {0};
     for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT && r->owned_count; slot++) {
         struct mqd_owned *owned = r->owned[slot];
         if (!owned || owned->resting)
             continue;
         mqd_preallocate_maybe(r, owned);
+        busy_count[owned->log_dir] += mqd_partition_dirty_bytes(owned->partition) >= MQD_BUSY_BYTES;
         if (!owned->dirty_since_ms || mqd_list_linked(&owned->sync_node) || owned->in_syncfs || !mqd_partition_dirty(owned->partition) ||
             mqd_partition_syncing(owned->partition) || r->log_dirs[owned->log_dir].failed)
             continue;
@@ -170,6 +178,8 @@ void mqd_flush_background(struct mqd_reactor *r)
         mqd_list_append(&r->log_dirs[owned->log_dir].to_sync, &owned->sync_node);
         r->log_dirs[owned->log_dir].to_sync_count++;
     }
+    for (uint32_t i = 0; i < MQD_LOG_DIR_COUNT_MAX; i++)
+        r->log_dirs[i].busy_count = busy_count[i];
 }
 
 /* ---- preallocation ---- */

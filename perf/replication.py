@@ -133,21 +133,28 @@ def _turn(leader: Member, pids: list[list[int]], words: dict[str, int], name: st
     return {"alone": alone, "leader": led, "followers": followed, "rate": rounded(records / seconds), "waited": waited}
 
 
-def _latencies(members: list[Member], pids: list[list[int]]) -> dict:
+def _latencies(members: list[Member], pids: list[list[int]], turns: int) -> dict:
     """librdkafka over all three: its own maximum, then parts of it, with a consumer reading along."""
     peer, driver = _Address(",".join(member.bootstrap for member in members), members[0].port), Librdkafka()
-    _topic(members[0], "latency", [[1 + (index + step) % 3 for step in range(3)] for index in range(LOAD.partitions)])
-    time.sleep(2.0)  # every host has said what it leads
-    most = driver.produce(peer, "latency", LOAD, records=5_000_000, milliseconds=MAXIMUM_MS)  # type: ignore[arg-type]
-    maximum, points = most["records"] / most["seconds"], []
-    for share in SHARES:
-        rate, seconds = int(maximum * share), (PACED_MS + WARM_MS) / 1000
-        _touch(int(rate * seconds), 3)
-        before = cpu_time(pid for one in pids for pid in one)
-        paced = driver.latency(peer, "latency", LOAD, rate=rate, milliseconds=PACED_MS, warm_milliseconds=WARM_MS)  # type: ignore[arg-type]
-        spent = cpu_time(pid for one in pids for pid in one) - before
-        points.append(_point(share, rate, paced, spent, seconds))
-    return {"maximum": rounded(maximum), "points": points}
+
+    def topic(name: str) -> None:
+        _topic(members[0], name, [[1 + (index + step) % 3 for step in range(3)] for index in range(LOAD.partitions)])
+        time.sleep(2.0)  # every host has said what it leads
+
+    def turn(share: float, name: str) -> dict:
+        rate = int(maximum * share)
+        topic(name)
+        _touch(int(rate * (PACED_MS + WARM_MS) / 1000), 3)
+        with _Watched(pids) as spent:
+            paced = driver.latency(peer, name, LOAD, rate=rate, milliseconds=PACED_MS, warm_milliseconds=WARM_MS)  # type: ignore[arg-type]
+        _drop(members[0], name)
+        return _point(share, rate, paced, spent)
+
+    topic("maximum")
+    most = driver.produce(peer, "maximum", LOAD, records=5_000_000, milliseconds=MAXIMUM_MS)  # type: ignore[arg-type]
+    _drop(members[0], "maximum")
+    maximum = most["records"] / most["seconds"]
+    return {"maximum": rounded(maximum), "points": [_middle([turn(share, f"latency-{round(1 / share)}-{number}") for number in range(turns)]) for share in SHARES]}
 
 
 def _paced(leader: Member, pids: list[list[int]], maximum: float, turns: int) -> list[dict]:
@@ -157,27 +164,41 @@ def _paced(leader: Member, pids: list[list[int]], maximum: float, turns: int) ->
     def turn(share: float, name: str) -> dict:
         _topic(leader, name, [[1, 2, 3]])
         _begin(leader, name, WAYS[BATCHED])
-        batches, seconds = round(maximum * share / BATCH_RECORDS), (PACED_MS + PACED_WARM_MS) / 1000
-        _touch(int(batches * BATCH_RECORDS * seconds), 3)
-        before = cpu_time(pid for one in pids for pid in one)
-        told = loading.run("paced", port=leader.port, topic=name, rate=batches, milliseconds=PACED_MS, warm_milliseconds=PACED_WARM_MS, acks=-1, **words)
-        spent = cpu_time(pid for one in pids for pid in one) - before
+        batches = round(maximum * share / BATCH_RECORDS)
+        _touch(int(batches * BATCH_RECORDS * (PACED_MS + PACED_WARM_MS) / 1000), 3)
+        with _Watched(pids) as spent:
+            told = loading.run("paced", port=leader.port, topic=name, rate=batches, milliseconds=PACED_MS, warm_milliseconds=PACED_WARM_MS, acks=-1, **words)
         _drop(leader, name)
-        return _point(share, batches * BATCH_RECORDS, told, spent, seconds)
+        return _point(share, batches * BATCH_RECORDS, told, spent)
 
     return [_middle([turn(share, f"paced-{round(1 / share)}-{number}") for number in range(turns)]) for share in SHARES]
+
+
+class _Watched:
+    """What all workers ran and waited within the block, as shares of one CPU: of the time that it took, which is longer than was planned where the rate was not kept."""
+
+    def __init__(self, pids: list[list[int]]) -> None:
+        self._pids = [pid for one in pids for pid in one]
+        self.running = self.waiting = 0.0
+
+    def __enter__(self) -> _Watched:
+        self._began, self._before = time.monotonic(), cpu_time(self._pids)
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        spent, seconds = cpu_time(self._pids) - self._before, time.monotonic() - self._began
+        self.running, self.waiting = rounded(spent.reactor_ns / seconds / 1e9), rounded(spent.waited_ns / seconds / 1e9)
 
 
 def _middle(points: list[dict]) -> dict:
     """The turn whose p99 is the median, and all p99: one second in which the machine stood still spoils one turn of ten seconds, not the figure."""
     in_order = sorted(points, key=lambda point: point["p99_us"])
-    return {**in_order[(len(points) - 1) // 2], "all_p99_us": [point["p99_us"] for point in in_order]}
+    return {**in_order[len(points) // 2], "all_p99_us": [point["p99_us"] for point in in_order]}
 
 
-def _point(share: float, rate: int, told: dict, spent: CpuTime, seconds: float) -> dict:
+def _point(share: float, rate: int, told: dict, spent: _Watched) -> dict:
     times = {name: told["acknowledged"][name] for name in ("p50_us", "p99_us", "p999_us")}
-    shares = {"running": rounded(spent.reactor_ns / seconds / 1e9), "waiting": rounded(spent.waited_ns / seconds / 1e9)}
-    return {"share": share, "rate": rate, **times, "late_p99_us": told["late"]["p99_us"], **shares}
+    return {"share": share, "rate": rate, **times, "late_p99_us": told["late"]["p99_us"], "running": spent.running, "waiting": spent.waiting}
 
 
 def measure(directory: Path, turns: int, cpus: list[str], latency: bool) -> dict:
@@ -188,7 +209,7 @@ def measure(directory: Path, turns: int, cpus: list[str], latency: bool) -> dict
         told = {"date": datetime.datetime.now().isoformat(timespec="seconds"), "machine": machine(), "cpus": ",".join(cpus), "turns": found}
         if latency:
             told["paced"] = _paced(members[0], pids, statistics.median(turn["rate"] for turn in found[BATCHED]), turns)
-            told["latency"] = _latencies(members, pids)
+            told["latency"] = _latencies(members, pids, min(turns, 3))
         return told
 
 

@@ -32,7 +32,7 @@
 #define ACCEPTOR 3
 #define ENDPOINTS 5
 #define PARTITIONS 5
-#define SLOTS 6
+#define SLOTS 30
 #define ARENA_BYTES (4u << 20)
 #define REQUEST_BYTES_MAX (2u << 20)
 
