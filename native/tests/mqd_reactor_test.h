@@ -32,7 +32,8 @@
 #define ACCEPTOR 3
 #define ENDPOINTS 5
 #define PARTITIONS 5
-#define SLOTS 30
+#define SLOTS 6
+#define SLOTS_MAX 30 /* a test may assign and open more */
 #define ARENA_BYTES (4u << 20)
 #define REQUEST_BYTES_MAX (2u << 20)
 
@@ -45,7 +46,7 @@ struct bench {
     int handoffs[REACTORS]; /* our ends */
     int listener;
     struct mqd_endpoint *endpoints[ENDPOINTS]; /* FAKE and ACCEPTOR */
-    struct mqd_partition *partitions[SLOTS];
+    struct mqd_partition *partitions[SLOTS_MAX];
     uint8_t topic_id[16];
     uint64_t token;
     struct mqd_log_options log_options;
@@ -196,7 +197,7 @@ static void bench_stop(struct bench *b)
 {
     for (uint32_t worker = 0; worker < REACTORS; worker++)
         CHECK_OR(mqd_reactor_stop(b->reactors[worker]) == 0, abort());
-    for (uint32_t slot = 0; slot < SLOTS; slot++)
+    for (uint32_t slot = 0; slot < SLOTS_MAX; slot++)
         if (b->partitions[slot])
             bench_partition_close(b, slot);
     for (uint32_t worker = 0; worker < REACTORS; worker++) {

@@ -373,11 +373,13 @@ BOTH(what_nobody_waits_for_is_flushed_when_8_MiB_have_gathered)
 /* Where many partitions are written to their small flushes would come together: they are large then, as the clock and 64 MiB have it. */
 BOTH(of_many_partitions_none_is_flushed_for_8_MiB)
 {
-    enum { MANY = SLOTS }; /* 14 of this worker */
+    enum { MANY = SLOTS_MAX }; /* 14 of this worker */
     struct bench *b = bench_start(backend, in_one_segment);
     uint32_t slots[MANY];
     for (uint32_t slot = 0; slot < MANY; slot++) {
         slots[slot] = slot;
+        if (slot >= SLOTS)
+            mqd_slot_assign(b->control, slot, b->topic_id, (int32_t)slot, (uint16_t)bench_owner(slot), 0, 0);
         if (slot >= PARTITIONS && bench_owner(slot) == 0)
             bench_partition_open(b, slot, slot);
     }
