@@ -116,6 +116,7 @@ void mqd_control_send_queued(struct mqd_reactor *r)
         if (!send_one(r, request))
             return;
         mqd_list_remove(&request->control_node);
+        mqd_list_append(&r->control_sent, &request->control_node);
     }
 }
 
@@ -240,25 +241,35 @@ void mqd_control_on_parked(struct mqd_reactor *r, const struct mqd_descriptor *d
     mqd_control_send_queued(r);
 }
 
+/* A connection's requests keep their order: those that are sent again come in the order in which they were sent, before
+ * what was never sent. Otherwise an older OffsetCommit could overwrite a newer one. */
 void mqd_control_acceptor_died(struct mqd_reactor *r)
 {
     uint64_t generation = mqd_load_acquire(&mqd_control_worker(r->options.control, mqd_control_worker_count(r->options.control))->generation);
-    for (uint32_t index = 0; index < MQD_CONTROL_REQUEST_COUNT_MAX; index++) {
-        struct mqd_request *request = r->control[index].request;
-        if (!request || !request->sent || request->control_generation == generation)
+    struct mqd_node again, refused;
+    mqd_list_init(&again);
+    mqd_list_init(&refused);
+    MQD_LIST_EACH(node, next, &r->control_sent) {
+        struct mqd_request *request = MQD_CONTAINER(node, struct mqd_request, control_node);
+        if (request->control_generation == generation)
             continue;
         request->sent = 0;
-        r->control[index].sequence++; /* whatever the dead one still said about it is not heard */
+        r->control[request->control_index].sequence++; /* a late answer from the dead acceptor finds another sequence */
         request->reply.size_bytes = 0;
+        mqd_list_remove(node);
+        mqd_list_append(request->connection && is_question(request->api_key) ? &again : &refused, node);
+    }
+    while (!mqd_list_empty(&refused)) { /* closing a connection frees its other requests, here and in `again` */
+        struct mqd_request *request = MQD_CONTAINER(refused.next, struct mqd_request, control_node);
         if (!request->connection) {
             mqd_request_free(r, request);
-        } else if (is_question(request->api_key)) {
-            mqd_list_append(&r->control_queue, &request->control_node);
         } else {
             mqd_log(r, 4, request->connection->id, UINT32_MAX, "closing the connection: the acceptor restarted while request %d was under way", request->api_key);
             mqd_connection_close(r, request->connection, "acceptor restarted");
         }
     }
+    mqd_list_move_all(&again, &r->control_queue);
+    mqd_list_move_all(&r->control_queue, &again);
     mqd_control_send_queued(r);
     mqd_check_acceptor_died(r);
     mqd_describe_acceptor_died(r);

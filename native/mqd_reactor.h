@@ -266,7 +266,8 @@ struct mqd_reactor {
 
     struct mqd_control_entry control[MQD_CONTROL_REQUEST_COUNT_MAX];
     uint32_t control_free;
-    struct mqd_node control_queue;
+    struct mqd_node control_queue; /* requests for the acceptor, not sent yet */
+    struct mqd_node control_sent;  /* sent and not answered, in the order in which they were sent */
     struct mqd_check checks[MQD_CHECK_COUNT_MAX];
     uint32_t check_free, check_used; /* free list; how many entries were ever used */
     struct mqd_node check_queue;

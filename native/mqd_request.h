@@ -136,7 +136,7 @@ struct mqd_request {
     int64_t control_offset;               /* in the control arena, -1 = none */
     uint32_t frame_bytes;
     uint8_t *frame;                       /* heap copy while the control arena is full */
-    struct mqd_node control_node;         /* in reactor->control_queue while not sent */
+    struct mqd_node control_node;         /* in reactor->control_queue, once sent in control_sent */
     uint64_t control_generation;          /* of the acceptor it was sent to */
     uint32_t reply_key_hash;
     uint8_t sent;

@@ -1,6 +1,7 @@
 /* tsan */
 /* Requests that the acceptor takes long over (MQD_LINK_PARKED) and whose clients may leave meanwhile (MQD_LINK_ABANDON): mqd_control_request.c. The test is the acceptor. */
 #include "mqd_reactor_test.h"
+#include "../mqd_big_endian.h"
 
 enum { FIND_COORDINATOR = 10, JOIN_GROUP = 11, SYNC_GROUP = 14, CREATE_TOPICS = 19 };
 
@@ -164,5 +165,52 @@ BOTH(who_joins_and_leaves_again_takes_nothing)
     }
     CHECK(others_are_served(b, &other));
     client_close(&other);
+    bench_stop(b);
+}
+
+/* One byte of body says whose commit it is. After each death the new acceptor gets, of every connection, all that was not answered, oldest first: what the
+ * dead one had, then what was never sent. An older commit behind a newer one would lower the group's offset. */
+BOTH(what_is_asked_again_keeps_the_order_of_its_connection)
+{
+    enum { OFFSET_COMMIT = 8, CLIENTS = 3, ROUNDS = 100, PENDING_MAX = 6 };
+    struct bench *b = bench_start(backend, NULL);
+    struct client clients[CLIENTS];
+    struct mqd_descriptor asked[CLIENTS][PENDING_MAX]; /* by commit number modulo PENDING_MAX */
+    int sent[CLIENTS] = {0}, answered[CLIENTS] = {0};
+    uint64_t seed = 7;
+    for (int i = 0; i < CLIENTS; i++)
+        clients[i] = client_open(b, 0);
+    for (int round = 0; round < ROUNDS; round++) {
+        for (int living = 1; living >= 0; living--) {
+            for (int i = 0; i < CLIENTS; i++)
+                for (uint64_t more = test_random(&seed) % (uint64_t)(PENDING_MAX + 1 - (sent[i] - answered[i])); more > 0; more--)
+                    CHECK(ask_for(&clients[i], OFFSET_COMMIT, sent[i]++, 1, (uint8_t)i));
+            if (living) /* what comes from now on is not sent to it */
+                mqd_endpoint_set_state(b->control, ACCEPTOR, MQD_PROCESS_DEAD, 0);
+        }
+        acceptor_dies_and_comes_back(b);
+        int missing = 0, next[CLIENTS];
+        for (int i = 0; i < CLIENTS; i++) {
+            next[i] = answered[i];
+            missing += sent[i] - answered[i];
+        }
+        while (missing > 0) {
+            struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_REQUEST, NULL);
+            if (ask.error != (int32_t)mqd_endpoint_generation(b->control, ACCEPTOR))
+                continue; /* it was for the dead one */
+            const uint8_t *frame = b->arenas[0] + ask.offset;
+            int whose = frame[ask.size_bytes - 1];
+            CHECK_EQUAL((int)mqd_get_be32(frame + 4), next[whose]);
+            asked[whose][next[whose]++ % PENDING_MAX] = ask;
+            missing--;
+        }
+        for (int i = 0; i < CLIENTS; i++)
+            for (uint64_t some = test_random(&seed) % (uint64_t)(1 + sent[i] - answered[i]); some > 0; some--, answered[i]++) {
+                bench_respond(b, 0, &asked[i][answered[i] % PENDING_MAX], "done", 0, true, 64 * (uint64_t)(1 + i));
+                CHECK(is_answered(&clients[i], answered[i]));
+            }
+    }
+    for (int i = 0; i < CLIENTS; i++)
+        client_close(&clients[i]);
     bench_stop(b);
 }
