@@ -1,0 +1,98 @@
+"""OffsetCommits pipelined on one connection while the acceptor is killed: the group ends at the last commit that succeeded, never at an older one.
+
+The broker sends unanswered commits to the new acceptor again. A commit that is carried out twice is harmless as long as the newer ones of its
+connection are carried out after it. The order itself is held by native/tests/test_reactor_parked.c: here most of what is sent again meets a coordinator
+that still loads.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+
+import pytest
+
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.messages import FindCoordinatorRequest, OffsetCommitRequest, OffsetFetchRequest
+from tests.broker import Broker
+from tests.crash.processes import wait_until_whole
+from tests.crash.workload import create_topics, wait_until
+from tests.kafka_connection import KafkaConnection
+
+OFFSET_COMMIT, OFFSET_FETCH, FIND_COORDINATOR, API_VERSIONS = 8, 9, 10, 18
+TOPIC = "commits"
+GROUPS, PIPELINED = 4, 12
+LOADING = {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR}
+
+
+class Committer:
+    """One group on a connection of its own; every commit is one higher than the last."""
+
+    def __init__(self, broker: Broker, group: str) -> None:
+        self.kafka = KafkaConnection("127.0.0.1", broker.port, timeout_s=30)
+        self.group = group
+        self.sent = 0
+        self.unanswered: list[int] = []
+        self.committed = -1
+
+    def send(self, count: int) -> None:
+        for _ in range(count):
+            self.sent += 1
+            partition = OffsetCommitRequest.Partition(partition_index=0, committed_offset=self.sent, committed_metadata="")
+            topic = OffsetCommitRequest.Topic(name=TOPIC, partitions=[partition])
+            self.kafka.send(OFFSET_COMMIT, 8, OffsetCommitRequest(group_id=self.group, generation_id_or_member_epoch=-1, topics=[topic]))
+            self.unanswered.append(self.sent)
+
+    def receive(self, count: int) -> None:
+        for _ in range(count):
+            error = self.kafka.receive().body.topics[0].partitions[0].error_code
+            offset = self.unanswered.pop(0)
+            if error == ErrorCode.NONE:
+                self.committed = offset
+            else:
+                assert error in LOADING, error
+
+    def fetched(self) -> int | None:
+        """The committed offset, or None while the coordinator loads."""
+        topic = OffsetFetchRequest.GroupTopic(name=TOPIC, partition_indexes=[0])
+        answer = self.kafka.call(OFFSET_FETCH, 8, OffsetFetchRequest(groups=[OffsetFetchRequest.Group(group_id=self.group, topics=[topic])]))
+        group = answer.groups[0]
+        if group.error_code in LOADING:
+            return None
+        assert group.error_code == ErrorCode.NONE
+        return group.topics[0].partitions[0].committed_offset
+
+
+@pytest.mark.timeout(600)
+def test_a_killed_acceptor_lowers_no_committed_offset(start_broker, io_backend, rounds, seed) -> None:
+    broker = start_broker(config={"io.backend": io_backend, "offsets.topic.num.partitions": "4"})
+    create_topics(broker.bootstrap, {TOPIC: 1})
+    chance = random.Random(f"{seed} commits")
+    committers = [Committer(broker, f"group-{number}") for number in range(GROUPS)]
+    for one in committers:
+        one.kafka.call(FIND_COORDINATOR, 4, FindCoordinatorRequest(coordinator_keys=[one.group]))  # creates the internal topic
+        wait_until(lambda one=one: one.fetched() is not None, 30, broker.logs)
+    witnesses = [KafkaConnection("127.0.0.1", broker.port) for _ in range(4)]
+    for number in range(rounds(6, 60)):
+        for one in committers:
+            one.send(chance.randint(1, PIPELINED))
+        # some answers are taken first: entries of the worker's request table are used again in another order
+        for one in committers:
+            one.receive(chance.randint(0, len(one.unanswered) // 2))
+        before = broker.pid("mqd-acceptor")
+        os.kill(before, signal.SIGSTOP)  # it holds these, unanswered, when it dies
+        for one in committers:
+            one.send(chance.randint(1, PIPELINED))
+        for witness in witnesses:  # the workers have read what was sent before
+            assert witness.call(API_VERSIONS, 3).error_code == 0
+        os.kill(before, signal.SIGKILL)
+        for one in committers:
+            one.send(chance.randint(1, PIPELINED))
+        wait_until_whole(broker, {"mqd-acceptor": before})
+        for one in committers:
+            one.receive(len(one.unanswered))
+            wait_until(lambda one=one: one.fetched() is not None, 30, broker.logs)
+            # higher than the last that succeeded: the dead acceptor carried a commit out that its successor, still loading, refused
+            assert one.fetched() >= one.committed, f"round {number}, {one.group}: commits 1 to {one.sent} were sent"
+    assert all(one.committed > 0 for one in committers), "no commit ever succeeded"
