@@ -295,21 +295,28 @@ void mqd_replica_fetch(struct mqd_replica *replica, const struct mqd_replica_fet
 
 /* ---- proposals ---- */
 
+/* Kafka's rule: a follower has caught up as of a fetch when its next one begins where the log ended then, so one that takes a burst at full speed stays. */
+static bool caught_up_within(const struct mqd_replica *replica, const struct mqd_replica_follower *follower, int64_t now_ms, int64_t ms)
+{
+    return follower->position == replica->log_end || (follower->caught_up_ms != NEVER && now_ms - follower->caught_up_ms <= ms);
+}
+
 static bool lags(const struct mqd_replica *replica, const struct mqd_replica_follower *follower, int64_t now_ms)
 {
     if (follower->behind_ms != INT64_MAX && now_ms - follower->behind_ms >= BEHIND_MS)
         return true;
-    return follower->position != replica->log_end && (follower->caught_up_ms == NEVER || now_ms - follower->caught_up_ms > replica->lag_ms_max);
+    return !caught_up_within(replica, follower, now_ms, replica->lag_ms_max);
 }
 
-/* */
-static bool may_join(const struct mqd_replica *replica, const struct mqd_replica_follower *follower)
+/* R-4. While the set is below min_insync the high watermark stands still, so that having it says little: a follower that joined by it alone, long behind the log's
+ * end, would be proposed away at once. Half the time that it is given to lag keeps the set from flapping. */
+static bool may_join(const struct mqd_replica *replica, const struct mqd_replica_follower *follower, int64_t now_ms)
 {
     if (!follower->member.eligible || follower->position < 0 || follower->position < replica->high_watermark || follower->behind_ms != INT64_MAX)
         return false;
     if (follower->fetched_broker_epoch != follower->member.broker_epoch && !mutant(replica, MQD_REPLICA_MUTANT_BROKER_EPOCH))
         return false;
-    return follower->position >= replica->epoch_start || mutant(replica, MQD_REPLICA_MUTANT_EXPAND_EARLY);
+    return (follower->position >= replica->epoch_start && caught_up_within(replica, follower, now_ms, replica->lag_ms_max / 2)) || mutant(replica, MQD_REPLICA_MUTANT_EXPAND_EARLY);
 }
 
 /* Marks who is to be in sync. False: that is the committed set, or a set that would be refused. */
@@ -319,7 +326,7 @@ static bool choose(struct mqd_replica *replica, int64_t now_ms)
     for (uint32_t i = 0; i < replica->follower_count; i++) {
         struct mqd_replica_follower *follower = &replica->followers[i];
         bool self = follower->member.node_id == replica->node_id, in_sync = follower->member.in_sync;
-        follower->proposed = self || (in_sync ? !lags(replica, follower, now_ms) : may_join(replica, follower));
+        follower->proposed = self || (in_sync ? !lags(replica, follower, now_ms) : may_join(replica, follower, now_ms));
         follower->proposed_broker_epoch = self                                  ? replica->broker_epoch
                                           : follower->fetched_broker_epoch >= 0 ? follower->fetched_broker_epoch
                                                                                 : follower->member.broker_epoch;

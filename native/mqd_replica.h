@@ -13,7 +13,8 @@
  *        never falls (R4). A follower's own is at most its log end and falls only with a truncation.
  *   R-3  the maximal in-sync set is the committed one and the proposed one; the proposed one counts from before the proposal is handed out until a newer partition epoch has come, or
  *        a refusal after which it can never be accepted (R5). One proposal is under way at a time; its sequence rises by one with each new content and stays for a repetition (R6b).
- *   R-4  whoever is proposed has the high watermark and the epoch's start, has fetched in this epoch, and is eligible under the broker epoch it fetched with (R7).
+ *   R-4  a follower that joins has the high watermark and the epoch's start, has caught up within half of lag_ms_max, has fetched in this epoch, and is eligible under the broker
+ *        epoch it fetched with (R7).
  *   R-5  a node whose own registration its metadata have not reached leads nothing and answers nothing (R10).
  * Concurrency: one thread at a time; the partition's owner.
  */
@@ -96,7 +97,7 @@ enum mqd_replica_mutant {
     MQD_REPLICA_MUTANT_KEEP_STATE = 4,         /* R3: what was known of followers survives a new leader epoch */
     MQD_REPLICA_MUTANT_HW_BELOW_MIN = 8,       /* R4: the high watermark moves below min_insync */
     MQD_REPLICA_MUTANT_COMMITTED_ONLY = 16,    /* R5: the proposed set does not count */
-    MQD_REPLICA_MUTANT_EXPAND_EARLY = 32,      /* R7: the epoch's start is not asked for */
+    MQD_REPLICA_MUTANT_EXPAND_EARLY = 32,      /* R7: whoever has the high watermark joins */
     MQD_REPLICA_MUTANT_BROKER_EPOCH = 64,      /* KIP-903: broker epochs of followers are not looked at */
     MQD_REPLICA_MUTANT_SERVE_UNREGISTERED = 128, /* R10 */
     MQD_REPLICA_MUTANT_ACK_BELOW_MIN = 256,    /* R11: acks=all is taken below min_insync */

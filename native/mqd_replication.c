@@ -85,6 +85,35 @@ static void take_role(struct mqd_reactor *r, struct mqd_owned *owned, int change
     mqd_leading_assigned(r, owned);
 }
 
+static const struct mqd_replica_follower *member_in(const struct mqd_replica *replica, int32_t node_id)
+{
+    for (uint32_t i = 0; i < replica->follower_count; i++)
+        if (replica->followers[i].member.node_id == node_id)
+            return &replica->followers[i];
+    return NULL;
+}
+
+/* One line and one count for each replica that has joined or left the in-sync set of a partition that is led here, whoever decided it. */
+static void tell_in_sync_changes(struct mqd_reactor *r, const struct mqd_owned *owned, const struct mqd_replica *before)
+{
+    const struct mqd_replica *replica = owned->replica;
+    for (uint32_t i = 0; i < replica->follower_count && replica->role == MQD_REPLICA_LEADER; i++) {
+        const struct mqd_replica_follower *follower = &replica->followers[i], *was = member_in(before, follower->member.node_id);
+        if (!was || was->member.in_sync == follower->member.in_sync)
+            continue;
+        bool joins = follower->member.in_sync;
+        mqd_stat(r, joins ? MQD_COUNT_IN_SYNC_EXPANDS : MQD_COUNT_IN_SYNC_SHRINKS, 1);
+        char lag[96] = "not heard of in this leader epoch";
+        if (follower->position >= 0 && follower->caught_up_ms != INT64_MIN)
+            snprintf(lag, sizeof lag, "%lld records behind, caught up %lld ms ago", (long long)(replica->log_end - follower->position), (long long)(r->now_ms - follower->caught_up_ms));
+        else if (follower->position >= 0)
+            snprintf(lag, sizeof lag, "%lld records behind", (long long)(replica->log_end - follower->position));
+        mqd_log(r, joins ? 6 : 4, 0, owned->slot, "%s: node %d, %s; %d of %u replicas are in sync, high watermark %lld, log end %lld",
+                joins ? "a replica joins the in-sync set" : "a replica leaves the in-sync set", follower->member.node_id, lag, replica->in_sync_count, replica->follower_count,
+                (long long)replica->high_watermark, (long long)replica->log_end);
+    }
+}
+
 void mqd_replication_set(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command)
 {
     const struct mqd_replica_assignment *assignment = command->assignment;
@@ -95,6 +124,7 @@ void mqd_replication_set(struct mqd_reactor *r, struct mqd_owned *owned, const s
     }
     mqd_owner_write_all(r); /* what is staged was taken under the old assignment */
     if (owned->replica || !alone) {
+        struct mqd_replica before = *owned->replica;
         int changed = mqd_replica_assign(owned->replica, assignment, r->now_ms);
         if (changed < 0) {
             mqd_command_done(r, command->token, MQD_E_INVALID, command->slot, 0, NULL, "that is no assignment of a partition's replicas");
@@ -103,6 +133,7 @@ void mqd_replication_set(struct mqd_reactor *r, struct mqd_owned *owned, const s
         if (!(changed & MQD_REPLICA_CHANGED_STALE)) {
             owned->leader_worker = command->number;
             take_role(r, owned, changed);
+            tell_in_sync_changes(r, owned, &before);
         }
         if (alone && !(changed & MQD_REPLICA_CHANGED_STALE))
             end(r, owned, assignment->leader_epoch);

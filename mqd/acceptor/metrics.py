@@ -65,6 +65,8 @@ _HELP = {
     "RELAYED_BYTES": "Bytes of the requests that brought them there",
     "RELAY_FAILURES": "Record batches of local clients whose leader on another host could not be reached, or did not answer: tried again",
     "BATCHES_REDIRECTED": "Record batches for retired partitions, given to the partitions that take their records",
+    "IN_SYNC_SHRINKS": "Replicas that left the in-sync set of a partition led here",
+    "IN_SYNC_EXPANDS": "Replicas that joined the in-sync set of a partition led here",
     "LOCAL_ATTACHMENTS": "Local clients attached now",
     "LOCAL_BYTES": "Shared memory of local clients",
     "ARENA_EXTENTS_USED": "Extents of the receive arena in use",

@@ -125,8 +125,8 @@ def _cluster() -> list[Property]:
             "How long the controllers wait for their leader before they elect another; the leader's lease is three quarters of it.", minimum=200, maximum=60_000,
         ),
         Property(
-            "replica.lag.time.max.ms", "long", "10000",
-            "A follower that has not caught up with its leader for so long leaves the in-sync set (Kafka: 30000); what the leader's host has counts.", minimum=100, maximum=INT_MAX, dynamic=True,
+            "replica.lag.time.max.ms", "long", "30000",
+            "A follower that has not caught up with its leader for so long leaves the in-sync set; it joins again once it has caught up within half of it. The value of the leader's host counts.", minimum=100, maximum=INT_MAX, dynamic=True,
         ),
         Property("replica.fetch.wait.max.ms", "int", "500", "How long a leader may hold back its answer to a follower that has everything.", minimum=1, maximum=60_000),
         Property("replica.fetch.max.bytes", "int", "1048576", "Share of one partition in a leader's answer; one batch may be larger.", minimum=1024, maximum=1 << 30),

@@ -125,6 +125,45 @@ TEST(who_lags_leaves_only_when_it_is_committed)
     CHECK_EQUAL(replica.high_watermark, 9);
 }
 
+/* Below min_insync the high watermark stands still while acks=1 goes on. A follower at it, long behind the end, would be proposed away as soon as it had joined. */
+TEST(a_follower_joins_when_it_would_not_be_dropped_at_once)
+{
+    struct mqd_replica replica = leader(5, 1 << 1 | 1 << 2);
+    struct mqd_replica_assignment alone = led(1, 2, 1 << 1);
+    struct mqd_replica_proposal out;
+    fetch(&replica, 2, 5, 0);
+    CHECK_EQUAL(mqd_replica_assign(&replica, &alone, 1), MQD_REPLICA_CHANGED_BELOW_MIN);
+    mqd_replica_log(&replica, 0, 1000, 1000, 10);
+    CHECK_EQUAL(replica.high_watermark, 5);
+    fetch(&replica, 2, 5, 1000);
+    CHECK_EQUAL(mqd_replica_propose(&replica, 1000, 50, &out), 0);
+    mqd_replica_log(&replica, 0, 2000, 2000, 1010);
+    fetch(&replica, 2, 500, 1010); /* it has less than there was at its fetch before */
+    CHECK_EQUAL(mqd_replica_propose(&replica, 1010, 50, &out), 0);
+    fetch(&replica, 2, 1000, 1020);
+    CHECK_EQUAL(mqd_replica_propose(&replica, 1020, 50, &out), 0);
+    mqd_replica_log(&replica, 0, 3000, 3000, 1030);
+    fetch(&replica, 2, 2000, 1060); /* all that there was at 1020 */
+    CHECK_EQUAL(mqd_replica_propose(&replica, 1071, 50, &out), 0); /* more than half of lag_ms_max ago */
+    CHECK_EQUAL(mqd_replica_propose(&replica, 1070, 50, &out), 1);
+    CHECK_EQUAL(out.member_count, 2);
+    struct mqd_replica_assignment next = led(1, 3, 1 << 1 | 1 << 2);
+    mqd_replica_assign(&replica, &next, 1075);
+    CHECK_EQUAL(mqd_replica_propose(&replica, 1120, 50, &out), 0); /* it stays for the rest of its time */
+}
+
+/* The log grows without pause and the follower is never at its end, but each fetch begins where the log ended at the one before. */
+TEST(a_follower_at_full_speed_stays)
+{
+    struct mqd_replica replica = leader(0, 1 << 1 | 1 << 2);
+    struct mqd_replica_proposal out;
+    for (int64_t now_ms = 0, end = 0; now_ms < 10000; now_ms += 40, end += 500) {
+        mqd_replica_log(&replica, 0, end + 500, end + 500, now_ms);
+        fetch(&replica, 2, end, now_ms);
+        CHECK_EQUAL(mqd_replica_propose(&replica, now_ms + 39, 50, &out), 0);
+    }
+}
+
 TEST(a_bound_of_records)
 {
     struct mqd_replica replica = leader(5, 1 << 1 | 1 << 2);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,6 +66,9 @@ def test_who_is_too_many_records_behind_leaves_and_returns(cluster: Cluster) -> 
         until("who is behind has left", lambda: follower.node_id not in in_sync(leader, "bounded"), cluster)
         write(leader, "bounded", [b"without it"], "all")
     until("it has returned", lambda: all_in_sync(cluster, "bounded"), cluster)
+    said = leader.logs(1000)
+    for verb in ("leaves", "joins"):
+        assert re.search(rf"a replica {verb} the in-sync set +detail=\"node {follower.node_id}, .*partition=bounded-0", said), said
     assert read(cluster, "bounded", len(values) + 1) == [*values, b"without it"]
 
 

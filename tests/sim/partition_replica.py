@@ -223,6 +223,11 @@ class ModelReplica:
         self._proposal_due_ms = now_ms + repeat_ms
         return self.proposal
 
+    def _caught_up(self, follower: Follower, now_ms: int) -> bool:
+        """It has what was there when the epoch began, and would not be proposed away at once."""
+        recently = follower.end == self.entries.end or now_ms - follower.caught_up_ms <= self.lag_ms_max // 2
+        return follower.end >= self.epoch_start and recently
+
     def _wanted(self, now_ms: int) -> tuple[tuple[int, int], ...]:
         given = self.assignment
         wanted: list[tuple[int, int]] = []
@@ -234,7 +239,7 @@ class ModelReplica:
                 caught_up = follower.caught_up_ms if follower is not None else self.epoch_began_ms
                 if now_ms - caught_up <= self.lag_ms_max:
                     wanted.append((member.node, follower.broker_epoch if follower is not None else member.broker_epoch))
-            elif follower is not None and member.eligible and follower.end >= self.high_watermark and (follower.end >= self.epoch_start or "R7" in self.off):
+            elif follower is not None and member.eligible and follower.end >= self.high_watermark and (self._caught_up(follower, now_ms) or "R7" in self.off):
                 if follower.broker_epoch == member.broker_epoch or "903" in self.off:
                     wanted.append((member.node, follower.broker_epoch))
         return tuple(wanted)

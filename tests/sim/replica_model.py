@@ -191,9 +191,12 @@ class ReplicaModel:
     def _lags(self, heard: Heard, now_ms: int) -> bool:
         if now_ms - heard.behind_since_ms >= BEHIND_MS:
             return True
-        return heard.position != self.log_end and now_ms - heard.had_everything_ms > self.assignment.lag_ms_max
+        return not self._caught_up_within(heard, now_ms, self.assignment.lag_ms_max)
 
-    def _may_join(self, node: int) -> bool:
+    def _caught_up_within(self, heard: Heard, now_ms: int, ms: int) -> bool:
+        return heard.position == self.log_end or now_ms - heard.had_everything_ms <= ms
+
+    def _may_join(self, node: int, now_ms: int) -> bool:
         member = {member.node_id: member for member in self.assignment.members}[node]
         heard = self.heard[node]
         return (
@@ -202,6 +205,7 @@ class ReplicaModel:
             and heard.position >= max(self.high_watermark, self.epoch_start)
             and heard.broker_epoch == member.broker_epoch
             and heard.behind_since_ms == math.inf
+            and self._caught_up_within(heard, now_ms, self.assignment.lag_ms_max // 2)
         )
 
     def propose(self, now_ms: int, repeat_ms: int) -> Proposal | None:
@@ -212,7 +216,7 @@ class ReplicaModel:
             nodes = [member.node_id for member in given.members]
             wanted = {given.node_id}
             wanted |= {node for node in self.committed - wanted if not self._lags(self.heard[node], now_ms)}
-            wanted |= {node for node in set(nodes) - self.committed - {given.node_id} if self._may_join(node)}
+            wanted |= {node for node in set(nodes) - self.committed - {given.node_id} if self._may_join(node, now_ms)}
             if wanted == self.committed or not all(member.eligible for member in given.members if member.node_id in wanted):
                 return None
             epochs = {member.node_id: member.broker_epoch for member in given.members} | {node: heard.broker_epoch for node, heard in self.heard.items() if heard.fetches}
