@@ -176,7 +176,7 @@ def _topics() -> list[Property]:
     return [
         Property("num.partitions", "int", "1", "Partitions of a topic that is created without a number.", minimum=1, maximum=16384),
         Property("default.replication.factor", "int", "-1", "Replicas of a topic that is created without a number. -1: one on each host, at most 3.", minimum=-1, maximum=32767),
-        Property("min.insync.replicas", "int", "-1", "Replicas that must have a record before acks=all is answered. -1: 2 of partitions that have two replicas or more. A host on its own keeps one: more is refused.", minimum=-1, dynamic=True),
+        Property("min.insync.replicas", "int", "-1", "Replicas that must have a record before acks=all is answered (Kafka: 1). -1: 2 for new topics of three replicas or more, else 1; DescribeConfigs of a topic shows the number in force, of a broker -1. A host on its own keeps one replica: more is refused.", minimum=-1, dynamic=True),
         Property("auto.create.topics.enable", "bool", "true", "Create a topic when a client asks for one that does not exist."),
         Property("delete.topic.enable", "bool", "true", "Allow topics to be deleted."),
         Property(
@@ -379,7 +379,7 @@ def _topic_table() -> list[Property]:
         ("message.timestamp.type", "log.message.timestamp.type", "Whether a record's time is the producer's or the broker's."),
         ("message.timestamp.before.max.ms", "log.message.timestamp.before.max.ms", "How far a record's time may lie in the past."),
         ("message.timestamp.after.max.ms", "log.message.timestamp.after.max.ms", "How far a record's time may lie in the future."),
-        ("min.insync.replicas", "min.insync.replicas", "Replicas that must have a record before acks=all is answered. -1: 2 of partitions that have two replicas or more."),
+        ("min.insync.replicas", "min.insync.replicas", "Replicas that must have a record before acks=all is answered (Kafka: 1). -1: 2 of three replicas or more; a topic that is created with two gets 1. DescribeConfigs shows the number in force."),
         ("flush.on.ack", "log.flush.on.ack", "(mqd) Answer acks=all only after the records are on disk. Of internal topics always."),
         ("flush.messages", "log.flush.interval.messages", "Accepted. Records are not counted; see flush.on.ack and flush.ms."),
         ("flush.ms", "log.flush.interval.ms", "Flush at least this often, looked at once a second; longer than 5 s counts as 5 s."),

@@ -92,11 +92,11 @@ def create_topic(state: MetadataState, change: messages.CreateTopic, place: Plac
     if collision is not None:
         raise Refusal(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic '{change.name}' collides with existing topic: {collision} ('.' and '_' are the same in metric names)")
     config = _new_topic_config(change.config, rules)
-    _keep_min_in_sync(state, config, rules)
     if change.assignments:
         assignments = _manual_assignments(state, change)
     else:
         assignments = _automatic_assignments(state, change, place, rules)
+    _keep_min_in_sync(state, change.name, config, len(assignments[0]), rules)
     topic_id = new_id()
     partitions = _place(state, assignments, 0, place, 0)
     return [TopicCreated(TopicState(name=change.name, topic_id=topic_id, partitions=partitions, config=config))]
@@ -111,13 +111,19 @@ def _new_topic_config(config: Mapping[str, str | None], rules: ConfigRules) -> d
     return _check_config(rules, RESOURCE_TOPIC, {name: value for name, value in config.items() if value is not None})
 
 
-def _keep_min_in_sync(state: MetadataState, config: dict[str, str], rules: ConfigRules) -> None:
-    """What this controller's file says goes into the log with the topic: the next controller's file may say something else (partition_rules)."""
+def _keep_min_in_sync(state: MetadataState, name: str, config: dict[str, str], replica_count: int, rules: ConfigRules) -> None:
+    """What this controller's file says goes into the log with the topic: the next controller's file may say something else (partition_rules).
+
+    Where nothing is said, a new topic of two replicas goes on with one of them: 1 is written out, so that topics from before keep the 2 that the rule gives them. Internal
+    topics follow the rule: they grow with the cluster.
+    """
     if MIN_IN_SYNC in config or MIN_IN_SYNC in state.broker_configs.get("", {}):
         return
     value = int(rules.broker_value(MIN_IN_SYNC, {}))  # type: ignore[arg-type]
     if value != int(rules.built_in(MIN_IN_SYNC)):
         config[MIN_IN_SYNC] = str(value)
+    elif replica_count == 2 and name not in INTERNAL_TOPICS:
+        config[MIN_IN_SYNC] = "1"
 
 
 def _manual_assignments(state: MetadataState, change: messages.CreateTopic) -> list[tuple[int, ...]]:
@@ -171,17 +177,20 @@ def _automatic_assignments(state: MetadataState, change: messages.CreateTopic, p
 
 
 def _spread(state: MetadataState, count: int, factor: int, place: Placement) -> list[tuple[int, ...]]:
-    nodes = place.view.nodes()
-    if factor > len(nodes):
-        registered = len(nodes) == len(state.brokers)
+    """As Kafka: every registered broker counts; one that is fenced gets a replica only where the live ones do not suffice, and leads nothing."""
+    live = place.view.nodes()
+    away = [node for node in sorted(state.brokers) if node not in live and not state.brokers[node].draining]
+    if factor > len(live) + len(away):
         raise Refusal(
             ErrorCode.INVALID_REPLICATION_FACTOR,
-            f"Unable to replicate the partition {factor} time(s): The target replication factor of {factor} cannot be reached because only {len(nodes)} broker(s) are"
-            f" {'registered' if registered else 'available'}.",
+            f"Unable to replicate the partition {factor} time(s): The target replication factor of {factor} cannot be reached because only {len(live) + len(away)} broker(s) are registered.",
         )
+    if not live:
+        raise Refusal(ErrorCode.INVALID_REPLICATION_FACTOR, f"Unable to replicate the partition {factor} time(s): All brokers are currently fenced.")
+    nodes = live if factor <= len(live) else live + away
     _check_room(state, count * factor, nodes, place)
     check_image(state, count, count * factor)
-    loads = Loads(state, nodes, place.directories.full_hosts(nodes))
+    loads = Loads(state, nodes, place.directories.full_hosts(nodes), away)
     chosen = [choose(loads, factor) for _ in range(count)]
     if None in chosen:
         raise Refusal(ErrorCode.INVALID_PARTITIONS, f"Fewer than {factor} hosts have room for {count} more partition(s); delete topics first, or add hosts.")

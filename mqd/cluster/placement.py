@@ -31,10 +31,11 @@ class Directory(NamedTuple):
 class Loads:
     """How much each host holds, counted on while one plan is made."""
 
-    def __init__(self, state: MetadataState, nodes: Sequence[int], full: Collection[int] = ()) -> None:
-        """`full`: hosts without space (Directories.full_hosts): they get replicas only where nobody else can."""
+    def __init__(self, state: MetadataState, nodes: Sequence[int], full: Collection[int] = (), away: Collection[int] = ()) -> None:
+        """`full`: hosts without space (Directories.full_hosts), `away`: hosts that are fenced. Both get replicas only where no other host can, the latter last."""
         self.nodes = list(nodes)
         self.full = frozenset(full)
+        self.away = frozenset(away)
         self.racks = {node: state.brokers[node].rack for node in nodes}
         self.replicas = dict.fromkeys(nodes, 0)
         for (node, _), count in state.partition_counts.items():
@@ -53,7 +54,7 @@ class Loads:
 def choose(loads: Loads, factor: int) -> tuple[int, ...] | None:
     """Replicas of one new partition, the leader first. The loads count it. None = fewer than `factor` hosts have room."""
     free = [node for node in loads.nodes if loads.replicas[node] < REPLICAS_MAX]
-    first = min(free, key=lambda node: (node in loads.full, loads.leaders[node], loads.replicas[node], node), default=-1)
+    first = min(free, key=lambda node: (node in loads.away, node in loads.full, loads.leaders[node], loads.replicas[node], node), default=-1)
     replicas = [first]
     while len(replicas) < factor:
         replicas.append(choose_one(loads, replicas))
@@ -72,7 +73,7 @@ def choose_one(loads: Loads, others: Sequence[int]) -> int:
     free = [node for node in loads.nodes if node not in others and loads.replicas[node] < REPLICAS_MAX]
     if not free:
         return -1
-    return min(free, key=lambda node: (node in loads.full, used.get(loads.racks[node], 0), loads.replicas[node], loads.leaders[node], node))
+    return min(free, key=lambda node: (node in loads.away, node in loads.full, used.get(loads.racks[node], 0), loads.replicas[node], loads.leaders[node], node))
 
 
 def choose_directory(directories: Sequence[Directory], counts: Mapping[str, int]) -> str | None:

@@ -154,7 +154,7 @@ def test_what_a_dead_worker_led_is_led_by_others_at_once(world: World) -> None:
 def test_a_dead_worker_that_is_needed_leads_on_in_another_epoch() -> None:
     world = World(7, 2)
     world.settle(20)
-    assert world.ask(messages.CreateTopic("t", 4, 2, {}, {})).error == 0
+    assert world.ask(messages.CreateTopic("t", 4, 2, {}, {"min.insync.replicas": "2"})).error == 0
     assert world.ask(messages.CreateTopic("alone", 4, 1, {}, {})).error == 0
     before = {(name, partition.index): partition for name in ("t", "alone") for partition in partitions(world, name) if partition.leader == 2}
     world.kill_worker(world.hosts[2])
@@ -246,6 +246,31 @@ def test_lost_replicas_get_a_home(world: World) -> None:
     client = world.request(messages.UnregisterBroker(3), node=world.active)
     run(world, 500)
     assert world.answers[client].error == 0 and 3 not in world.unlogged.brokers
+
+
+def test_new_replicas_go_to_fenced_brokers_only_where_the_live_ones_do_not_suffice(world: World) -> None:
+    world.crash(3)
+    run(world, OPTIONS.session_ms + 2_000)
+    assert world.unlogged.brokers[3].fenced
+
+    def ask(change: messages.Change) -> messages.Answer:
+        client = world.request(change, node=world.active)
+        run(world, 300)
+        return world.answers[client]
+
+    assert ask(messages.CreateTopic("narrow", 8, 3, {}, {})).error == 0
+    assert all(3 not in partition.replicas for partition in partitions(world, "narrow"))
+    assert ask(messages.CreateTopic("wide", 8, 4, {}, {})).error == 0
+    for partition in partitions(world, "wide"):
+        assert set(partition.replicas) == {1, 2, 3, 4} and partition.replicas[0] != 3
+        assert partition.leader == partition.replicas[0] and set(partition.in_sync_replicas) == {1, 2, 4}
+    assert ask(messages.AddPartitions("wide", 9, None, 0)).error == 0
+    assert 3 in partitions(world, "wide")[8].replicas and 3 not in partitions(world, "wide")[8].in_sync_replicas
+    refused = ask(messages.CreateTopic("wider", 1, 5, {}, {}))
+    assert refused.error == E.INVALID_REPLICATION_FACTOR and "only 4 broker(s) are registered" in refused.message
+    world.restart(3)
+    run(world, 6_000)
+    assert all(len(partition.in_sync_replicas) == 4 for partition in partitions(world, "wide"))
 
 
 def test_a_drained_host_holds_nothing_and_takes_nothing(world: World) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mqd.acceptor.disks import READS_AT_ONCE
-from mqd.acceptor.handlers import describe_log_dirs
+from mqd.acceptor.handlers import config_entries, describe_log_dirs
 from mqd.cluster import controller_messages as messages
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
@@ -95,6 +95,17 @@ def test_create_partitions(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(("set_to", "replicas", "shown"), [(None, 1, "1"), (None, 2, "2"), (None, 3, "2"), ("1", 3, "1"), ("3", 2, "3")])
+def test_min_insync_replicas_is_shown_as_the_number_in_force(tmp_path: Path, set_to: str | None, replicas: int, shown: str) -> None:
+    async def run() -> None:
+        async with HandlerBroker(tmp_path) as broker:
+            config = {} if set_to is None else {"min.insync.replicas": set_to}
+            (entry,) = config_entries.of_topic(broker.broker, config, replicas, {"min.insync.replicas"})
+            assert entry.value == shown
+
+    asyncio.run(run())
+
+
 async def describe(broker: HandlerBroker, kind: int, name: str, version: int = 4, **options: object):
     resource = DescribeConfigsRequest.Resource(resource_type=kind, resource_name=name, configuration_keys=options.pop("keys", None))
     return (await broker.ask(DescribeConfigsRequest(resources=[resource], **options), version)).results[0]
@@ -112,6 +123,8 @@ def test_describe_configs(tmp_path: Path) -> None:
                 assert [(one.name, one.value, one.source) for one in configs["segment.bytes"].synonyms] == [("log.segment.bytes", "1048576", 4), ("log.segment.bytes", "1073741824", 5)]
                 if version >= 3:
                     assert configs["segment.bytes"].config_type == 3 and configs["segment.bytes"].documentation
+            (in_force,) = (await describe(broker, TOPIC, "a", keys=["min.insync.replicas"], include_synonyms=True)).configs
+            assert (in_force.value, in_force.config_source, in_force.synonyms[0].value) == ("1", 5, "1"), "tools compare it with the in-sync set"
             own = {config.name: config for config in (await describe(broker, BROKER, "1")).configs}
             assert own["advertised.listeners"].value == "PLAINTEXT://10.1.2.3:9092"
             assert own["log.segment.bytes"].value == "1048576" and not own["log.segment.bytes"].read_only and own["num.partitions"].read_only

@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 from mqd.acceptor.broker import Broker
 from mqd.base.config import BROKER, GROUP, TOPIC, Property, topic_effective
+from mqd.cluster.partition_rules import DEFAULT as FOLLOWS_REPLICAS
+from mqd.cluster.partition_rules import MIN_IN_SYNC, effective_min_in_sync
 
 TOPIC_DYNAMIC, BROKER_DYNAMIC, BROKER_DYNAMIC_DEFAULT, BROKER_STATIC, DEFAULT = 1, 2, 3, 4, 5
 GROUP_DYNAMIC = 8
@@ -56,8 +58,8 @@ def _broker_synonyms(broker: Broker, row: Property) -> list[Synonym]:
     return found
 
 
-def of_topic(broker: Broker, config: Mapping[str, str], names: set[str] | None = None) -> list[Entry]:
-    """`config`: what is set on the topic itself."""
+def of_topic(broker: Broker, config: Mapping[str, str], replica_count: int, names: set[str] | None = None) -> list[Entry]:
+    """`config`: what is set on the topic itself. `replica_count`: of its partitions; min.insync.replicas=-1 is shown as the number in force."""
     effective = topic_effective(broker.effective(), config)
     entries = []
     for name, row in TOPIC.items():
@@ -68,6 +70,8 @@ def of_topic(broker: Broker, config: Mapping[str, str], names: set[str] | None =
             synonyms += _broker_synonyms(broker, BROKER[row.broker_name])
         if not synonyms or synonyms[0].value != effective[name]:  # the broker's value comes by another unit (log.retention.hours)
             synonyms.insert(0, Synonym(name, _shown(row, effective[name]), DEFAULT if effective[name] == row.default else BROKER_STATIC))
+        if name == MIN_IN_SYNC and synonyms[0].value == str(FOLLOWS_REPLICAS):  # tools compare it with the size of in-sync sets
+            synonyms[0] = synonyms[0]._replace(value=str(effective_min_in_sync(FOLLOWS_REPLICAS, replica_count)))
         entries.append(_entry(row, synonyms, False))
     return entries
 

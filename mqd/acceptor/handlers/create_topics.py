@@ -50,7 +50,7 @@ async def _create(broker: Broker, topic: CreateTopicsRequest.Topic, count: int, 
         replication_factor=len(created.partitions[0].replicas),
         configs=[
             CreateTopicsResponse.Config(name=entry.name, value=entry.value, read_only=False, config_source=entry.source, is_sensitive=entry.sensitive)
-            for entry in config_entries.of_topic(broker, created.config)
+            for entry in config_entries.of_topic(broker, created.config, len(created.partitions[0].replicas))
         ],
     )
 

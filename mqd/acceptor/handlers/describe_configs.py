@@ -37,7 +37,7 @@ def _entries(context: Context, resource: DescribeConfigsRequest.Resource) -> lis
         topic = broker.metadata.topics.get(resource.resource_name)
         if topic is None:
             raise Refusal(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{resource.resource_name}' does not exist.")
-        return config_entries.of_topic(broker, topic.config, names)
+        return config_entries.of_topic(broker, topic.config, min(len(one.replicas) - len(one.adding) for one in topic.partitions), names)
     if resource.resource_type == RESOURCE_BROKER:
         if resource.resource_name == "":
             return config_entries.of_all_brokers(broker, names)
