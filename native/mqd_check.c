@@ -2,7 +2,8 @@
  *
  *   of a transaction   The owner does not know an ongoing transaction of this producer (MQD_STAGE_VERIFY): its coordinator verifies, or adds, the partitions
  *                      (KIP-890). One CHECK for all partitions of a request that need it; each append is then sent again with the guard that its owner gave.
- *   of records         A compressed batch for a compacted topic: the acceptor looks whether every record has a key. Uncompressed ones are walked here.
+ *   of records         A compressed batch for a compacted topic: the acceptor looks whether every record has a key; with record.validation=all, whether any other can be
+ *                      parsed. Uncompressed ones are walked here.
  *
  * A request is `undecided` as long as one of its appends that need order (transactional, or parked for a look at its records) is neither staged by its owner
  * nor refused. Its connection, and no other, is not read meanwhile, so that a later batch of the same producer cannot overtake it.
@@ -186,7 +187,7 @@ bool mqd_check_expire(struct mqd_reactor *r, struct mqd_append *append)
 {
     if (!append->check && !append->awaits_verification)
         return false;
-    bool records = append->check && append->check->kind == MQD_CHECK_RECORDS;
+    bool records = append->check && append->check->kind != MQD_CHECK_TRANSACTION;
     append->message = records ? "the batch's records were not looked at in time; nothing was written"
                               : "the transaction's coordinator did not answer in time; nothing was written";
     mqd_append_done(r, append, records ? MQD_KAFKA_REQUEST_TIMED_OUT : MQD_KAFKA_NOT_ENOUGH_REPLICAS);
@@ -291,7 +292,7 @@ static void ask_transaction(struct mqd_reactor *r, struct mqd_request *request)
 
 /* ---- records ---- */
 
-static void ask_records(struct mqd_reactor *r, struct mqd_append *append)
+static void ask_records(struct mqd_reactor *r, struct mqd_append *append, uint16_t kind)
 {
     struct mqd_request *request = append->request;
     bool copy = append->size_bytes <= COPY_BYTES_MAX;
@@ -305,7 +306,7 @@ static void ask_records(struct mqd_reactor *r, struct mqd_append *append)
         move_bytes(r, append, check->offset);
     else
         mqd_arena_hold(r->arena, append->offset);
-    check->kind = MQD_CHECK_RECORDS;
+    check->kind = kind;
     check->slot = append->slot;
     check->offset = append->offset;
     check->size_bytes = append->size_bytes;
@@ -340,21 +341,43 @@ static void refuse_records(struct mqd_reactor *r, struct mqd_append *append, con
     mqd_append_done(r, append, MQD_KAFKA_INVALID_RECORD);
 }
 
-bool mqd_check_keys(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_batch *batch)
+static void refuse_malformed(struct mqd_reactor *r, struct mqd_append *append, int32_t index, const char *reason)
 {
+    struct mqd_refusal *refusal = mqd_refusal_new(r, append);
+    append->message = reason;
+    if (refusal) {
+        refusal->index_count = 1;
+        refusal->index[0] = index;
+        snprintf(refusal->message, sizeof refusal->message, "record %d of the batch cannot be parsed: %s", index, reason);
+        snprintf(refusal->record_message, sizeof refusal->record_message, "%s", reason);
+        append->message = refusal->message;
+    }
+    mqd_append_done(r, append, MQD_KAFKA_INVALID_RECORD);
+}
+
+bool mqd_check_records(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_batch *batch)
+{
+    const struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, append->slot);
+    bool compacted = mqd_load_relaxed(&slot->compacted);
+    uint8_t validation = mqd_load_relaxed(&slot->validation);
     int32_t unkeyed[MQD_RECORD_ERROR_COUNT_MAX];
+    const char *reason;
     if (batch->attributes & 7) {
+        if (!compacted && validation != MQD_VALIDATION_ALL)
+            return true;
         mqd_check_order(r, append);
-        ask_records(r, append);
+        ask_records(r, append, compacted ? MQD_CHECK_RECORDS : MQD_CHECK_PARSE);
         return false;
     }
+    if (!compacted && validation == MQD_VALIDATION_NONE)
+        return true;
     int32_t count = mqd_records_unkeyed(bytes_of(r, append) + MQD_BATCH_HEADER_BYTES, append->size_bytes - MQD_BATCH_HEADER_BYTES, batch->record_count, unkeyed,
-                                        MQD_RECORD_ERROR_COUNT_MAX, &append->message);
-    if (count == 0)
+                                        MQD_RECORD_ERROR_COUNT_MAX, &reason);
+    if (count == 0 || (count > 0 && !compacted))
         return true;
     mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
     if (count < 0)
-        mqd_append_done(r, append, MQD_KAFKA_INVALID_RECORD);
+        refuse_malformed(r, append, -1 - count, reason);
     else
         refuse_records(r, append, unkeyed, count < MQD_RECORD_ERROR_COUNT_MAX ? (uint32_t)count : MQD_RECORD_ERROR_COUNT_MAX, (uint32_t)count);
     return false;

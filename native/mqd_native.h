@@ -167,11 +167,12 @@ enum mqd_descriptor_kind {
 #define MQD_PRODUCED_REDIRECTED 1 /* flags of PRODUCED, of a coordinator's batch: the partition is retired, the same is to be written to the one whose index is in size_bytes */
 #define MQD_CHECK_TRANSACTION 1   /* flags of CHECK: payload is struct mqd_check_transaction, partition_count entries, the transactional id's bytes */
 #define MQD_CHECK_RECORDS 2       /* payload is one compressed batch for a compacted topic: every record needs a key */
+#define MQD_CHECK_PARSE 3         /* payload is one compressed batch: its records are parsed, and need no keys */
 #define MQD_RECORD_ERROR_COUNT_MAX 64
 
-/* CHECK     slot: of the batch (RECORDS). a: Produce version. b: connection id (for logs). error: as in REQUEST. The payload stays until CHECKED.
+/* CHECK     slot: of the batch (RECORDS, PARSE). a: Produce version. b: connection id (for logs). error: as in REQUEST. The payload stays until CHECKED.
  * CHECKED   TRANSACTION: payload is an int16 error code for each partition, in the order asked; or no payload and one code for all in `error`.
- *           RECORDS: `error` 0, or 87 with a payload: struct mqd_check_refusal, its indexes, its message's bytes. */
+ *           RECORDS, PARSE: `error` 0, or 87 with a payload: struct mqd_check_refusal, its indexes, its message's bytes. */
 struct mqd_check_transaction { int64_t producer_id; int16_t producer_epoch; int16_t version; int16_t acks; uint16_t id_bytes; uint32_t partition_count; int32_t timeout_ms; };
 struct mqd_check_partition { uint8_t topic_id[16]; int32_t partition_index; uint32_t slot; };
 struct mqd_check_refusal { uint32_t unkeyed_count; uint16_t index_count; uint16_t message_bytes; }; /* all records without key; how many int32 batch indexes follow */
@@ -248,7 +249,7 @@ int16_t mqd_batch_validate(const uint8_t *bytes, uint64_t size_bytes, struct mqd
 /* header only, no CRC; for scanning what is already stored. Returns 0, or -1 MQD_E_CORRUPT. available_bytes >= 61. */
 int mqd_batch_decode(const uint8_t *bytes, uint64_t available_bytes, struct mqd_batch *out);
 /* Walks record_count uncompressed records that fill size_bytes exactly. Returns how many have no key, the places in the batch of the first
- * unkeyed_count_max of them in `unkeyed`; -1 when the bytes are not such records, with `reason` (static text). */
+ * unkeyed_count_max of them in `unkeyed`; -1 - i when record i of them cannot be parsed, with `reason` (static text). */
 int32_t mqd_records_unkeyed(const uint8_t *records, uint64_t size_bytes, int32_t record_count, int32_t *unkeyed, uint32_t unkeyed_count_max, const char **reason);
 
 /* Where keys and values of plain batches lie: uncompressed, of no transaction, not control. Positions are bytes of `data`; size -1 = null. */
@@ -293,9 +294,13 @@ struct mqd_log_options { /* per partition; may change at run time (mqd_reactor_s
     uint8_t log_append_time;         /* message.timestamp.type */
     uint8_t flush_on_ack;
     uint8_t compacted;
+    uint8_t validation;              /* enum mqd_record_validation */
     uint8_t readonly;                /* refuses Produce */
     uint8_t transaction_verification; /* a transaction begins here only after its coordinator was asked (KIP-890) */
 };
+
+/* record.validation: whose records are parsed before a client's batch is taken. Those for compacted topics always are. */
+enum mqd_record_validation { MQD_VALIDATION_NONE, MQD_VALIDATION_UNCOMPRESSED, MQD_VALIDATION_ALL };
 
 struct mqd_recovery { /* in: what is trusted; out: what was found */
     int64_t recovery_point_offset;   /* in: bytes of segments below are trusted; -1 = trust nothing */

@@ -110,7 +110,7 @@ static void route(struct mqd_reactor *r, struct mqd_request *request, struct mqd
     request->arena_pins++;
     if (batch.attributes & ATTRIBUTE_TRANSACTIONAL)
         mqd_check_order(r, append);
-    if (mqd_load_relaxed(&mqd_control_partition(r->options.control, append->slot)->compacted) && !mqd_check_keys(r, append, &batch))
+    if (!mqd_check_records(r, append, &batch))
         return;
     mqd_append_deliver(r, append, &batch);
 }

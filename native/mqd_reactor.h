@@ -448,7 +448,7 @@ void mqd_describe_acceptor_died(struct mqd_reactor *r);
 
 /* mqd_check.c */
 int16_t mqd_check_transaction(struct mqd_reactor *r, struct mqd_request *request, const struct mqd_batch *batch, const char **message); /* 0, or why the batch cannot be of a transaction */
-bool mqd_check_keys(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_batch *batch); /* of a compacted topic; false: it is done, or the acceptor looks */
+bool mqd_check_records(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_batch *batch); /* false: it is done, or the acceptor looks */
 struct mqd_refusal *mqd_refusal_new(struct mqd_reactor *r, struct mqd_append *append); /* for what is said of its records; NULL: no memory */
 void mqd_check_order(struct mqd_reactor *r, struct mqd_append *append);      /* while it is routed: later requests of its connection may not overtake it */
 void mqd_check_decided(struct mqd_reactor *r, struct mqd_append *append);    /* it is ordered no more: its place in the log is sure, or it has none */

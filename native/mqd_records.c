@@ -1,4 +1,5 @@
-/* The records inside a batch, walked without being kept: for topics whose records must have keys (cleanup.policy=compact).
+/* The records inside a batch, walked without being kept: a batch whose records cannot be parsed would stop every consumer at its offset. Finds the records without
+ * a key on the way, for topics whose records must have one (cleanup.policy=compact).
  *
  *   record   length varint (bytes after it) | attributes int8 | timestamp_delta varlong | offset_delta varint | key, value (varint size, -1 = null, bytes) |
  *            header count varint | headers (varint size and key; varint size, -1 = null, and value).  Varints are zigzag.
@@ -76,7 +77,7 @@ int32_t mqd_records_unkeyed(const uint8_t *records, uint64_t size_bytes, int32_t
     for (int32_t i = 0; i < record_count; i++) {
         bool keyed;
         if ((*reason = skip_record(&walk, i, &keyed)))
-            return -1;
+            return -1 - i;
         if (keyed)
             continue;
         if ((uint32_t)count < unkeyed_count_max)
@@ -85,7 +86,7 @@ int32_t mqd_records_unkeyed(const uint8_t *records, uint64_t size_bytes, int32_t
     }
     if (walk.at != walk.end) {
         *reason = "bytes follow the last record";
-        return -1;
+        return -1 - record_count;
     }
     return count;
 }

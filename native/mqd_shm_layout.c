@@ -101,7 +101,7 @@ uint64_t mqd_abi_hash(void)
         FIELD(mqd_partition_slot, positions), FIELD(mqd_partition_slot, version), FIELD(mqd_partition_slot, segments_generation), FIELD(mqd_partition_slot, topic_id),
         FIELD(mqd_partition_slot, identity_version), FIELD(mqd_partition_slot, partition_index), FIELD(mqd_partition_slot, leader_epoch),
         FIELD(mqd_partition_slot, owner), FIELD(mqd_partition_slot, state), FIELD(mqd_partition_slot, log_dir), FIELD(mqd_partition_slot, owner_generation),
-        FIELD(mqd_partition_slot, compacted), FIELD(mqd_partition_slot, role), FIELD(mqd_partition_slot, latest_pending), FIELD(mqd_partition_slot, lagging),
+        FIELD(mqd_partition_slot, compacted), FIELD(mqd_partition_slot, role), FIELD(mqd_partition_slot, latest_pending), FIELD(mqd_partition_slot, lagging), FIELD(mqd_partition_slot, validation),
         FIELD(mqd_partition_slot, in_sync_follower_count), FIELD(mqd_partition_slot, in_sync_followers), FIELD(mqd_partition_slot, waiters), sizeof(struct mqd_partition_slot), MQD_PARTITION_SLOT_COUNT, MQD_SLOT_DELETING, MQD_PROCESS_DEAD,
         QUOTAS_AT, FIELD(mqd_quota_table, version), FIELD(mqd_quota_table, rules), FIELD(mqd_quota_table, bucket), FIELD(mqd_quota_rules, count), FIELD(mqd_quota_rules, kinds),
         FIELD(mqd_quota_rules, burst_ns), FIELD(mqd_quota_rules, defaults), FIELD(mqd_quota_rules, rule), FIELD(mqd_quota_rule, key), FIELD(mqd_quota_rule, interval),

@@ -119,7 +119,8 @@ struct mqd_partition_slot {
     uint8_t role;        /* owner writes: enum mqd_slot_role */
     uint8_t latest_pending; /* owner writes: the latest offset may not be told yet */
     uint8_t lagging;     /* owner writes: a follower that is not in sync: who reads here goes elsewhere for what it lacks */
-    uint8_t pad2[4];
+    uint8_t validation;  /* owner writes: enum mqd_record_validation */
+    uint8_t pad2[3];
     /* line 3: workers set their bit (fetch_or seq_cst) before they park; the owner exchanges it to 0 and tells them by link */
     uint64_t waiters;
     /* owner writes: node ids of the other replicas that are in sync, as many as fit; each word by itself (mqd_nearest.c) */

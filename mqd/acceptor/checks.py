@@ -1,6 +1,6 @@
 """What workers ask before they write a batch (CHECK, native/mqd_check.c): may these partitions be written in this transaction; has every record of this batch a key?
 
-Transactions are the coordinator's to answer. A compressed batch for a compacted topic is decompressed on a thread, its records are walked natively, and what has no key is
+Transactions are the coordinator's to answer. A compressed batch for a compacted topic, or with record.validation=all, is decompressed on a thread, its records are walked natively, and what has no key is
 named (KIP-467). The batch lies in the worker's arena, lent until it is answered; if that worker dies meanwhile, nobody hears what was read.
 
 Bounds: THREADS at a time, each of at most DECOMPRESSED_BYTES_MAX; who waits for them is bounded by what workers may lend.
@@ -70,12 +70,12 @@ class Checks:
 
     # -- records -----------------------------------------------------------------------------------------------------------
 
-    async def records(self, batch: memoryview | bytes) -> Answer:
-        """`batch`: one whole record batch whose checksum and header are right; its records are anybody's."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, look_at_records, batch)
+    async def records(self, batch: memoryview | bytes, keyed: bool) -> Answer:
+        """`batch`: one whole record batch whose checksum and header are right; nothing is known of its records. `keyed`: each needs a key."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, look_at_records, batch, keyed)
 
 
-def look_at_records(batch: memoryview | bytes) -> Answer:
+def look_at_records(batch: memoryview | bytes, keyed: bool = True) -> Answer:
     """Blocks for as long as it takes to decompress."""
     try:
         header = decode_batch_header(batch)
@@ -86,6 +86,6 @@ def look_at_records(batch: memoryview | bytes) -> Answer:
         return Answer(int(ErrorCode.INVALID_RECORD), _REFUSAL.pack(0, 0, len(message)) + message)
     except MemoryError:
         return Answer(int(ErrorCode.REQUEST_TIMED_OUT))
-    if not unkeyed_count:
+    if not unkeyed_count or not keyed:
         return Answer(0)
     return Answer(int(ErrorCode.INVALID_RECORD), _REFUSAL.pack(unkeyed_count, len(unkeyed), 0) + struct.pack(f"={len(unkeyed)}i", *unkeyed))

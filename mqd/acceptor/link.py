@@ -284,7 +284,7 @@ class Link:
         if descriptor.flags == native.CHECK_TRANSACTION:
             answer = self.checks.transaction(bytes(payload), descriptor.a)
         else:
-            answer = self.checks.records(payload)
+            answer = self.checks.records(payload, keyed=descriptor.flags == native.CHECK_RECORDS)
         assert self._loop is not None
         task = self._loop.create_task(self._check(worker, descriptor, answer))
         self._tasks.add(task)

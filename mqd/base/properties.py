@@ -406,6 +406,13 @@ def _topic_table() -> list[Property]:
             " while a follower fetches and flushes. Of one that a new leader has not heard yet only the time counts. -1: no bound.", minimum=-1, dynamic=True,
         )
     )
+    table.append(
+        Property(
+            "record.validation", "enum", "uncompressed",
+            "(mqd) Whose records are parsed before a batch is taken (INVALID_RECORD otherwise), so that none stops its consumers: of uncompressed batches at some 10 ns a record; `all`: of compressed ones"
+            " too, which the acceptor decompresses (Kafka does always); `none`. Batches for compacted topics always are.", choices=("none", "uncompressed", "all"), dynamic=True,
+        )
+    )
     for name in ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas"):
         table.append(Property(name, "list", "", "Accepted. Every replica that is not in sync is throttled; see follower.replication.throttled.rate.", dynamic=True, ignored=True))
     return table

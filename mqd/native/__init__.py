@@ -76,6 +76,7 @@ from mqd.native.files import (
 )
 from mqd.native.links import (
     Arena,
+    CHECK_PARSE,
     CHECK_RECORDS,
     CHECK_TRANSACTION,
     Descriptor,
@@ -119,6 +120,7 @@ __all__ = [
     "BATCH_HEADER_BYTES",
     "Backend",
     "BatchHeader",
+    "CHECK_PARSE",
     "CHECK_RECORDS",
     "CHECK_TRANSACTION",
     "CompactFigures",

@@ -39,6 +39,7 @@ class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
     log_append_time: bool = False
     flush_on_ack: bool = True
     compacted: bool = False
+    validation: int = 0
     readonly: bool = False
     transaction_verification: bool = True
 

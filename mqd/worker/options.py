@@ -8,6 +8,7 @@ from mqd.log.compaction import CompactionPolicy
 from mqd.log.retention import RetentionPolicy
 
 _BACKENDS = {"auto": 0, "io_uring": 1, "epoll": 2}  # enum mqd_backend
+_VALIDATION = {"none": 0, "uncompressed": 1, "all": 2}  # enum mqd_record_validation
 _INT32_MAX = (1 << 31) - 1
 
 
@@ -40,6 +41,7 @@ def log_options(broker: Mapping[str, str], topic: Mapping[str, str], internal: b
         "log_append_time": value("message.timestamp.type") == "LogAppendTime",
         "flush_on_ack": internal or value("flush.on.ack"),
         "compacted": "compact" in value("cleanup.policy"),
+        "validation": _VALIDATION[value("record.validation")],
         "readonly": False,
     }
 

@@ -402,7 +402,8 @@ BOTH(records_without_key)
         CHECK(client_ask_one(&client, 4, NULL, -1, LIMIT_MS, partition, raw_noise((struct log_batch){.mark = 1})));
         out = client_take(&client);
         CHECK_EQUAL(out.of[0].error, 87);
-        CHECK_EQUAL(out.of[0].record_errors, 0);
+        CHECK_EQUAL(out.of[0].record_errors, 1);
+        CHECK_EQUAL(out.of[0].first_index, 0);
         CHECK(client_ask_one(&client, 5, NULL, -1, LIMIT_MS, partition, raw_records(1, 0, 1)));
         out = client_take(&client);
         CHECK_EQUAL(out.of[0].error, 0);
@@ -413,6 +414,69 @@ BOTH(records_without_key)
     bench_done(b, 0, b->token);
     CHECK(client_ask_one(&client, 6, NULL, -1, LIMIT_MS, 0, raw_records(1, 1, 1)));
     CHECK_EQUAL(client_take(&client).of[0].error, 0);
+    client_close(&client);
+    bench_stop(b);
+}
+
+static void uncompressed(struct bench *b) { b->log_options.validation = MQD_VALIDATION_UNCOMPRESSED; }
+static void all(struct bench *b) { b->log_options.validation = MQD_VALIDATION_ALL; }
+
+/* The records of raw_records(3, 0, 5), which are of one length each, with other bytes in the second. */
+struct malformed { uint32_t at; uint8_t bytes[10]; uint32_t size_bytes; const char *why; };
+
+BOTH(records_that_cannot_be_parsed)
+{
+    static const struct malformed cases[] = { /* a record: length, attributes, timestamp delta, offset delta, key length, key, value length, ... */
+        {0, {0xfe, 0xff, 0xff, 0xff, 0x0f}, 5, "length is impossible"}, /* 2^31 - 1 */
+        {0, {0x09}, 1, "length is impossible"},                         /* -5 */
+        {0, {0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f}, 10, "length is impossible"},
+        {2, {0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f}, 10, "timestamp is cut off"},
+        {3, {0x00}, 1, "offset delta is not its place"},
+        {3, {0x04}, 1, "offset delta is not its place"},
+        {4, {0x03}, 1, "key is cut off"},
+        {4, {0xfe, 0xff, 0xff, 0xff, 0x0f}, 5, "key is cut off"},
+    };
+    struct bench *b = bench_start(backend, uncompressed);
+    struct client client = client_open(b, 0);
+    struct raw good = raw_records(3, 0, 5);
+    uint32_t record_bytes = (good.size_bytes - MQD_BATCH_HEADER_BYTES) / 3;
+    for (uint32_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct raw raw = {memcpy(malloc(good.size_bytes), good.bytes, good.size_bytes), good.size_bytes};
+        memcpy(raw.bytes + MQD_BATCH_HEADER_BYTES + record_bytes + cases[i].at, cases[i].bytes, cases[i].size_bytes);
+        raw_finish(&raw);
+        CHECK(client_ask_one(&client, (int32_t)i, NULL, -1, LIMIT_MS, i % 2, raw));
+        struct outcomes out = client_take(&client);
+        CHECK_EQUAL(out.of[0].error, 87);
+        CHECK_EQUAL(out.of[0].record_errors, 1);
+        CHECK_EQUAL(out.of[0].first_index, 1);
+        CHECK_CONTAINS(out.of[0].record_message, cases[i].why);
+        CHECK_CONTAINS(out.of[0].message, "record 1 of the batch cannot be parsed");
+    }
+    CHECK(client_ask_one(&client, 100, NULL, -1, LIMIT_MS, 0, raw_records(3, UINT64_MAX, 5))); /* keys are not asked for */
+    CHECK_EQUAL(client_take(&client).of[0].error, 0);
+    CHECK(client_ask_one(&client, 101, NULL, -1, LIMIT_MS, 0, raw_noise((struct log_batch){.attributes = 4, .mark = 7}))); /* nor is it looked into a compressed one */
+    CHECK_EQUAL(client_take(&client).of[0].error, 0);
+    b->log_options.validation = MQD_VALIDATION_NONE;
+    CHECK_EQUAL(mqd_reactor_set_options(b->reactors[0], ++b->token, 0, &b->log_options), 0);
+    bench_done(b, 0, b->token);
+    CHECK(client_ask_one(&client, 102, NULL, -1, LIMIT_MS, 0, raw_noise((struct log_batch){.mark = 1})));
+    CHECK_EQUAL(client_take(&client).of[0].error, 0);
+    free(good.bytes);
+    client_close(&client);
+    bench_stop(b);
+}
+
+BOTH(compressed_batches_are_parsed_where_all_are)
+{
+    struct bench *b = bench_start(backend, all);
+    struct client client = client_open(b, 0);
+    for (int32_t error = 0; error <= 87; error += 87) {
+        CHECK(client_ask_one(&client, 1, NULL, -1, LIMIT_MS, 0, raw_noise((struct log_batch){.attributes = 4, .mark = 7})));
+        struct mqd_descriptor ask = bench_expect(b, ACCEPTOR, MQD_LINK_CHECK, NULL);
+        CHECK_EQUAL(ask.flags, MQD_CHECK_PARSE);
+        bench_say(b, ACCEPTOR, 0, (struct mqd_descriptor){.kind = MQD_LINK_CHECKED, .token = ask.token, .error = error});
+        CHECK_EQUAL(client_take(&client).of[0].error, error);
+    }
     client_close(&client);
     bench_stop(b);
 }
