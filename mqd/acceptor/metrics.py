@@ -1,7 +1,7 @@
 """Metrics in Prometheus' text format on an admin port of the loopback address.
 
-Scrapes are served by prometheus_client's own server in a thread of its own: it reads the control segment (its own view of it), and copies of what the loop holds; it never waits for the loop nor the
-loop for it. What directories say is kept for SIZES_KEPT_S; of one that hangs the last is shown (mqd/acceptor/measuring.py).
+The page is rendered in a thread of its own (mqd/acceptor/metrics_server.py): it reads the control segment (its own view of it), and copies of what the loop holds; it never waits for the loop nor
+the loop for it. What directories say is kept for SIZES_KEPT_S; of one that hangs the last is shown (mqd/acceptor/measuring.py).
 """
 
 import os
@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from mqd import native
@@ -20,7 +20,7 @@ from mqd.acceptor import cluster_metrics, group_metrics
 from mqd.acceptor.broker import OWNER_NONE, Broker
 from mqd.acceptor.handlers.describe_log_dirs import size_of
 from mqd.acceptor.measuring import Kept
-from mqd.base import logging
+from mqd.acceptor.metrics_server import MetricsServer, listen
 from mqd.log import compaction_report, damage
 
 PORT_OFFSET = 552  # from the first listener's port: 9644 beside 9092
@@ -83,7 +83,6 @@ _TIMES = {
     "CONTROL": "From the arrival of a request for the acceptor to its answer",
 }
 _POWERS = 32
-log = logging.get("acceptor.metrics")
 
 
 class _Directory(NamedTuple):
@@ -118,7 +117,7 @@ def histogram_buckets(counts: Any) -> tuple[list[tuple[str, float]], float]:
 
 
 class Metrics:
-    """Observer of the dispatch (loop's thread) and collector for scrapes (the server's thread)."""
+    """Observer of the dispatch (loop's thread) and collector for scrapes (the thread that renders)."""
 
     def __init__(self, broker: Broker, control: native.Control, worker_count: int, run_dir: Path) -> None:
         self._broker = broker
@@ -148,18 +147,13 @@ class Metrics:
     # -- the server --------------------------------------------------------------------------------------------------------
 
     def start(self, admin_port: int, kafka_port: int) -> int:
-        """Returns the port, -1 when metrics are switched off (admin.port=-1). A port that is taken is replaced by a free one. The thread ends with the process."""
-        if admin_port < 0:
+        """Returns the port, -1 when metrics are switched off (admin.port=-1) or no port is to be had. A port that is taken is replaced by a free one."""
+        listener = listen(admin_port, kafka_port, PORT_OFFSET) if admin_port >= 0 else None
+        if listener is None:
             return -1
-        wanted = admin_port or (kafka_port + PORT_OFFSET if kafka_port + PORT_OFFSET <= 65535 else 0)
-        for port in dict.fromkeys((wanted, 0)):
-            try:
-                server, _ = start_http_server(port, "127.0.0.1", self._registry)
-            except OSError as error:
-                log.warning("the metrics port is taken; a free one takes its place", port=port, reason=error.strerror or str(error))
-                continue
-            return server.server_port
-        return -1
+        port: int = listener.getsockname()[1]
+        MetricsServer(listener, lambda: generate_latest(self._registry)).start()
+        return port
 
     # -- a scrape ----------------------------------------------------------------------------------------------------------
 

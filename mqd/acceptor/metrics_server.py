@@ -1,0 +1,264 @@
+"""The HTTP server of the metrics page: one thread, at most CONNECTIONS_MAX connections, GET /metrics and nothing else.
+
+Any local user can connect, so nothing that a client does, or leaves undone, may cost the acceptor more than these bounds:
+
+M1  at most CONNECTIONS_MAX descriptors. When all are taken, the connection that has moved no byte for the longest gives way to the next one, but not before it has had GRACE_S: this also
+    bounds how many are accepted in a second. A scraper that sends its request at once is answered while others are silent.
+M2  a connection ends REQUEST_S after it was accepted unless its request is whole, RENDER_S after that unless the page is there, and ANSWER_S after that unless it has read it all.
+M3  the page is rendered by one thread at a time, for all who have asked by the time it is done. Between two renderings PAUSE_MIN_S pass, and PAUSE_SHARE times the CPU time that the last one took,
+    so rendering never takes more than a quarter of a CPU. A scrape that comes sooner waits: an answer is never older than one rendering takes.
+M4  a request is at most REQUEST_BYTES_MAX.
+
+Concurrency: one thread, and the one that renders, which hands over its page by `_rendered` and the eventfd.
+"""
+
+import contextlib
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from mqd.base import logging
+
+CONNECTIONS_MAX = 64
+BACKLOG = 128
+GRACE_S = 0.1
+REQUEST_S = 5.0
+RENDER_S = 30.0
+ANSWER_S = 10.0
+PAUSE_MIN_S = 0.1
+PAUSE_SHARE = 3
+REQUEST_BYTES_MAX = 8192
+SEND_BUFFER_BYTES = 256 << 10
+ACCEPT_PAUSE_S = 0.1  # after an accept that failed for want of descriptors or memory
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+log = logging.get("acceptor.metrics")
+
+
+def _answer(status: str, body: bytes, content_type: str = "text/plain; charset=utf-8", more: str = "") -> bytes:
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n{more}Connection: close\r\n\r\n"
+    return head.encode() + body
+
+
+_NOT_FOUND = _answer("404 Not Found", b"the metrics are at /metrics\n")
+_NOT_ALLOWED = _answer("405 Method Not Allowed", b"only GET is answered\n", more="Allow: GET\r\n")
+_BAD = _answer("400 Bad Request", b"this is no HTTP request\n")
+_TOO_LARGE = _answer("431 Request Header Fields Too Large", b"the request is too large\n")
+_FAILED = _answer("500 Internal Server Error", b"the metrics cannot be rendered; the acceptor's log says why\n")
+
+
+class _Client:
+    """`to_send` None: the request is not whole, or (`waiting`) the page is not there yet. Times are time.monotonic()."""
+
+    __slots__ = ("deadline_s", "moved_s", "received", "socket", "to_send", "waiting")
+
+    def __init__(self, connection: socket.socket, now: float) -> None:
+        self.socket = connection
+        self.received = b""
+        self.waiting = False
+        self.to_send: memoryview | None = None
+        self.moved_s = now
+        self.deadline_s = now + REQUEST_S
+
+
+def verdict(received: bytes) -> bytes | None:
+    """The answer to a request that gets no page; b"" for one that gets it; None while it is not whole."""
+    end = received.find(b"\r\n\r\n")
+    if end < 0:
+        return _TOO_LARGE if len(received) > REQUEST_BYTES_MAX else None
+    words = received[: received.index(b"\r\n")].split(b" ")
+    if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
+        return _BAD
+    if words[0] != b"GET":
+        return _NOT_ALLOWED
+    return b"" if words[1].partition(b"?")[0] == b"/metrics" else _NOT_FOUND
+
+
+class MetricsServer:
+    """`render()` gives the page's text, in a thread of its own; it may take long, and raise."""
+
+    def __init__(self, listener: socket.socket, render: Callable[[], bytes]) -> None:
+        self._listener = listener
+        self._render = render
+        self._clients: set[_Client] = set()
+        self._selector = selectors.DefaultSelector()
+        self._accepting_from_s = 0.0  # inf: accepting
+        self._render_from_s = float("inf")  # inf: nobody has asked
+        self._resting_until_s = 0.0  # after a rendering
+        self._rendering = False
+        self._rendered: bytes | None = None
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._ending = False
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._clients)
+
+    def start(self) -> None:
+        """The thread ends with the process, or by stop()."""
+        threading.Thread(target=self._run, name="metrics", daemon=True).start()
+
+    def stop(self) -> None:
+        self._ending = True
+        os.eventfd_write(self._wake, 1)
+
+    # -- the loop ----------------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._listener.setblocking(False)
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        while not self._ending:
+            now = time.monotonic()
+            for client in [one for one in self._clients if one.deadline_s <= now]:
+                self._close(client)
+            if self._accepting_from_s <= now:
+                self._accepting_from_s = float("inf")
+                self._selector.register(self._listener, selectors.EVENT_READ)
+            if self._render_from_s <= now and not self._rendering:
+                self._begin_page()
+            due_s = min(self._accepting_from_s, self._render_from_s, *(client.deadline_s for client in self._clients))
+            for key, _ in self._selector.select(None if due_s == float("inf") else max(0.0, due_s - now)):
+                if key.fileobj is self._listener:
+                    self._accept()
+                elif key.data is None:
+                    self._on_rendered()
+                elif key.data in self._clients:  # else it gave way to another in this turn
+                    self._on_client(key.data)
+        for client in list(self._clients):
+            self._close(client)
+        self._selector.close()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            now = time.monotonic()
+            if len(self._clients) >= CONNECTIONS_MAX:
+                oldest = min(self._clients, key=lambda client: client.moved_s)
+                if oldest.moved_s + GRACE_S > now:
+                    self._pause(oldest.moved_s + GRACE_S)
+                    return
+                self._close(oldest)
+            try:
+                connection, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionError):
+                return
+            except OSError as error:
+                log.warning("the metrics port cannot accept connections for now", reason=str(error))
+                self._pause(now + ACCEPT_PAUSE_S)
+                return
+            self._admit(connection, now)
+
+    def _admit(self, connection: socket.socket, now: float) -> None:
+        connection.setblocking(False)
+        with contextlib.suppress(OSError):  # reset meanwhile; reading says so
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        client = _Client(connection, now)
+        self._clients.add(client)
+        self._selector.register(connection, selectors.EVENT_READ, client)
+        self._on_client(client)  # most requests are there already
+
+    def _pause(self, until_s: float) -> None:
+        self._selector.unregister(self._listener)
+        self._accepting_from_s = until_s
+
+    def _close(self, client: _Client) -> None:
+        self._clients.discard(client)
+        self._selector.unregister(client.socket)
+        client.socket.close()
+
+    # -- one connection ----------------------------------------------------------------------------------------------------
+
+    def _on_client(self, client: _Client) -> None:
+        try:
+            if client.to_send is not None:
+                self._send(client)
+            else:
+                self._receive(client)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self._close(client)
+
+    def _receive(self, client: _Client) -> None:
+        more = client.socket.recv(REQUEST_BYTES_MAX)
+        if not more or client.waiting:  # it has left, or says more than one request
+            self._close(client)
+            return
+        client.received += more
+        client.moved_s = time.monotonic()
+        decided = verdict(client.received)
+        if decided is None:
+            return
+        client.received = b""
+        if decided:
+            self._begin_answer(client, decided)
+        else:
+            client.waiting = True
+            client.deadline_s = client.moved_s + RENDER_S
+            if not self._rendering:
+                self._render_from_s = max(client.moved_s, self._resting_until_s)
+
+    def _begin_answer(self, client: _Client, answer: bytes) -> None:
+        client.waiting = False
+        client.to_send = memoryview(answer)
+        client.moved_s = time.monotonic()
+        client.deadline_s = client.moved_s + ANSWER_S
+        self._selector.modify(client.socket, selectors.EVENT_WRITE, client)
+        self._send(client)
+
+    def _send(self, client: _Client) -> None:
+        assert client.to_send is not None
+        client.to_send = client.to_send[client.socket.send(client.to_send) :]
+        client.moved_s = time.monotonic()
+        if not client.to_send:
+            self._close(client)
+
+    # -- the page ----------------------------------------------------------------------------------------------------------
+
+    def _begin_page(self) -> None:
+        self._rendering, self._render_from_s = True, float("inf")
+        try:
+            threading.Thread(target=self._make_page, name="metrics-page", daemon=True).start()
+        except RuntimeError:  # no thread is to be had
+            self._hand_over(_FAILED)
+
+    def _make_page(self) -> None:
+        try:
+            page = _answer("200 OK", self._render(), CONTENT_TYPE)
+        except Exception:
+            log.exception("the metrics cannot be rendered")
+            page = _FAILED
+        self._hand_over(page, time.thread_time())
+
+    def _hand_over(self, page: bytes, cpu_s: float = 0.0) -> None:
+        self._resting_until_s = time.monotonic() + max(PAUSE_MIN_S, PAUSE_SHARE * cpu_s)
+        self._rendered = page
+        os.eventfd_write(self._wake, 1)
+
+    def _on_rendered(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+        if self._rendered is None:
+            return
+        page, self._rendered, self._rendering = self._rendered, None, False
+        for client in [one for one in self._clients if one.waiting]:
+            try:
+                self._begin_answer(client, page)
+            except (BlockingIOError, InterruptedError):
+                continue
+            except OSError:
+                self._close(client)
+
+
+def listen(admin_port: int, kafka_port: int, offset: int) -> socket.socket | None:
+    """On the loopback address. A port that is taken is replaced by a free one, with a log line. None: no port is to be had."""
+    wanted = admin_port or (kafka_port + offset if kafka_port + offset <= 65535 else 0)
+    for port in dict.fromkeys((wanted, 0)):
+        try:
+            return socket.create_server(("127.0.0.1", port), backlog=BACKLOG)
+        except OSError as error:
+            log.warning("the metrics port is taken; a free one takes its place", port=port, reason=error.strerror or str(error))
+    return None

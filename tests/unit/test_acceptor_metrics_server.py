@@ -1,0 +1,168 @@
+"""The metrics page's server under clients that say nothing, half of it, too much, or do not read."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from mqd.acceptor import metrics_server
+from mqd.acceptor.metrics_server import CONNECTIONS_MAX, REQUEST_BYTES_MAX, MetricsServer, listen
+from tests.interaction.traffic import eventually
+
+GET = b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n"
+
+
+class Served:
+    def __init__(self, render: Callable[[], bytes]) -> None:
+        listener = listen(0, 65535, 552)
+        assert listener is not None
+        self.address = listener.getsockname()
+        self.server = MetricsServer(listener, render)
+        self.server.start()
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(self.address, timeout=20)
+
+    def ask(self, request: bytes) -> bytes:
+        with self.connect() as connection:
+            connection.sendall(request)
+            return all_of(connection)
+
+
+def all_of(connection: socket.socket) -> bytes:
+    found = b""
+    while data := connection.recv(1 << 20):
+        found += data
+    return found
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Callable[[], bytes]], Served]]:
+    with contextlib.ExitStack() as stack:
+
+        def start(render: Callable[[], bytes]) -> Served:
+            served = Served(render)
+            stack.callback(served.server.stop)
+            return served
+
+        yield start
+
+
+def status(answer: bytes) -> int:
+    return int(answer.split(b" ", 2)[1])
+
+
+def test_what_is_answered(serve) -> None:
+    served = serve(lambda: b"a_metric 1\n")
+    head, _, body = served.ask(GET).partition(b"\r\n\r\n")
+    assert status(head) == 200 and body == b"a_metric 1\n"
+    assert int(re.search(rb"Content-Length: (\d+)", head)[1]) == len(body) and b"text/plain; version=0.0.4" in head
+    assert status(served.ask(GET.replace(b"/metrics", b"/metrics?name=x"))) == 200
+    assert status(served.ask(GET.replace(b"/metrics", b"/"))) == 404
+    assert status(served.ask(GET.replace(b"/metrics", b"/metrics/x"))) == 404
+    for method in (b"POST", b"HEAD", b"DELETE"):
+        assert status(served.ask(GET.replace(b"GET", method))) == 405
+    assert status(served.ask(b"\x16\x03\x01\r\n\r\n")) == 400
+    assert status(served.ask(b"GET /metrics HTTP/1.1\r\nX: " + b"x" * REQUEST_BYTES_MAX)) == 431
+
+
+def test_a_request_in_pieces_is_answered(serve) -> None:
+    served = serve(lambda: b"a_metric 1\n")
+    with served.connect() as connection:
+        for byte in GET:
+            connection.sendall(bytes([byte]))
+        assert status(all_of(connection)) == 200
+
+
+def test_it_renders_once_in_a_while_and_once_for_all_who_wait(serve, monkeypatch) -> None:
+    monkeypatch.setattr(metrics_server, "PAUSE_MIN_S", 0.5)
+    began: list[float] = []
+    threads: set[str] = set()
+
+    def render() -> bytes:
+        began.append(time.monotonic())
+        threads.update(thread.name for thread in threading.enumerate())
+        return b"page %d\n" % len(began)
+
+    served = serve(render)
+    asked = time.monotonic()
+    assert served.ask(GET).endswith(b"page 1\n")
+    connections = [served.connect() for _ in range(20)]
+    for connection in connections:
+        connection.sendall(GET)
+    assert {all_of(connection).rpartition(b"\r\n")[2] for connection in connections} == {b"page 2\n"}
+    assert asked <= began[0] and began[1] - began[0] >= 0.5
+    assert len(began) == 2 and "metrics-page" in threads
+
+
+def test_rendering_takes_a_quarter_of_a_cpu_at_most(serve) -> None:
+    spent: list[float] = []
+
+    def render() -> bytes:
+        began = time.thread_time()
+        while time.thread_time() - began < 0.2:
+            pass
+        spent.append(time.thread_time())
+        return b""
+
+    served = serve(render)
+    assert status(served.ask(GET)) == 200
+    began = time.monotonic()
+    for _ in range(3):
+        assert status(served.ask(GET)) == 200
+    assert sum(spent[1:]) <= (time.monotonic() - began) / 4 + 0.01
+
+
+def test_a_page_that_cannot_be_rendered_is_an_error_and_the_next_is_tried(serve, monkeypatch) -> None:
+    monkeypatch.setattr(metrics_server, "PAUSE_MIN_S", 0.0)
+    pages = iter((None, b"sound\n"))
+    served = serve(lambda: b"" + next(pages))
+    assert status(served.ask(GET)) == 500
+    assert served.ask(GET).endswith(b"sound\n")
+
+
+@pytest.mark.parametrize("said", [b"", GET[:-2]], ids=["silent", "half"])
+def test_connections_that_ask_for_nothing_are_bounded_and_a_scrape_is_answered(serve, said: bytes) -> None:
+    served = serve(lambda: b"a_metric 1\n")
+    silent = []
+    for number in range(600):
+        silent.append(served.connect())
+        silent[-1].sendall(said)
+        if number % 100 == 50:
+            assert status(served.ask(GET)) == 200
+            assert served.server.connection_count <= CONNECTIONS_MAX
+    eventually(lambda: served.server.connection_count == CONNECTIONS_MAX, "the server has taken fewer than it may")
+    for connection in silent:
+        connection.close()
+
+
+def test_a_silent_client_is_closed_in_time(serve, monkeypatch) -> None:
+    monkeypatch.setattr(metrics_server, "REQUEST_S", 0.3)
+    served = serve(lambda: b"")
+    with served.connect() as silent, served.connect() as slow:
+        began = time.monotonic()
+        assert silent.recv(1) == b"" and time.monotonic() - began < 5
+        with pytest.raises(OSError):  # a byte now and then does not help
+            for byte in GET * 1000:
+                slow.sendall(bytes([byte]))
+                time.sleep(0.05)
+
+
+def test_who_does_not_read_is_closed_in_time_and_holds_up_no_other(serve, monkeypatch) -> None:
+    monkeypatch.setattr(metrics_server, "ANSWER_S", 1.0)
+    monkeypatch.setattr(metrics_server, "PAUSE_MIN_S", 0.0)
+    page = bytes(32 << 20)
+    served = serve(lambda: page)
+    deaf = [served.connect() for _ in range(2 * CONNECTIONS_MAX)]
+    for connection in deaf:
+        connection.sendall(GET)
+    assert len(served.ask(GET)) > len(page)
+    eventually(lambda: served.server.connection_count == 0, "connections are left")
+    for connection in deaf:
+        connection.close()
