@@ -14,6 +14,7 @@ Concurrency: the event loop's thread.
 """
 
 import asyncio
+import contextlib
 import itertools
 import os
 import socket
@@ -238,6 +239,10 @@ class Between:
                     await loop.sock_sendall(connection, len(response).to_bytes(4, "big") + response)
             except OSError:
                 pass  # the peer is gone; it asks again elsewhere
+            except Exception:
+                log.exception("another host's request cannot be answered; the connection is closed", node=node)
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
             finally:
                 room.release()
 

@@ -32,6 +32,14 @@ Metadata = (
 )  # fmt: skip
 
 
+class _NoMessage(Exception):
+    """What the controller sent is none. A fault of ours in handling one is not this."""
+
+
+class MetadataFault(Exception):
+    """Of our own, in taking metadata over."""
+
+
 class ControllerClient:
     """`on_metadata` is called in order with everything that is not an Answer, before any later answer is delivered."""
 
@@ -66,7 +74,7 @@ class ControllerClient:
             self._sent.pop(request_id, None)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled. Raises MetadataFault."""
         pause = RETRY_S_MIN
         while True:
             try:
@@ -79,7 +87,7 @@ class ControllerClient:
             try:
                 self._write(self._subscribe)
                 await self._receive(reader)
-            except (OSError, EOFError, ValueError, msgspec.MsgspecError) as error:
+            except (OSError, EOFError, _NoMessage) as error:
                 log.warning("connection to the controller ended", reason=str(error) or type(error).__name__)
             finally:
                 self._writer.close()
@@ -92,20 +100,31 @@ class ControllerClient:
         while True:
             size = int.from_bytes(await reader.readexactly(4), "big")
             if size > MESSAGE_BYTES_MAX:
-                raise ValueError(f"a message of {size} bytes")
+                raise _NoMessage(f"a message of {size} bytes")
             data = await reader.readexactly(size)
-            with paused():
-                message = _decode(data)
+            try:
+                with paused():
+                    message = _decode(data)
+            except (ValueError, msgspec.MsgspecError) as error:
+                raise _NoMessage(str(error)) from error
             if isinstance(message, messages.Answer):
                 answered = self._sent.get(message.request_id)
                 if answered is not None and not answered.done():
                     answered.set_result(message)
             elif not isinstance(message, messages.Command | messages.InSyncAnswer):
-                self._on_metadata(message)
+                self._take(message)
                 self._write(messages.Applied(message.version, {}))
             if not subscribed:
                 subscribed = True
                 self._send_waiting()
+
+    def _take(self, message: Metadata) -> None:
+        """Raises MetadataFault, which ends run(): the fault would come again with the next connection."""
+        try:
+            self._on_metadata(message)
+        except Exception as error:
+            log.exception("a message of the controller cannot be taken")
+            raise MetadataFault(repr(error)) from error
 
     def _send_waiting(self) -> None:
         waiting, self._unsent = self._unsent, {}

@@ -11,11 +11,11 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from mqd.acceptor import throttle
+from mqd.acceptor import failures, throttle
 from mqd.acceptor.broker import Address, Broker, CloseConnection, Context
 from mqd.base import logging
 from mqd.protocol.api import decode_request, encode_response
-from mqd.protocol.errors import ProtocolError, UnsupportedVersion
+from mqd.protocol.errors import ProtocolError, TrailingBytes, UnsupportedVersion
 from mqd.protocol.framing import API_VERSIONS_KEY, SUPPORTED, RequestHeader
 
 HANDLERS: dict[int, str] = {
@@ -87,12 +87,15 @@ class Outcome(NamedTuple):
     close: str | None = None
 
 
+class RequestMalformed(Exception):
+    """The frame is no request of its API and version. Not a ProtocolError, which encoding our own answer raises too."""
+
+
 class Observer(Protocol):
     def observe(self, api: str, seconds: float, failed: bool) -> None: ...
 
 
 def handler_of(api_key: int) -> Handler:
-    """Raises KeyError for an API that is not answered."""
     handler = _loaded.get(api_key)
     if handler is None:
         handler = _loaded[api_key] = import_module(f"mqd.acceptor.handlers.{HANDLERS[api_key]}").handle
@@ -100,50 +103,75 @@ def handler_of(api_key: int) -> Handler:
 
 
 async def answer(broker: Broker, address: Address, frame: bytes, connection: int, observer: Observer | None = None) -> Outcome:
-    """Never raises but for cancellation: what goes wrong ends one connection, with its reason."""
+    """Never raises but for cancellation. What is no request ends its connection, with the reason; a fault of ours is in the log, and answered with UNKNOWN_SERVER_ERROR."""
     began = time.perf_counter()
     api, failed = "unknown", True
+    header: RequestHeader | None = None
+    request: object = None
     try:
         header, request = _decode(frame)
         api = SUPPORTED[header.api_key].name
-        context = Context(broker, address)
-        handler = handler_of(header.api_key)
-        if broker.relaying is not None:
-            elsewhere = await broker.relaying.answer(address, header, request, frame, lambda part: handler(context, header, part))
-            if elsewhere is not None:
-                failed = False
-                return Outcome(elsewhere if isinstance(elsewhere, bytes) else _encode(header, elsewhere))
-        handling = handler(context, header, request)
-        if broker.quotas.refresh() & throttle.REQUEST_BIT:
-            response = await throttle.charged(handling, context, header, began)
-        else:
-            response = await handling
+        outcome = await _handled(broker, address, header, request, frame, began)
         failed = False
-        return Outcome(_encode(header, response) if response is not None else None, context.cacheable)
+        return outcome
     except UnsupportedVersion as error:
         if error.header.api_key == API_VERSIONS_KEY:
             return _unsupported_api_versions(error.header)
         return _close(connection, str(error), error.header)
-    except ProtocolError as error:
+    except RequestMalformed as error:
         return _close(connection, str(error), None)
-    except (CloseConnection, KeyError) as error:
-        return _close(connection, str(error) or type(error).__name__, None, api)
-    except Exception as error:
-        log.exception("a handler failed; the connection is closed", connection=connection, api=api)
-        return Outcome(None, close=f"{api}: {type(error).__name__}")
+    except CloseConnection as error:
+        return _close(connection, str(error), None, api)
+    except Exception:
+        log.exception("a handler failed", connection=connection, api=api)
+        return _failed(header, request)
     finally:
         if observer is not None:
             observer.observe(api, time.perf_counter() - began, failed)
 
 
-def _decode(frame: bytes) -> tuple[RequestHeader, object]:
-    """What follows a whole message is ignored, as Kafka does: librdkafka 2.x puts three bytes behind a Metadata request (9+) for all topics."""
+async def _handled(broker: Broker, address: Address, header: RequestHeader, request: object, frame: bytes, began: float) -> Outcome:
+    context = Context(broker, address)
+    handler = handler_of(header.api_key)
+    if broker.relaying is not None:
+        elsewhere = await broker.relaying.answer(address, header, request, frame, lambda part: handler(context, header, part))
+        if elsewhere is not None:
+            return Outcome(elsewhere if isinstance(elsewhere, bytes) else _encode(header, elsewhere))
+    handling = handler(context, header, request)
+    if broker.quotas.refresh() & throttle.REQUEST_BIT:
+        response = await throttle.charged(handling, context, header, began)
+    else:
+        response = await handling
+    return Outcome(_encode(header, response) if response is not None else None, context.cacheable)
+
+
+def _failed(header: RequestHeader | None, request: object) -> Outcome:
+    """`header` None: not even the request could be read."""
+    if header is None:
+        return Outcome(None, close="the request could not be read for a fault of this broker")
+    api = SUPPORTED[header.api_key].name
     try:
-        return decode_request(frame)
+        response = failures.failed_response(header, request)
+        if response is not None:
+            return Outcome(encode_response(header, response))
+    except Exception:
+        log.exception("an error cannot be answered; the connection is closed", api=api)
+    return Outcome(None, close=f"{api} failed, and its answer has no room for an error")
+
+
+def _decode(frame: bytes) -> tuple[RequestHeader, object]:
+    """What follows a whole message is ignored, as Kafka does: librdkafka 2.x puts three bytes behind a Metadata request (9+) for all topics.
+
+    Raises UnsupportedVersion, RequestMalformed."""
+    try:
+        try:
+            return decode_request(frame)
+        except TrailingBytes as error:
+            return decode_request(frame[: error.position])
+    except UnsupportedVersion:
+        raise
     except ProtocolError as error:
-        if error.position is None or not error.problem.endswith("bytes too many"):
-            raise
-        return decode_request(frame[: error.position])
+        raise RequestMalformed(str(error)) from error
 
 
 def _encode(header: RequestHeader, response: object) -> bytes:

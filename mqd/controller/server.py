@@ -20,7 +20,18 @@ SUBSCRIBER_COUNT_MAX = 256
 
 log = logging.get("controller.server")
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(ToController).decode
+_decoder = msgspec.msgpack.Decoder(ToController)
+
+
+class NoMessage(Exception):
+    """What a subscriber sent is none. A fault of ours in handling one is not this."""
+
+
+def _decode(data: bytes) -> ToController:
+    try:
+        return _decoder.decode(data)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise NoMessage(str(error)) from error
 
 
 class Connection:
@@ -92,7 +103,7 @@ class Server:
             await self._receive(connection, reader)
         except (OSError, EOFError):
             pass
-        except (ValueError, msgspec.MsgspecError) as error:
+        except NoMessage as error:
             log.warning("subscriber sent what is no message; disconnected", subscriber=connection.name, reason=str(error))
         finally:
             self._tasks.discard(task)
@@ -105,11 +116,15 @@ class Server:
         while True:
             size = int.from_bytes(await reader.readexactly(4), "big")
             if size > REQUEST_BYTES_MAX:
-                raise ValueError(f"a message of {size} bytes; at most {REQUEST_BYTES_MAX} are allowed")
+                raise NoMessage(f"a message of {size} bytes; at most {REQUEST_BYTES_MAX} are allowed")
             message = _decode(await reader.readexactly(size))
             if isinstance(message, Subscribe) == subscribed:
-                raise ValueError("Subscribe must come first, and once")
+                raise NoMessage("Subscribe must come first, and once")
             if isinstance(message, Subscribe):
                 subscribed = True
                 connection.name = f"{message.role}-{message.index}" if message.role == "worker" else message.role
-            self._on_message(connection, message)
+            try:
+                self._on_message(connection, message)
+            except Exception:  # our own fault, whatever its type
+                log.exception("a subscriber's message cannot be handled; disconnected", subscriber=connection.name, message=type(message).__name__)
+                return

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable
 
 from mqd.protocol.codec_writer import CodeWriter
-from mqd.protocol.errors import ProtocolError
+from mqd.protocol.errors import ProtocolError, TrailingBytes
 from mqd.protocol.schema.language import FIXED, Field, Message, Struct
 
 STRING_BYTES_MAX = 32767
@@ -46,6 +46,14 @@ def skip_tagged_fields(data: bytes, position: int, count: int, end: int) -> int:
     return position
 
 
+class TooLong(Malformed):
+    """Bytes behind a whole message."""
+
+
+def refuse_rest(size: int) -> None:
+    raise TooLong(f"{size} bytes too many")
+
+
 def refuse(problem: str) -> None:
     raise Malformed(problem)
 
@@ -76,7 +84,7 @@ class DecoderWriter:
         self.code = CodeWriter()
         self.code.names |= {
             "uvarint": read_uvarint, "skip_tagged": skip_tagged_fields, "unpack_many": struct.unpack_from,
-            "refuse": refuse, "refuse_size": refuse_size, "refuse_count": refuse_count,
+            "refuse": refuse, "refuse_size": refuse_size, "refuse_count": refuse_count, "refuse_rest": refuse_rest,
         }  # fmt: skip
         # fixed-size fields not yet read: (struct letter, size, variable, label)
         self.pending: list[tuple[str, int, str, str]] = []
@@ -89,7 +97,7 @@ class DecoderWriter:
         value = self.struct(root, "")
         self.flush()
         if self.message.name not in TRAILING_BYTES_IGNORED:
-            add("if p != end: refuse(f'{end - p} bytes too many')", "")
+            add("if p != end: refuse_rest(end - p)", "")
         add(f"return {value}", "")
         return self.code.build("def run(d, p):", f"decode {self.message.name} v{self.version}")
 
@@ -104,7 +112,8 @@ class DecoderWriter:
             problem = "not UTF-8"
         else:
             problem = f"cut off: the frame ends at byte {size}"
-        return ProtocolError(problem, title, label or "", min(position, size))
+        kind = TrailingBytes if isinstance(error, TooLong) else ProtocolError
+        return kind(problem, title, label or "", min(position, size))
 
     # -- fixed-size runs --------------------------------------------------------------------------------------------------------
 

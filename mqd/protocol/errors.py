@@ -22,6 +22,10 @@ class ProtocolError(Exception):
         super().__init__(f"{where}: {problem}" if where else problem)
 
 
+class TrailingBytes(ProtocolError):
+    """A whole message, and more behind it: `position` is where it ends."""
+
+
 class UnsupportedVersion(ProtocolError):
     """A whole header, but of an API or version that is not spoken here. `header` has the key, version, correlation id and, where it could be read, client id.
 

@@ -1,0 +1,91 @@
+"""The answer to a request whose handler failed by a fault of ours: UNKNOWN_SERVER_ERROR wherever the response has room for an error, as Kafka's getErrorResponse.
+
+A response with an error of its own says it there. One without says it for each thing that was asked for: its arrays are filled from the request's, by the schema. Pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.framing import RequestHeader
+from mqd.protocol.messages import message_class, owner_of
+from mqd.protocol.schema.language import BLOBS, Field, Struct
+
+MESSAGE = "The broker failed to answer for a reason of its own; its log says why."
+
+
+def failed_response(header: RequestHeader, request: object) -> object | None:
+    """None: this version of the response has no room for an error, or nothing was asked for."""
+    response = message_class(header.api_key, "Response")()
+    return response if _fail(response, request, header.api_version) else None
+
+
+def _fields(struct: Struct, version: int) -> Iterator[Field]:
+    return (field for field in struct.fields if version in field.versions)
+
+
+def _is_error(field: Field) -> bool:
+    return field.name in ("error_code", "partition_error_code")
+
+
+def _tells_errors(struct: Struct, version: int) -> bool:
+    return any(_is_error(field) or (field.struct is not None and _tells_errors(field.struct, version)) for field in _fields(struct, version))
+
+
+def _fail(response: object, request: object, version: int) -> bool:
+    """Fills in `response`, which answers `request` (each a message, or an element of one of its arrays). Whether an error is in it now."""
+    fields = {field.name: field for field in _fields(owner_of(type(response))[1], version)}
+    found = False
+    for field in filter(_is_error, fields.values()):
+        setattr(response, field.name, int(ErrorCode.UNKNOWN_SERVER_ERROR))
+        found = True
+    if "error_message" in fields:
+        response.error_message = MESSAGE  # type: ignore[attr-defined]
+    for field in fields.values():
+        if field.is_array and field.struct is not None:
+            elements = _elements(response, field, request, version)
+            setattr(response, field.name, elements)
+            found |= bool(elements) and _tells_errors(field.struct, version)
+    return found
+
+
+def _elements(response: object, field: Field, request: object, version: int) -> list[object]:
+    """One for each element of the request's array that this one answers: the one of its name, or, where it tells errors, the first."""
+    if not isinstance(request, msgspec.Struct):
+        return []
+    asked = [one for one in _fields(owner_of(type(request))[1], version) if one.is_array and getattr(request, one.name)]
+    same = [one for one in asked if one.name == field.name]
+    source = same or (asked if field.struct is not None and _tells_errors(field.struct, version) else [])
+    if not source:
+        return []
+    made = []
+    for element in getattr(request, source[0].name):
+        answer = _class_of(response, field)()
+        if not _name(answer, element, source[0], version) and not same:
+            return []
+        _fail(answer, element, version)
+        made.append(answer)
+    return made
+
+
+def _class_of(response: object, field: Field) -> type:
+    message = owner_of(type(response))[0]
+    return getattr(message_class(message.api_key, "Response"), field.struct.name)  # type: ignore[union-attr]
+
+
+def _name(answer: object, element: object, source: Field, version: int) -> bool:
+    """What the answer is about, as the request called it. False: they have nothing in common."""
+    own = [field for field in _fields(owner_of(type(answer))[1], version) if not field.is_array and field.struct is None]
+    if isinstance(element, msgspec.Struct):
+        common = [field.name for field in own if hasattr(element, field.name)]
+        for name in common:
+            setattr(answer, name, getattr(element, name))
+        return bool(common)
+    for field in own:  # an array of names or numbers: the first field that can hold one
+        if not field.name.startswith("error_") and (field.type in BLOBS) == (source.type in BLOBS):
+            setattr(answer, field.name, element)
+            return True
+    return False
