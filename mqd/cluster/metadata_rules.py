@@ -27,7 +27,7 @@ from mqd.cluster.metadata_records import (
 )
 from mqd.cluster.metadata_state import INTERNAL_TOPICS, MetadataState, collision_key
 from mqd.cluster.partition_rules import DEFAULT, MIN_IN_SYNC, default_replication_factor, effective_min_in_sync, there_before, wanted_min_in_sync
-from mqd.cluster.placement import Directories, Directory, Loads, choose
+from mqd.cluster.placement import Directories, Directory, Loads, choose, limits
 from mqd.cluster.refusal import Refusal
 from mqd.protocol.errors import ErrorCode
 
@@ -45,7 +45,7 @@ class Placement(NamedTuple):
     node_id: int  # the controller's host: its file supplies the defaults
     view: View
     directories: Directories
-    partition_count_max: int  # slots of a host
+    partition_count_max: int  # of a host, internal topics aside
 
 
 # -- names ---------------------------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def create_topic(state: MetadataState, change: messages.CreateTopic, place: Plac
         assignments = _automatic_assignments(state, change, place, rules)
     _keep_min_in_sync(state, change.name, config, len(assignments[0]), rules)
     topic_id = new_id()
-    partitions = _place(state, assignments, 0, place, 0)
+    partitions = _place(state, assignments, 0, place, 0, change.name in INTERNAL_TOPICS)
     return [TopicCreated(TopicState(name=change.name, topic_id=topic_id, partitions=partitions, config=config))]
 
 
@@ -173,10 +173,10 @@ def _automatic_assignments(state: MetadataState, change: messages.CreateTopic, p
     if factor == DEFAULT:
         factor = default_replication_factor(place.directories.usable_hosts(place.view.nodes()))
     check_replicas(factor)
-    return _spread(state, count, factor, place)
+    return _spread(state, count, factor, place, change.name in INTERNAL_TOPICS)
 
 
-def _spread(state: MetadataState, count: int, factor: int, place: Placement) -> list[tuple[int, ...]]:
+def _spread(state: MetadataState, count: int, factor: int, place: Placement, internal: bool) -> list[tuple[int, ...]]:
     """As Kafka: every registered broker counts; one that is fenced gets a replica only where the live ones do not suffice, and leads nothing."""
     live = place.view.nodes()
     away = [node for node in sorted(state.brokers) if node not in live and not state.brokers[node].draining]
@@ -188,18 +188,19 @@ def _spread(state: MetadataState, count: int, factor: int, place: Placement) -> 
     if not live:
         raise Refusal(ErrorCode.INVALID_REPLICATION_FACTOR, f"Unable to replicate the partition {factor} time(s): All brokers are currently fenced.")
     nodes = live if factor <= len(live) else live + away
-    _check_room(state, count * factor, nodes, place)
+    _check_room(state, count * factor, nodes, place, internal)
     check_image(state, count, count * factor)
-    loads = Loads(state, nodes, place.directories.full_hosts(nodes), away)
+    loads = Loads(state, nodes, place.directories.full_hosts(nodes), internal, away)
     chosen = [choose(loads, factor) for _ in range(count)]
     if None in chosen:
         raise Refusal(ErrorCode.INVALID_PARTITIONS, f"Fewer than {factor} hosts have room for {count} more partition(s); delete topics first, or add hosts.")
     return chosen  # type: ignore[return-value]
 
 
-def _check_room(state: MetadataState, count: int, nodes: Sequence[int], place: Placement) -> None:
+def _check_room(state: MetadataState, count: int, nodes: Sequence[int], place: Placement, internal: bool) -> None:
     """Before a number that a client wrote becomes a list of that length."""
-    room = sum(max(0, place.partition_count_max - held) for held in _held(state, nodes).values())
+    most = limits(state, nodes, internal, place.partition_count_max)
+    room = sum(max(0, most[node] - held) for node, held in _held(state, nodes).items())
     if count > room:
         raise Refusal(ErrorCode.INVALID_PARTITIONS, _no_room("This host has" if len(state.brokers) == 1 else "The hosts have", room, place.partition_count_max, count))
 
@@ -216,17 +217,18 @@ def _held(state: MetadataState, nodes: Sequence[int]) -> dict[int, int]:
     return held
 
 
-def _place(state: MetadataState, assignments: Sequence[tuple[int, ...]], first_index: int, place: Placement, leader_epoch: int) -> tuple[PartitionState, ...]:
+def _place(state: MetadataState, assignments: Sequence[tuple[int, ...]], first_index: int, place: Placement, leader_epoch: int, internal: bool = False) -> tuple[PartitionState, ...]:
     """New partitions, each replica in a directory of its host. Replicas on brokers that are fenced are not in sync; somebody has to be."""
     check_image(state, len(assignments), sum(map(len, assignments)))
     added: dict[int, int] = {}
     for replicas in assignments:
         for node in replicas:
             added[node] = added.get(node, 0) + 1
+    most = limits(state, list(added), internal, place.partition_count_max)
     for node, held in _held(state, list(added)).items():
-        if held + added[node] > place.partition_count_max:
+        if held + added[node] > most[node]:
             who = "This host has" if node == place.node_id else f"Broker {node} has"
-            raise Refusal(ErrorCode.INVALID_PARTITIONS, _no_room(who, max(0, place.partition_count_max - held), place.partition_count_max, added[node]))
+            raise Refusal(ErrorCode.INVALID_PARTITIONS, _no_room(who, max(0, most[node] - held), place.partition_count_max, added[node]))
     partitions = []
     for number, replicas in enumerate(assignments):
         in_sync = tuple(node for node in replicas if place.view.may_lead(node))
@@ -259,7 +261,7 @@ def add_partitions(state: MetadataState, change: messages.AddPartitions, place: 
     added = change.partition_count - current
     factor = len(there_before(topic.partitions[0]))
     if change.assignments is None:
-        assignments = _spread(state, added, factor, place)
+        assignments = _spread(state, added, factor, place, internal=False)
     else:
         if len(change.assignments) != added:
             raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"Attempted to add {added} additional partition(s), but {len(change.assignments)} assignment(s) were specified.")

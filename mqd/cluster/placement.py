@@ -4,18 +4,20 @@ into the directory that holds the fewest.
 Deterministic: the same state and the same answer, whichever controller decides. Counts are of the whole cluster, so many small topics are spread like one large one.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from mqd import native
 from mqd.base.config import broker_value
-from mqd.cluster.metadata_state import MetadataState, TopicState
+from mqd.cluster.metadata_state import INTERNAL_TOPICS, MetadataState, TopicState
 
 
 FULL_SHARE = 100  # a log directory with less than one part in so many of the largest free space of any host's counts as full
 ROOMY_SHARE = 10  # a log directory with less than one part in so many of the largest free space is avoided
 BALANCE_MOVES_MAX = 2_000
-REPLICAS_MAX = native.PARTITION_SLOT_COUNT  # of one host
+INTERNAL_SLOTS = 256  # of each host, for internal topics only: without them a host that is full of partitions could serve no group and no transaction
+PARTITIONS_MAX = native.PARTITION_SLOT_COUNT - INTERNAL_SLOTS  # of other topics, of one host
 
 
 class Directory(NamedTuple):
@@ -28,11 +30,21 @@ class Directory(NamedTuple):
     fresh: bool = False  # held partitions, and holds none any more: somebody began it anew
 
 
+def limits(state: MetadataState, nodes: Sequence[int], internal: bool, partitions_max: int = PARTITIONS_MAX) -> dict[int, int]:
+    """How many replicas each host may hold in all, so that internal topics always have INTERNAL_SLOTS. `internal`: for one of these topics."""
+    if internal:
+        return dict.fromkeys(nodes, partitions_max + INTERNAL_SLOTS)
+    held = Counter(node for name in INTERNAL_TOPICS if name in state.topics for partition in state.topics[name].partitions for node in partition.replicas)
+    return {node: partitions_max + min(held[node], INTERNAL_SLOTS) for node in nodes}
+
+
 class Loads:
     """How much each host holds, counted on while one plan is made."""
 
-    def __init__(self, state: MetadataState, nodes: Sequence[int], full: Collection[int] = (), away: Collection[int] = ()) -> None:
-        """`full`: hosts without space (Directories.full_hosts), `away`: hosts that are fenced. Both get replicas only where no other host can, the latter last."""
+    def __init__(self, state: MetadataState, nodes: Sequence[int], full: Collection[int] = (), internal: bool = False, away: Collection[int] = ()) -> None:
+        """`full`: hosts without space (Directories.full_hosts), `away`: hosts that are fenced. Both get replicas only where no other host can, the latter last.
+        `internal`: the plan is for an internal topic."""
+        self.limits = limits(state, nodes, internal)
         self.nodes = list(nodes)
         self.full = frozenset(full)
         self.away = frozenset(away)
@@ -53,7 +65,7 @@ class Loads:
 
 def choose(loads: Loads, factor: int) -> tuple[int, ...] | None:
     """Replicas of one new partition, the leader first. The loads count it. None = fewer than `factor` hosts have room."""
-    free = [node for node in loads.nodes if loads.replicas[node] < REPLICAS_MAX]
+    free = [node for node in loads.nodes if loads.replicas[node] < loads.limits[node]]
     first = min(free, key=lambda node: (node in loads.away, node in loads.full, loads.leaders[node], loads.replicas[node], node), default=-1)
     replicas = [first]
     while len(replicas) < factor:
@@ -70,7 +82,7 @@ def choose_one(loads: Loads, others: Sequence[int]) -> int:
     for node in others:
         rack = loads.racks.get(node)
         used[rack] = used.get(rack, 0) + 1
-    free = [node for node in loads.nodes if node not in others and loads.replicas[node] < REPLICAS_MAX]
+    free = [node for node in loads.nodes if node not in others and loads.replicas[node] < loads.limits[node]]
     if not free:
         return -1
     return min(free, key=lambda node: (node in loads.away, node in loads.full, used.get(loads.racks[node], 0), loads.replicas[node], loads.leaders[node], node))

@@ -222,7 +222,7 @@ def grown_internal(
                 continue
             if len(found) >= moves_max:
                 return found
-            loads = loads or Loads(view.state, nodes, full)
+            loads = loads or Loads(view.state, nodes, full, internal=True)
             while len(replicas) < factor and (other := choose_one(loads, tuple(dict.fromkeys((*replicas, *partition.replicas))))) >= 0 and other not in full:
                 loads.add((-1, other))
                 replicas = (*replicas, other)

@@ -21,7 +21,7 @@ from mqd import native
 from mqd.base import clock, logging, paths, watchdog
 from mqd.base import config as configuration
 from mqd.base.asking import in_thread
-from mqd.cluster import broker_messages, features
+from mqd.cluster import broker_messages, features, placement
 from mqd.cluster.broker_core import BrokerCore
 from mqd.cluster.config_rules import ConfigRules
 from mqd.cluster.host_core import HostCore, owner_of
@@ -251,7 +251,7 @@ class Process:
     def _make_shell(self, stored: Stored, state: MetadataState) -> Shell:
         quorum = QuorumCore(self.key, stored, options.quorum_settings(self.config), random.Random(os.urandom(8)))
         metadata = MetadataCore(
-            state, self.node_id, ConfigRules(self.config), new_topic_id, native.PARTITION_SLOT_COUNT, active=False, options=options.controller_options(self.config)
+            state, self.node_id, ConfigRules(self.config), new_topic_id, placement.PARTITIONS_MAX, active=False, options=options.controller_options(self.config)
         )
         return Shell(quorum, metadata, self.store, self.client.control, self.membership.send, self.membership.know, quotas.burst_ns(self.config))
 

@@ -11,6 +11,7 @@ from mqd.cluster.config_rules import ConfigRules
 from mqd.cluster.metadata_records import Record, decode_record, encode_record
 from mqd.cluster.metadata_rules import Directory
 from mqd.cluster.metadata_state import MetadataState
+from mqd.cluster.placement import INTERNAL_SLOTS
 
 NODE = 1
 ACCEPTOR = "acceptor"
@@ -43,7 +44,7 @@ class World:
             state.apply(decode_record(encode_record(record)))
         rules = ConfigRules(load_broker(None, {}, self.static))
         self.core = metadata_core.MetadataCore(state, NODE, rules, lambda: self.random.randbytes(16), self.slot_count)
-        self.host = host_core.HostCore(NODE, NODE, self.worker_count, self.slot_count, {"directory-a": 0, "directory-b": 1})
+        self.host = host_core.HostCore(NODE, NODE, self.worker_count, self.slot_count + INTERNAL_SLOTS, {"directory-a": 0, "directory-b": 1})
         self.queue: list[metadata_core.Persist] = []
         self.applied_version = -1
         self.subscribed: dict[str, int] = {}

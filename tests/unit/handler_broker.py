@@ -21,6 +21,7 @@ from mqd.cluster.broker_core import BrokerCore
 from mqd.cluster.config_rules import ConfigRules
 from mqd.cluster.host_core import HostCore
 from mqd.cluster.metadata_core import MetadataCore
+from mqd.cluster.placement import PARTITIONS_MAX
 from mqd.cluster.quorum_core import QuorumCore
 from mqd.cluster.quorum_events import QuorumSettings
 from mqd.cluster.quorum_messages import SnapshotMeta, Voter
@@ -140,7 +141,7 @@ class HandlerBroker:
         stored, state, _ = store.open()
         if stored.snapshot is None:
             stored = store.found(SnapshotMeta(0, 0, (Voter(key, "", 0),), 1))
-        metadata = MetadataCore(state, NODE, ConfigRules(self.config), new_topic_id, native.PARTITION_SLOT_COUNT, active=False)
+        metadata = MetadataCore(state, NODE, ConfigRules(self.config), new_topic_id, PARTITIONS_MAX, active=False)
         self.shell = Shell(QuorumCore(key, stored, QUORUM_SETTINGS, random.Random(1)), metadata, store, self.control)
         self.shell.server = self  # type: ignore[assignment]
         self.shell.start_quorum("cluster")

@@ -12,7 +12,7 @@ from mqd.cluster.controller_messages import AddPartitions, CreateTopic, Image, P
 from mqd.cluster.controller_options import ControllerOptions
 from mqd.cluster.metadata_rules import Placement, add_partitions, create_topic
 from mqd.cluster.metadata_state import MetadataState
-from mqd.cluster.placement import Directories
+from mqd.cluster.placement import PARTITIONS_MAX, Directories
 from mqd.cluster.refusal import Refusal
 from mqd.protocol.errors import ErrorCode as E
 
@@ -102,3 +102,41 @@ def test_two_replicas_that_cannot_serve_do_not_hand_it_to_each_other() -> None:
         assert fails(2, now_ms) == -1 and fails(1, now_ms) == -1
     assert state.topics["t"].partitions[0].leader_epoch == epoch
     assert fails(2, UNABLE_MS + 5_000) == 1, "what was said long ago may be over"
+
+
+def host_with(count: int) -> tuple[MetadataState, Placement]:
+    """One host that holds so many partitions of users' topics."""
+    state = topic(cluster(1), (1,), count=count)
+    return state, Placement(1, View(state, NONE), Directories(state, {}), PARTITIONS_MAX)
+
+
+def ask(state: MetadataState, where: Placement, name: str, count: int, assigned: bool = False):
+    change = CreateTopic(name, -1, -1, {index: [1] for index in range(count)}, {}) if assigned else CreateTopic(name, count, 1, {}, {})
+    return create_topic(state, change, where, ConfigRules({}), lambda: name.encode().rjust(16, b"n")[:16])
+
+
+@pytest.mark.parametrize("assigned", [False, True])
+def test_a_host_full_of_partitions_has_slots_for_internal_topics(assigned: bool) -> None:
+    """16,384 partitions used to be all there is: then groups and transactions were not possible."""
+    assert PARTITIONS_MAX == 16_384
+    state, where = host_with(PARTITIONS_MAX)
+    with pytest.raises(Refusal, match="room for 0 more") as refusal:
+        ask(state, where, "one-more", 1, assigned)
+    assert refusal.value.error == E.INVALID_PARTITIONS
+    for name in ("__consumer_offsets", "__transaction_state", "__share_group_state"):
+        (record,) = ask(state, where, name, 50, assigned)
+        state.apply(record)
+        with pytest.raises(Refusal, match="room for 0 more"):
+            ask(state, where, "one-more", 1, assigned)
+    with pytest.raises(Refusal, match="room for 0 more"):
+        add_partitions(state, AddPartitions("t", PARTITIONS_MAX + 1, None), where)
+
+
+@pytest.mark.parametrize("assigned", [False, True])
+def test_internal_topics_take_nothing_of_what_users_may_have(assigned: bool) -> None:
+    state, where = host_with(10)
+    (record,) = ask(state, where, "__consumer_offsets", 50, assigned)
+    state.apply(record)
+    assert ask(state, where, "rest", PARTITIONS_MAX - 10, assigned)
+    with pytest.raises(Refusal, match="room for 16374 more"):
+        ask(state, where, "rest", PARTITIONS_MAX - 9, assigned)
