@@ -365,7 +365,7 @@ static void read_cold(struct mqd_reactor *r, struct mqd_request *request)
             continue;
         struct mqd_positions positions;
         mqd_leading_positions(r, set, entry->topic->slots[entry->partition_index], &positions);
-        bool near_end = entry->cursor.valid && entry->cursor.segment == positions.high_watermark_segment &&
+        bool near_end = mqd_segment_ref_base_offset(entry->range.segment) == positions.high_watermark_segment && /* the cursor may be in the next segment already */
                         positions.high_watermark_position - entry->range.position < COLD_CHECK_TAIL_BYTES;
         if (near_end || mqd_range_cached(&entry->range))
             continue;

@@ -15,7 +15,6 @@
 #include <endian.h>
 #include <errno.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "mqd_atomic.h"
@@ -38,6 +37,11 @@ struct entry { uint32_t relative_offset, position, at; /* `at`: byte in the .ind
 int mqd_segment_ref_fd(const struct mqd_segment_ref *segment)
 {
     return segment->fd;
+}
+
+int64_t mqd_segment_ref_base_offset(const struct mqd_segment_ref *segment)
+{
+    return segment->base_offset;
 }
 
 void mqd_range_release(struct mqd_reader *reader, struct mqd_range *range)
@@ -428,33 +432,4 @@ uint64_t mqd_reader_available_bytes(struct mqd_reader *reader, uint32_t slot_num
         bytes += limit;
     }
     return bytes;
-}
-
-/* ---- the page cache ---- */
-
-/* cachestat(2), Linux 6.5; newer than the headers of some systems that it runs on. */
-#ifndef SYS_cachestat
-#define SYS_cachestat 451
-#endif
-struct cachestat_range { uint64_t offset, size_bytes; };
-struct cachestat_result { uint64_t cached, dirty, writeback, evicted, recently_evicted; }; /* pages */
-
-int mqd_range_cached(const struct mqd_range *range)
-{
-    static uint32_t unavailable; /* any thread sets it once; relaxed: being late costs one more call */
-    static uint32_t page_bytes;  /* likewise, always to the same value */
-    if (mqd_load_relaxed(&unavailable) || range->size_bytes == 0)
-        return 1;
-    if (mqd_load_relaxed(&page_bytes) == 0)
-        mqd_store_relaxed(&page_bytes, (uint32_t)sysconf(_SC_PAGESIZE));
-    uint64_t page = mqd_load_relaxed(&page_bytes);
-    struct cachestat_range asked = {.offset = range->position, .size_bytes = range->size_bytes};
-    struct cachestat_result result = {0};
-    if (syscall(SYS_cachestat, range->segment->fd, &asked, &result, 0)) {
-        if (errno == ENOSYS || errno == EPERM || errno == EOPNOTSUPP)
-            mqd_store_relaxed(&unavailable, 1);
-        return 1;
-    }
-    uint64_t first = range->position / page, last = ((uint64_t)range->position + range->size_bytes - 1) / page;
-    return result.cached >= last - first + 1;
 }

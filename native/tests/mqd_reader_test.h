@@ -164,7 +164,7 @@ static uint32_t model_locate(const struct model *m, int64_t offset)
     return number;
 }
 
-static void model_random(struct model *m, uint64_t *seed, uint32_t segment_count)
+__attribute__((unused)) static void model_random(struct model *m, uint64_t *seed, uint32_t segment_count)
 {
     static const uint32_t intervals[] = {0, 200, 4096, 20000};
     model_begin(m, (int64_t)(test_random(seed) % 1000), intervals[test_random(seed) % 4]);
@@ -257,7 +257,7 @@ __attribute__((unused)) static struct mqd_reader *plain_partition(uint32_t segme
     return reader;
 }
 
-static void plain_end(struct mqd_reader *reader)
+__attribute__((unused)) static void plain_end(struct mqd_reader *reader)
 {
     mqd_reader_destroy(reader);
     model_end(&shared);

@@ -1,4 +1,4 @@
-/* What a reader does about its files: descriptors, files that go, roll, are replaced or damaged; what is available, and what the page cache has. */
+/* What a reader does about its files: descriptors, files that go, roll, are replaced or damaged; what is available. */
 #include "mqd_reader_test.h"
 
 /* ---- descriptors ---- */
@@ -301,16 +301,4 @@ TEST(available_bytes_are_exact)
         model_end(m);
     }
     free(m);
-}
-
-TEST(what_was_just_written_is_in_the_page_cache)
-{
-    struct mqd_reader *reader = plain_partition(1, 10);
-    struct mqd_cursor cursor = {0};
-    struct mqd_range range;
-    CHECK_EQUAL(mqd_reader_find(reader, 3, &shared.positions, 1, 30, 20000, true, &cursor, &range), 0);
-    CHECK_EQUAL(mqd_range_cached(&range), 1);
-    mqd_range_release(reader, &range);
-    CHECK_EQUAL(mqd_range_cached(&range), 1); /* an empty range needs nothing */
-    plain_end(reader);
 }
