@@ -244,6 +244,7 @@ static void attach(struct mqd_reactor *r, int fd, const struct mqd_local_handoff
     }
     local->uid = handoff->uid;
     local->pid = handoff->pid;
+    local->watched = mqd_local_memory_watch(r, making->memory_fd, local->total_bytes);
     enlist(r, c, local);
     if (!welcome_send(r, making, fd)) {
         mqd_connection_close(r, c, "the local client left before it was welcomed");
@@ -286,13 +287,20 @@ void mqd_local_adopt(struct mqd_reactor *r, int fd, const struct mqd_local_hando
 
 /* ---- ending ---- */
 
+void mqd_local_give_back(struct mqd_reactor *r, uint64_t size_bytes)
+{
+    r->local_bytes -= size_bytes;
+    gauges(r);
+}
+
 void mqd_local_close(struct mqd_reactor *r, struct mqd_connection *c)
 {
     struct mqd_local *local = c->local;
     struct mqd_local *last = r->locals[--r->local_count];
     r->locals[local->place] = last;
     last->place = local->place;
-    r->local_bytes -= local->total_bytes;
+    if (!local->watched)
+        r->local_bytes -= local->total_bytes;
     gauges(r);
     mqd_list_remove(&local->ask_node);
     mqd_log(r, 6, c->id, UINT32_MAX, "local client detached: pid %d, uid %u", local->pid, local->uid);

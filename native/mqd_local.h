@@ -6,7 +6,7 @@
  *   adopt -> welcome -> look ... read ... send -> hung up: what was submitted is taken, answers go nowhere -> closed
  *
  * Invariants, beside those of the layout
- *   B1  an attachment is in reactor->locals as long as its connection is open, and its bytes count in local_bytes as long.
+ *   B1  an attachment is in reactor->locals as long as its connection is open; its bytes count in local_bytes until the memory is gone, whoever keeps it (mqd_local_memory.c).
  *   B2  `readable` of its connection is false only when the ring was seen empty up to submission_head; `writable` only when the reply ring was seen full with
  *       reply_head_seen. mqd_locals_look sees what has changed since, each turn and before each sleep; nothing else needs to tell.
  *   B3  the worker never blocks on a client: the socket is used with MSG_DONTWAIT, to_client is a pipe whose write end is the worker's alone.
@@ -54,6 +54,7 @@ struct mqd_local {
     uint32_t submission_count, reply_bytes; /* powers of two */
     uint32_t place;                  /* in reactor->locals */
     uint8_t wants_room;              /* what stands in the header */
+    bool watched;                    /* mqd_local_memory.c gives the bytes back */
     uint8_t ended_looks;             /* housekeepings since it hung up */
     int to_worker, to_client, pidfd; /* pidfd -1: this kernel has none for sockets */
     uint64_t drain_bytes;            /* hung up: what may still be taken */
@@ -73,6 +74,13 @@ void mqd_local_close(struct mqd_reactor *r, struct mqd_connection *c);
 void mqd_local_on_event(struct mqd_reactor *r, struct mqd_connection *c, uint32_t flags); /* of the socket */
 void mqd_local_on_end(struct mqd_reactor *r, struct mqd_connection *c);                   /* it has hung up, or its process has ended */
 bool mqd_local_overdue(struct mqd_local *local); /* once a housekeeping: it has hung up and did not get done */
+
+void mqd_local_give_back(struct mqd_reactor *r, uint64_t size_bytes);
+
+/* mqd_local_memory.c. watch: false: it cannot be watched. on_event: some memory is gone. */
+bool mqd_local_memory_watch(struct mqd_reactor *r, int memory_fd, uint64_t size_bytes);
+void mqd_local_memory_on_event(struct mqd_reactor *r);
+void mqd_local_memory_destroy(struct mqd_reactor *r);
 
 /* mqd_local_ring.c */
 void mqd_locals_look(struct mqd_reactor *r);                /* who has submitted, who has made room */

@@ -102,6 +102,9 @@ static void on_event(struct mqd_reactor *r, const struct mqd_poll_event *event)
             mqd_local_on_end(r, c);
         return;
     }
+    case MQD_TOKEN_LOCAL_MEMORY:
+        mqd_local_memory_on_event(r);
+        return;
     case MQD_TOKEN_WAKE: /* links, attachments and commands are looked at every turn; an edge needs no read of the eventfd */
     case MQD_TOKEN_COMMAND:
         return;

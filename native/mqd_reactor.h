@@ -219,6 +219,10 @@ struct mqd_reactor {
     struct mqd_local *locals[MQD_LOCAL_COUNT_MAX]; /* attachments, in no order */
     uint32_t local_count, local_count_max; /* the latter and local_bytes_max: main thread writes */
     uint64_t local_bytes, local_bytes_max;
+    struct mqd_local_memory *local_memories; /* that are not gone yet, in no order */
+    uint32_t local_memory_count, local_memory_capacity;
+    int local_watch_fd;                      /* inotify; 0 = not needed yet */
+    bool local_watch_failed;                 /* the log has said so */
     struct mqd_node asking;          /* attachments with questions */
     struct mqd_node asking_later;    /* those whose answer the kernel has refused: tried again in the next turn, within 20 ms */
 
@@ -304,7 +308,7 @@ struct mqd_reactor {
 
 /* tokens of mqd_poll: kind in bits 56..62, the rest is the kind's own */
 enum mqd_token_kind { MQD_TOKEN_CONNECTION = 1, MQD_TOKEN_WAKE, MQD_TOKEN_COMMAND, MQD_TOKEN_HANDOFF, MQD_TOKEN_SYNC, MQD_TOKEN_SYNCFS, MQD_TOKEN_PREALLOCATE,
-                      MQD_TOKEN_READ_AHEAD, MQD_TOKEN_SNAPSHOT, MQD_TOKEN_LOCAL_END, MQD_TOKEN_FETCHER, MQD_TOKEN_TRUNCATION, MQD_TOKEN_RELAY };
+                      MQD_TOKEN_READ_AHEAD, MQD_TOKEN_SNAPSHOT, MQD_TOKEN_LOCAL_END, MQD_TOKEN_FETCHER, MQD_TOKEN_TRUNCATION, MQD_TOKEN_RELAY, MQD_TOKEN_LOCAL_MEMORY };
 static inline uint64_t mqd_token(enum mqd_token_kind kind, uint64_t value) { return (uint64_t)kind << 56 | (value & 0xffffffffffffffull); }
 static inline enum mqd_token_kind mqd_token_kind_of(uint64_t token) { return (enum mqd_token_kind)(token >> 56); }
 static inline uint64_t mqd_token_value(uint64_t token) { return token & 0xffffffffffffffull; }

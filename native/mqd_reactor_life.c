@@ -146,6 +146,7 @@ void mqd_reactor_destroy(struct mqd_reactor *r)
         free(owned); /* the partition itself is the caller's */
     }
     mqd_fetchers_destroy(r);
+    mqd_local_memory_destroy(r);
     for (uint32_t i = 0; i < MQD_ENDPOINT_COUNT_MAX; i++)
         free(r->overflow[i]);
     while (r->free_requests) {

@@ -2,6 +2,8 @@
 /* Clients through shared memory that behave: what TCP can do works, nothing is lost while either side sleeps, limits are kept, all is given back. */
 #include "mqd_local_test.h"
 
+#include <sys/wait.h>
+
 #define WISH ((struct local_wish){1 << 20, 1 << 16, 256})
 
 BOTH(a_record_goes_in_and_comes_out)
@@ -365,5 +367,78 @@ BOTH(the_end_of_a_worker)
     CHECK_EQUAL(local_receive(&local), 0);
     local_close(&local);
     CHECK_EQUAL(local_counter(b, 0, MQD_GAUGE_LOCAL_ATTACHMENTS), 0);
+    local_bench_stop(b);
+}
+
+/* ---- memory that outlives its attachment ---- */
+
+/* Keeps what it was given and drops only its socket. `keep`: 0 the mapping, 1 the descriptor, 2 both in a child of its own. Of a child it returns the end of a pipe whose closing ends it. */
+static int leave_but_keep(struct local *local, int keep)
+{
+    int ends[2] = {-1, -1};
+    if (keep == 2) {
+        CHECK_OR(pipe(ends) == 0, abort());
+        fflush(NULL);
+        if (fork() == 0) {
+            uint8_t byte;
+            close(ends[1]);
+            close(local->client.fd);
+            _exit(read(ends[0], &byte, 1) != 0);
+        }
+        close(ends[0]);
+    }
+    close(local->client.fd);
+    if (keep != 0)
+        munmap(local->header, local->total_bytes);
+    if (keep != 1)
+        close(local->fds[0]);
+    for (uint32_t i = 1; i < MQD_LOCAL_FD_COUNT; i++)
+        close(local->fds[i]);
+    return ends[1];
+}
+
+static void let_go(struct local *local, int keep, int child)
+{
+    if (keep == 0)
+        munmap(local->header, local->total_bytes);
+    else if (keep == 1)
+        close(local->fds[0]);
+    else
+        CHECK(close(child) == 0 && wait(NULL) > 0);
+}
+
+BOTH(memory_that_is_kept_counts_until_it_is_gone)
+{
+    struct bench *b = local_bench(backend, NULL);
+    for (int keep = 0; keep < 3; keep++) {
+        struct local kept[LOCAL_COUNT_MAX];
+        int children[LOCAL_COUNT_MAX];
+        uint64_t bytes = 0;
+        uint32_t count = 0;
+        for (; count < LOCAL_COUNT_MAX; count++) {
+            kept[count] = local_open(b, 0, (struct local_wish){3 << 20, 4096, 16});
+            if (kept[count].welcome.error)
+                break;
+            bytes += kept[count].total_bytes;
+            CHECK(bytes <= LOCAL_BYTES_MAX);
+            children[count] = leave_but_keep(&kept[count], keep);
+            int64_t end_ns = test_now_ns() + LIMIT_MS * 1000000ll;
+            while (local_counter(b, 0, MQD_GAUGE_LOCAL_ATTACHMENTS)) {
+                CHECK(test_now_ns() < end_ns);
+                poll(NULL, 0, 1);
+            }
+        }
+        CHECK(count >= 2 && count < LOCAL_COUNT_MAX);
+        CHECK(strstr(kept[count].welcome.reason, "local.memory.max.bytes"));
+        local_close(&kept[count]);
+        CHECK_EQUAL(local_counter(b, 0, MQD_GAUGE_LOCAL_BYTES), bytes);
+        while (count--) /* a later child has the pipes of the earlier ones */
+            let_go(&kept[count], keep, children[count]);
+        local_wait_none(b);
+        struct local next = local_open(b, 0, (struct local_wish){3 << 20, 4096, 16});
+        CHECK_EQUAL(next.welcome.error, 0);
+        local_close(&next);
+        local_wait_none(b);
+    }
     local_bench_stop(b);
 }

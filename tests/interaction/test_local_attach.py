@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mqd import native
+from mqd import Producer, native
 from mqd.protocol.messages import AlterClientQuotasRequest, FindCoordinatorRequest, MetadataRequest, OffsetCommitRequest, OffsetFetchRequest
 from mqd.shm import rendezvous
 from tests.broker import Broker
@@ -242,30 +242,39 @@ def mortal(io_backend, tmp_path_factory) -> Iterator[Broker]:
         yield broker
 
 
-def _attach_and_fork(path: str, pipe) -> None:
-    """A client whose child has everything that it has; then it waits to be killed."""
-    local = LocalConnection(path)
+def _attach_and_fork(pipe, path: str, bootstrap: str, is_ours: bool) -> None:
+    """A client, of this package or one that keeps to no rule, whose child has everything that a fork gives it; then it waits to be killed."""
+    client = Producer({"bootstrap.servers": bootstrap, "transport": "shm"}) if is_ours else LocalConnection(path)
+    if is_ours:
+        client.list_topics()  # it is attached now
     child = os.fork()
     if child == 0:
         signal.pause()
         os._exit(0)
-    pipe.send((os.getpid(), child, local.total_bytes))
+    pipe.send((os.getpid(), child))
     signal.pause()
 
 
-def test_a_client_that_is_killed_leaves_nothing_even_when_its_children_live(mortal):
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_client_that_is_killed_leaves_what_its_children_keep_and_no_more(mortal, is_ours):
+    """A child of a client of this package keeps nothing. One that keeps the memory has it on the broker's account until it lets go: else clients could take any amount of it."""
     watch, context = Watch(mortal), multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    client = context.Process(target=_attach_and_fork, args=(socket_of(mortal), there))
+    client = context.Process(target=_attach_and_fork, args=(there, socket_of(mortal), mortal.bootstrap, is_ours))
     client.start()
-    pid, child, total_bytes = here.recv()
+    pid, child = here.recv()
     try:
-        assert watch.total("local_bytes") == total_bytes
+        kept_bytes = eventually(lambda: watch.total("local_bytes"), "attached")
         os.kill(pid, signal.SIGKILL)
         client.join()
-        eventually(lambda: watch.total("local_attachments") == 0 and watch.total("local_bytes") == 0, "the dead client forgotten while its child lives")
+        eventually(lambda: watch.total("local_attachments") == 0, "the dead client forgotten while its child lives")
+        if not is_ours:
+            assert watch.total("local_bytes") == kept_bytes
+            os.kill(child, signal.SIGKILL)
+        eventually(lambda: watch.total("local_bytes") == 0, "memory given back")
     finally:
-        os.kill(child, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
 
 
 def test_deaths_of_the_brokers_processes(mortal):
