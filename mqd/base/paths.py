@@ -3,6 +3,7 @@
     DATA_DIR/
       .lock              flock of whoever runs here; its text is the holder's pid (for messages only)
       meta.properties    cluster.id, node.id, directory.id: who this directory belongs to
+      reserve            given up at start, for disks without a free byte: mqd/keeper/reserve.py
       generation         how often a keeper has started here
       logs/              what the processes have to say (logs/mqd-worker-0.log, logs/supervisord.log)
       metadata/          the controller's metadata log
@@ -32,6 +33,7 @@ class Layout(NamedTuple):
     lock: Path
     meta_properties: Path
     generation: Path
+    reserve: Path
     keeper_socket: Path
     controller_socket: Path
     broker_json: Path
@@ -72,6 +74,7 @@ def layout(data_dir: str | os.PathLike[str]) -> Layout:
         lock=root / ".lock",
         meta_properties=root / "meta.properties",
         generation=root / "generation",
+        reserve=root / "reserve",
         keeper_socket=run / "keeper.sock",
         controller_socket=run / "controller.sock",
         broker_json=run / "broker.json",

@@ -40,7 +40,7 @@ def _load(data_dir: Path, config_file: Path | None, overrides: dict[str, str], p
 def _preflight(settings: Settings) -> None:
     """Would the keeper be able to start? Leaves the directories made and nothing else. Raises CliError."""
     from mqd.base import paths
-    from mqd.keeper import identity, sockets
+    from mqd.keeper import identity, reserve, sockets
     from mqd.shm import locks
 
     places = settings.places
@@ -49,6 +49,7 @@ def _preflight(settings: Settings) -> None:
     fds: list[int] = []
     try:
         fds = locks.lock_directories([places.data_dir, *settings.log_dirs], places.data_dir)
+        reserve.give_up(places)
         paths.create(places)
         known = identity.load_identity(places)
         if known is not None:
@@ -127,6 +128,7 @@ def command(
         overrides["node.id"] = str(node_id)
     if cluster_seeds is not None:
         overrides["cluster.seeds"] = cluster_seeds
+    from mqd.keeper import reserve
     from mqd.keeper import settings as keeper_settings
 
     settings = _load(data_dir or default_data_dir(), config_file, overrides, port)
@@ -141,6 +143,7 @@ def command(
     from mqd.keeper.supervise import ReadyBroker, run
 
     def on_ready(about: ReadyBroker) -> None:
+        reserve.take_back(places)
         host = f"[{about.host}]" if ":" in about.host else about.host
         workers_text = f"{settings.worker_count} worker{'s' if settings.worker_count != 1 else ''}"
         try:
@@ -155,6 +158,7 @@ def command(
             pass
 
     failure = run(Path(__file__).resolve().parent.parent / "supervisord.conf", places, on_ready, on_waiting)
+    reserve.take_back(places)
     os.close(claim)
     if failure is not None:
         raise CliError(failure)

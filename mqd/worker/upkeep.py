@@ -102,6 +102,10 @@ class Upkeep:
 
     async def _tick(self) -> None:
         self.adjust_credits()
+        await self.look_at_space()
+
+    async def look_at_space(self) -> None:
+        """Also before the worker is ready: a disk that is full takes nothing from the first request on. Waits SPACE_ANSWER_S at most."""
         await asyncio.gather(*(self._look_at_space(log_dir) for log_dir in self._partitions.log_dirs if not log_dir.failure))
 
     def adjust_credits(self) -> None:
@@ -121,7 +125,7 @@ class Upkeep:
         if not done:
             self._log.warning("file system does not answer", log_dir=str(log_dir.path))
             return  # the same question stands: a hung disk must not take one thread after the other
-        del self._asked_space[log_dir.index]
+        self._asked_space.pop(log_dir.index, None)  # who looked at the same time had the same answer
         try:
             free = asked.result()
         except OSError as error:

@@ -249,6 +249,7 @@ class Worker:
         self._upkeep.settle_when_applied(image.version)
         if not self._ready:
             await self._mover.unmark_all()
+            await self._upkeep.look_at_space()
             self._ready = True
             self._client.ready(f"partitions={len(self._partitions.open)}")
             watchdog.start(asyncio.get_running_loop(), "worker")

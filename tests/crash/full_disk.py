@@ -1,0 +1,108 @@
+"""`python -m tests.crash.full_disk MOUNT [KILL]`: a broker on a file system without a free byte, for test_full_disk.py, which runs it in a mount namespace of its own. Prints a line of JSON for each step."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
+
+from tests.broker import Broker
+from tests.crash.workload import create_topics, produce, read_log, wait_until
+from tests.kafka_connection import KafkaConnection
+
+KAFKA_STORAGE_ERROR = 56
+START_S = 60
+RECORDS, RECORD_BYTES, SEGMENT_BYTES = 200, 5000, 65536
+FLOOR_BYTES = 1 << 20  # log.dirs.free.bytes.min: small beside the file system, so that what is deleted counts
+
+
+def say(step: str, **found: object) -> None:
+    print(json.dumps({"step": step, **found}), flush=True)
+
+
+def free_bytes(mount: Path) -> int:
+    about = os.statvfs(mount)
+    return about.f_bavail * about.f_frsize
+
+
+def fill(mount: Path) -> None:
+    """To the last block."""
+    with open(mount / "others", "ab", buffering=0) as file:
+        size = 1 << 20
+        while size:
+            try:
+                file.write(bytes(size))
+            except OSError:
+                size //= 2
+
+
+def start(broker: Broker) -> None:
+    """As Broker.start, whose file for errors would be on the full disk."""
+    broker.process = subprocess.Popen(broker.command(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert broker.process.stdout is not None and broker.process.stderr is not None
+    line = broker.process.stdout.readline()
+    assert line.startswith("mqd ready"), f"{line}{broker.process.stderr.read()}\n{broker.logs(20)}"
+
+
+def use(broker: Broker, records: int) -> int:
+    """Reads all, is refused when it writes, deletes some; how many are left."""
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
+    with KafkaConnection("127.0.0.1", broker.port) as kafka:
+        read = len(read_log(kafka, "t", 0).records)
+        error, _ = produce(kafka, "t", 0, bytes(RECORD_BYTES))
+        low = next(iter(admin.delete_records([TopicPartition("t", 0, RECORDS - records + 50)]).values())).result(20).low_watermark
+        left = len(read_log(kafka, "t", 0).records)
+        say("used", read=read, expected=records, error=error, low=low, left=left)
+        return left
+
+
+def make_room(broker: Broker, mount: Path) -> None:
+    """By deleting a topic and by retention; then it takes records again, by itself."""
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
+    admin.delete_topics(["other"])["other"].result(20)
+    entry = ConfigEntry("retention.bytes", str(SEGMENT_BYTES), incremental_operation=AlterConfigOpType.SET)
+    next(iter(admin.incremental_alter_configs([ConfigResource(ConfigResource.Type.TOPIC, "old", incremental_configs=[entry])]).values())).result(20)
+    with KafkaConnection("127.0.0.1", broker.port) as kafka:
+        wait_until(lambda: read_log(kafka, "old", 0).log_start_offset > 0, 60, broker.logs)
+        wait_until(lambda: free_bytes(mount) > 2 * FLOOR_BYTES, 60, broker.logs)
+        wait_until(lambda: produce(kafka, "t", 0, b"again")[0] == 0, 60, broker.logs)
+    say("room", free=free_bytes(mount))
+
+
+def main() -> None:
+    mount, kill = Path(sys.argv[1]), len(sys.argv) > 2
+    broker = Broker(mount / "data", config={"log.dirs.free.bytes.min": str(FLOOR_BYTES), "log.retention.check.interval.ms": "500"})
+    with contextlib.ExitStack() as stack:
+        stack.callback(broker.stop)
+        broker.start()
+        small = {"segment.bytes": str(SEGMENT_BYTES)}
+        create_topics(broker.bootstrap, {"t": 1, "other": 1, "old": 1}, {"t": small, "other": small, "old": small})
+        with KafkaConnection("127.0.0.1", broker.port) as kafka:
+            for topic in ("t", "other", "old"):
+                for _ in range(RECORDS):
+                    assert produce(kafka, topic, 0, bytes(RECORD_BYTES))[0] == 0
+        left = RECORDS
+        for round_number in range(3):
+            if kill and round_number:
+                broker.kill_all()
+            else:
+                broker.stop()
+            fill(mount)
+            say("full", free=free_bytes(mount))
+            began = time.monotonic()
+            start(broker)
+            say("started", seconds=time.monotonic() - began)
+            left = use(broker, left)
+        make_room(broker, mount)
+    say("ended")
+
+
+if __name__ == "__main__":
+    main()
