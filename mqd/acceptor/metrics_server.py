@@ -99,13 +99,24 @@ class MetricsServer:
 
     def start(self) -> None:
         """The thread ends with the process, or by stop()."""
-        threading.Thread(target=self._run, name="metrics", daemon=True).start()
+        threading.Thread(target=self._serve, name="metrics", daemon=True).start()
 
     def stop(self) -> None:
         self._ending = True
         os.eventfd_write(self._wake, 1)
 
     # -- the loop ----------------------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        try:
+            self._run()
+        except Exception:
+            log.exception("the metrics port serves no more")
+        finally:
+            for client in list(self._clients):
+                self._close(client)
+            self._selector.close()
+            self._listener.close()
 
     def _run(self) -> None:
         self._listener.setblocking(False)
@@ -127,10 +138,6 @@ class MetricsServer:
                     self._on_rendered()
                 elif key.data in self._clients:  # else it gave way to another in this turn
                     self._on_client(key.data)
-        for client in list(self._clients):
-            self._close(client)
-        self._selector.close()
-        self._listener.close()
 
     def _accept(self) -> None:
         while True:
@@ -156,8 +163,12 @@ class MetricsServer:
         with contextlib.suppress(OSError):  # reset meanwhile; reading says so
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         client = _Client(connection, now)
+        try:
+            self._selector.register(connection, selectors.EVENT_READ, client)
+        except OSError:  # fs.epoll.max_user_watches
+            connection.close()
+            return
         self._clients.add(client)
-        self._selector.register(connection, selectors.EVENT_READ, client)
         self._on_client(client)  # most requests are there already
 
     def _pause(self, until_s: float) -> None:

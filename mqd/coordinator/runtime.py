@@ -535,7 +535,8 @@ class Coordinator:
         except Exception as error:
             place.shard = None
             place.not_before = self._loop.time() + (SILENT_RETRY_S if isinstance(error, TimeoutError) else RETRY_S)
-            log.error("a coordinator's partition cannot be loaded; trying again", topic=self.topic, partition=partition, reason=f"{type(error).__name__}: {error}")
+            tell = log.error if isinstance(error, OSError) else log.exception  # what is not the disk's is a fault of ours
+            tell("a coordinator's partition cannot be loaded; trying again", topic=self.topic, partition=partition, reason=f"{type(error).__name__}: {error}")
         finally:
             place.loading = None
 
