@@ -17,7 +17,6 @@
 #define COLD_READ_COUNT_MAX 128 /* of 256 file operations that may be under way; beyond it only the first of a request */
 #define HW_PUSH_MS 10 /* a parked follower is told of a new high watermark after so long, unless records come with it before (KIP-392 reads there) */
 #define LEADER_ONLY_VERSION 10 /* up to it clients read from leaders alone (KIP-392) */
-#define COLD_CHECK_TAIL_BYTES (16u << 20) /* this close to the high watermark the pages are surely cached */
 
 /* ---- arrival ---- */
 
@@ -365,9 +364,7 @@ static void read_cold(struct mqd_reactor *r, struct mqd_request *request)
             continue;
         struct mqd_positions positions;
         mqd_leading_positions(r, set, entry->topic->slots[entry->partition_index], &positions);
-        bool near_end = mqd_segment_ref_base_offset(entry->range.segment) == positions.high_watermark_segment && /* the cursor may be in the next segment already */
-                        positions.high_watermark_position - entry->range.position < COLD_CHECK_TAIL_BYTES;
-        if (near_end || mqd_range_cached(&entry->range))
+        if (mqd_range_just_written(r->reader, entry->topic->slots[entry->partition_index], &positions, &entry->range) || mqd_range_cached(&entry->range))
             continue;
         if (r->cold_read_count >= COLD_READ_COUNT_MAX && request->pending) { /* flushes need their places too: the client asks again for this one */
             entry->outcome.records_bytes = 0;

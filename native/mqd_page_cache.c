@@ -10,6 +10,7 @@
 #include "mqd_reader_files.h"
 
 #define STEP_PAGES 4096u
+#define TAIL_BYTES (16u << 20) /* so much of what was just written is surely still cached */
 
 /* Newer than the headers of some systems that it runs on. */
 #ifndef SYS_cachestat
@@ -62,4 +63,19 @@ int mqd_range_cached(const struct mqd_range *range)
     uint64_t first = range->position / page_bytes, pages = ((uint64_t)range->position + range->size_bytes - 1) / page_bytes - first + 1;
     int fd = mqd_segment_ref_fd(range->segment), found = by_cachestat(fd, first, pages, page_bytes);
     return found >= 0 ? found : by_mincore(fd, first, pages, page_bytes);
+}
+
+bool mqd_range_just_written(struct mqd_reader *reader, uint32_t slot_number, const struct mqd_positions *positions, const struct mqd_range *range)
+{
+    struct mqd_reader_slot *slot = slot_number < MQD_PARTITION_SLOT_COUNT ? reader->slots[slot_number] : NULL;
+    if (!slot)
+        return false;
+    if (!slot->seen) {
+        slot->seen = true;
+        slot->seen_segment = positions->high_watermark_segment;
+        slot->seen_position = positions->high_watermark_position;
+    }
+    int64_t segment = range->segment->base_offset;
+    bool since = segment > slot->seen_segment || (segment == slot->seen_segment && range->position >= slot->seen_position);
+    return since && segment == positions->high_watermark_segment && positions->high_watermark_position - range->position < TAIL_BYTES;
 }

@@ -39,11 +39,6 @@ int mqd_segment_ref_fd(const struct mqd_segment_ref *segment)
     return segment->fd;
 }
 
-int64_t mqd_segment_ref_base_offset(const struct mqd_segment_ref *segment)
-{
-    return segment->base_offset;
-}
-
 void mqd_range_release(struct mqd_reader *reader, struct mqd_range *range)
 {
     if (!range->segment)

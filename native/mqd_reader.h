@@ -68,10 +68,11 @@ int16_t mqd_reader_place(struct mqd_reader *reader, uint32_t slot, const struct 
                          struct mqd_segment_place *out);
 void mqd_segment_place_release(struct mqd_reader *reader, struct mqd_segment_place *place);
 int mqd_segment_ref_fd(const struct mqd_segment_ref *segment);
-int64_t mqd_segment_ref_base_offset(const struct mqd_segment_ref *segment);
 void mqd_range_release(struct mqd_reader *reader, struct mqd_range *range);
 /* mqd_page_cache.c: are all pages of the range in the page cache? 1 yes; 0 no, or the kernel does not tell: sending it may wait for the disk. */
 int mqd_range_cached(const struct mqd_range *range);
+/* The cheap answer, before that one: it was written since this reader first asked for the partition, and little has been written since. What lay there before may be cold, however near the end. */
+bool mqd_range_just_written(struct mqd_reader *reader, uint32_t slot, const struct mqd_positions *positions, const struct mqd_range *range);
 /* Closes descriptors of segments that are gone: called when the global segments generation moved; generation_of gives each slot's current one. */
 void mqd_reader_sweep(struct mqd_reader *reader, uint64_t (*generation_of)(void *context, uint32_t slot), void *context);
 uint32_t mqd_reader_segment_count(const struct mqd_reader *reader); /* open now */

@@ -49,6 +49,9 @@ struct mqd_reader_slot {
     uint32_t segment_count;
     uint32_t open_count;
     bool listed;
+    bool seen; /* its high watermark was, first at the next two: mqd_range_just_written */
+    int64_t seen_segment;
+    uint32_t seen_position;
     bool swapping; /* compaction is at it: a segment may already hold, beside its own, what those listed behind it hold too */
     bool missed; /* the file of missed_offset was missing in `missed_generation`; a second time in the same generation it is an error, not a race */
     int64_t missed_offset;
