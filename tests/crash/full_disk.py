@@ -14,13 +14,12 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
 from tests.broker import Broker
-from tests.crash.workload import create_topics, produce, read_log, wait_until
+from tests.crash.workload import EARLIEST, create_topics, list_offset, produce, read_log, wait_until
 from tests.kafka_connection import KafkaConnection
 
 KAFKA_STORAGE_ERROR = 56
-START_S = 60
-RECORDS, RECORD_BYTES, SEGMENT_BYTES = 200, 5000, 65536
-FLOOR_BYTES = 1 << 20  # log.dirs.free.bytes.min: small beside the file system, so that what is deleted counts
+RECORDS, RECORD_BYTES, SEGMENT_BYTES = 200, 20_000, 65536
+FLOOR_BYTES = 2 << 20  # log.dirs.free.bytes.min: more than what is given up at start, and small beside what is deleted
 
 
 def say(step: str, **found: object) -> None:
@@ -70,7 +69,7 @@ def make_room(broker: Broker, mount: Path) -> None:
     entry = ConfigEntry("retention.bytes", str(SEGMENT_BYTES), incremental_operation=AlterConfigOpType.SET)
     next(iter(admin.incremental_alter_configs([ConfigResource(ConfigResource.Type.TOPIC, "old", incremental_configs=[entry])]).values())).result(20)
     with KafkaConnection("127.0.0.1", broker.port) as kafka:
-        wait_until(lambda: read_log(kafka, "old", 0).log_start_offset > 0, 60, broker.logs)
+        wait_until(lambda: list_offset(kafka, "old", 0, EARLIEST) > 0, 60, broker.logs)
         wait_until(lambda: free_bytes(mount) > 2 * FLOOR_BYTES, 60, broker.logs)
         wait_until(lambda: produce(kafka, "t", 0, b"again")[0] == 0, 60, broker.logs)
     say("room", free=free_bytes(mount))
