@@ -63,7 +63,7 @@ struct mqd_compact_output { /* BASE.log.cleaned and its indexes */
     int fd;
     int64_t position, synced;    /* written or buffered so far; flushed so far */
     int32_t index_interval_bytes;
-    struct mqd_compact_bytes pending, index_bytes, time_index_bytes, transaction_bytes;
+    struct mqd_compact_bytes pending, index_bytes, time_index_bytes, transaction_bytes, transaction_sums;
     struct mqd_index index;
 };
 

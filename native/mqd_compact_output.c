@@ -1,4 +1,4 @@
-/* The writing side of a compaction: BASE.log.cleaned, its two indexes, and .txnindex.cleaned where there is something to tell; see mqd_compact.h. */
+/* The writing side of a compaction: BASE.log.cleaned, its two indexes, and .txnindex.cleaned and .txnsum.cleaned where there is something to tell; see mqd_compact.h. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -12,7 +12,7 @@
 #include "mqd_error.h"
 #include "mqd_file.h"
 
-static const char *const suffixes[] = {".log", ".index", ".timeindex", ".txnindex"};
+static const char *const suffixes[] = {".log", ".index", ".timeindex", ".txnindex", ".txnsum"};
 
 int mqd_compact_bytes_room(struct mqd_compact_bytes *target, size_t size_bytes)
 {
@@ -50,7 +50,7 @@ int mqd_compact_output_begin(struct mqd_compact_output *output, int64_t base_off
     char path[PATH_MAX];
     output->base_offset = base_offset;
     output->position = output->synced = 0;
-    output->pending.size_bytes = output->index_bytes.size_bytes = output->time_index_bytes.size_bytes = output->transaction_bytes.size_bytes = 0;
+    output->pending.size_bytes = output->index_bytes.size_bytes = output->time_index_bytes.size_bytes = output->transaction_bytes.size_bytes = output->transaction_sums.size_bytes = 0;
     mqd_index_init(&output->index);
     if (cleaned_path(path, output, 0) < 0)
         return -1;
@@ -138,7 +138,9 @@ int mqd_compact_output_finish(struct mqd_compact_output *output)
         return mqd_error_system(errno, "cannot flush a compacted segment");
     if (write_file(output, 1, &output->index_bytes) < 0 || write_file(output, 2, &output->time_index_bytes) < 0)
         return -1;
-    return output->transaction_bytes.size_bytes ? write_file(output, 3, &output->transaction_bytes) : 0;
+    if (output->transaction_bytes.size_bytes == 0)
+        return 0;
+    return write_file(output, 3, &output->transaction_bytes) < 0 ? -1 : write_file(output, 4, &output->transaction_sums);
 }
 
 void mqd_compact_output_end(struct mqd_compact_output *output, bool discard)
@@ -148,7 +150,7 @@ void mqd_compact_output_end(struct mqd_compact_output *output, bool discard)
         return;
     mqd_file_close(output->fd);
     output->fd = -1;
-    for (int kind = 0; discard && kind < 4; kind++)
+    for (int kind = 0; discard && kind < 5; kind++)
         if (cleaned_path(path, output, kind) == 0 && access(path, F_OK) == 0)
             mqd_file_unlink(path);
 }

@@ -1,6 +1,6 @@
 /* How compacted segments take the place of those they were made from, whatever happens meanwhile.
  *
- *   1  BASE.log.cleaned, .index.cleaned, .timeindex.cleaned (and .txnindex.cleaned) are written and flushed, their names too
+ *   1  BASE.log.cleaned, .index.cleaned, .timeindex.cleaned (and .txnindex.cleaned, .txnsum.cleaned) are written and flushed, their names too
  *   2  BASE.swap names the segments that go; from here on the swap is done. Before: undone, for .cleaned files without it are left-overs
  *   3  install: BASE's own index goes, BASE.log.cleaned becomes BASE.log, then the indexes
  *   4  the owner's list of segments is shortened (mqd_reactor_segments_replaced), readers look anew
@@ -12,7 +12,7 @@
  * is still there of the others holds a second copy, in the place where it was. A reader that has the old BASE.log open reads on in it. The old index goes before
  * the log is replaced, so that nobody finds the old one beside the new log.
  *
- * BASE.swap, big endian: 0 u32 "MQDS"   4 u32 version 1   8 u32 CRC32C of what follows   12 u32 bit per kind of new file (.log .index .timeindex .txnindex)
+ * BASE.swap, big endian: 0 u32 "MQDS"   4 u32 version 1   8 u32 CRC32C of what follows   12 u32 bit per kind of new file (.log .index .timeindex .txnindex .txnsum)
  *                        16 u32 count   20 u32 0   24 i64 BASE   32 i64[count] the others, ascending
  * `compacted` in the directory says for ever that the log's offsets have gaps.
  */
@@ -38,8 +38,8 @@
 #define SWAP_COUNT_MAX (1u << 20)
 #define GAPS "compacted"
 
-enum { KIND_LOG, KIND_INDEX, KIND_TIME_INDEX, KIND_TRANSACTIONS, KIND_COUNT };
-static const char *const suffixes[KIND_COUNT] = {".log", ".index", ".timeindex", ".txnindex"};
+enum { KIND_LOG, KIND_INDEX, KIND_TIME_INDEX, KIND_TRANSACTIONS, KIND_TRANSACTION_SUM, KIND_COUNT };
+static const char *const suffixes[KIND_COUNT] = {".log", ".index", ".timeindex", ".txnindex", ".txnsum"};
 
 struct swap { int64_t base_offset; uint32_t kinds, count; int64_t *others; };
 
@@ -141,7 +141,7 @@ bool mqd_compact_has_gaps(const char *directory)
 
 int mqd_compact_swap_prepare(const char *directory, int64_t base_offset, const int64_t *old_bases, uint32_t old_count, int has_transactions)
 {
-    struct swap swap = {base_offset, 1u << KIND_LOG | 1u << KIND_INDEX | 1u << KIND_TIME_INDEX | (has_transactions ? 1u << KIND_TRANSACTIONS : 0), old_count, (int64_t *)old_bases};
+    struct swap swap = {base_offset, 1u << KIND_LOG | 1u << KIND_INDEX | 1u << KIND_TIME_INDEX | (has_transactions ? 1u << KIND_TRANSACTIONS | 1u << KIND_TRANSACTION_SUM : 0), old_count, (int64_t *)old_bases};
     if (old_count > SWAP_COUNT_MAX)
         return mqd_error_set(MQD_E_INVALID, "%u segments cannot become one", old_count);
     if (mqd_compact_note_gaps(directory) < 0 || mqd_file_sync_directory(directory) < 0)
@@ -177,7 +177,10 @@ static int install(const char *directory, const struct swap *swap)
     for (int kind = 0; kind < KIND_COUNT; kind++)
         if ((swap->kinds >> kind & 1) && install_kind(directory, swap, kind) < 0)
             return -1;
-    return swap->kinds >> KIND_TRANSACTIONS & 1 ? 0 : unlink_if_there(directory, swap->base_offset, ".txnindex");
+    for (int kind = KIND_TRANSACTIONS; kind < KIND_COUNT; kind++)
+        if (!(swap->kinds >> kind & 1) && unlink_if_there(directory, swap->base_offset, suffixes[kind]) < 0)
+            return -1;
+    return 0;
 }
 
 /* The .log first: whoever still found it without its .txnindex would give aborted records for committed ones. What is left without a .log is found here again. */

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "mqd_big_endian.h"
 #include "mqd_compact.h"
 #include "mqd_error.h"
 #include "mqd_producers.h"
@@ -89,16 +90,27 @@ static bool was_dropped(const struct mqd_compact *compact, int64_t offset)
 int mqd_compact_transaction_index(struct mqd_compact *compact)
 {
     int result = 0;
+    uint32_t sum = 0;
     for (uint32_t i = compact->group_first; i < compact->group_end && result == 0; i++) {
         struct mqd_aborted_list list = {0};
         int64_t end_offset = i + 1 < compact->options.segment_count ? compact->bases[i + 1] : INT64_MAX;
-        if (mqd_txn_index_load(compact->directory, compact->bases[i], end_offset, &list) < 0)
+        int proven = mqd_txn_index_proves(compact->directory, compact->bases[i], INT64_MAX);
+        if (proven == 0)
+            result = mqd_error_set(MQD_E_CORRUPT, "%s: the .txnindex of segment %lld is damaged or lost; restart the broker, which makes it from the log", compact->directory,
+                                   (long long)compact->bases[i]);
+        else if (proven < 0 || mqd_txn_index_load(compact->directory, compact->bases[i], end_offset, &list) < 0)
             result = mqd_error_system(errno, "%s: cannot read the aborted transactions of segment %lld", compact->directory, (long long)compact->bases[i]);
         for (uint32_t k = 0; k < list.count && result == 0; k++) {
             uint8_t bytes[MQD_TXN_INDEX_ENTRY_BYTES];
             mqd_aborted_encode(bytes, &list.entries[k]);
-            if (!was_dropped(compact, list.entries[k].last_offset))
-                result = mqd_compact_bytes_add(&compact->output.transaction_bytes, bytes, sizeof bytes);
+            if (was_dropped(compact, list.entries[k].last_offset))
+                continue;
+            uint8_t link[MQD_TXN_SUM_BYTES];
+            sum = mqd_txn_index_link(sum, compact->output.base_offset, bytes);
+            mqd_put_be32(link, sum);
+            result = mqd_compact_bytes_add(&compact->output.transaction_bytes, bytes, sizeof bytes);
+            if (result == 0)
+                result = mqd_compact_bytes_add(&compact->output.transaction_sums, link, sizeof link);
         }
         free(list.entries);
     }

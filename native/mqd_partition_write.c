@@ -102,7 +102,7 @@ int mqd_partition_roll_active(struct mqd_partition *partition)
     mqd_txn_index_close(&active->txn_index); /* S5: what is not flushed of it is in the queue */
     mqd_index_close_files(&active->index);   /* these two when a flush has failed: it did not come to them */
     mqd_file_close(active->fd);
-    *active = (struct mqd_active){.fd = fd, .base_offset = partition->log_end_offset, .first_timestamp_ms = -1, .first_append_ms = -1, .txn_index = {.fd = -1}};
+    *active = (struct mqd_active){.fd = fd, .base_offset = partition->log_end_offset, .first_timestamp_ms = -1, .first_append_ms = -1, .txn_index = MQD_TXN_INDEX_CLOSED};
     mqd_index_init(&active->index);
     mqd_partition_advance_marks(partition);
     errno = error;
@@ -358,7 +358,7 @@ static int delete_segment(const struct mqd_partition *partition, int64_t base_of
 {
     char path[PATH_MAX];
     int error = 0;
-    for (int kind = MQD_FILE_LOG; kind <= MQD_FILE_TXN_INDEX; kind++)
+    for (int kind = MQD_FILE_LOG; kind <= MQD_FILE_TXN_SUM; kind++)
         if (mqd_segment_path(path, sizeof path, partition->path, base_offset, (enum mqd_file_kind)kind) == 0 && mqd_file_unlink(path) < 0 && mqd_error_code() != ENOENT)
             error = mqd_error_code();
     return error;
@@ -402,7 +402,7 @@ static int checkpoint_restore(struct mqd_partition *partition, const struct chec
     struct mqd_active restored = old->active;
     int left = 0;
     mqd_txn_index_close(&active->txn_index);
-    restored.txn_index.fd = -1;
+    restored.txn_index.fd = restored.txn_index.sum_fd = -1;
     if (partition->segment_count > old->segment_count) {
         mqd_index_close_files(&active->index);
         mqd_file_close(active->fd);

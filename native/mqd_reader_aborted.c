@@ -23,20 +23,13 @@ static int by_first_offset(const void *left, const void *right)
 }
 
 /* 0 go on, 1 complete, or a code of mqd_reader_aborted. */
-static int16_t collect(struct mqd_reader_slot *slot, int64_t base_offset, int64_t from_offset, int64_t to_offset, struct mqd_aborted_list *out, bool *complete)
+static int16_t collect(struct mqd_reader_slot *slot, int64_t base_offset, int64_t from_offset, int64_t to_offset, int64_t stable_offset, struct mqd_aborted_list *out, bool *complete)
 {
-    char path[PATH_MAX];
-    if (mqd_segment_path(path, sizeof path, slot->path, base_offset, MQD_FILE_TXN_INDEX))
-        return MQD_KAFKA_STORAGE_ERROR;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0 && errno == ENOENT)
-        return mqd_reader_missing(slot, "the segment's .txnindex", base_offset);
-    int found = fd < 0 ? -1 : mqd_txn_index_collect(fd, from_offset, to_offset, out);
-    int error = errno;
-    if (fd >= 0)
-        close(fd);
+    int found = mqd_txn_index_collect(slot->path, base_offset, from_offset, to_offset, stable_offset, out);
+    if (found < 0 && errno == EBADMSG) /* or a compaction is replacing it just now */
+        return mqd_reader_missing(slot, "a .txnindex that agrees with its .txnsum", base_offset);
     if (found < 0) {
-        mqd_error_system(error, "cannot read %s", path);
+        mqd_error_system(errno, "%s: cannot read the aborted transactions of segment %lld", slot->path, (long long)base_offset);
         return MQD_KAFKA_STORAGE_ERROR;
     }
     *complete = found == 1;
@@ -63,7 +56,7 @@ int16_t mqd_reader_aborted(struct mqd_reader *reader, uint32_t slot_number, cons
     int32_t first = mqd_reader_segment_below(slot, from_offset);
     for (uint32_t number = first < 0 ? 0 : (uint32_t)first; !complete && number < slot->segment_count && slot->segments[number].base_offset <= positions->high_watermark_segment;
          number++) {
-        int16_t code = slot->segments[number].aborted ? collect(slot, slot->segments[number].base_offset, from_offset, to_offset, out, &complete) : 0;
+        int16_t code = slot->segments[number].aborted ? collect(slot, slot->segments[number].base_offset, from_offset, to_offset, positions->last_stable_offset, out, &complete) : 0;
         if (code)
             return code;
     }

@@ -260,7 +260,7 @@ static int names_take(struct names *names, const char *name)
         if (names_grow((void **)&names->segments, names->count, &names->capacity, sizeof *names->segments))
             return -1;
         names->segments[names->count++] = (struct mqd_reader_segment){.base_offset = base_offset, .sealed_bytes = -1};
-    } else if ((base_offset = mqd_segment_offset_of(name, MQD_FILE_TXN_INDEX)) >= 0) {
+    } else if ((base_offset = mqd_segment_offset_of(name, MQD_FILE_TXN_INDEX)) >= 0 || (base_offset = mqd_segment_offset_of(name, MQD_FILE_TXN_SUM)) >= 0) {
         if (names_grow((void **)&names->aborted, names->aborted_count, &names->aborted_capacity, sizeof *names->aborted))
             return -1;
         names->aborted[names->aborted_count++] = base_offset;

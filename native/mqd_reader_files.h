@@ -39,7 +39,7 @@ struct mqd_reader_segment {
     int64_t base_offset;
     int64_t sealed_bytes; /* size of a segment below the high watermark's, which never changes; -1 = not looked up */
     struct mqd_segment_ref *open; /* NULL = not open */
-    bool aborted; /* has a .txnindex. One that is created later brings another generation. */
+    bool aborted; /* has a .txnindex, or the .txnsum of one that was lost. One that is created later brings another generation. */
 };
 
 struct mqd_reader_slot {

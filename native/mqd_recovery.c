@@ -243,7 +243,7 @@ static int make_active(struct recovery *recovery, struct tail *tail, int64_t now
     struct mqd_partition *partition = recovery->partition;
     partition->active = (struct mqd_active){
         .fd = tail->fd, .base_offset = tail->base_offset, .size_bytes = tail->valid_bytes, .allocated_bytes = tail->valid_bytes,
-        .first_timestamp_ms = tail->first_timestamp_ms, .first_append_ms = tail->valid_bytes == 0 ? -1 : now_ms, .index = tail->index, .txn_index = {.fd = -1}};
+        .first_timestamp_ms = tail->first_timestamp_ms, .first_append_ms = tail->valid_bytes == 0 ? -1 : now_ms, .index = tail->index, .txn_index = MQD_TXN_INDEX_CLOSED};
     /* When the first batch was appended is not written anywhere; its timestamp is the best guess that is not in the future. */
     if (tail->valid_bytes > 0 && tail->first_timestamp_ms >= 0 && tail->first_timestamp_ms < now_ms)
         partition->active.first_append_ms = tail->first_timestamp_ms;
@@ -275,7 +275,7 @@ static int create_active(struct recovery *recovery, int64_t base_offset)
         mqd_file_close(fd);
         return mqd_error_system(error, "%s: cannot create segment %lld", partition->path, (long long)base_offset);
     }
-    partition->active = (struct mqd_active){.fd = fd, .base_offset = base_offset, .first_timestamp_ms = -1, .first_append_ms = -1, .txn_index = {.fd = -1}};
+    partition->active = (struct mqd_active){.fd = fd, .base_offset = base_offset, .first_timestamp_ms = -1, .first_append_ms = -1, .txn_index = MQD_TXN_INDEX_CLOSED};
     mqd_index_init(&partition->active.index);
     partition->log_end_offset = base_offset;
     partition->directory_dirty = true;
@@ -530,7 +530,7 @@ static struct mqd_partition *partition_new(const char *path, const struct mqd_lo
         mqd_error_set(ENOMEM, "no memory for a partition");
         return NULL;
     }
-    partition->active.fd = partition->active.index.fd = partition->active.index.time_fd = partition->active.txn_index.fd = -1;
+    partition->active.fd = partition->active.index.fd = partition->active.index.time_fd = partition->active.txn_index.fd = partition->active.txn_index.sum_fd = -1;
     partition->preallocate_fd = partition->sync_directory_fd = -1;
     partition->snapshot_offset = partition->snapshot_previous = -1;
     partition->leader_epoch = leader_epoch;

@@ -62,7 +62,7 @@ static int note_name(struct mqd_listing *listing, const char *directory, const c
 static int delete_orphan(const struct mqd_listing *listing, const char *directory, const char *name)
 {
     int64_t offset = -1;
-    for (int kind = MQD_FILE_INDEX; kind <= MQD_FILE_TXN_INDEX && offset < 0 && strlen(name) >= 20; kind++)
+    for (int kind = MQD_FILE_INDEX; kind <= MQD_FILE_TXN_SUM && offset < 0 && strlen(name) >= 20; kind++)
         offset = mqd_segment_offset_of(name, (enum mqd_file_kind)kind);
     if (offset < 0 || bsearch(&offset, listing->logs, listing->log_count, sizeof offset, ascending))
         return 0;
@@ -112,7 +112,7 @@ int mqd_segment_delete(const char *directory, int64_t base_offset, int64_t *byte
     char path[PATH_MAX];
     struct stat status;
     /* The .log last: as long as it is there the next recovery deletes the rest again. */
-    for (int kind = MQD_FILE_TXN_INDEX; kind >= MQD_FILE_LOG; kind--) {
+    for (int kind = MQD_FILE_TXN_SUM; kind >= MQD_FILE_LOG; kind--) {
         if (mqd_segment_path(path, sizeof path, directory, base_offset, (enum mqd_file_kind)kind) < 0)
             return -1;
         if (stat(path, &status) < 0) {

@@ -99,6 +99,8 @@ struct replay {
     struct mqd_aborted_list known, made; /* of the segment under way: in its file; those of the markers at or behind aborted_from */
     bool lost;              /* a marker below producers_from has no entry */
     bool changed;
+    bool rebuilding;        /* only .txnindex files are made, of those that do not prove themselves */
+    int64_t aborted_limit;  /* entries of markers at or behind it need no proof: they are made from the log anyway */
 };
 
 /* The entry of this marker that the file holds already, or NULL. */
@@ -177,7 +179,7 @@ static int replay_marker(struct replay *replay, const struct mqd_batch *batch, i
 static int replay_batch(struct replay *replay, const struct mqd_batch *batch, int fd, int64_t position)
 {
     int64_t none;
-    if (mqd_epochs_add(&replay->partition->epochs, batch->partition_leader_epoch, batch->base_offset) < 0)
+    if (!replay->rebuilding && mqd_epochs_add(&replay->partition->epochs, batch->partition_leader_epoch, batch->base_offset) < 0)
         return -1;
     if (batch->producer_id < 0)
         return 0;
@@ -270,7 +272,10 @@ static int settle_aborted(struct replay *replay, int64_t base_offset, uint32_t *
     if (mqd_segment_path(path, sizeof path, replay->partition->path, base_offset, MQD_FILE_TXN_INDEX) < 0)
         return -1;
     int64_t size_bytes = stat(path, &status) == 0 ? status.st_size : 0;
-    if (count == replay->known.count && size_bytes == *file_bytes && same_entries(replay->known.entries + believed, replay->made.entries, replay->made.count))
+    if (mqd_segment_path(path, sizeof path, replay->partition->path, base_offset, MQD_FILE_TXN_SUM) < 0)
+        return -1;
+    int64_t sum_bytes = stat(path, &status) == 0 ? status.st_size : 0;
+    if (sum_bytes == (int64_t)count * MQD_TXN_SUM_BYTES && count == replay->known.count && size_bytes == *file_bytes && same_entries(replay->known.entries + believed, replay->made.entries, replay->made.count))
         return 0;
     replay->known.count = believed;
     for (uint32_t i = 0; i < replay->made.count; i++)
@@ -318,10 +323,67 @@ static int replay_all(struct replay *replay, const struct mqd_listing *listing, 
     return replay->lost;
 }
 
+/* ---- .txnindex files that do not prove themselves ------------------------------------------------------------------- */
+
+/* The newest snapshot at or below `offset`: the walk may begin there. Else it begins where the log does. */
+static void start_rebuild(struct replay *replay, const struct mqd_listing *listing, int64_t offset)
+{
+    struct mqd_partition *partition = replay->partition;
+    mqd_producers_free(&partition->producers);
+    replay->producers_from = replay->aborted_from = partition->segments[0];
+    for (uint32_t i = listing->snapshot_count; i-- > 0;)
+        if (listing->snapshots[i] <= offset && listing->snapshots[i] >= partition->segments[0] && load_snapshot(partition, listing->snapshots[i])) {
+            replay->producers_from = replay->aborted_from = listing->snapshots[i];
+            return;
+        }
+}
+
+static int rebuild_segment(struct replay *replay, uint32_t i)
+{
+    int64_t base_offset = replay->partition->segments[i];
+    uint32_t file_bytes;
+    int proven = mqd_txn_index_proves(replay->partition->path, base_offset, replay->aborted_limit);
+    replay->made.count = replay->known.count = 0; /* nothing of it is believed */
+    if (proven < 0 || walk_segment(replay, i, replay->aborted_from) < 0)
+        return -1;
+    if (proven)
+        return 0;
+    return settle_aborted(replay, base_offset, &file_bytes) < 0 && mqd_error_code() != EROFS ? -1 : 0;
+}
+
+/* Walks from the snapshot below the first of them, so that the beginning of every transaction is met, to the last. What the walk leaves of producers is not used. */
+static int rebuild_unproven(struct replay *replay, const struct mqd_listing *listing)
+{
+    struct mqd_partition *partition = replay->partition;
+    uint32_t first = UINT32_MAX, last = 0;
+    for (uint32_t i = 0; i < partition->segment_count; i++) {
+        int proven = mqd_txn_index_proves(partition->path, partition->segments[i], replay->aborted_limit);
+        if (proven < 0)
+            return -1;
+        if (proven)
+            continue;
+        first = first == UINT32_MAX ? i : first;
+        last = i;
+    }
+    if (first == UINT32_MAX)
+        return 0;
+    start_rebuild(replay, listing, partition->segments[first]);
+    replay->rebuilding = true;
+    int result = 0;
+    for (uint32_t i = 0; i <= last && result == 0; i++)
+        if (i >= first || partition->segments[i + 1] > replay->aborted_from)
+            result = rebuild_segment(replay, i);
+    replay->rebuilding = false;
+    return result;
+}
+
 int mqd_recovery_replay(struct mqd_partition *partition, const struct mqd_listing *listing, int64_t sound_below, int64_t settle_below, int64_t now_ms)
 {
     struct replay replay = {.partition = partition, .settle_below = settle_below, .now_ms = now_ms};
-    int result = replay_all(&replay, listing, partition->log_end_offset, sound_below);
+    replay.aborted_limit = sound_below < partition->log_end_offset ? sound_below : partition->log_end_offset;
+    int result = rebuild_unproven(&replay, listing);
+    if (result == 0)
+        result = replay_all(&replay, listing, partition->log_end_offset, sound_below);
     if (result == 1)
         result = replay_all(&replay, listing, sound_below, sound_below);
     free(replay.known.entries);

@@ -18,7 +18,7 @@
 #define SPAN_READ_BYTES (256 * 1024)
 #define CRC_FROM 21 /* the CRC covers the batch from its attributes on */
 
-static const char *const suffixes[] = {".log", ".index", ".timeindex", ".txnindex", ".snapshot"};
+static const char *const suffixes[] = {".log", ".index", ".timeindex", ".txnindex", ".txnsum", ".snapshot"};
 
 int mqd_segment_path(char *out, size_t capacity, const char *directory, int64_t base_offset, enum mqd_file_kind kind)
 {

@@ -16,7 +16,7 @@
 #define MQD_WALK_BUFFER_BYTES (1 << 20)
 #define MQD_SEGMENT_SUFFIX_BYTES_MAX 16
 
-enum mqd_file_kind { MQD_FILE_LOG, MQD_FILE_INDEX, MQD_FILE_TIME_INDEX, MQD_FILE_TXN_INDEX, MQD_FILE_SNAPSHOT };
+enum mqd_file_kind { MQD_FILE_LOG, MQD_FILE_INDEX, MQD_FILE_TIME_INDEX, MQD_FILE_TXN_INDEX, MQD_FILE_TXN_SUM, MQD_FILE_SNAPSHOT };
 
 /* DIRECTORY/%020d.log and so on; -1 ENAMETOOLONG (mqd_error set). */
 int mqd_segment_path(char *out, size_t capacity, const char *directory, int64_t base_offset, enum mqd_file_kind kind);

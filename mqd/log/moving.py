@@ -27,7 +27,7 @@ CHUNK_BYTES = 4 << 20
 FILES_OF_A_STEP = 64
 SETTLED_NS = 1_000_000_000
 _FUTURE = re.compile(r"(.+)-([0-9]+)\.[0-9a-f]{32}-future")
-_OF_A_SEGMENT = re.compile(r"([0-9]{20})\.(?:log|index|timeindex|txnindex|snapshot)")
+_OF_A_SEGMENT = re.compile(r"([0-9]{20})\.(?:log|index|timeindex|txnindex|txnsum|snapshot)")
 _LOG_START = re.compile(rb"^log_start_offset ([0-9]{1,19})$", re.MULTILINE)
 _NOT_COPIED = frozenset({MARKER})
 

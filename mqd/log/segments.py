@@ -14,7 +14,7 @@ import msgspec
 
 _TIME_ENTRY = Struct(">qi")
 _LOG_NAME = re.compile(r"([0-9]{20})\.log")
-FILES_OF_A_SEGMENT = (".log", ".index", ".timeindex", ".txnindex")
+FILES_OF_A_SEGMENT = (".log", ".index", ".timeindex", ".txnindex", ".txnsum")
 
 
 class Segment(msgspec.Struct, frozen=True):

@@ -258,15 +258,15 @@ TEST(a_segment_that_goes_is_never_there_without_its_aborted_transactions)
     log_fresh();
     CHECK(mkdir(log_path, 0755) == 0);
     const int64_t others[] = {10, 20};
-    static const char *const kinds[] = {".log", ".index", ".timeindex", ".txnindex"};
-    for (int kind = 0; kind < 4; kind++) {
+    static const char *const kinds[] = {".log", ".index", ".timeindex", ".txnindex", ".txnsum"};
+    for (int kind = 0; kind < 5; kind++) {
         for (int i = 0; i < 2; i++)
             log_write_file(log_file(others[i], kinds[kind]), "x", 1);
         log_write_file(log_file(0, kinds[kind]), "x", 1);
     }
     CHECK_EQUAL(mqd_compact_swap_prepare(log_path, 0, others, 2, 1), 0);
     CHECK_EQUAL(mqd_compact_swap_install(log_path, 0), 0);
-    for (int stop = 0; stop < 9; stop++) {
+    for (int stop = 0; stop < 11; stop++) {
         char rule[64];
         snprintf(rule, sizeof rule, "unlink:EIO:after=1:count=1");
         CHECK(mqd_file_watch(NULL, rule) == 0);
@@ -279,4 +279,5 @@ TEST(a_segment_that_goes_is_never_there_without_its_aborted_transactions)
     }
     CHECK_EQUAL(mqd_compact_swap_finish(log_path, 0), -1); /* done */
     CHECK_EQUAL(log_file_bytes(20, ".txnindex"), -1);
+    CHECK_EQUAL(log_file_bytes(20, ".txnsum"), -1);
 }

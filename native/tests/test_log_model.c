@@ -137,10 +137,7 @@ static void collect(struct model *model, int64_t from, int64_t to, struct mqd_ab
     for (uint32_t i = 0; i < model->partition->segment_count; i++) {
         if (i + 1 < model->partition->segment_count && model->partition->segments[i + 1] <= from)
             continue;
-        int fd = open(log_file(model->partition->segments[i], ".txnindex"), O_RDONLY);
-        int complete = fd < 0 ? 0 : mqd_txn_index_collect(fd, from, to, out);
-        if (fd >= 0)
-            close(fd);
+        int complete = mqd_txn_index_collect(log_path, model->partition->segments[i], from, to, model->partition->log_end_offset, out);
         CHECK(complete >= 0);
         if (complete == 1)
             return;
@@ -478,8 +475,8 @@ static void do_advance_start(struct model *model)
     mqd_partition_advance_start(model->partition, offset);
     model->start = log_positions(model->partition).log_start_offset;
     for (int i = 0; old[i] < model->partition->segments[0]; i++) /* what the worker does after the event */
-        for (int k = 0; k < 4; k++)
-            unlink(log_file(old[i], (const char *[]){".log", ".index", ".timeindex", ".txnindex"}[k]));
+        for (int k = 0; k < 5; k++)
+            unlink(log_file(old[i], (const char *[]){".log", ".index", ".timeindex", ".txnindex", ".txnsum"}[k]));
     free(old);
 }
 
