@@ -315,6 +315,8 @@ struct mqd_recovery { /* in: what is trusted; out: what was found */
     int64_t scanned_bytes;           /* out */
     int64_t corrupt_position;        /* out: position of the first invalid byte in its segment, -1 = none */
     int64_t corrupt_segment;         /* out */
+    int64_t missing_from;            /* out: first offset of what is missing because the file of a segment is; -1 = nothing is */
+    int64_t missing_to;              /* out: offset at which the log goes on; with replicas, where it is known to have ended */
     int32_t segment_count;           /* out */
     int32_t last_leader_epoch;       /* out: epoch of the last batch, -1 = empty */
 };

@@ -30,6 +30,7 @@ struct recovery {
     int64_t cut_offset; /* of a truncation; INT64_MAX = none */
     bool cutting;   /* it is carried out on a log that was open: what is below is as it should be, nothing else is looked at */
     bool read_only; /* the file system is: nothing is repaired, the partition is opened fenced */
+    bool was_cut;   /* on purpose, and the recovery point may be older: it does not say where the log must reach */
     bool changed;   /* names or lengths were changed: the directory and the active segment want a flush */
 };
 
@@ -217,6 +218,15 @@ static int tail_settle(struct recovery *recovery, struct tail *tail)
     return changed == 1 && recovery->mode != MODE_CLEAN ? mqd_index_sync(recovery->partition->path, tail->base_offset) : 0;
 }
 
+/* C6: the first gap counts. */
+static void note_missing(struct recovery *recovery, int64_t from_offset, int64_t to_offset)
+{
+    if (recovery->io->missing_from >= 0)
+        return;
+    recovery->io->missing_from = from_offset;
+    recovery->io->missing_to = to_offset;
+}
+
 /* A sealed segment below the boundary: its bytes are believed, its index is completed where something is missing. */
 static int check_sealed(struct recovery *recovery, int64_t base_offset, int64_t next_base)
 {
@@ -225,7 +235,9 @@ static int check_sealed(struct recovery *recovery, int64_t base_offset, int64_t 
     int result = tail_open(recovery, &tail, base_offset);
     if (result == 0)
         result = tail_walk(recovery, &tail, (struct bounds){INT64_MAX, INT64_MAX, next_base, INT64_MAX, true});
-    if (result == 0)
+    if (result == 0 && tail.sound && tail.next_offset < next_base && !recovery->partition->has_gaps)
+        note_missing(recovery, tail.next_offset, next_base);
+    if (result == 0 && recovery->mode != MODE_CLEAN)
         result = tail_settle(recovery, &tail);
     tail_close(&tail);
     if (recovery->mode != MODE_CHECKED) {
@@ -328,10 +340,16 @@ static bool continues(const struct recovery *recovery, const struct tail *tail, 
 /* C5. */
 static int note_shortened(const struct recovery *recovery, const struct tail *tail, uint32_t i)
 {
-    bool more = !tail->sound && i + 1 < recovery->listing.log_count;
+    bool more = i + 1 < recovery->listing.log_count;
     if (recovery->mode != MODE_CHECKED || recovery->cutting || !recovery->io->replicated || !(tail->sound_behind || more))
         return 0;
     return mqd_recovery_note_shortened(recovery->partition->path);
+}
+
+/* C6: what a flush has covered is not there. */
+static bool ends_too_early(const struct recovery *recovery, int64_t end_offset)
+{
+    return !recovery->cutting && !recovery->was_cut && end_offset < recovery->io->recovery_point_offset;
 }
 
 /* The tail at listing position i is where the log ends. 1: done; 0: this mode's trust was misplaced; -1 error. Takes the tail's fd unless 0. */
@@ -345,7 +363,10 @@ static int finish(struct recovery *recovery, struct tail *tail, uint32_t i, int6
         tail_close(tail);
         return -1;
     }
-    if (!tail->unreadable)
+    bool lost = ends_too_early(recovery, tail->next_offset);
+    if (lost)
+        note_missing(recovery, tail->next_offset, recovery->io->recovery_point_offset);
+    if (!tail->unreadable && (!lost || recovery->io->replicated))
         return make_active(recovery, tail, now_ms) < 0 ? -1 : 1;
     int result = tail_settle(recovery, tail);
     tail_close(tail);
@@ -365,7 +386,7 @@ static int recover_segments(struct recovery *recovery, int64_t now_ms)
         if (mqd_partition_push_segment(partition, listing->logs[i]) < 0)
             return mqd_error_set(ENOMEM, "no memory for a segment list");
         if (below_boundary(recovery, i)) {
-            if (recovery->mode != MODE_CLEAN && !recovery->cutting && check_sealed(recovery, listing->logs[i], listing->logs[i + 1]) < 0)
+            if (!recovery->cutting && check_sealed(recovery, listing->logs[i], listing->logs[i + 1]) < 0)
                 return -1;
             continue;
         }
@@ -384,7 +405,13 @@ static int recover_segments(struct recovery *recovery, int64_t now_ms)
         if (result < 0)
             return -1;
     }
-    return create_active(recovery, recovery->io->log_start_offset) < 0 ? -1 : 1;
+    int64_t begin_offset = recovery->io->log_start_offset;
+    if (ends_too_early(recovery, begin_offset)) {
+        note_missing(recovery, begin_offset, recovery->io->recovery_point_offset);
+        if (!recovery->io->replicated)
+            begin_offset = recovery->io->recovery_point_offset;
+    }
+    return create_active(recovery, begin_offset) < 0 ? -1 : 1;
 }
 
 static int recover_log(struct recovery *recovery, int64_t now_ms)
@@ -397,7 +424,7 @@ static int recover_log(struct recovery *recovery, int64_t now_ms)
                              (long long)recovery->io->corrupt_position, (long long)recovery->io->corrupt_segment);
     if (done == 0) {
         recovery->mode = MODE_CHECKED;
-        recovery->io->corrupt_position = recovery->io->corrupt_segment = -1;
+        recovery->io->corrupt_position = recovery->io->corrupt_segment = recovery->io->missing_from = -1;
         partition->segment_count = 0;
         done = recover_segments(recovery, now_ms);
     }
@@ -505,6 +532,7 @@ static int resume_truncation(struct recovery *recovery)
     uint32_t first = 0;
     if (mqd_truncation_load(recovery->partition->path, &marks) < 0)
         return -1;
+    recovery->was_cut = marks.trusted_below != INT64_MAX;
     if (io->recovery_point_offset > marks.trusted_below)
         io->recovery_point_offset = marks.trusted_below;
     if (!marks.pending)
@@ -543,7 +571,7 @@ static void begin_io(struct mqd_recovery *io)
 {
     io->log_start_offset = io->log_start_offset < 0 ? 0 : io->log_start_offset;
     io->truncated_bytes = io->scanned_bytes = 0;
-    io->corrupt_position = io->corrupt_segment = -1;
+    io->corrupt_position = io->corrupt_segment = io->missing_from = io->missing_to = -1;
 }
 
 struct mqd_partition *mqd_partition_open(const char *path, const struct mqd_log_options *options, int32_t leader_epoch, int64_t now_ms, struct mqd_recovery *io)

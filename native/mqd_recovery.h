@@ -14,6 +14,8 @@
  *   C3  offsets are never given twice: a log start beyond the end moves the end there.
  *   C5  a log of several replicas that is cut although whole batches lie behind the damage says so for ever after, by a file `shortened` that is durable before the cut: a torn write
  *       can look like that, and so can a bit that flipped in what was flushed and counted. Who opens it decides what it may be trusted with, and removes the file.
+ *   C6  files that are missing are told of: a sealed segment that ends before the next one begins (compaction alone leaves such gaps), a log that ends below the recovery point. Of several
+ *       replicas the log ends where it ends; the only one goes on at the recovery point.
  *   C4  every abort marker of a transaction with batches has its entry in a .txnindex; the entries of markers that were cut off are gone. A .txnindex that does not prove itself
  *       (mqd_txn_index.h) is made from the log.
  */

@@ -64,7 +64,7 @@ static int delete_orphan(const struct mqd_listing *listing, const char *director
     int64_t offset = -1;
     for (int kind = MQD_FILE_INDEX; kind <= MQD_FILE_TXN_SUM && offset < 0 && strlen(name) >= 20; kind++)
         offset = mqd_segment_offset_of(name, (enum mqd_file_kind)kind);
-    if (offset < 0 || bsearch(&offset, listing->logs, listing->log_count, sizeof offset, ascending))
+    if (offset < 0 || (listing->log_count && bsearch(&offset, listing->logs, listing->log_count, sizeof offset, ascending)))
         return 0;
     return unlink_in(directory, name);
 }

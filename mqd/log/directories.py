@@ -6,6 +6,8 @@ the same name left behind is never served.
 D1  a directory is served only when its partition.metadata names the topic id of the image, or when it holds no record and no metadata (a crash between
     the two steps of its creation).
 D2  anything else under that name is moved aside to TOPIC-PARTITION.UUID-stray: never served, never deleted by itself.
+D4  what a checkpoint knows to have had records never begins again at offset 0, for its offsets would be given twice: without its partition.metadata it is not served, nor is the only
+    replica without its directory. One of several replicas begins with nothing, and is marked as shortened by the caller.
 D3  deletion renames to TOPIC-PARTITION.UUID-delete first; the name is free from then on, and a crash leaves something that the next start recognises.
 
 Names are Kafka's. Called off the reactor and off the event loop.
@@ -64,8 +66,10 @@ def _from_text(text: bytes) -> bytes:
     return base64.urlsafe_b64decode(text + b"==")
 
 
-def prepare(log_dir: Path, topic: str, partition: int, topic_id: bytes, files: Files) -> tuple[Path, Path | None]:
+def prepare(log_dir: Path, topic: str, partition: int, topic_id: bytes, files: Files, known_end: int = 0, has_others: bool = False) -> tuple[Path, Path | None]:
     """Makes sure that the partition's directory exists and is this topic's. Returns (its path, what was moved aside or None). Raises OSError.
+
+    known_end: up to this offset a checkpoint of this very partition knows of records; has_others: so may other replicas (D4).
 
     A new directory is durable only after sync_directory(log_dir): the caller does that once for many."""
     path = partition_path(log_dir, topic, partition)
@@ -79,13 +83,31 @@ def prepare(log_dir: Path, topic: str, partition: int, topic_id: bytes, files: F
             found = b""
         if found == topic_id:
             return path, None
+        if not found and known_end > 0 and _holds_records(path):  # lost or unreadable, and not another topic's
+            raise OSError(errno.EIO, _lost_metadata(path, topic_id, known_end))
         if found is not None or _holds_records(path):
             moved = log_dir / aside_name(topic, partition, "stray")
             files.rename(path, moved)
+    if known_end > 0 and not has_others:
+        raise OSError(errno.EIO, _lost_records(path, known_end))
     if moved is not None or not path.exists():
         files.make_directory(path)
     files.replace(path / METADATA, format_metadata(topic_id))
     return path, moved
+
+
+def _lost_metadata(path: Path, topic_id: bytes, known_end: int) -> str:
+    return (
+        f"{path / METADATA} is lost or damaged, and the checkpoints know records of this topic below offset {known_end}."
+        f" If the directory is this topic's, write the file again, two lines: 'version: 0' and 'topic_id: {_to_text(topic_id)}'; then start the broker again"
+    )
+
+
+def _lost_records(path: Path, known_end: int) -> str:
+    return (
+        f"{path} is lost, and the checkpoints know records of this topic below offset {known_end}: it does not begin again at offset 0."
+        " Put the directory back from a copy while the broker is down; or, if the records are to be given up, delete the topic and create it again"
+    )
 
 
 def _holds_records(path: Path) -> bool:

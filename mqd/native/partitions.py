@@ -60,6 +60,8 @@ class Recovery(msgspec.Struct, kw_only=True):
     scanned_bytes: int = 0
     corrupt_position: int = -1
     corrupt_segment: int = -1
+    missing_from: int = -1
+    missing_to: int = -1
     segment_count: int = 0
     last_leader_epoch: int = -1
 

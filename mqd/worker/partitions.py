@@ -7,6 +7,8 @@ Order that matters
     N4  a deleted partition's directory is renamed, durably, before the removal counts as applied; its files go later.
     N5  a log that recovery has cut below what had counted follows and does not lead (shortened.py); one that is shorter than a predecessor has published in this life of the host stays
         offline until the broker is started again, for those who count on it have heard nothing of it.
+    N6  a log without some of its segments is an ERROR. The only replica is served with what it has, its end where it was. One of several: without its end it is shortened; with a gap in the
+        middle, which following would never fill, it stays offline.
 
 Concurrency: methods run on the event loop; what blocks runs in Background. One change at a time (the caller's lock), upkeep may run beside it: an
 OpenPartition that is `closing` is left alone.
@@ -154,19 +156,44 @@ class PartitionSet:
         if log_dir.failure or log_dir.trust is None:
             raise OSError(errno.EIO, f"its log directory {log_dir.path} failed: {log_dir.failure}")
         existed = directories.exists(log_dir.path, owned.topic, owned.index, owned.topic_id)
-        path, moved = directories.prepare(log_dir.path, owned.topic, owned.index, owned.topic_id, self._files)
+        recovery = self._recovery_inputs(owned, view, log_dir)
+        known = self._known_high_watermark(owned, view, log_dir) if owned.replicated else None
+        known_end = max(recovery.recovery_point_offset, recovery.trusted_end_offset, recovery.log_start_offset, known or 0)
+        path, moved = directories.prepare(log_dir.path, owned.topic, owned.index, owned.topic_id, self._files, known_end, owned.has_others)
         if moved is not None:
             self._log.warning("directory of another topic was moved aside; delete it when nobody needs it", partition=owned.name, moved_to=str(moved))
-        recovery = self._recovery_inputs(owned, view, log_dir)
         recovery.log_start_offset = max(recovery.log_start_offset, moving.marked_log_start(path))  # V3 of mqd/log/moving.py
         options = self._log_options(owned)
-        known = self._known_high_watermark(owned, view, log_dir) if owned.replicated else None
+        known_start = recovery.log_start_offset
         partition = native.Partition.open(path, options, owned.leader_epoch, time.time_ns() // 1_000_000, recovery, known)
+        self._check_missing(owned, path, partition, recovery, known_start)
         if known is not None and owned.has_others:
             self._check_length(owned, path, partition, recovery, view, known)
         elif not owned.has_others and shortened.is_marked(path):
             shortened.unmark(path, self._files)  # nobody has more of it
         return _Opened(owned, path, partition, recovery, existed)
+
+    def _check_missing(self, owned: Owned, path: Path, partition: native.Partition, recovery: native.Recovery, known_start: int) -> None:
+        """N6. Blocking."""
+        if recovery.log_start_offset > known_start and recovery.missing_from < 0:
+            self._log.error("records are missing: the first segments are gone", partition=owned.name, from_offset=known_start, to_offset=recovery.log_start_offset - 1)
+        if recovery.missing_from < 0:
+            return
+        at_end = recovery.log_end_offset <= recovery.missing_from
+        self._log.error(
+            "records are missing: a segment's file is gone or too short", partition=owned.name, from_offset=recovery.missing_from, to_offset=recovery.missing_to - 1,
+            log_end_offset=recovery.log_end_offset, directory=str(path),
+        )
+        try:
+            if at_end and owned.has_others:
+                shortened.mark(path, self._files)
+            elif at_end:
+                raise OSError(errno.EIO, f"its log ends at {recovery.log_end_offset} and had reached {recovery.missing_to}; start the broker again: it will go on from there")
+            elif owned.has_others and recovery.missing_to < recovery.log_end_offset:
+                raise OSError(errno.EIO, shortened.gap_reason(path, recovery.missing_from, recovery.missing_to))
+        except OSError:
+            partition.close(False)
+            raise
 
     def _check_length(self, owned: Owned, path: Path, partition: native.Partition, recovery: native.Recovery, view: native.SlotView, known: int) -> None:
         """N5."""

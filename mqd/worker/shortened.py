@@ -23,6 +23,13 @@ REASON = (
 )
 
 
+def gap_reason(path: Path, missing_from: int, missing_to: int) -> str:
+    return (
+        f"offsets {missing_from} to {missing_to - 1} are missing in the middle of its log, and another replica may have them. Put the segment back from a copy, or move the directory {path} away,"
+        " both while the broker is down: without the directory it copies the partition again from the others"
+    )
+
+
 def is_marked(path: Path) -> bool:
     return (path / MARKER).exists()
 

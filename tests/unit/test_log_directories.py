@@ -86,3 +86,26 @@ def test_a_topic_named_like_a_deletion_is_none(tmp_path: Path) -> None:
     directories.prepare(tmp_path, "t-delete", 0, A, PlainFiles())
     directories.prepare(tmp_path, "t." + "0" * 32 + "-delete", 0, A, PlainFiles())
     assert directories.leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("metadata", [None, b"", b"\0" * 44])
+@pytest.mark.parametrize("has_others", [False, True])
+def test_lost_metadata_of_what_checkpoints_know_is_an_error_with_the_way_out(tmp_path: Path, metadata: bytes | None, has_others: bool) -> None:
+    path, _ = directories.prepare(tmp_path, "t", 0, A, PlainFiles())
+    (path / "00000000000000000000.log").write_bytes(b"records")
+    (path / directories.METADATA).unlink()
+    if metadata is not None:
+        (path / directories.METADATA).write_bytes(metadata)
+    files = PlainFiles()
+    with pytest.raises(OSError, match="topic_id: AAECAwQFBgcICQoLDA0ODw.*start the broker again"):
+        directories.prepare(tmp_path, "t", 0, A, files, 7, has_others)
+    assert files.changes == [] and (path / "00000000000000000000.log").read_bytes() == b"records"
+    (path / directories.METADATA).write_text("version: 0\ntopic_id: AAECAwQFBgcICQoLDA0ODw\n")  # as the message says
+    assert directories.prepare(tmp_path, "t", 0, A, files, 7, has_others) == (path, None)
+
+
+def test_only_one_of_several_replicas_begins_without_its_directory(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="below offset 7"):
+        directories.prepare(tmp_path, "t", 0, A, PlainFiles(), 7)
+    assert not (tmp_path / "t-0").exists()
+    assert directories.prepare(tmp_path, "t", 0, A, PlainFiles(), 7, has_others=True) == (tmp_path / "t-0", None)

@@ -1,0 +1,111 @@
+/* Segments whose files are gone: what is missing is told of, nothing else is lost, and no offset is given twice. */
+#include "mqd_log_test.h"
+
+enum way { CLEAN, TRUSTED, CHECKED, WAYS };
+
+static struct mqd_recovery known(enum way way, int64_t end, bool replicated)
+{
+    struct mqd_recovery recovery = log_untrusted();
+    recovery.recovery_point_offset = end;
+    recovery.clean_shutdown = way == CLEAN;
+    recovery.replicated = replicated;
+    if (way == TRUSTED)
+        recovery.trusted_end_offset = end;
+    return recovery;
+}
+
+/* Several segments; closed. Their base offsets in `bases`. The log's end. */
+static int64_t fill(struct mqd_log_options *options, bool clean, int64_t bases[64], uint32_t *count)
+{
+    log_fresh();
+    *options = log_options();
+    options->segment_bytes = 600;
+    struct mqd_partition *partition = log_open(options, NULL);
+    for (int i = 0; i < 20; i++)
+        CHECK_EQUAL(log_append(partition, (struct log_batch){.producer_id = -1, .mark = (uint64_t)i}), 0);
+    CHECK_EQUAL(log_sync(partition), 0);
+    *count = partition->segment_count;
+    memcpy(bases, partition->segments, *count * sizeof *bases);
+    int64_t end = log_positions(partition).log_end_offset;
+    CHECK_EQUAL(mqd_partition_close(partition, clean), 0);
+    return end;
+}
+
+static void lose(int64_t base)
+{
+    CHECK_EQUAL(unlink(log_file(base, ".log")), 0);
+}
+
+TEST(a_segment_that_is_missing_in_the_middle_is_told_of)
+{
+    for (enum way way = CLEAN; way < WAYS; way++) {
+        struct mqd_log_options options;
+        int64_t bases[64];
+        uint32_t count;
+        int64_t end = fill(&options, way == CLEAN, bases, &count);
+        CHECK(count >= 4);
+        lose(bases[1]);
+        struct mqd_recovery recovery = known(way, end, false);
+        struct mqd_partition *partition = log_open(&options, &recovery);
+        CHECK_EQUAL(recovery.missing_from, bases[1]);
+        CHECK_EQUAL(recovery.missing_to, bases[2]);
+        CHECK_EQUAL(recovery.log_end_offset, end);
+        CHECK_EQUAL((int64_t)partition->segment_count, (int64_t)count - 1);
+        mqd_partition_close(partition, 0);
+    }
+}
+
+TEST(the_only_replica_goes_on_where_its_log_had_ended)
+{
+    for (enum way way = CLEAN; way < WAYS; way++)
+        for (int all = 0; all < 2; all++) {
+            struct mqd_log_options options;
+            int64_t bases[64];
+            uint32_t count;
+            int64_t end = fill(&options, way == CLEAN, bases, &count);
+            for (uint32_t i = all ? 0 : count - 1; i < count; i++)
+                lose(bases[i]);
+            struct mqd_recovery recovery = known(way, end, false);
+            struct mqd_partition *partition = log_open(&options, &recovery);
+            CHECK_EQUAL(recovery.missing_from, all ? 0 : bases[count - 1]);
+            CHECK_EQUAL(recovery.missing_to, end);
+            CHECK_EQUAL(recovery.log_end_offset, end);
+            CHECK_EQUAL(log_append(partition, (struct log_batch){.producer_id = -1}), 0);
+            CHECK_EQUAL(log_positions(partition).log_end_offset, end + 1);
+            mqd_partition_close(partition, 0);
+            recovery = known(CHECKED, end, false); /* and the next start finds the same again, nothing more */
+            partition = log_open(&options, &recovery);
+            CHECK_EQUAL(recovery.log_end_offset, end + 1);
+            mqd_partition_close(partition, 0);
+        }
+}
+
+TEST(one_of_several_replicas_ends_where_its_log_ends)
+{
+    for (enum way way = CLEAN; way < WAYS; way++) {
+        struct mqd_log_options options;
+        int64_t bases[64];
+        uint32_t count;
+        int64_t end = fill(&options, way == CLEAN, bases, &count);
+        lose(bases[count - 1]);
+        struct mqd_recovery recovery = known(way, end, true);
+        struct mqd_partition *partition = log_open(&options, &recovery);
+        CHECK_EQUAL(recovery.missing_from, bases[count - 1]);
+        CHECK_EQUAL(recovery.missing_to, end);
+        CHECK_EQUAL(recovery.log_end_offset, bases[count - 1]);
+        mqd_partition_close(partition, 0);
+    }
+}
+
+TEST(a_whole_log_misses_nothing)
+{
+    for (enum way way = CLEAN; way < WAYS; way++) {
+        struct mqd_log_options options;
+        int64_t bases[64];
+        uint32_t count;
+        struct mqd_recovery recovery = known(way, fill(&options, way == CLEAN, bases, &count), way != CLEAN);
+        struct mqd_partition *partition = log_open(&options, &recovery);
+        CHECK_EQUAL(recovery.missing_from, -1);
+        mqd_partition_close(partition, 0);
+    }
+}
