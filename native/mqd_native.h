@@ -308,6 +308,7 @@ struct mqd_recovery { /* in: what is trusted; out: what was found */
     uint8_t clean_shutdown;          /* in: marker was found: trust everything */
     uint8_t rewrite;                 /* in: a flush has failed: what lies above the recovery point is written anew before it is flushed */
     uint8_t replicated;              /* in: it has several replicas: what is found need not be committed. Until its first mqd_reactor_replica_set it serves nobody */
+    uint8_t has_others;              /* in: other hosts have replicas: a log that lost its end is not prolonged to where it had ended */
     int64_t high_watermark;          /* in, when replicated: below it everything is known to be committed (the checkpointed one; 0 = nothing is known) */
     int64_t log_start_offset;        /* in: checkpointed start (DeleteRecords), 0 if none; out: real */
     int64_t log_end_offset;          /* out */

@@ -366,7 +366,7 @@ static int finish(struct recovery *recovery, struct tail *tail, uint32_t i, int6
     bool lost = ends_too_early(recovery, tail->next_offset);
     if (lost)
         note_missing(recovery, tail->next_offset, recovery->io->recovery_point_offset);
-    if (!tail->unreadable && (!lost || recovery->io->replicated))
+    if (!tail->unreadable && (!lost || recovery->io->has_others))
         return make_active(recovery, tail, now_ms) < 0 ? -1 : 1;
     int result = tail_settle(recovery, tail);
     tail_close(tail);
@@ -408,7 +408,7 @@ static int recover_segments(struct recovery *recovery, int64_t now_ms)
     int64_t begin_offset = recovery->io->log_start_offset;
     if (ends_too_early(recovery, begin_offset)) {
         note_missing(recovery, begin_offset, recovery->io->recovery_point_offset);
-        if (!recovery->io->replicated)
+        if (!recovery->io->has_others)
             begin_offset = recovery->io->recovery_point_offset;
     }
     return create_active(recovery, begin_offset) < 0 ? -1 : 1;

@@ -105,7 +105,7 @@ def _reports(paths: tuple[Path, ...], deep: bool, progress: Any) -> Iterator[tup
 def verify(settings: Settings, paths: tuple[Path, ...], deep: bool) -> int:
     """Check headers, checksums, offsets and indexes of segments, partitions or whole log directories.
 
-    Exit status 1 when stored records are unreadable. A last batch that is cut off (a crash, or a broker that is writing) is no damage, nor is an index: it is rebuilt.
+    Exit status 1 when stored records are unreadable, or an index of aborted transactions does not say what the log says. A last batch that is cut off (a crash, or a broker that is writing) is no damage, nor is an index: it is rebuilt.
     """
     results = []
     damaged_count = 0
@@ -130,8 +130,8 @@ def _show(path: Path, segments: list[Any], damaged: bool) -> None:
         if segment.problem is not None:
             kind = "incomplete end" if segment.incomplete else "damage"
             click.echo(f"  {name}: {kind}: {segment.problem}; sound up to byte {segment.valid_bytes}, offset {segment.next_offset}")
-        for problem in segment.index_problems:
-            click.echo(f"  {name}: {problem} (indexes are rebuilt when the broker recovers)")
+        for problem in segment.index_problems + segment.aborted_problems:
+            click.echo(f"  {name}: {problem} (indexes are rebuilt when the broker is started again)")
 
 
 class _Progress:

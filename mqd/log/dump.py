@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from mqd.log import indexes, segments
+from mqd.log.aborted import AbortedTransactions
 from mqd.log.batches import HEADER_BYTES, BatchInfo, CorruptBatch, parse_header, read_batch, walk
 from mqd.log.records import Record, record_times, records
 
@@ -31,6 +32,7 @@ class SegmentReport(msgspec.Struct):
     problem_offset: int = -1  # base offset of the batch concerned, -1 = not readable
     incomplete: bool = False  # the problem is a last batch that is cut off, as a crash or a running writer leaves it
     index_problems: list[str] = []  # indexes can be rebuilt: no data is lost
+    aborted_problems: list[str] = []  # of its .txnindex; only where a whole partition is looked at
 
 
 class DirectoryReport(msgspec.Struct):
@@ -39,12 +41,12 @@ class DirectoryReport(msgspec.Struct):
 
     @property
     def sound(self) -> bool:
-        return all(segment.problem is None and not segment.index_problems for segment in self.segments)
+        return all(segment.problem is None and not segment.index_problems and not segment.aborted_problems for segment in self.segments)
 
     @property
     def damaged(self) -> bool:
-        """Stored records are unreadable (an incomplete last batch of the last segment is not damage)."""
-        return any(s.problem is not None and not (s.incomplete and s is self.segments[-1]) for s in self.segments)
+        """Stored records are unreadable (an incomplete last batch of the last segment is not damage), or consumers of committed records cannot be told which were aborted."""
+        return any(s.aborted_problems or (s.problem is not None and not (s.incomplete and s is self.segments[-1])) for s in self.segments)
 
 
 def _base_offset_of(path: Path) -> int:
@@ -72,7 +74,7 @@ def _crc_valid(batch: BatchInfo, data: bytes) -> bool:
     return native.crc32c(memoryview(data)[_CRC_START:]) == batch.crc
 
 
-def verify_segment(path: str | os.PathLike[str], deep: bool = False, progress: Progress | None = None, done: int = 0, total: int = 0) -> SegmentReport:
+def verify_segment(path: str | os.PathLike[str], deep: bool = False, progress: Progress | None = None, done: int = 0, total: int = 0, aborted: AbortedTransactions | None = None) -> SegmentReport:
     """Checks every header and checksum, that offsets rise, and the indexes beside it; `deep` also opens (decompresses) every record. Raises OSError."""
     path = Path(path)
     base = _base_offset_of(path)
@@ -82,6 +84,9 @@ def verify_segment(path: str | os.PathLike[str], deep: bool = False, progress: P
     try:
         for batch in dump_segment(path):
             _verify_batch(path, batch, report, deep)
+            if aborted is not None and batch.transactional:
+                with open(path, "rb") as file:
+                    aborted.take(batch, read_batch(file.fileno(), batch) if batch.control else b"")
             starts[batch.position] = batch.base_offset
             report.valid_bytes = batch.position + batch.size_bytes
             report.batch_count += 1
@@ -175,10 +180,16 @@ def verify_directory(path: str | os.PathLike[str], progress: Progress | None = N
     paths = [segments.segment_path(directory, base) for base in bases]
     sizes = [segment.stat().st_size for segment in paths]
     report = DirectoryReport(str(directory), [])
+    aborted = AbortedTransactions()
+    gaps_allowed = (directory / "compacted").exists()
     for number, segment in enumerate(paths):
-        found = verify_segment(segment, deep, progress, sum(sizes[:number]), sum(sizes))
+        found = verify_segment(segment, deep, progress, sum(sizes[:number]), sum(sizes), aborted)
+        if found.problem is None or found.incomplete:
+            found.aborted_problems = aborted.compare(directory, found.base_offset, found.next_offset)
         previous = report.segments[-1] if report.segments else None
         if previous is not None and previous.next_offset > found.base_offset and found.problem is None:
             found.problem = f"begins at offset {found.base_offset}, but the segment before it reaches {previous.next_offset}"
+        elif previous is not None and previous.next_offset < found.base_offset and not gaps_allowed and previous.problem is None and found.problem is None:
+            found.problem = f"offsets {previous.next_offset} to {found.base_offset - 1} are missing before it: was a segment deleted?"
         report.segments.append(found)
     return report

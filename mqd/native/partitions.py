@@ -97,12 +97,14 @@ class Partition:
 
     @classmethod
     def open(
-        cls, path: str | os.PathLike[str], options: LogOptions, leader_epoch: int, now_ms: int, recovery: Recovery | None = None, committed_end: int | None = None
+        cls, path: str | os.PathLike[str], options: LogOptions, leader_epoch: int, now_ms: int, recovery: Recovery | None = None, committed_end: int | None = None,
+        has_others: bool = False,
     ) -> Partition:
         """Opens or creates and recovers; fills `recovery`. May read the whole log: call it off the event loop. `committed_end`: it has several replicas, and below this
-        offset everything is known to be committed; until its first assignment the reactor serves it to nobody."""
+        offset everything is known to be committed; until its first assignment the reactor serves it to nobody. `has_others`: on other hosts."""
         recovery = recovery if recovery is not None else Recovery()
         told = copy_in(recovery, ffi.new("struct mqd_recovery *"))
+        told.has_others = has_others
         if committed_end is not None:
             told.replicated, told.high_watermark = 1, committed_end
         pointer = lib.mqd_partition_open(os.fsencode(path), options.native(), leader_epoch, now_ms, told)

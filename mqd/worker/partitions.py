@@ -165,7 +165,7 @@ class PartitionSet:
         recovery.log_start_offset = max(recovery.log_start_offset, moving.marked_log_start(path))  # V3 of mqd/log/moving.py
         options = self._log_options(owned)
         known_start = recovery.log_start_offset
-        partition = native.Partition.open(path, options, owned.leader_epoch, time.time_ns() // 1_000_000, recovery, known)
+        partition = native.Partition.open(path, options, owned.leader_epoch, time.time_ns() // 1_000_000, recovery, known, owned.has_others)
         self._check_missing(owned, path, partition, recovery, known_start)
         if known is not None and owned.has_others:
             self._check_length(owned, path, partition, recovery, view, known)
@@ -187,8 +187,6 @@ class PartitionSet:
         try:
             if at_end and owned.has_others:
                 shortened.mark(path, self._files)
-            elif at_end:
-                raise OSError(errno.EIO, f"its log ends at {recovery.log_end_offset} and had reached {recovery.missing_to}; start the broker again: it will go on from there")
             elif owned.has_others and recovery.missing_to < recovery.log_end_offset:
                 raise OSError(errno.EIO, shortened.gap_reason(path, recovery.missing_from, recovery.missing_to))
         except OSError:

@@ -40,12 +40,6 @@ def test_the_only_replica_serves_what_it_has(tmp_path: Path, log_end: int) -> No
     assert not shortened.is_marked(made.path)
 
 
-def test_the_only_replica_never_gives_offsets_twice(tmp_path: Path) -> None:
-    made = Set(tmp_path)
-    with pytest.raises(OSError, match="ends at 5 and had reached 9"):
-        check(made, native.Recovery(missing_from=5, missing_to=9, log_end_offset=5), has_others=False)
-
-
 @pytest.mark.parametrize(("start", "told"), [(4, True), (0, False)])
 def test_first_segments_that_are_gone_are_told_of(tmp_path: Path, start: int, told: bool) -> None:
     made = Set(tmp_path)
