@@ -443,24 +443,6 @@ static int recover_log(struct recovery *recovery, int64_t now_ms)
 
 /* ---- opening ------------------------------------------------------------------------------------------------------ */
 
-static int make_directory(const char *path)
-{
-    struct stat status;
-    if (stat(path, &status) == 0)
-        return S_ISDIR(status.st_mode) ? 0 : mqd_error_set(ENOTDIR, "%s is not a directory", path);
-    char parent[PATH_MAX];
-    size_t length = strlen(path);
-    while (length > 1 && path[length - 1] != '/')
-        length--;
-    if (mqd_file_mkdir(path, 0755) < 0)
-        return -1;
-    if (length <= 1 || length >= sizeof parent)
-        return mqd_file_sync_directory(path[0] == '/' ? "/" : ".");
-    memcpy(parent, path, length);
-    parent[length] = 0;
-    return mqd_file_sync_directory(parent);
-}
-
 /* After log start, log end and replay: the checkpoint says what the log says. */
 static int settle_epochs(struct recovery *recovery, bool changed)
 {
@@ -581,7 +563,7 @@ struct mqd_partition *mqd_partition_open(const char *path, const struct mqd_log_
     if (!partition)
         return NULL;
     begin_io(io);
-    int result = make_directory(path);
+    int result = mqd_recovery_make_directory(path);
     partition->has_gaps = options->compacted || mqd_compact_has_gaps(path);
     if (result == 0)
         result = mqd_compact_recover(path);

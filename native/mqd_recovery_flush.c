@@ -5,6 +5,8 @@
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "mqd_error.h"
@@ -12,6 +14,24 @@
 #include "mqd_recovery.h"
 
 #define REWRITE_CHUNK_BYTES (1 << 20)
+
+int mqd_recovery_make_directory(const char *path)
+{
+    struct stat status;
+    if (stat(path, &status) == 0)
+        return S_ISDIR(status.st_mode) ? 0 : mqd_error_set(ENOTDIR, "%s is not a directory", path);
+    char parent[PATH_MAX];
+    size_t length = strlen(path);
+    while (length > 1 && path[length - 1] != '/')
+        length--;
+    if (mqd_file_mkdir(path, 0755) < 0)
+        return -1;
+    if (length <= 1 || length >= sizeof parent)
+        return mqd_file_sync_directory(path[0] == '/' ? "/" : ".");
+    memcpy(parent, path, length);
+    parent[length] = 0;
+    return mqd_file_sync_directory(parent);
+}
 
 int mqd_recovery_note_shortened(const char *directory)
 {
