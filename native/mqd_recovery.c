@@ -218,15 +218,6 @@ static int tail_settle(struct recovery *recovery, struct tail *tail)
     return changed == 1 && recovery->mode != MODE_CLEAN ? mqd_index_sync(recovery->partition->path, tail->base_offset) : 0;
 }
 
-/* C6: the first gap counts. */
-static void note_missing(struct recovery *recovery, int64_t from_offset, int64_t to_offset)
-{
-    if (recovery->io->missing_from >= 0)
-        return;
-    recovery->io->missing_from = from_offset;
-    recovery->io->missing_to = to_offset;
-}
-
 /* A sealed segment below the boundary: its bytes are believed, its index is completed where something is missing. */
 static int check_sealed(struct recovery *recovery, int64_t base_offset, int64_t next_base)
 {
@@ -236,7 +227,7 @@ static int check_sealed(struct recovery *recovery, int64_t base_offset, int64_t 
     if (result == 0)
         result = tail_walk(recovery, &tail, (struct bounds){INT64_MAX, INT64_MAX, next_base, INT64_MAX, true});
     if (result == 0 && tail.sound && tail.next_offset < next_base && !recovery->partition->has_gaps)
-        note_missing(recovery, tail.next_offset, next_base);
+        mqd_recovery_note_missing(recovery->io, tail.next_offset, next_base);
     if (result == 0 && recovery->mode != MODE_CLEAN)
         result = tail_settle(recovery, &tail);
     tail_close(&tail);
@@ -365,7 +356,7 @@ static int finish(struct recovery *recovery, struct tail *tail, uint32_t i, int6
     }
     bool lost = ends_too_early(recovery, tail->next_offset);
     if (lost)
-        note_missing(recovery, tail->next_offset, recovery->io->recovery_point_offset);
+        mqd_recovery_note_missing(recovery->io, tail->next_offset, recovery->io->recovery_point_offset);
     if (!tail->unreadable && (!lost || recovery->io->has_others))
         return make_active(recovery, tail, now_ms) < 0 ? -1 : 1;
     int result = tail_settle(recovery, tail);
@@ -407,7 +398,7 @@ static int recover_segments(struct recovery *recovery, int64_t now_ms)
     }
     int64_t begin_offset = recovery->io->log_start_offset;
     if (ends_too_early(recovery, begin_offset)) {
-        note_missing(recovery, begin_offset, recovery->io->recovery_point_offset);
+        mqd_recovery_note_missing(recovery->io, begin_offset, recovery->io->recovery_point_offset);
         if (!recovery->io->has_others)
             begin_offset = recovery->io->recovery_point_offset;
     }

@@ -46,6 +46,8 @@ int mqd_recovery_replay(struct mqd_partition *partition, const struct mqd_listin
  * io->log_start_offset). io: trusted_end_offset = cut_offset, recovery_point_offset = what of it is on disk. All of it is, afterwards. NULL: mqd_error set. */
 struct mqd_partition *mqd_recovery_cut(const struct mqd_partition *old, struct mqd_listing *listing, int64_t cut_offset, int64_t now_ms, struct mqd_recovery *io);
 
+/* C6; the first gap counts. */
+void mqd_recovery_note_missing(struct mqd_recovery *io, int64_t from_offset, int64_t to_offset);
 /* The partition's directory, durable when it is new. -1: mqd_error set. */
 int mqd_recovery_make_directory(const char *path);
 /* C5: durable when it returns. -1: mqd_error set. */

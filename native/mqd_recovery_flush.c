@@ -15,6 +15,14 @@
 
 #define REWRITE_CHUNK_BYTES (1 << 20)
 
+void mqd_recovery_note_missing(struct mqd_recovery *io, int64_t from_offset, int64_t to_offset)
+{
+    if (io->missing_from >= 0)
+        return;
+    io->missing_from = from_offset;
+    io->missing_to = to_offset;
+}
+
 int mqd_recovery_make_directory(const char *path)
 {
     struct stat status;
