@@ -1,0 +1,43 @@
+"""One of three replicas loses files while its host is down: what was acknowledged stays, whoever leads then, and the replica does not lead or count before it has everything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import Cluster
+from tests.interaction.cluster_clients import all_in_sync, create, partitions, produce, read, until
+from tests.interaction.test_cluster_lost_host import QUICK
+
+VALUES = [b"%04d" % number + b"v" * 900 for number in range(100)]
+
+
+@pytest.mark.parametrize("clean", [True, False])
+@pytest.mark.parametrize("lost", ["middle", "end", "metadata"])
+def test_what_was_acknowledged_stays(tmp_path: Path, lost: str, clean: bool) -> None:
+    with Cluster(tmp_path, config={**QUICK, "replication.recovery.delay.ms": "-1", "log.segment.bytes": "16384"}) as cluster:
+        create(cluster, "t", partitions=1)
+        for first in range(0, len(VALUES), 10):
+            produce(cluster, "t", VALUES[first : first + 10])  # no batch is larger than a segment
+        until("all are in sync", lambda: all_in_sync(cluster, "t"), cluster)
+        leader = partitions(cluster, "t")[0].leader
+        host = next(member for member in cluster if member.node_id == leader)
+        host.stop()  # its checkpoints say how far the log had reached
+        host.start()
+        until("all are in sync again", lambda: all_in_sync(cluster, "t"), cluster)
+        host.stop() if clean else host.kill_all()
+        directory = host.data_dir / "log" / "t-0"
+        segments = sorted(directory.glob("*.log"))
+        assert len(segments) >= 4
+        {"middle": segments[1], "end": segments[-1], "metadata": directory / "partition.metadata"}[lost].unlink()
+        host.start()
+        if lost == "end":
+            until("it has caught up", lambda: all_in_sync(cluster, "t"), cluster)
+        else:
+            until("the others lead", lambda: partitions(cluster, "t")[0].leader not in (-1, leader) and leader not in partitions(cluster, "t")[0].isrs, cluster)
+            host.stop()
+            directory.rename(directory.with_name("aside"))  # as the message says
+            host.start()
+            until("it has copied everything", lambda: all_in_sync(cluster, "t"), cluster)
+        assert sorted(read(cluster, "t", len(VALUES))) == VALUES
