@@ -27,7 +27,7 @@ from mqd.cluster.metadata_records import (
 )
 from mqd.cluster.metadata_state import INTERNAL_TOPICS, MetadataState, collision_key
 from mqd.cluster.partition_rules import DEFAULT, MIN_IN_SYNC, default_replication_factor, effective_min_in_sync, there_before, wanted_min_in_sync
-from mqd.cluster.placement import Directories, Directory, Loads, choose, limits
+from mqd.cluster.placement import Directories, Loads, choose, limits
 from mqd.cluster.refusal import Refusal
 from mqd.protocol.errors import ErrorCode
 
