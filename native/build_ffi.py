@@ -27,7 +27,7 @@ ffibuilder.set_source(
     include_dirs=["native"],
     depends=sorted(os.path.relpath(path, HERE.parent) for path in HERE.glob("*.h")),
     # -mtune=generic: a wheel must run on every x86-64; the CRC is dispatched at run time.
-    extra_compile_args=["-std=gnu11", "-O3", "-g", "-fno-strict-aliasing", "-Wall", "-Wextra", "-Wno-unused-parameter", "-pthread", "-DNDEBUG"],
+    extra_compile_args=["-std=gnu11", "-D_GNU_SOURCE", "-O3", "-g", "-fno-strict-aliasing", "-Wall", "-Wextra", "-Wno-unused-parameter", "-pthread", "-DNDEBUG"],
     extra_link_args=["-pthread"],
 )
 

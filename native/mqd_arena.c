@@ -11,7 +11,6 @@
  *   A2  references and length are kept at a run's first extent; `first` of every extent of a run points at it.
  * One thread.
  */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

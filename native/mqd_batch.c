@@ -18,7 +18,6 @@
  * Source: Kafka's protocol guide, "Record Batch"; KIP-98. The checks follow what Kafka's broker refuses from clients, as far as the
  * header tells. The bytes are a peer's: nothing is read before its length is known to be there.
  */
-#define _GNU_SOURCE
 #include "mqd_big_endian.h"
 #include "mqd_error.h"
 

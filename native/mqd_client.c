@@ -7,7 +7,6 @@
  *                       `signalled` is set before the counters move that would have told him; he looks at them first, at `signalled` last.
  *   to_client, and wake_fd that mqd_client_wake writes, are drained by mqd_client_poll alone, never by a waiter: so they are level-triggered for all of them.
  */
-#define _GNU_SOURCE
 #include "mqd_client_internal.h"
 
 #include <errno.h>

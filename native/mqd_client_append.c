@@ -5,7 +5,6 @@
  * A batch that is full is closed, stamped and sent at once, while its bytes are in the caches, and what has been answered meanwhile is taken in: so one call may carry more
  * records than the memory holds, as long as the worker keeps up.
  */
-#define _GNU_SOURCE
 #include "mqd_client_producer.h"
 
 #include <errno.h>

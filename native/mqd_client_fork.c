@@ -3,7 +3,6 @@
  * A child that kept the socket open would hide its parent's death from the worker. The handlers run inside fork(): the list's lock is held across it, and what the child does
  * is a few stores and close().
  */
-#define _GNU_SOURCE
 #include "mqd_client_internal.h"
 
 #include <pthread.h>

@@ -1,5 +1,4 @@
 /* Attaching: hello, welcome, four descriptors, and what is mapped and checked before the first request. The protocol: mqd_local_layout.h. */
-#define _GNU_SOURCE
 #include "mqd_client_internal.h"
 
 #include <errno.h>

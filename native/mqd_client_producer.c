@@ -1,5 +1,4 @@
 /* The producer's batches from closed to answered: order, sending, answers, outcomes, again. States and invariants: mqd_client_producer.h; records come in by mqd_client_append.c. */
-#define _GNU_SOURCE
 #include "mqd_client_producer.h"
 
 #include <errno.h>

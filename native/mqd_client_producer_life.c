@@ -1,5 +1,4 @@
 /* A producer's beginning and end, its topics, and its move to another attachment. */
-#define _GNU_SOURCE
 #include "mqd_client_producer.h"
 
 #include <errno.h>

@@ -5,7 +5,6 @@
  * The segment that is written to grows under the walk, up to the published high watermark; one that is sealed ends at its size, and the reader asks for the next. The broker
  * is asked again also when the slot is not the partition's any more: it, not the slot, says that a partition is gone.
  */
-#define _GNU_SOURCE
 #include "mqd_client_reader_state.h"
 
 #include <errno.h>

@@ -4,7 +4,6 @@
  * transactional batches of its producer are left out meanwhile. A producer has one transaction at a time, so its id is enough.
  * Source: KIP-98 ("Reading committed messages").
  */
-#define _GNU_SOURCE
 #include "mqd_client_reader_state.h"
 
 #include <errno.h>

@@ -5,7 +5,6 @@
  *   R2  one question at a time, answered in order; an answer of another number is late (its asker had stopped waiting) and is dropped with its descriptor.
  * Concurrency: any number of readers on any threads. The socket is read here and nowhere else: others may poll it for POLLHUP.
  */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>

@@ -2,7 +2,6 @@
  *
  * Source: Arrow's columnar format, "Variable-size Binary View Layout": int32 size, then 12 bytes inline, or a prefix of 4 bytes, int32 buffer, int32 position in it.
  */
-#define _GNU_SOURCE
 #include "mqd_client_reader.h"
 
 #include <string.h>

@@ -1,5 +1,4 @@
 /* One segment file by itself as the source of a reader: without a broker, for tools and tests. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>

@@ -3,7 +3,6 @@
  * A file that is unlinked, or replaced by compaction, stays as it was as long as it is mapped: that is what makes a view good for as long as it is held.
  * Concurrency: populate by one thread at a time; hold and release by any.
  */
-#define _GNU_SOURCE
 #include "mqd_client_reader_state.h"
 
 #include <errno.h>

@@ -1,5 +1,4 @@
 /* Record batches in memory as the source of a reader: what a Fetch answer holds. Declared in mqd_columns.h. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
 

@@ -2,7 +2,6 @@
  *
  * Offset deltas must rise and stay within the batch (compaction leaves gaps). Header sections are measured, not looked into.
  */
-#define _GNU_SOURCE
 #include "mqd_client_reader_state.h"
 
 #include "mqd_compact_records.h" /* attribute bits */

@@ -2,7 +2,6 @@
  *
  * Metadata 12 and Fetch 13, because both name topics by id. What the broker says is parsed with every length checked; what is of no use is skipped over.
  */
-#define _GNU_SOURCE
 #include "mqd_client_internal.h"
 
 #include <errno.h>

@@ -1,5 +1,4 @@
 /* Copies records of a view into Arrow's buffers. Promises and invariants: mqd_columns.h. */
-#define _GNU_SOURCE
 #include "mqd_columns.h"
 
 #include <string.h>

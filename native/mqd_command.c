@@ -2,7 +2,6 @@
  *
  * A command is answered by exactly one MQD_EVENT_DONE with its token, also when the reactor has been stopped: then the caller's thread carries it out.
  */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>

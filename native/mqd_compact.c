@@ -1,5 +1,4 @@
 /* Opening a compaction, and its first half: which key was written last, and where. See mqd_compact.h; the second half is in mqd_compact_copy.c. */
-#define _GNU_SOURCE
 #include "mqd_compact.h"
 
 #include <errno.h>

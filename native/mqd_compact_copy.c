@@ -1,5 +1,4 @@
 /* The second half of a compaction: segments are written anew without what the table of keys says is outdated. See mqd_compact.h. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>

@@ -1,5 +1,4 @@
 /* The reading side of a compaction; see mqd_compact.h. Reads by pread only, and leaves the page cache as it was where the kernel can (6.14 and later). */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>

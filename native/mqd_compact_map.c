@@ -1,5 +1,4 @@
 /* See mqd_compact_map.h. */
-#define _GNU_SOURCE
 #include "mqd_compact_map.h"
 
 #include <errno.h>

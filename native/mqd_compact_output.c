@@ -1,5 +1,4 @@
 /* The writing side of a compaction: BASE.log.cleaned, its two indexes, and .txnindex.cleaned and .txnsum.cleaned where there is something to tell; see mqd_compact.h. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>

@@ -1,5 +1,4 @@
 /* See mqd_compact_records.h. */
-#define _GNU_SOURCE
 #include "mqd_compact_records.h"
 
 #include <string.h>

@@ -16,7 +16,6 @@
  *                        16 u32 count   20 u32 0   24 i64 BASE   32 i64[count] the others, ascending
  * `compacted` in the directory says for ever that the log's offsets have gaps.
  */
-#define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>

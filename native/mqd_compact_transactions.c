@@ -1,5 +1,4 @@
 /* What a compaction needs to know of producers, and what it leaves for readers of aborted transactions; see mqd_compact.h (K4, K5). */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>

@@ -6,7 +6,6 @@
  * Bounds: inflight_count_max requests and MQD_HELD_BYTES_MAX for them and their finished replies (frames beyond it stay as bytes), MQD_OUT_BYTES_MAX unsent
  * bytes, heap_bytes_max for everything on the heap. At a bound a connection is not read.
  */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <netinet/tcp.h>
 #include <stdlib.h>

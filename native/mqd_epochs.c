@@ -1,5 +1,4 @@
 /* See mqd_epochs.h. */
-#define _GNU_SOURCE
 #include "mqd_epochs.h"
 
 #include <errno.h>

@@ -1,5 +1,4 @@
 /* Thread-local error state; see mqd_error.h. No locks, no allocation. */
-#define _GNU_SOURCE
 #include "mqd_error.h"
 
 #include <errno.h>

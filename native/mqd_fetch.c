@@ -5,7 +5,6 @@
  *
  *   on -> (its turn on the connection) evaluate -> parked | ranges found (mqd_fetch_range.c) -> (cold ranges: read ahead) -> encode (mqd_fetch_answer.c)
  */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,4 @@
 /* Which bytes of which segment file answer one partition of a fetch; and which aborted transactions its reader must know of. See mqd_fetch.c. */
-#define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,4 @@
 /* Connections to leaders: which partition is fetched over which, and receiving. See mqd_fetcher.h. Requests: mqd_fetcher_ask.c; what answers do: mqd_fetcher_answer.c. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/tcp.h>

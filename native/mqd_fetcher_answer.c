@@ -1,5 +1,4 @@
 /* What a leader's answer does to the partitions that it speaks of. See mqd_fetcher.h. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <string.h>
 

@@ -1,5 +1,4 @@
 /* What is asked of leaders, and when: sessions, the request for what has changed, the bound of the catch-up lanes, sending. See mqd_fetcher.h. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

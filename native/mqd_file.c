@@ -2,7 +2,6 @@
  *
  * Every call that fails sets mqd_error; those that only C uses (open, pwritev, sync, ...) leave errno as the system set it, too.
  */
-#define _GNU_SOURCE
 #include "mqd_file.h"
 
 #include <errno.h>

@@ -1,5 +1,4 @@
 /* Deterministic faults of the file layer; the rules' language is in mqd_file_watch.h. Called with the watch mutex held. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>

@@ -1,5 +1,4 @@
 /* The file layer while a journal or faults are on; see mqd_file_watch.h. Nothing here runs in production. */
-#define _GNU_SOURCE
 #include "mqd_file_watch.h"
 
 #include <errno.h>

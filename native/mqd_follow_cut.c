@@ -5,7 +5,6 @@
  * UNDER WAY: the partition is the helper's alone. What readers see of it stays as it was published: the high watermark and the files below it do not change, but after an unclean
  * election, when committed records go too.
  */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -6,7 +6,6 @@
  * Bound of `overflow`: every entry stands for an append of an inflight-bounded connection or for one slot's note.
  * Generations: a PRODUCE names the owner's generation (`c`): its successor ignores it, the sender ends it when it hears of the death.
  */
-#define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,4 @@
 /* Connections: taking them over from the acceptor, and finding them again by the token of their events. What is done with them then: mqd_connection.c. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>

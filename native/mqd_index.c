@@ -1,5 +1,4 @@
 /* See mqd_index.h. */
-#define _GNU_SOURCE
 #include "mqd_index.h"
 
 #include <errno.h>

@@ -1,5 +1,4 @@
 /* Reading index files: what recovery may believe of them, and look-ups; see mqd_index.h. */
-#define _GNU_SOURCE
 #include <endian.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -7,7 +7,6 @@
  *   parked followers wait on the partition itself (owned->followers_waiting): they want the log's end, not the high watermark
  *   in-sync set: a proposal is installed in the core, then told by event; again after MQD_IN_SYNC_REPEAT_MS without an answer
  */
-#define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>

@@ -19,7 +19,6 @@
  *       looks when he hears of the death.
  * One thread per endpoint.
  */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

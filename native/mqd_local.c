@@ -1,5 +1,4 @@
 /* The life of an attachment: its memory, its descriptors, its place among the connections. See mqd_local.h. */
-#define _GNU_SOURCE
 #include "mqd_local.h"
 
 #include <errno.h>

@@ -3,7 +3,6 @@
  * The descriptor is a description of its own, opened read-only: what the client does to it (flags, locks, position) is not ours to feel. It stays good whatever becomes
  * of the file's name, so a client may go on reading what retention or compaction have replaced meanwhile.
  */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>

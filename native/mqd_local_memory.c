@@ -3,7 +3,6 @@
  * inotify; ours goes in local_free.
  *
  * Where inotify has no room (fs.inotify.max_user_instances, max_user_watches) memory counts as long as its attachment lives, and the log says so once. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

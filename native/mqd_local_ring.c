@@ -3,7 +3,6 @@
  * A request is copied once, from the client's memory into the receive window (or a run of extents, when it is larger): what the client writes there afterwards changes
  * nothing. Each shared word is loaded once and checked before it is used.
  */
-#define _GNU_SOURCE
 #include "mqd_local.h"
 
 #include <errno.h>

@@ -6,7 +6,6 @@
  * Order within a turn: every write, then every publish, then one fence, then the look at who waits: a reader that parks either sees the new high
  * watermark or is seen.
  */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,5 @@
 /* Which bytes of a file are in the page cache: by cachestat(2) where there is one (Linux 6.5; container runtimes that do not know it refuse it), else by mincore(2), which needs a mapping and so costs
  * some microseconds more a MiB. mincore tells the truth to who may write the file, as the broker may its segments. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>

@@ -1,5 +1,4 @@
 /* Staging, positions, options, log start; see mqd_partition.h. Writing and rolling: mqd_partition_write.c; flushing and preallocation: mqd_partition_sync.c. */
-#define _GNU_SOURCE
 #include <endian.h>
 #include <errno.h>
 #include <limits.h>

@@ -1,5 +1,4 @@
 /* Closing a partition's log; see mqd_native.h. Runs off the reactor; may block. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>

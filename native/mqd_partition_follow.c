@@ -1,5 +1,4 @@
 /* Appending what a leader sent: see mqd_partition_follow.h. Its cuts: mqd_truncation.c; its high watermark: mqd_partition_marks.c. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>

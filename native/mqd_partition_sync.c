@@ -3,7 +3,6 @@
  * A sync covers, in this order, up to three files: sealed ones that wait (S3), then the active .log; and the directory when a name in it is new. It moves
  * durable to the last mark that it covered; what is left keeps the partition dirty, and the caller begins again.
  */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>

@@ -4,7 +4,6 @@
  * index entries in memory  ->  commit.
  * All staged batches succeed or none does: when a later step fails, segments begun by this write are deleted, the old one is cut back and its state restored.
  */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>

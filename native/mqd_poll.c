@@ -1,5 +1,4 @@
 /* The face of mqd_poll.h: chooses the body, joins its events with the pool's. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>

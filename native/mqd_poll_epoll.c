@@ -1,5 +1,4 @@
 /* Waiting by epoll, edge-triggered; file operations go to the pool. For kernels and containers without io_uring. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>

@@ -8,7 +8,6 @@
  *
  * What may fail for want of kernel memory (arming anew) is remembered in `waiting` and tried again at the next wait.
  */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>

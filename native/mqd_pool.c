@@ -9,7 +9,6 @@
  *
  * Threads are started when more jobs wait than threads are idle, and stay.
  */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <limits.h>
 #include <pthread.h>

@@ -1,5 +1,4 @@
 /* See mqd_producers.h. Links are index + 1, so that zeroed memory means "none". */
-#define _GNU_SOURCE
 #include "mqd_producers.h"
 
 #include <errno.h>

@@ -1,5 +1,4 @@
 /* Producer snapshots as bytes; the table is in mqd_producers.h. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -4,7 +4,6 @@
  * Stopping: no more reading; what is staged is written, what is dirty is flushed, what can be answered is answered, then the connections close. The
  * partitions stay until the caller takes them back by mqd_reactor_partition_close.
  */
-#define _GNU_SOURCE
 #include "mqd_reactor.h"
 
 #include "mqd_quota.h"

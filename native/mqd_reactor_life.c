@@ -1,5 +1,4 @@
 /* What a reactor is made of, from mqd_reactor_create to mqd_reactor_destroy. Its thread, and what it does: mqd_reactor.c. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>

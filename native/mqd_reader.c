@@ -11,7 +11,6 @@
  *   F2  where a look-up begins, the index is a hint: an entry that does not name a batch with its offset is passed over, and the one before it, then the
  *       segment's begin, is taken.
  */
-#define _GNU_SOURCE
 #include <endian.h>
 #include <errno.h>
 #include <string.h>

@@ -5,7 +5,6 @@
  * A range that runs to its segment's end says by the next one's base where it ends; in the middle of a swap (mqd_compact_swap.c) that is too early. Who is told of more
  * than he has read does not mind.
  */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>

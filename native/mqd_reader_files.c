@@ -1,5 +1,4 @@
 /* See mqd_reader_files.h. */
-#define _GNU_SOURCE
 #include "mqd_reader_files.h"
 
 #include <dirent.h>

@@ -3,7 +3,6 @@
  * Plain batches alone: uncompressed, of no transaction, not control. At any other the walk stops, and its caller looks at that batch itself. Every length is
  * checked against what is there; a checksum that does not match stops the walk too.
  */
-#define _GNU_SOURCE
 #include <string.h>
 
 #include "mqd_error.h"

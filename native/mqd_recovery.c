@@ -3,7 +3,6 @@
  * Per segment, in order: those below the trusted boundary have only their index completed; the one that holds it, and in checked mode all behind it, are walked.
  * The first that does not end soundly becomes the active one, cut; the rest goes.
  */
-#define _GNU_SOURCE
 #include "mqd_recovery.h"
 
 #include <errno.h>

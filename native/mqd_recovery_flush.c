@@ -1,5 +1,4 @@
 /* After a recovery all that it found is on disk: see mqd_recovery.h, C2. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>

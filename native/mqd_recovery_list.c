@@ -1,5 +1,4 @@
 /* What files a partition's directory holds; see mqd_recovery.h. */
-#define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
 #include <limits.h>

@@ -3,7 +3,6 @@
  * Abort markers between sound_below and the snapshot (power was lost soon after it was written) are met by the walk, but the snapshot no longer knows where their
  * transactions began: their entries must be in the files. When one is not, all is replayed from a snapshot below, or from the log's beginning.
  */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>

@@ -1,5 +1,4 @@
 /* Relays: which batch goes over which connection, and what it waits for. See mqd_relay.h. Sending and receiving: mqd_relay_io.c. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/tcp.h>

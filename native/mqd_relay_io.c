@@ -1,5 +1,4 @@
 /* Relays: what is sent, what comes back, what has waited too long. See mqd_relay.h. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

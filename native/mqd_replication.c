@@ -7,7 +7,6 @@
  *                                 follower  waiting producers are sent away, mqd_fetcher.h fetches
  * Every publish of positions passes mqd_replication_log first, so that the core knows the log's end and the log the core's high watermark.
  */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

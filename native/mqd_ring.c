@@ -1,5 +1,4 @@
 /* Opening the two ends of a ring; what runs often is inline in mqd_ring.h. */
-#define _GNU_SOURCE
 #include "mqd_ring.h"
 
 #include "mqd_error.h"

@@ -1,5 +1,4 @@
 /* See mqd_segment.h. */
-#define _GNU_SOURCE
 #include "mqd_segment.h"
 
 #include <errno.h>

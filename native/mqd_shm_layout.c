@@ -10,7 +10,6 @@
  *                                     BRACKET_TRY_COUNT looks (MQD_E_STALE) instead of waiting for a dead controller; the next one
  *                                     to assign the slot closes the bracket.
  */
-#define _GNU_SOURCE
 #include "mqd_shm_layout.h"
 
 #include <string.h>

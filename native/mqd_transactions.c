@@ -1,5 +1,4 @@
 /* See mqd_transactions.h. Links are index + 1, so that zeroed memory means "none". */
-#define _GNU_SOURCE
 #include "mqd_transactions.h"
 
 #include <errno.h>

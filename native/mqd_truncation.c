@@ -2,7 +2,6 @@
  *
  * The log is closed and opened anew by recovery's own means, cut where it is to end: what recovery knows of indexes, producers, transactions and epochs is not written twice.
  */
-#define _GNU_SOURCE
 #include "mqd_truncation.h"
 
 #include <dirent.h>

@@ -4,7 +4,6 @@
  * called mqd_uring_open. DEFER_TASKRUN lets completions be posted only while that thread waits, so the reactor is not interrupted;
  * kernels without it fall back step by step.
  */
-#define _GNU_SOURCE
 #include "mqd_uring.h"
 
 #include <errno.h>

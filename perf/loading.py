@@ -53,7 +53,7 @@ def build_local() -> Path:
 def _compile(program: Path, flags: list[str], sources: list[Path], link: list[str]) -> None:
     BUILD.mkdir(parents=True, exist_ok=True)
     compiler = os.environ.get("CC") or shutil.which("cc") or "gcc"
-    command = [compiler, "-std=gnu11", "-g", "-Wall", "-Wextra", *flags, "-o", str(program), *map(str, sources), *link]
+    command = [compiler, "-std=gnu11", "-D_GNU_SOURCE", "-g", "-Wall", "-Wextra", *flags, "-o", str(program), *map(str, sources), *link]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise LoadFailed(f"{compiler} cannot build the load generator:\n{done.stderr}")

@@ -5,7 +5,6 @@
  * With COUNT it ends after as many. Order is kept within a partition. Compressed batches are told and left out: decompressing them is the program's, with the library it likes
  * (mqd_segment_records then takes the records apart).
  */
-#define _GNU_SOURCE
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

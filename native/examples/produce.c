@@ -5,7 +5,6 @@
  * Lines go where librdkafka would put records without keys: to any partition, batch by batch. "KEY<tab>VALUE" lines go to the partition of their key. It ends with 0 when
  * everything was acknowledged.
  */
-#define _GNU_SOURCE
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,7 +2,6 @@
 /* A leader's answer to a follower, walked in one piece and in pieces: the same steps, nothing beyond what is there, always an end.
  *
  * Input: 2 bytes seed of the pieces; 1 byte, bit 0: the frame is what there is; 4 bytes: how long it claims to be otherwise; then the frame. */
-#define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -12,7 +12,6 @@
  *   rest       what comes; correlation ids from 1 on, "quick" or sixteen times 7. As frames: a byte length and what follows the correlation id; both words are put before it
  *
  * Memory behind what was received is poisoned, and each frame is parsed in a block of its own: a byte read too far is seen. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <sanitizer/asan_interface.h>
 #include <stdio.h>

@@ -2,7 +2,6 @@
 #ifndef MQD_CLIENT_READER_TEST_H
 #define MQD_CLIENT_READER_TEST_H
 
-#define _GNU_SOURCE
 #include <sys/mman.h>
 #include <unistd.h>
 

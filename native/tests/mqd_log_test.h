@@ -2,9 +2,6 @@
 #ifndef MQD_LOG_TEST_H
 #define MQD_LOG_TEST_H
 
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
 #include <endian.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -2,7 +2,6 @@
  * Include it once, first. */
 #ifndef MQD_READER_TEST_H
 #define MQD_READER_TEST_H
-#define _GNU_SOURCE
 #include <dirent.h>
 #include <endian.h>
 #include <errno.h>

@@ -1,6 +1,5 @@
 /* tsan */
 /* The attachment: being welcomed and refused, requests and responses of all sizes over rings of tiny ones, sleeping and waking, the other end's death, fork. */
-#define _GNU_SOURCE
 #include "mqd_test.h"
 
 #include <errno.h>

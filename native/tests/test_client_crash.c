@@ -1,6 +1,5 @@
 /* A producer that is killed at any instruction: what its worker finds submitted then are whole frames, their batches sound, their records the first ones in order, none torn, none
  * twice. Each round kills another process at another moment, by a seed; MQD_TEST_SEED=N begins with that round. */
-#define _GNU_SOURCE
 #include "mqd_test.h"
 
 #include <signal.h>

@@ -2,7 +2,6 @@
 /* A producer through everything at once, from a seed: many partitions, all kinds of records, errors on some answers, retries and drops, workers that die before or after they have
  * written, moves to another attachment. A broker's rules about sequences hold on the other side. In the end each record that was not dropped stands in its partition's log, in order,
  * once if the producer is idempotent, at least once if not; and all memory is free again. MQD_TEST_SEED=N begins with that seed. */
-#define _GNU_SOURCE
 #include "mqd_test.h"
 
 #include <errno.h>

@@ -1,6 +1,5 @@
 /* tsan */
 /* What becomes of batches: answers of all kinds, retries in their place, drops, new identities, a producer's successor. */
-#define _GNU_SOURCE
 #include "mqd_test.h"
 
 #include <errno.h>

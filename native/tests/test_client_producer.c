@@ -1,6 +1,5 @@
 /* tsan */
 /* The producer against a worker that the test drives: what the frames hold, when they go, and how much memory they take. */
-#define _GNU_SOURCE
 #include "mqd_test.h"
 
 #include <errno.h>

@@ -1,6 +1,5 @@
 /* tsan */
 /* Partitioners by the numbers that other clients publish; finding a topic and parking, against well-formed, cut off and foreign answers. */
-#define _GNU_SOURCE
 #include "mqd_test.h"
 
 #include <errno.h>

@@ -1,5 +1,4 @@
 /* Records into Arrow's buffers, and readers over memory: buffers of exactly the size that is stated, so that the sanitizer sees every byte too many. */
-#define _GNU_SOURCE
 #include "../mqd_columns.h"
 #include "../mqd_compact_records.h"
 #include "mqd_test.h"

@@ -1,8 +1,5 @@
 /* tsan */
 /* The file layer: replace, append, faults, and a journal from which files can be rebuilt. */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>

@@ -4,7 +4,6 @@
  *
  * Checked: the worker lives, others are served all the while (by shared memory and by TCP), every record they read is right; in the end no attachment, no memory, no
  * descriptor is left. (What ASan and UBSan see besides.) */
-#define _GNU_SOURCE
 #include "mqd_local_test.h"
 
 #include <dirent.h>

@@ -1,6 +1,5 @@
 /* A follower's log: batches as received, and cuts from which no interruption leaves anything but a prefix. */
 #define LOG_TEST_IN_MEMORY
-#define _GNU_SOURCE
 #include <dirent.h>
 
 #include "../mqd_partition_follow.h"

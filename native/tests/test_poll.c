@@ -1,6 +1,5 @@
 /* tsan */
 /* Every test runs for both bodies. Waits have a generous limit: what is lost shows as a failure, not as a hang. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>

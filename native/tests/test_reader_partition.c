@@ -1,6 +1,5 @@
 /* The reader behind the real writer: every byte that was appended is read once and in order, by readers of different appetite that follow while the log
  * grows, rolls and loses its oldest segments. */
-#define _GNU_SOURCE
 #include <endian.h>
 #include <limits.h>
 #include <unistd.h>

@@ -1,6 +1,5 @@
 /* tsan */
 /* Two reactors over loopback at speed: every byte arrives, and what each side's thread spent on it. MQD_TEST_LONG=1 takes long enough for figures (build with -O3, not here). */
-#define _GNU_SOURCE
 #include <dirent.h>
 
 #include "mqd_fetcher_test.h"

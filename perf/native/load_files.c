@@ -1,7 +1,6 @@
 /* The file system alone: what a broker's writes cost without the broker. Batches of `batch` bytes go to `files` files in turn, `merge` of them in each pwritev, from
  * one thread, into fresh preallocated files; prints CPU time, not time.
  */
-#define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>

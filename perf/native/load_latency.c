@@ -1,7 +1,6 @@
 /* One record at a time. What is compared is interleaved in blocks within one run, because this machine's clock and disk change from minute to minute:
  * the broker, a plain echo server with frames of the same size on the worker's CPU, and fdatasync of the same bytes on the same file system.
  */
-#define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>

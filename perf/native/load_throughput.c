@@ -1,7 +1,6 @@
 /* Saturating a broker: many connections, one thread that never sleeps while there is work, so that the broker pays no wake-ups that a client on another host
  * would not cost it either. `spin=0` sleeps in poll(2) instead.
  */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>

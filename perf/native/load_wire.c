@@ -1,5 +1,4 @@
 /* Bytes, frames and sockets of the load generator: just enough of Kafka's protocol (Produce v8, Fetch v11, ListOffsets v1) to drive a broker. */
-#define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -41,7 +41,7 @@ SHARES = (2, 10, 40, 25, 10, 13)  # how often each is chosen; attaching is long,
 CALM, VICTIMS = "calm", "victims"
 SMALL_SEGMENTS = {"segment.bytes": "262144", "segment.index.bytes": "65536"}
 DUPLICATE_SEQUENCE_NUMBER = 46
-CFLAGS = "CFLAGS=-std=gnu11 -O1 -fno-strict-aliasing -ffunction-sections -fdata-sections -Wall -Werror -pthread -I.."
+CFLAGS = "CFLAGS=-std=gnu11 -D_GNU_SOURCE -O1 -fno-strict-aliasing -ffunction-sections -fdata-sections -Wall -Werror -pthread -I.."
 BYSTANDER_ATTACHMENTS = 3  # a producer's, and a consumer's two
 BACKENDS = ("epoll", "io_uring")
 

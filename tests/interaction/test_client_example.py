@@ -22,7 +22,7 @@ PARTITIONS = 3
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build = tmp_path_factory.mktemp("examples")
-    done = subprocess.run(["make", "-C", EXAMPLES, f"BUILD={build}", "CFLAGS=-std=gnu11 -O1 -fno-strict-aliasing -ffunction-sections -fdata-sections -Wall -Werror -pthread -I.."],
+    done = subprocess.run(["make", "-C", EXAMPLES, f"BUILD={build}", "CFLAGS=-std=gnu11 -D_GNU_SOURCE -O1 -fno-strict-aliasing -ffunction-sections -fdata-sections -Wall -Werror -pthread -I.."],
                           capture_output=True, text=True)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return build

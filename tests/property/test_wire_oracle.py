@@ -60,7 +60,7 @@ def dump(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dump]:
     assert compiler, "no C compiler: install gcc"
     program = tmp_path_factory.mktemp("wire") / "wire_dump"
     sources = [NATIVE / "tests/wire_dump.c", NATIVE / "mqd_buffer.c", NATIVE / "mqd_error.c", *sorted(NATIVE.glob("mqd_wire*.c"))]
-    flags = ["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", f"-I{NATIVE}"]
+    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-O1", "-g", "-Wall", "-Wextra", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", f"-I{NATIVE}"]
     subprocess.run([compiler, *flags, *sources, "-o", program], check=True)
     native = Dump(program)
     yield native

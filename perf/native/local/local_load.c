@@ -6,7 +6,6 @@
  *                                                                                                               from when one was due, whether or not it could be sent
  * Bytes and microseconds. One thread, one attachment.
  */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <stdarg.h>
 #include <stdbool.h>
